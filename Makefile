@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: pong cartpole test check tests coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check tests slow coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -22,8 +22,11 @@ tests: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist worksteal
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/views/test_kernels.py
 
+slow: $(VENV)/.test
+	$(BIN)/pytest -n auto --dist worksteal -m slow
+
 coverage: $(VENV)/.test
-	$(BIN)/pytest -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
+	$(BIN)/pytest -m '' -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
 
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --clean --strict

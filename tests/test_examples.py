@@ -23,6 +23,7 @@ SHORT = {
 MAX_LINES = 120
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
 def test_example_runs(example: str, tmp_path: Path) -> None:
     if "jax" in example and not find_spec("jax"):

@@ -29,6 +29,7 @@ def frames(folder):
     return path
 
 
+@pytest.mark.slow
 def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
     missing = [name for name in EXTRA if name not in ("typer", "click", "shellingham", "rich")] + list(PEERS)
     out = tmp_path / "bench.json"
@@ -55,6 +56,7 @@ def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
     assert told["limit"] and told["environment"]["versions"]["sharpwave"] != "absent"
 
 
+@pytest.mark.slow
 def test_an_environment_and_its_trainer(sharpwave, tmp_path):
     out = tmp_path / "bench.json"
     result = sharpwave("bench", "--seconds", 3, "--env", "CartPole-v1", "--out", out, timeout=250)
@@ -72,6 +74,7 @@ def test_an_environment_and_its_trainer(sharpwave, tmp_path):
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["store", "array"])
 def test_own_frames(tmp_path, kind):
     path = frames(tmp_path)
@@ -112,6 +115,7 @@ def test_errors_teach(here, tmp_path, arguments, message):
     assert result.code == 2 and message in result.text and "Traceback" not in result.text
 
 
+@pytest.mark.slow
 def test_an_interrupt_shows_what_was_measured(tmp_path):
     out = tmp_path / "bench.json"
     process = subprocess.Popen(

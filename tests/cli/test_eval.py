@@ -29,6 +29,7 @@ def test_scores_repeat_for_a_seed(sharpwave, here, cartpole_run):
     assert first.text.count("score") == 3 and "mean" in first.text and "std" in first.text
 
 
+@pytest.mark.slow
 def test_video_of_an_atari_game(here, pong_run, tmp_path):
     folder, _ = pong_run
     video = tmp_path / "pong.mp4"

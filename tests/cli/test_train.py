@@ -109,6 +109,7 @@ def test_options_beside_a_file_apply(here, tmp_path):
     assert late.code == 2 and "sharpwave train pong --config FILE" in late.text
 
 
+@pytest.mark.slow
 def test_an_environment_may_lie_in_the_current_folder(tmp_path):
     """The installed script, unlike ``python -m``, does not look for modules there."""
     (tmp_path / "own_envs.py").write_text(

@@ -12,10 +12,14 @@ from tests.docs.pages import PAGES, ROOT, blocks, name, run
 
 TRACES = ("import jax", "import register")
 """Pages with these are run in a process of their own: JAX warns of every later fork, and what is registered stays."""
+SLOW = {"docs/store/cluster.md"}
+"""Pages whose programs start tens of processes."""
 WITH_PYTHON = [page for page in PAGES if any(blocks(page, "python"))]
 
 
-@pytest.mark.parametrize("page", WITH_PYTHON, ids=name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in SLOW), id=name(page)) for page in WITH_PYTHON]
+)
 def test_python_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = page.read_text("utf-8")
@@ -39,6 +43,7 @@ def test_what_the_readme_prints(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert float(bytes_per_step) > 0
 
 
+@pytest.mark.slow
 def test_the_agent_on_the_page_passes_its_suite(tmp_path: Path) -> None:
     """The page only defines the subclass of the suite, so running the page's code runs none of its tests."""
     page = next(page for page in PAGES if page.name == "extending.md")

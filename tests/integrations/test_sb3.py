@@ -246,6 +246,7 @@ ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_the_same_draws_make_the_same_losses_and_weights(algorithm: str) -> None:
     kind, name, more = ALGORITHMS[algorithm]

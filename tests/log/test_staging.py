@@ -309,6 +309,7 @@ print(*after, store._staging._cold, len(store))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="there is nothing to compile")
 def test_the_kernel_is_compiled_for_the_thousandth_append_and_used_at_once_where_it_is_cached(tmp_path):
     environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}

@@ -90,6 +90,7 @@ def test_arrays_at_an_address_share_its_memory() -> None:
     assert values[0] == 1
 
 
+@pytest.mark.slow
 def test_their_machine_code_comes_from_the_cache_with_their_callers(tmp_path) -> None:
     """The second process compiles nothing; the code that the first one left gives the same."""
     if INTERPRETED:

@@ -97,6 +97,7 @@ def test_what_is_damaged_is_named_and_the_rest_goes_on(tmp_path: Path, disk: boo
     learned(Play(opened, play.steps), again, np.random.default_rng(2), 20)
 
 
+@pytest.mark.slow
 def test_a_state_of_any_content_is_refused_or_makes_a_store_that_works(tmp_path: Path) -> None:
     store = sw.Store(SPEC, capacity=600, segment_steps=16)
     settings: dict[str, Any] = {"n_step": 2, "max_times_sampled": 3}

@@ -86,6 +86,7 @@ def test_what_is_no_checkpoint_is_not_replaced(tmp_path: Path) -> None:
     assert len(sw.Store.open(path)) == 300
 
 
+@pytest.mark.slow
 def test_whatever_fails_the_earlier_file_stays_or_the_new_one_is_there(tmp_path: Path) -> None:
     store, _ = filled()
     path = tmp_path / "one.sharpwave"

@@ -355,6 +355,7 @@ while True:
 """
 
 
+@pytest.mark.slow
 def test_a_process_killed_at_any_time_loses_the_last_moment_only(tmp_path: Path) -> None:
     """Every life sets all priorities to the number of the round: what is left is of one round, a recent one."""
     env = dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path))

@@ -383,6 +383,7 @@ def test_steps_that_came_during_the_drain_wait_for_their_turn_and_lost_shards_co
     assert Drain(1, at_once=True).due(1, []) == EVERYTHING
 
 
+@pytest.mark.slow
 def test_clients_of_a_service_shrink_grow_and_save_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     still: list[bool] = []
 
@@ -446,6 +447,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_a_drain_goes_on_after_a_kill_and_where_the_cluster_is_opened_again(tmp_path: Path) -> None:
     log: list[tuple[int, int]] = []
     with sw.Cluster(SPEC, shards=2, capacity=1_000, disk=tmp_path / "d") as cluster:

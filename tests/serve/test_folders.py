@@ -43,6 +43,7 @@ def kill_a_shard(cluster: sw.Cluster) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_paths_are_those_of_where_they_were_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before, after = tmp_path / "before", tmp_path / "after"
     for folder in (before, after):
@@ -134,6 +135,7 @@ def refused(folder: Path) -> None:
         cluster.checkpoint(folder)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_was_not_opened_to_the_end_is_opened_anew(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=tmp_path / "disk", replicas=1) as cluster:
         held = write(cluster)

@@ -48,6 +48,7 @@ def actions(cluster: sw.Cluster, name: str, lanes: int = 2) -> dict[tuple[int, i
     return seen
 
 
+@pytest.mark.slow
 def test_a_shard_that_is_killed_comes_back_with_every_acknowledged_step(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=100_000, disk=tmp_path / "disk") as cluster:
         writers = [cluster.writer(2, shard=number, durability="flush", segment_steps=8) for number in (0, 1)]
@@ -104,6 +105,7 @@ def test_a_shard_that_is_killed_comes_back_with_its_priorities(tmp_path: Path) -
         assert sum(one.state.mass for one in replay._of.known.values()) == pytest.approx(mass)
 
 
+@pytest.mark.slow
 def test_a_cluster_lives_on_in_its_folder_and_writers_with_their_names(tmp_path: Path) -> None:
     for life in range(3):
         with (
@@ -120,6 +122,7 @@ def test_a_cluster_lives_on_in_its_folder_and_writers_with_their_names(tmp_path:
             sw.Cluster(SPEC, shards=2, capacity=10_000, disk=tmp_path / "d")
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_one_cut_and_a_cluster_opens_from_it(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=10_000) as cluster:
         writers = [cluster.writer(1, shard=number, segment_steps=8) for number in (0, 1)]
@@ -146,6 +149,7 @@ def test_a_checkpoint_is_one_cut_and_a_cluster_opens_from_it(tmp_path: Path) -> 
     assert (tmp_path / "ckpt" / "notes.txt").read_text() == "mine"
 
 
+@pytest.mark.slow
 def test_a_cluster_grows_and_draws_from_the_new_shard(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=1, capacity=10_000, disk=tmp_path / "d") as cluster:
         replay = cluster.transitions()

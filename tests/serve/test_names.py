@@ -42,6 +42,7 @@ def test_a_writer_finds_the_shard_that_has_its_name(tmp_path: Path) -> None:
                 again.writer(1, name=NAMES[0])
 
 
+@pytest.mark.slow
 def test_a_name_does_not_move_with_the_number_of_shards_and_is_found_where_it_went(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=100_000) as cluster:
         earlier = {name: cluster.writer(name=name) for name in NAMES}

@@ -58,6 +58,7 @@ def written(cluster: sw.Cluster, begin: int = 0, durability: str = "flush") -> l
     return writers
 
 
+@pytest.mark.slow
 def test_folders_that_are_lost_come_back_from_the_neighbours(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=3, capacity=100_000, disk=tmp_path / "d", replicas=1) as cluster:
         written(cluster)

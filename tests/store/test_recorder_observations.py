@@ -145,6 +145,7 @@ def test_axes_are_not_guessed(space: Any, field: Any, says: str, vector: bool) -
         sw.Recorder(env, store_of(field))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vector", ["", "sync", "async"])
 def test_padding_is_the_environments(vector: str) -> None:
     def make(padding: Any) -> Any:

@@ -56,6 +56,7 @@ def test_a_policy_s_episodes_are_recorded(tmp_path):
     again.close()
 
 
+@pytest.mark.slow
 def test_actors_play_by_the_learner_s_policy():
     """Random at first, then by the policy, in two processes."""
     recipe = load_recipe("sac").override(**{**SHORT, "actors": 2, "num_envs": 4, "steps": 2_000, "segment_steps": 16})

@@ -45,6 +45,7 @@ def killed(evaluator: Evaluator) -> None:
     evaluator._process.join()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights, monkeypatch):
     said: list[str] = []
     evaluator = Evaluator(SHORT, said.append)

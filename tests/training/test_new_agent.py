@@ -63,6 +63,7 @@ def test_its_refusals_name_the_environment(registered, tmp_path, capfd):
     assert code == 2 and "tabular needs Discrete observations; CartPole-v1 has Box(" in text
 
 
+@pytest.mark.slow
 def test_a_process_that_has_not_registered_it_says_so(registered, tmp_path, capfd):
     folder = tmp_path / "run"
     code, text = sharpwave(

@@ -41,6 +41,7 @@ def nothing_registered(monkeypatch):
     monkeypatch.setattr(registry, "AGENTS", dict(registry.AGENTS))
 
 
+@pytest.mark.slow
 def test_actors_and_the_evaluator_know_a_registered_image_model(tmp_path):
     register_image_model("corner", Corner)
     recipe = PICTURES.override(network="corner", actors=1, evaluate_beside=True, actor_restarts=0)

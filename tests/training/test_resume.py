@@ -101,6 +101,7 @@ def cartpole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
     whole, summary, text = go(run, "pong", PONG, tmp_path / "whole")
     assert "No episode has ended in the 800 steps before this checkpoint" in text  # 200 of each environment
@@ -127,6 +128,7 @@ def test_a_replay_memory_on_disk_goes_on_from_its_checkpoint(tmp_path):
     assert linked & {path.stat().st_ino for path in checkpoints(stopped)[-1].rglob("*.region")}
 
 
+@pytest.mark.slow
 def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
     """A process of its own, ended by SIGKILL wherever it is; another one goes on. This process runs without a stop."""
     recipe, killed = CARTPOLE.override(steps=10_000_000), tmp_path / "killed"
@@ -152,6 +154,7 @@ def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
     assert_same(whole, killed, recipe, tmp_path)
 
 
+@pytest.mark.slow
 def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_path):
     """Resumed at 2,000 to 2,500, and from there, a checkpoint in both, to the end."""
     more = CARTPOLE.override(checkpoint_every=500)

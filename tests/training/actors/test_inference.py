@@ -164,6 +164,7 @@ def test_an_actor_that_waits_is_let_go_when_the_run_ends():
     timer.join()
 
 
+@pytest.mark.slow
 def test_who_dies_is_replaced_and_stalls_nobody():
     """Processes: the one that computes is killed, then an actor, then again the first, too often."""
     recipe = CARTPOLE.override(num_envs=8, inference="central", warmup_steps=500_000, capacity=500_000)

@@ -205,6 +205,7 @@ def test_actors_elsewhere_need_shards():
         load_recipe("cartpole").override(actors=2, hub_listen="127.0.0.1:0")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="shards in processes of this machine")
 def test_nodes_play_die_and_come_back_while_the_learner_goes_on(tmp_path):
     log = (tmp_path / "nodes").open("w")
@@ -273,6 +274,7 @@ def test_actors_seal_segments_that_their_shard_takes():
     assert trained.training.error is None and 400 <= trained.last["steps"] <= total
 
 
+@pytest.mark.slow
 def test_a_run_outlives_its_only_shard():
     """What the shard held is lost with it: neither learner nor actors, which wait for each other, wait for ever."""
 

@@ -55,6 +55,7 @@ def assert_gone(processes, seconds=30):
     assert not [p for p in alive if p.status() != psutil.STATUS_ZOMBIE], alive
 
 
+@pytest.mark.slow
 def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_often():
     recipe = CARTPOLE.override(steps=1_000_000, actor_restarts=1)
     seen: list[Any] = []
@@ -259,6 +260,7 @@ def left_in_shared_memory(before=frozenset(), patience_s=60.0):
         time.sleep(0.2)
 
 
+@pytest.mark.slow
 def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
     folder, others = tmp_path / "run", left_in_shared_memory(patience_s=0.0)
     changes = ("--steps=1000000", "--prioritized", "--inference=central")
