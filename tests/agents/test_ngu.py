@@ -124,12 +124,12 @@ def test_steps_are_rewarded_by_what_is_novel_when_they_are_learned_from():
         return rewarded[-1] / batch[EPISODIC][:, batch.burn_in :]
 
     assert (modulators()[real] == 1.0).all()  # before any error was counted
-    for step in range(1, 501):  # errors of the first steps are forgotten slowly
+    for step in range(1, 701):  # errors of the first steps are forgotten slowly
         agent.learn(batch, step)
     batch.obs[at[0], batch.burn_in + at[1]] = torch.tensor([0.0, 0.5, 0.0])
     never_learned_from = modulators()
     assert never_learned_from[at] == 4.0 and (never_learned_from[real] == 4.0).sum() == 1
-    for step in range(501, 701):
+    for step in range(701, 1001):
         agent.learn(batch, step)
     assert modulators()[at] < 3.0
 
