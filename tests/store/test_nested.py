@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
@@ -19,6 +19,7 @@ from sharpwave.offline.recorded import RecordedEpisodes
 KEYS = st.sampled_from(
     ["a", "b", "a.b", "a\\", "a\\.b", ".", "\\", "..", "0", "1", "obs", "reward", "flags", ".after", "ä"]
 )
+LEAF = sw.Field((), "uint8")
 LEAVES = st.builds(
     lambda shape, dtype: sw.Field(shape, dtype),
     st.sampled_from([(), (2,), (2, 1)]),
@@ -78,6 +79,8 @@ def test_names_are_paths_and_no_two_are_alike(tree: Any, root: str) -> None:
 
 
 @given(obs=nested(LEAVES), action=nested(LEAVES), seed=st.integers(0, 99))
+@example(obs={".after": LEAF, "\\": LEAF}, action=LEAF, seed=0)  # one's name was the other's with a suffix
+@example(obs={".": LEAF, "..": LEAF, "\\": LEAF, "\\.": LEAF, "\\..": LEAF}, action=LEAF, seed=0)
 @settings(max_examples=10, deadline=None)
 def test_what_was_put_in_comes_out(obs: Any, action: Any, seed: int, tmp_path_factory: Any) -> None:
     """By append, extend and add_episode; from transitions, sequences, streams, a store on disk opened again, a

@@ -25,9 +25,9 @@ Int32s = npt.NDArray[np.int32]
 
 MAX_N_STEP = 1_000_000
 """Limit of ``n_step``: evicting a segment looks back so many steps."""
-HERE, NEXT, AFTER = "here", "next", ".after"
+HERE, NEXT, AFTER = "here", "next", ".."
 """Parts of a column: the value at a transition's first step, and the one after its last; where they do not overlap, the
-latter has a column of its own, named with this suffix."""
+latter has a column of its own, named with this suffix, in which no name of a field ends: a dot in a key is escaped."""
 
 
 class NStep(DividedView[Batch]):
