@@ -57,7 +57,8 @@ def cut(
     other = found is not None and not before and not found.checkpoint
     if other or others:
         what = "a cluster that is no checkpoint" if other else others[0]
-        raise FileExistsError(f"checkpoint: {folder} holds {what}; give a new or empty folder")
+        way = ", or delete that, if a checkpoint that was killed left it" if what.startswith("cut-") else ""
+        raise FileExistsError(f"checkpoint: {folder} holds {what}; give a new or empty folder{way}")
     alike = Manifest(spec, len(links), on_disk=False) if manifest is None else manifest
     if found is None or not found.checkpoint:  # before there is a cut that bears it
         replace(alike if found is None else found, cut=before, checkpoint=name).write(folder)
