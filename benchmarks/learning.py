@@ -189,14 +189,14 @@ TEAMS = {
 }
 """The matrix game of the QMIX paper, under uniform exploration as there, and mpe2's simple_spread."""
 RECURRENT = {
-    "num_envs": 16, "steps": 200_000, "capacity": 50_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
-    "warmup_steps": 2_000, "update_every": 8, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",
+    "num_envs": 16, "steps": 200_000, "capacity": 200_000, "codec": "raw", "threads": 1, "checkpoint_every": 100_000,
+    "warmup_steps": 2_000, "update_every": 4, "stop_reward": 0.9, "evaluate_every": 10_000, "network": "mlp",
     "hidden_units": 64, "learning_rate": 1e-3, "adam_eps": 1e-5, "target_every": 2_000, "dueling": False,
     "batch_size": 32, "gamma": 0.997, "epsilon_start": 0.2, "epsilon_end": 0.2, "epsilon_steps": 0,
-    "epsilon_ladder": 2.0, "core": "gru", "core_units": 64, "rescale": False, "length": 20, "burn_in": 0, "stride": 20,
+    "core": "gru", "core_units": 64, "rescale": False, "length": 20, "burn_in": 0, "stride": 20,
 }  # fmt: skip
 NOVELTY = {
-    "policies": 4, "min_gamma": 0.97, "max_modulator": 100.0, "max_beta": 0.3, "embedding_size": 16,
+    "policies": 4, "min_gamma": 0.97, "max_modulator": 100.0, "max_beta": 3.0, "embedding_size": 16,
     "episodic_memory": 32, "intrinsic_scale": 0.003, "novelty_learning_rate": 1e-5,
 }  # fmt: skip
 """Settings of recipe ``deep-sea`` for other agents than Agent57."""

@@ -1,5 +1,7 @@
 """Novelty, within the episode by hand and over training by which observations were learned."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -73,7 +75,7 @@ def novelty():
 def trained(novelty, inputs, next_inputs, action, updates=300):
     optimizer = torch.optim.Adam([p for p in novelty.parameters() if p.requires_grad], lr=3e-3)
     for _ in range(updates):
-        loss = novelty.loss(inputs, next_inputs, action)
+        loss = novelty.loss(inputs, next_inputs, action, torch.ones(len(inputs)))
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -109,7 +111,28 @@ def test_errors_are_standardized_by_their_own_mean_and_deviation(novelty):
     with torch.no_grad():
         assert (novelty.modulators(inputs, 1.5) == 1.0).all()
         errors = novelty.errors(inputs).numpy()
-        novelty.loss(inputs, inputs, torch.zeros(10, dtype=torch.int64))
+        novelty.loss(inputs, inputs, torch.zeros(10, dtype=torch.int64), torch.ones(10))
         got = novelty.modulators(inputs, 1.5)
     expected = (1 + (errors - errors.mean()) / errors.std()).clip(1.0, 1.5)
     np.testing.assert_allclose(got, expected, rtol=1e-4)
+
+
+def test_what_is_replayed_more_often_than_it_was_seen_stays_as_novel(novelty):
+    """An observation three times with a third of the weight: loss, statistics and gradients are as if it came once."""
+    once = torch.eye(10)[:4]
+    often, weights = torch.cat([once, once[:1], once[:1]]), torch.tensor([1 / 3, 1.0, 1.0, 1.0, 1 / 3, 1 / 3])
+    twin = copy.deepcopy(novelty)
+    for one, inputs, of in ((novelty, once, torch.full((4,), 0.5)), (twin, often, weights)):
+        one.loss(inputs, inputs, torch.zeros(len(inputs), dtype=torch.int64), of).backward()
+    for name in ("error_mean", "error_square"):
+        torch.testing.assert_close(getattr(novelty, name), getattr(twin, name))
+    grads = [[parameter.grad for parameter in one.predictor.parameters()] for one in (novelty, twin)]
+    torch.testing.assert_close(*grads)
+
+
+def test_random_features_tell_one_observation_from_another_rather_than_share_a_bias(novelty):
+    """Layers begin orthogonal and without bias (Burda et al. 2019): of no input there are no features."""
+    with torch.no_grad():
+        assert not novelty.random(torch.zeros(1, 10)).any() and not novelty.predictor(torch.zeros(1, 10)).any()
+        first = novelty.random[0].weight
+    torch.testing.assert_close(first.T @ first, 2 * torch.eye(10))

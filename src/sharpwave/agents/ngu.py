@@ -298,7 +298,8 @@ class NGU(R2D2):
         """Return the loss of the networks that tell novelty over the trained steps of a batch."""
         real = batch.mask[:, batch.burn_in :]
         action = self.actions.numbers(batch.action[:, batch.burn_in :])[real]
-        return self.novelty.loss(self._observed(batch, real), self._observed(batch, real, behind=1), action)
+        weights = batch.weights[:, None].expand_as(real)[real]
+        return self.novelty.loss(self._observed(batch, real), self._observed(batch, real, behind=1), action, weights)
 
     def _modulators(self, batch: Any) -> Tensor:
         """Return how novel the observations of the trained steps are by now over all of training, float [B, L]."""

@@ -10,6 +10,7 @@ et al. (2019), Exploration by random network distillation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -90,6 +91,20 @@ class EpisodicMemory(NamedTuple):
         )
 
 
+def _orthogonal(module: nn.Module) -> None:
+    """Begin a layer without bias and by an orthogonal matrix, so that random features tell observations apart.
+
+    By torch's defaults biases, which all observations share, are as large as what a one-hot observation adds to them:
+    a predictor that has learned what is shared then errs as little on many observations that it never saw.
+
+    Source: Burda et al. (2019): gain sqrt(2), as in the code that was published with it.
+    """
+    if isinstance(module, nn.Linear | nn.Conv2d):
+        nn.init.orthogonal_(module.weight, math.sqrt(2))
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)
+
+
 class Novelty(nn.Module):
     """Networks that tell novelty: embedding and inverse model, and random features with their predictor.
 
@@ -112,6 +127,8 @@ class Novelty(nn.Module):
 
         self.embedding, self.predictor = features(), features()
         self.random = features().requires_grad_(False)
+        for network in (self.predictor, self.random):
+            network.apply(_orthogonal)
         self.inverse = nn.Sequential(nn.Linear(2 * size, 4 * size), nn.ReLU(), nn.Linear(4 * size, num_actions))
         self.register_buffer("error_mean", torch.zeros(()))
         self.register_buffer("error_square", torch.zeros(()))
@@ -128,17 +145,21 @@ class Novelty(nn.Module):
         above = (self.errors(inputs) - self.error_mean) / deviation
         return (1.0 + above * (self.error_square > 0)).clamp(1.0, largest)
 
-    def loss(self, inputs: Any, next_inputs: Any, action: Tensor) -> Tensor:
+    def loss(self, inputs: Any, next_inputs: Any, action: Tensor, weights: Tensor) -> Tensor:
         """Return the mean loss of inverse model and predictor, and count the predictor's errors.
 
         Args:
             inputs, next_inputs: of observations before and behind a step.  action: int64 [B], numbers of its actions.
+            weights: float [B], importance weights. What is replayed often because it is surprising is not known any
+                better to the agent for that: the predictor learns, and its errors are counted, as if all that was
+                observed were replayed alike.
         """
         both = torch.cat([self.embedding(inputs), self.embedding(next_inputs)], dim=1)
-        errors = self.errors(inputs)
+        errors, shares = self.errors(inputs), weights / weights.sum()
+        mean = (shares * errors).sum()
         with torch.no_grad():
             first = float(self.error_square) == 0.0
             share = 1.0 if first else 1.0 - self._decay
-            self.error_mean.lerp_(errors.mean(), share)
-            self.error_square.lerp_(errors.square().mean(), share)
-        return action_cross_entropy(self.inverse(both), action).mean() + errors.mean()
+            self.error_mean.lerp_(mean, share)
+            self.error_square.lerp_((shares * errors.square()).sum(), share)
+        return action_cross_entropy(self.inverse(both), action).mean() + mean
