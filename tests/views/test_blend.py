@@ -247,10 +247,9 @@ def test_a_thread_waits_no_longer_than_its_own_timeout_for_one_that_waits_for_st
         waiting.start()
         while not store.stats()["sample_waits"]:
             time.sleep(0.001)
-        began = time.monotonic()
         with pytest.raises(sw.LimiterTimeoutError, match=r"timed out after 0\.1 s; another thread samples"):
             blend.sample(4, timeout=0.1)
-        assert time.monotonic() - began < 5
+        assert waiting.is_alive()  # it was not waited for
         append(store, 0, 20)
         waiting.join()
         assert len(batches) == 1
