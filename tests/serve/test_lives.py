@@ -210,9 +210,15 @@ def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
 
 
 def test_a_lost_shard_that_nobody_starts_again(tmp_path: Path) -> None:
+    """Without it, there is nothing to sample; or nobody to ask."""
     cluster = sw.Cluster.of(SPEC, [f"unix:{tmp_path}/gone"])
-    with pytest.raises(sw.EmptyError, match="cannot be reached"):
+    with pytest.raises(ShardLostError, match=r"no shard answers; unix:.*/gone cannot be reached"):
         cluster.transitions().sample(1)
+    with served(1, tmp_path) as there:
+        both = sw.Cluster.of(SPEC, [f"unix:{tmp_path}/gone", str(there.servers[0].address)])
+        with pytest.raises(sw.EmptyError, match=r"0 items can be sampled .*; unix:.*/gone cannot be reached"):
+            both.transitions().sample(1)
+        both.close()
     with pytest.raises(ShardLostError, match="gone"):
         cluster.writer(1)
     cluster.close()

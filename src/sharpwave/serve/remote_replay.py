@@ -121,7 +121,7 @@ class RemoteReplay(Generic[B]):
         """Wait until the limiter admits a batch.
 
         Raises:
-            EmptyError: nothing can be sampled.  LimiterTimeoutError.
+            EmptyError: nothing can be sampled.  LimiterTimeoutError.  ShardLostError: no shard can be reached.
         """
         deadline = time.monotonic() + check_timeout("sample", timeout)
         self._of.refresh(KNOWN_S)
@@ -139,6 +139,8 @@ class RemoteReplay(Generic[B]):
                     return
                 lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
                 where = f"; {', '.join(lost)} cannot be reached" if lost else ""
+                if lost and len(lost) == len(self._of.links):
+                    raise ShardLostError(f"sample: no shard answers{where}")
                 raise EmptyError(
                     f"sample: {cursor.size} items can be sampled {cursor.uses:g} times, asked for were {batch_size}: "
                     f"{self.view.waits_for}{where}"
