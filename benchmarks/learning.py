@@ -16,7 +16,8 @@ says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, 
 ``cartpole``, ``cartpole-stale`` and ``minatar-ppo`` are of agents that use data up (docs/training/on-policy.md); their
 runs have a fixed length, and their last policies are measured.
 ``halfcheetah``, ``inverted-pendulum`` and ``hopper`` are MuJoCo's robots by SAC, TD3 and CrossQ: 50,000 steps,
-a quarter of an hour of one core, or 15,000 of the pendulum; the last policies play 30 episodes, without noise.
+a quarter of an hour of one core, or 15,000 of the pendulum, but of TD3; the last policies play 30 episodes, without
+noise.
 ``deep-sea``: exploration; but for the measurement's few random actions all 100 episodes of a policy are the same.
 """
 
@@ -155,7 +156,12 @@ ON_POLICY = {
 """Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (stale.py)."""
 MUJOCO = {
     task: {
-        agent: Arm(agent, {"env": env, "steps": steps, "evaluate_every": 0} | first, epsilon=0.0, seeds=OURS[:3])
+        agent: Arm(
+            agent,
+            {"env": env, "steps": 50_000 if agent == "td3" else steps, "evaluate_every": 0} | first,
+            epsilon=0.0,
+            seeds=OURS[:3],
+        )
         for agent in ("sac", "td3", "crossq")
     }
     for task, env, steps, first in (
