@@ -130,8 +130,8 @@ def test_what_is_replayed_more_often_than_it_was_seen_stays_as_novel(novelty):
     torch.testing.assert_close(*grads)
 
 
-def test_random_features_tell_one_observation_from_another_rather_than_share_a_bias(novelty):
-    """Layers begin orthogonal and without bias (Burda et al. 2019): of no input there are no features."""
+def test_random_features_begin_orthogonal_and_without_bias(novelty):
+    """Of no input there are no features, and lengths are kept but for the gain."""
     with torch.no_grad():
         assert not novelty.random(torch.zeros(1, 10)).any() and not novelty.predictor(torch.zeros(1, 10)).any()
         first = novelty.random[0].weight

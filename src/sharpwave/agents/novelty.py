@@ -92,13 +92,8 @@ class EpisodicMemory(NamedTuple):
 
 
 def _orthogonal(module: nn.Module) -> None:
-    """Begin a layer without bias and by an orthogonal matrix, so that random features tell observations apart.
-
-    By torch's defaults biases, which all observations share, are as large as what a one-hot observation adds to them:
-    a predictor that has learned what is shared then errs as little on many observations that it never saw.
-
-    Source: Burda et al. (2019): gain sqrt(2), as in the code that was published with it.
-    """
+    """Begin a layer without bias and by an orthogonal matrix, as random features and their predictor do in the code
+    that was published with Burda et al. (2019), with gain sqrt(2): what observations share is then in no feature."""
     if isinstance(module, nn.Linear | nn.Conv2d):
         nn.init.orthogonal_(module.weight, math.sqrt(2))
         if module.bias is not None:
