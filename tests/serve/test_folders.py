@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -173,3 +174,41 @@ def test_a_checkpoint_that_was_not_opened_to_the_end_is_opened_anew(tmp_path: Pa
     assert (copy / "shard-1" / "notes.txt").read_text() == "mine"
     with pytest.raises(FileExistsError, match="holds a cluster already"):
         sw.Cluster.open(tmp_path / "ckpt", disk=copy)
+
+
+@pytest.mark.slow
+def test_a_service_whose_first_shards_did_not_begin_makes_them_for_the_next_client(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with contextlib.ExitStack() as stack:
+        while True:  # until the two ports behind the directory's are free
+            with socket.create_server(("127.0.0.1", 0)) as one:
+                port = int(one.getsockname()[1])
+            with contextlib.suppress(OSError, ValueError):
+                service = Service(Address.parse(f"127.0.0.1:{port}"), 2, folder, Security(), capacity=10_000)
+                break
+        stack.enter_context(service)
+        with socket.create_server(("127.0.0.1", port + 2)), pytest.raises(ShardFailedError, match="shard 1"):
+            sw.Cluster(SPEC, address=f"127.0.0.1:{port}")
+        assert os.listdir(folder) == []  # so what others begin there meanwhile is not deleted by the next attempt
+        other = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
+        with sw.Cluster(other, address=f"127.0.0.1:{port}") as cluster:
+            assert len(cluster) == 0
+    with sw.Cluster.open(folder) as cluster:
+        assert cluster.spec == other
+
+
+@pytest.mark.slow
+def test_shards_that_a_resize_added_before_it_failed_are_there_when_the_folder_is_opened(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with sw.Cluster(SPEC, shards=1, capacity=10_000, disk=folder) as cluster:
+        (folder / "shard-2").write_text("in the way")
+        with pytest.raises(ShardFailedError, match="shard 2"):
+            cluster.resize(shards=3)
+        held = write(cluster)  # to shard 1, too
+    with sw.Cluster.open(folder) as cluster:
+        assert len(cluster.links) == 2 and len(cluster) == held
+        (folder / "shard-2").unlink()
+        cluster.resize(shards=3)
+        assert len(cluster) == held
+    with sw.Cluster.open(folder) as cluster:
+        assert len(cluster.links) == 3 and len(cluster) == held

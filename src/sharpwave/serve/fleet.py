@@ -79,10 +79,15 @@ class Fleet:
             draining = {} if self._drain is None else self._drain.state()
             return replace(self.plan.manifest(self.spec), shards=len(self), draining=draining)
 
-    def write(self) -> None:
-        """Write the manifest to the folder of the shards, if they have one.  Raises: OSError."""
+    def write(self, shards: int | None = None) -> None:
+        """Write the manifest to the folder of the shards, if they have one.  Raises: OSError.
+
+        Args:
+            shards: their number, where that is about to change.
+        """
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
-            self.manifest().write(self.plan.disk)
+            found = self.manifest()
+            replace(found, shards=found.shards if shards is None else shards).write(self.plan.disk)
 
     def resize(self, shards: int, drain: bool = True) -> None:
         """Start shards, or begin to drain the last ones.  Raises: as ``Cluster.resize``."""
@@ -107,9 +112,12 @@ class Fleet:
             except BaseException:
                 self._drain = before
                 raise
-            for one in new:
-                self.processes.add(one)
-            self.write()
+            try:
+                for one in new:  # clients write to one as soon as it is there: by then the folder has to name it
+                    self.write(one.number + 1)
+                    self.processes.add(one)
+            finally:  # those that have begun stay, where one does not
+                self.write()
             if self._drain is not None:
                 with contextlib.suppress(ShardLostError):  # it has begun; the thread goes on
                     self._look()

@@ -251,8 +251,12 @@ class LocalShards:
     def add(self, settings: ShardSettings) -> list[str]:
         """Start one more shard; return its addresses.  Raises: ShardFailedError."""
         seat = _Seat(settings)
-        seat.start()
-        addresses = seat.ready()
+        try:
+            seat.start()
+            addresses = seat.ready()
+        except BaseException:
+            _stop([seat])
+            raise
         with self._lock:
             self._seats.append(seat)
             self.addresses.append(addresses)

@@ -114,7 +114,14 @@ class Service:
         else:  # what a service that was killed left here: writers of steps that are gone
             for one in self._plan.sockets.glob("shard-*"):
                 delete_shard(one)
-        return self._started(spec)
+        try:
+            return self._started(spec)
+        except BaseException:
+            if self.shards is None and self._plan.disk is not None:  # the next client is to find the folder as this did
+                for number in range(self._plan.shards):
+                    delete_shard(self._plan.disk / f"shard-{number}")
+                (self._plan.disk / CLUSTER).unlink(missing_ok=True)
+            raise
 
     def _started(self, spec: Spec, draining: dict[str, Any] | None = None) -> list[list[str]]:
         self.shards = LocalShards(self._plan.settings(spec))
