@@ -90,6 +90,7 @@ def test_its_shards_end_with_it_when_it_is_killed(tmp_path: Path) -> None:
             time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
 def test_connections_are_encrypted_where_there_is_a_certificate(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -104,7 +105,7 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
     secret = "a secret of more than sixteen"
     options = ["--tls-certificate", str(certificate), "--tls-key", str(key), "--capacity", "1000"]
     with serving("--listen", "127.0.0.1:0", *options, SHARPWAVE_SECRET=secret) as (address, _):
-        with pytest.raises(ConnectionError):
+        with pytest.raises(ConnectionError, match="timed out; where the server has a --tls-certificate, pass tls_auth"):
             sw.connect(address, secret=secret)
         monkeypatch.chdir(tmp_path)
         with sw.Cluster(SPEC, address=address, secret=secret, tls_authority=certificate.name) as cluster:
@@ -113,6 +114,11 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
             assert len(cluster) == 40
         with pytest.raises(ConnectionError, match="secret"):
             sw.connect(address, secret="another one of that length", tls_authority=str(certificate))
+    with (
+        serving("--listen", "127.0.0.1:0", "--capacity", "1000", SHARPWAVE_SECRET=secret) as (address, _),
+        pytest.raises(ConnectionError, match="connect without tls_authority="),
+    ):
+        sw.connect(address, secret=secret, tls_authority=str(certificate))
 
 
 @pytest.mark.parametrize(

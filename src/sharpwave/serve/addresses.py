@@ -275,8 +275,18 @@ def connect(
     except BaseException as error:
         made.close()
         if isinstance(error, OSError) and not str(error).startswith(str(address)):
-            raise ConnectionError(f"{address}: {error}") from error
+            raise ConnectionError(f"{address}: {error}{_of_encryption(error, address, security)}") from error
         raise
+
+
+def _of_encryption(error: OSError, address: Address, security: Security) -> str:
+    """Return what to say of encryption beside an error: a server that encrypts waits for the client's first word, one
+    that does not is no end of TLS."""
+    if isinstance(error, TimeoutError) and address.kind == TCP and security.authority is None:
+        return "; where the server has a --tls-certificate, pass tls_authority="
+    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
+        return "; where the server has no --tls-certificate, connect without tls_authority="
+    return ""
 
 
 def _reached(address: Address, timeout: float, started_by: str) -> socket.socket:
