@@ -19,7 +19,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 tests: $(VENV)/.test
-	$(BIN)/pytest -n auto --dist worksteal
+	$(BIN)/pytest -n auto --dist worksteal $(SELECT)
 	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/views/test_kernels.py
 
 slow: $(VENV)/.test
