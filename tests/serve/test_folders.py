@@ -17,6 +17,7 @@ import sharpwave as sw
 from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.service import Service
 from tests.serve.serving import SPEC, play, served
 
@@ -212,3 +213,37 @@ def test_shards_that_a_resize_added_before_it_failed_are_there_when_the_folder_i
         assert len(cluster) == held
     with sw.Cluster.open(folder) as cluster:
         assert len(cluster.links) == 3 and len(cluster) == held
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("by", ["cluster", "service"])
+@pytest.mark.parametrize("partly", [False, True])
+def test_a_shard_that_was_being_removed_when_its_owner_was_killed_does_not_come_back(
+    tmp_path: Path, by: str, partly: bool
+) -> None:
+    folder = tmp_path / "disk"
+    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=folder) as cluster:
+        write(cluster)
+        held = cluster.stats()["shards"][0]["steps"]
+    program = (
+        "import sys, sharpwave as sw; cluster = sw.Cluster.open(sys.argv[1]); "
+        "cluster.resize(shards=1, drain=False); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE) as owner:
+        while Manifest.read(folder).shards == 2:  # then it waits for the shard to end, to delete its store
+            assert owner.poll() is None
+            time.sleep(0.001)
+        owner.kill()
+    left = folder / "shard-1" / "store"
+    if partly:
+        (left / "store.json").unlink(missing_ok=True)
+    with contextlib.ExitStack() as stack:
+        if by == "cluster":
+            cluster = stack.enter_context(sw.Cluster.open(folder))
+        else:
+            service = Service(Address.parse("127.0.0.1:0"), None, folder, Security())
+            stack.enter_context(service)
+            cluster = stack.enter_context(sw.connect(str(service.address)))
+        assert not left.exists() and not Manifest.read(folder).leaving
+        cluster.resize(shards=2)
+        assert [one["steps"] for one in cluster.stats()["shards"]] == [held, 0]

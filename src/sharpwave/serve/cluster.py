@@ -257,7 +257,9 @@ class Cluster(ClusterWriters, ClusterViews):
                     begins_from=begins_from, opens=True, replicas=found.replicas, new=found.new,
                 )  # fmt: skip
                 made._start(plan, found.draining)
-                if begins_from is not None and made._fleet is not None:
+                assert made._fleet is not None
+                made._fleet.end_removal(found)
+                if begins_from is not None:
                     made._fleet.write()  # all is there
             except BaseException:
                 made.close()

@@ -148,7 +148,7 @@ def opening(
     with Files().make_folder(target) as directory, Hold(directory, wait_s=END_S):
         left = _unfinished(target)
         for number in range(0 if left is None else left.shards):
-            _delete_copy(target / f"shard-{number}")
+            delete_when_free(target / f"shard-{number}")
         replace(found, cut=0, checkpoint="", on_disk=True, opening=str(folder)).write(target)
         yield found, target, begins_from
 
@@ -164,8 +164,8 @@ def _unfinished(target: Path) -> Manifest | None:
     return None
 
 
-def _delete_copy(shard: Path) -> None:
-    """Delete a shard's copy that may not be whole.
+def delete_when_free(shard: Path) -> None:
+    """Delete a shard's store that may not be whole, once no process has it.
 
     Raises: StoreInUseError: a process has it.  OSError: it cannot be deleted.
     """

@@ -12,6 +12,7 @@ from typing import Any
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.serve.addresses import HERE, Security, nearest
+from sharpwave.serve.cuts import delete_when_free
 from sharpwave.serve.draining import Count, Drain
 from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
@@ -88,6 +89,19 @@ class Fleet:
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
             found = self.manifest()
             replace(found, shards=found.shards if shards is None else shards).write(self.plan.disk)
+
+    def end_removal(self, found: Manifest) -> None:
+        """Delete what is left of a shard that was being removed when its parent was killed: one that is added begins
+        empty, and steps that this one had evicted would come back with it.
+
+        Nobody else has the folder: these shards have begun there.
+
+        Raises: as ``delete_when_free``.
+        """
+        if found.leaving and self.plan.disk is not None:
+            with self.lock:
+                delete_when_free(self.plan.disk / f"shard-{found.shards}")
+                self.write()
 
     def resize(self, shards: int, drain: bool = True) -> None:
         """Start shards, or begin to drain the last ones.  Raises: as ``Cluster.resize``."""
@@ -180,10 +194,12 @@ class Fleet:
         left = drain.without(last)
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
             state = left.state() if left.marks else {}
-            replace(self.manifest(), shards=last, draining=state).write(self.plan.disk)
+            replace(self.manifest(), shards=last, draining=state, leaving=True).write(self.plan.disk)
         self._drain = left if left.marks else None
         self._links.pop(last).close()
         self.processes.remove()
+        with contextlib.suppress(OSError):  # then it still names a store that is gone
+            self.write()
         return left
 
     def _ask(self, number: int, kind: Request, head: dict[str, Any] | None = None) -> dict[str, Any]:

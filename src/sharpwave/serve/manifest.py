@@ -30,6 +30,7 @@ class Manifest:
         draining: the drain under way, as ``Drain.state``; empty: none.
         checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": none bears it.
         opening: folder of the checkpoint that the shards are being copied from: they do not count yet; "": they do.
+        leaving: whether the shard after the last is being removed: what its folder still has does not count.
     """
 
     spec: Spec
@@ -41,6 +42,7 @@ class Manifest:
     draining: dict[str, Any] = field(default_factory=dict)
     checkpoint: str = ""
     opening: str = ""
+    leaving: bool = False
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -68,8 +70,10 @@ class Manifest:
             if replicas not in (0, 1):
                 raise ValueError(f"replicas {replicas!r}")
             draining = dict(said.get("draining", {}))
-            spec, names = Spec.from_json(said["spec"]), [str(said.get(name, "")) for name in ("checkpoint", "opening")]
-            return cls(spec, shards, bool(said["on_disk"]), cut, replicas, new, draining, *names)
+            spec, leaving = Spec.from_json(said["spec"]), bool(said.get("leaving", False))
+            checkpoint, opening = (str(said.get(name, "")) for name in ("checkpoint", "opening"))
+            on_disk = bool(said["on_disk"])
+            return cls(spec, shards, on_disk, cut, replicas, new, draining, checkpoint, opening, leaving)
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -88,6 +92,7 @@ class Manifest:
             "draining": self.draining,
             "checkpoint": self.checkpoint,
             "opening": self.opening,
+            "leaving": self.leaving,
         }
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))

@@ -69,6 +69,8 @@ class Service:
                 _check_asked(disk, found, given)
                 self._plan = Plan(found.shards, opens=True, replicas=found.replicas, new=found.new, **here)
                 addresses = self._started(found.spec, found.draining)
+                assert self._fleet is not None
+                self._fleet.end_removal(found)
                 directory = Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
             else:
                 many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}
