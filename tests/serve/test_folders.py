@@ -247,3 +247,17 @@ def test_a_shard_that_was_being_removed_when_its_owner_was_killed_does_not_come_
         assert not left.exists() and not Manifest.read(folder).leaving
         cluster.resize(shards=2)
         assert [one["steps"] for one in cluster.stats()["shards"]] == [held, 0]
+
+
+@pytest.mark.slow
+def test_a_service_that_is_started_again_with_its_limits_keeps_all_that_a_resized_cluster_holds(tmp_path: Path) -> None:
+    """Each shard has the part that one of the first shards had, as before, and so has one that is added then."""
+    listen, folder = Address.parse(f"unix:{tmp_path}/sock"), tmp_path / "disk"
+    held = 0
+    for life in range(3):
+        with Service(listen, 1, folder, Security(), capacity=160), sw.Cluster(SPEC, address=str(listen)) as cluster:
+            assert len(cluster) == held and len(cluster.links) == life + 1
+            cluster.resize(shards=life + 2)
+            with sw.connect(str(listen)) as grown:
+                held = write(grown, life + 2, 100)
+            assert held > (life + 2) * 150  # they are full, but for numbers that a writer made again skips

@@ -255,6 +255,7 @@ class Cluster(ClusterWriters, ClusterViews):
                 plan = Plan(
                     found.shards, made._sockets(), capacity, ram, disk_limit, folder, security=made.security,
                     begins_from=begins_from, opens=True, replicas=found.replicas, new=found.new,
+                    parts=found.parts if capacity is ram is disk_limit is None else 0,
                 )  # fmt: skip
                 made._start(plan, found.draining)
                 assert made._fleet is not None

@@ -58,6 +58,7 @@ class Plan:
         opens: their stores are there already: ``None`` leaves a limit as it was.
         replicas: of each shard, kept by its neighbour: 0 or 1.
         new: limits and options of a store that has to be made where others are opened.
+        parts: how many shards the limits are divided by; 0: ``shards``.
     """
 
     shards: int
@@ -73,10 +74,12 @@ class Plan:
     opens: bool = False
     replicas: int = 0
     new: Mapping[str, Any] = field(default_factory=dict)
+    parts: int = 0
 
     def __post_init__(self) -> None:
         if self.options.get("segment_steps") is None and not self.new.get("segment_steps"):
             object.__setattr__(self, "options", {**self.options, "segment_steps": SEGMENT_STEPS})
+        object.__setattr__(self, "parts", self.parts or self.shards)
         for name in ("disk", "begins_from"):
             if (path := getattr(self, name)) is not None:
                 object.__setattr__(self, name, path.absolute())
@@ -99,13 +102,13 @@ class Plan:
 
     def _part(self, name: str, whole: int, given: Any) -> int:
         """Return a store's part of a limit.  Raises: ValueError: no store can have it."""
-        stores = self.shards * (1 if name == "capacity" else 1 + self.replicas)
+        stores = self.parts * (1 if name == "capacity" else 1 + self.replicas)
         part, least = whole // stores, LEAST[name]
         if part < least:
             said = repr(given) if isinstance(given, str) else whole
-            kept = f", each with {self.replicas} replica" if stores > self.shards else ""
+            kept = f", each with {self.replicas} replica" if stores > self.parts else ""
             raise ValueError(
-                f"{name}={said} of {self.shards} shards{kept}, expected at least {least * stores:,}: each store gets "
+                f"{name}={said} of {self.parts} shards{kept}, expected at least {least * stores:,}: each store gets "
                 f"an equal part, at least {least:,} {'steps' if name == 'capacity' else 'bytes'}; raise it, or have "
                 "fewer shards"
             )
@@ -115,7 +118,7 @@ class Plan:
         """Return what the folder of these shards says.  Raises: as ``settings``."""
         one = self.settings(spec)[0]
         new = {**one.new, **{name: value for name, value in (one.limits | one.options).items() if value is not None}}
-        return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new)
+        return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new, parts=self.parts)
 
     def check(self) -> dict[str, int | None]:
         """Return each shard's limits.  Raises: ValueError, TypeError: no cluster can have these settings."""

@@ -31,6 +31,7 @@ class Manifest:
         checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": none bears it.
         opening: folder of the checkpoint that the shards are being copied from: they do not count yet; "": they do.
         leaving: whether the shard after the last is being removed: what its folder still has does not count.
+        parts: how many shards limits are divided by: as many as there were at the beginning; 0: that is not known.
     """
 
     spec: Spec
@@ -43,6 +44,7 @@ class Manifest:
     checkpoint: str = ""
     opening: str = ""
     leaving: bool = False
+    parts: int = 0
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -72,8 +74,11 @@ class Manifest:
             draining = dict(said.get("draining", {}))
             spec, leaving = Spec.from_json(said["spec"]), bool(said.get("leaving", False))
             checkpoint, opening = (str(said.get(name, "")) for name in ("checkpoint", "opening"))
+            parts = said.get("parts", 0)
+            if type(parts) is not int or not 0 <= parts <= MAX_SHARDS_SAID:
+                raise ValueError(f"parts {parts!r}")
             on_disk = bool(said["on_disk"])
-            return cls(spec, shards, on_disk, cut, replicas, new, draining, checkpoint, opening, leaving)
+            return cls(spec, shards, on_disk, cut, replicas, new, draining, checkpoint, opening, leaving, parts)
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -93,6 +98,7 @@ class Manifest:
             "checkpoint": self.checkpoint,
             "opening": self.opening,
             "leaving": self.leaving,
+            "parts": self.parts,
         }
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))

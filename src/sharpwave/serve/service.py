@@ -67,7 +67,9 @@ class Service:
                         f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
                     )
                 _check_asked(disk, found, given)
-                self._plan = Plan(found.shards, opens=True, replicas=found.replicas, new=found.new, **here)
+                self._plan = Plan(
+                    found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
+                )
                 addresses = self._started(found.spec, found.draining)
                 assert self._fleet is not None
                 self._fleet.end_removal(found)
