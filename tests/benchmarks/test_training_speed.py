@@ -276,6 +276,7 @@ def test_memory_sizes_are_trained_once(tmp_path, monkeypatch):
     assert (tmp_path / "memory-size.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_run_ends_when_it_has_played_enough(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "POLL_S", 0.1)
     folder = tmp_path / "run"

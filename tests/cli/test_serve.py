@@ -193,6 +193,7 @@ def test_a_cluster_is_not_served_as_another_than_it_is(tmp_path: Path) -> None:
         assert process.stdout.readline().startswith("--shards 2 is for a new folder")
 
 
+@pytest.mark.slow
 def test_a_port_that_a_shard_needs_is_found_in_use_before_a_client_comes() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

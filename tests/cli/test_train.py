@@ -129,6 +129,7 @@ def test_an_environment_may_lie_in_the_current_folder(tmp_path):
         assert done.returncode == code and text in done.stdout + done.stderr, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signals_end_a_run_with_a_checkpoint_that_plays(here, tmp_path, number):
     folder = tmp_path / "run"
@@ -171,6 +172,7 @@ def test_a_full_disk_ends_a_run_with_1_and_a_sentence(here, tmp_path, limit):
     assert result.code == 1 and "File too large" in result.text and "Traceback" not in result.text, result.text
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
     folder = tmp_path / "run"
     ours, theirs = os.openpty()

@@ -183,7 +183,7 @@ class Lives(RuleBasedStateMachine):
         self.base.cleanup()
 
 
-TestLives = Lives.TestCase
+TestLives = pytest.mark.slow(Lives.TestCase)
 TestLives.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
 
 

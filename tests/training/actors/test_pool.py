@@ -128,6 +128,7 @@ class Standing:
         return ActorPool(self.recipe, self.counters, self.weights, lambda lane, lanes: [0] * lanes, 0, 0, **kwargs)
 
 
+@pytest.mark.slow
 def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch):
     standing = Standing()
     counters, limiter, lanes = (
