@@ -80,15 +80,14 @@ class Fleet:
             draining = {} if self._drain is None else self._drain.state()
             return replace(self.plan.manifest(self.spec), shards=len(self), draining=draining)
 
-    def write(self, shards: int | None = None) -> None:
+    def write(self, **about_to_change: Any) -> None:
         """Write the manifest to the folder of the shards, if they have one.  Raises: OSError.
 
         Args:
-            shards: their number, where that is about to change.
+            about_to_change: what it says other than is so yet: fields of ``Manifest``.
         """
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
-            found = self.manifest()
-            replace(found, shards=found.shards if shards is None else shards).write(self.plan.disk)
+            replace(self.manifest(), **about_to_change).write(self.plan.disk)
 
     def end_removal(self, found: Manifest) -> None:
         """Delete what is left of a shard that was being removed when its parent was killed: one that is added begins
@@ -128,7 +127,7 @@ class Fleet:
                 raise
             try:
                 for one in new:  # clients write to one as soon as it is there: by then the folder has to name it
-                    self.write(one.number + 1)
+                    self.write(shards=one.number + 1)
                     self.processes.add(one)
             finally:  # those that have begun stay, where one does not
                 self.write()
@@ -192,9 +191,7 @@ class Fleet:
             self._ask(last, Request.INHERIT, counts)
             raise
         left = drain.without(last)
-        if self.plan.disk is not None and isinstance(self.processes, LocalShards):
-            state = left.state() if left.marks else {}
-            replace(self.manifest(), shards=last, draining=state, leaving=True).write(self.plan.disk)
+        self.write(shards=last, draining=left.state() if left.marks else {}, leaving=True)
         self._drain = left if left.marks else None
         self._links.pop(last).close()
         self.processes.remove()
