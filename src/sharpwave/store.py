@@ -127,6 +127,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
         self._log.keep_limits()
+        if self._log.disk is not None and left is not None and not settings.manifest().items() <= left.manifest.items():
+            self._log.disk.describe(self._manifest())  # what was given now are the next life's previous values
 
     @property
     def capacity(self) -> int | None:

@@ -88,3 +88,15 @@ def test_a_full_store_takes_no_more_memory_however_long_it_goes_on(shape: tuple[
             largest.append(store.stats()["total_bytes"])
         assert store.stats()["evicted_steps"] > 4 * capacity
         assert max(largest) < 1.05 * largest[0] + (4 << 20), largest
+
+
+def test_limits_given_to_open_are_those_of_the_next_life(tmp_path: Path) -> None:
+    """A plain opening after one with a raised limit evicted what that limit had let in."""
+    sw.Store(SPEC, capacity=256, disk=tmp_path / "store", segment_steps=16).close()
+    with sw.Store.open(tmp_path / "store", capacity=2048) as store:
+        play = Play(store)
+        play.go_on(17 * 30)  # whole episodes
+        held = len(store)
+    with sw.Store.open(tmp_path / "store") as store:
+        assert (store.capacity, len(store)) == (2048, held)
+        assert held > 256
