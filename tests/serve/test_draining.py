@@ -5,10 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,92 +14,13 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.errors import DamagedError
-from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve import cuts
-from sharpwave.serve.addresses import Address, Security, machine
+from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.draining import EVERYTHING, Count, Drain
-from sharpwave.serve.fleet import Fleet
-from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.local_shards import Plan
 from sharpwave.serve.manifest import Manifest
-from sharpwave.serve.members import Members
 from sharpwave.serve.service import Service
-from tests.serve.serving import SPEC, Served, in_fork, served
-
-EPISODE = 10
-CAPACITY = 600
-
-
-class Started:
-    """Shards in threads, as a fleet's processes."""
-
-    def __init__(self, there: Served) -> None:
-        self.there, self.removed, self.left = there, 0, False
-
-    @property
-    def count(self) -> int:
-        return len(self.there.servers) - self.removed
-
-    def where(self) -> dict[str, Any]:
-        addresses = [[str(one.address)] for one in self.there.servers[: self.count]]
-        return {"shards": addresses, "machine": machine()}
-
-    def remove(self) -> None:
-        self.removed += 1
-        self.there.servers[self.count].close()
-
-    def leave(self) -> None:
-        self.left = True
-
-    def close(self) -> None:
-        assert not self.left
-
-
-@contextmanager
-def fleet_of(shards: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Fleet]]:
-    """Shards with a fleet, whose drain goes on when the test says so."""
-    monkeypatch.setattr("sharpwave.serve.intake.AWAY_S", 0.0)
-    monkeypatch.setattr("sharpwave.serve.fleet.LOOK_S", 1e6)
-    monkeypatch.setattr("sharpwave.serve.lease.HEAR_S", 0.0)
-    with served(shards, folder, capacity=CAPACITY) as there:
-        processes: Any = Started(there)
-
-        def link(number: int) -> Link:
-            return Link(Address.parse(processes.where()["shards"][number][0]), Security())
-
-        fleet = Fleet(SPEC, Plan(shards, folder, CAPACITY * shards), processes, link)
-        there.cluster._members = Members(Security(), fleet=fleet)
-        yield there, fleet
-        fleet._closing.set()
-        for one in fleet._links.values():
-            one.close()
-
-
-def write(writer: SegmentWriter, log: list[tuple[int, int]], begin: int, steps: int, lanes: int, of: int) -> None:
-    """Write steps whose action is their number in the plain log, ``of`` this writer, in episodes of 10."""
-    for step in range(begin, begin + steps):
-        numbers = np.arange(len(log), len(log) + lanes)
-        log += [(of, step)] * lanes
-        writer.extend(
-            obs=np.full((lanes, 6, 5), step % 256, np.uint8),
-            action=numbers,
-            reward=np.ones(lanes),
-            terminated=np.full(lanes, step % EPISODE == EPISODE - 1),
-            truncated=np.zeros(lanes, bool),
-            noise=np.zeros((lanes, 2)),
-        )
-
-
-def held(store: sw.Store, name: str) -> dict[int, tuple[int, int]]:
-    """Return every step's number that a store can sample, with its lane and step."""
-    replay = store.transitions(name=name, max_times_sampled=1)
-    seen: dict[int, tuple[int, int]] = {}
-    while count := len(replay):
-        batch = replay.sample(min(64, count))
-        for at in range(len(batch)):
-            assert int(batch.action[at]) not in seen
-            seen[int(batch.action[at])] = int(batch.lane[at]), int(batch.step[at])
-    return seen
+from tests.serve.fleets import CAPACITY, EPISODE, fleet_of, held, wait_for, write
+from tests.serve.serving import SPEC, in_fork, served
 
 
 def test_a_shard_is_drained_as_the_others_evict_what_came_before(
@@ -260,67 +178,6 @@ def test_at_once_evicts_all_and_truncates_the_episodes_under_way(
         writer.close()
 
 
-@pytest.mark.parametrize("heard", [True, False])
-def test_a_writer_that_was_away_while_its_shard_went_moves_on_with_all_that_it_kept(
-    heard: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also what belongs before the episodes with which lanes have moved already."""
-    monkeypatch.setattr("sharpwave.serve.delivery.GONE_S", 0.0)
-    with fleet_of(2, tmp_path, monkeypatch) as (there, fleet):
-        writer = there.cluster.writer(2, name="w", shard=1, segment_steps=8, timeout=10)
-        log: list[tuple[int, int]] = []
-        write(writer, log, 0, 23, 2, 0)
-        writer.flush()
-        if heard:
-            fleet.resize(1)
-        write(writer, log, 23, 6, 2, 0)
-        writer.flush()
-        if not heard:
-            fleet.resize(1)
-        lost = writer.delivery._leases[0].link
-        lost.close()
-
-        def away(wait_s: float = 0.0) -> None:
-            raise ShardLostError("away")
-
-        monkeypatch.setattr(lost, "connect", away)
-        write(writer, log, 29, 16, 2, 0)
-        assert (len(writer.delivery._leases) == 2) == heard and writer.delivery._leases[0].waiting
-        fleet._drain = replace(fleet._drain, at_once=True) if fleet._drain else None
-        fleet._look()
-        assert len(fleet) == 1 and writer.delivery.waiting
-        write(writer, log, 45, 30, 2, 0)
-        writer.flush()
-        write(writer, log, 75, 1, 2, 0)
-        assert [one.number for one in writer.delivery._leases] == [0]
-        kept = held(there.stores[0], "all")
-        assert kept.keys() >= {number for number, (_, step) in enumerate(log) if 29 <= step < 70}, "steps were lost"
-        for lane in {at[0] for at in kept.values()}:  # episodes are whole, from where the shard had taken them
-            steps = sorted((step, log[number][1]) for number, (of, step) in kept.items() if of == lane)
-            assert [later for _, later in steps] == sorted(later for _, later in steps)
-        writer.close()
-
-
-def test_a_writer_that_sends_nothing_does_not_keep_an_empty_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with fleet_of(2, tmp_path, monkeypatch) as (there, fleet):
-        writer = there.cluster.writer(1, name="w", shard=1, segment_steps=8, timeout=10)
-        log: list[tuple[int, int]] = []
-        write(writer, log, 0, 20, 1, 0)
-        writer.flush()
-        fleet.resize(1, drain=False)
-        fleet._look()
-        assert len(fleet) == 2, "it may write at any time"
-        monkeypatch.setattr("sharpwave.serve.intake.IDLE_S", 0.0)
-        fleet._look()
-        assert len(fleet) == 1
-        write(writer, log, 20, 30, 1, 0)
-        writer.flush()
-        assert {log[number][1] for number in held(there.stores[0], "all")} >= set(range(20, 47))
-        writer.close()
-
-
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 def test_a_fork_of_the_process_that_started_shards_leaves_them_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -438,13 +295,6 @@ def test_clients_of_a_service_shrink_grow_and_save_it(tmp_path: Path, monkeypatc
 def test_shards_at_plain_addresses_and_replicas_are_not_resized(tmp_path: Path) -> None:
     with served(1, tmp_path) as there, pytest.raises(ValueError, match="started elsewhere"):
         there.cluster.resize(shards=2)
-
-
-def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not what():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import sharpwave as sw
+from sharpwave.disk.ownership import MARK
 from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.link import ShardLostError
@@ -118,6 +120,20 @@ def test_a_checkpoint_that_a_shard_cannot_write_leaves_the_one_before(
         assert (folder / "cut-1" / "notes.txt").read_text() == "mine"
     with sw.Cluster.open(folder) as cluster:
         assert len(cluster) == 0
+
+
+def test_folders_in_which_a_kill_left_half_of_a_first_file_are_used(tmp_path: Path) -> None:
+    """A cluster's that was not begun, and a checkpoint's whose mark was not there yet: they were refused for ever."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    (folder / "cluster.json.partial").write_text('{"form')
+    with sw.Cluster(SPEC, capacity=1_000, disk=folder) as cluster:
+        cluster.checkpoint(tmp_path / "ckpt")
+        (tmp_path / "ckpt" / "cut-2").mkdir()
+        (tmp_path / "ckpt" / "cut-2" / f"{MARK}.partial").write_text('{"cu')
+        cluster.checkpoint(tmp_path / "ckpt")
+    assert sorted(os.listdir(tmp_path / "ckpt")) == ["cluster.json", "cut-2"]
+    assert sorted(os.listdir(folder)) == ["cluster.json", "shard-0"]
 
 
 def children(process: int) -> list[str]:
@@ -261,3 +277,32 @@ def test_a_service_that_is_started_again_with_its_limits_keeps_all_that_a_resize
             with sw.connect(str(listen)) as grown:
                 held = write(grown, life + 2, 100)
             assert held > (life + 2) * 150  # they are full, but for numbers that a writer made again skips
+
+
+@pytest.mark.slow
+def test_limits_that_a_cluster_is_opened_with_are_those_of_its_next_lives_and_of_shards_that_are_added(
+    tmp_path: Path,
+) -> None:
+    folder, listen = tmp_path / "disk", Address.parse(f"unix:{tmp_path}/sock")
+
+    def limits(cluster: sw.Cluster) -> list[int]:
+        files = [folder / f"shard-{number}" / "store" / "store.json" for number in range(len(cluster.links))]
+        return [int(json.loads(one.read_text())["capacity"]) for one in files]
+
+    with sw.Cluster(SPEC, shards=2, capacity=1_000, disk=folder, seed=5) as cluster:
+        assert limits(cluster) == [500, 500]
+    before = (folder / "cluster.json").stat().st_mtime_ns
+    with sw.Cluster.open(folder):
+        pass
+    assert (folder / "cluster.json").stat().st_mtime_ns == before, "nothing is to be changed, so nothing is written"
+    with sw.Cluster.open(folder, capacity=4_000) as cluster:
+        assert limits(cluster) == [2_000, 2_000]
+    with sw.Cluster.open(folder) as cluster:
+        cluster.resize(shards=3)
+        assert limits(cluster) == [2_000] * 3
+    with Service(listen, None, folder, Security(), capacity=3_000), sw.connect(str(listen)) as cluster:
+        assert limits(cluster) == [1_500] * 3, "of two shards, as when it was last divided"
+    assert Manifest.read(folder).new["seed"] == 5
+    with Service(listen, None, folder, Security()), sw.connect(str(listen)) as cluster:
+        cluster.resize(shards=4)
+        assert limits(cluster) == [1_500] * 4

@@ -259,9 +259,7 @@ class Cluster(ClusterWriters, ClusterViews):
                 )  # fmt: skip
                 made._start(plan, found.draining)
                 assert made._fleet is not None
-                made._fleet.end_removal(found)
-                if begins_from is not None:
-                    made._fleet.write()  # all is there
+                made._fleet.opened(found)
             except BaseException:
                 made.close()
                 raise

@@ -94,10 +94,10 @@ def cut(
 
 def _is_own(cut: Path, checkpoint: str, named: int) -> bool:
     """Return whether a checkpoint of that name made a folder: it bears a mark, or is the one that the folder names, or
-    is empty as it could not be marked any more."""
+    has nothing else than a part of its mark, as it could not be marked any more."""
     if cut.is_symlink() or not cut.is_dir() or not re.fullmatch("cut-[0-9]{1,9}", cut.name):
         return False
-    if cut.name == f"cut-{named}" or not any(cut.iterdir()):
+    if cut.name == f"cut-{named}" or all(one.name == f"{MARK}.partial" for one in cut.iterdir()):
         return True
     with contextlib.suppress(OSError, ValueError, AttributeError):
         return bool(json.loads((cut / MARK).read_bytes()).get("checkpoint") == checkpoint)

@@ -89,17 +89,23 @@ class Fleet:
         if self.plan.disk is not None and isinstance(self.processes, LocalShards):
             replace(self.manifest(), **about_to_change).write(self.plan.disk)
 
-    def end_removal(self, found: Manifest) -> None:
-        """Delete what is left of a shard that was being removed when its parent was killed: one that is added begins
-        empty, and steps that this one had evicted would come back with it.
+    def opened(self, found: Manifest) -> None:
+        """Make the folder that these shards were opened from say what is so now.
+
+        What is left of a shard that was being removed when its parent was killed is deleted: one that is added begins
+        empty, and steps that this one had evicted would come back with it. New limits are those of the next life, too.
 
         Nobody else has the folder: these shards have begun there.
 
-        Raises: as ``delete_when_free``.
+        Args:
+            found: what the folder said.
+
+        Raises: as ``delete_when_free``, ``write``.
         """
-        if found.leaving and self.plan.disk is not None:
-            with self.lock:
+        with self.lock:
+            if found.leaving and self.plan.disk is not None:
                 delete_when_free(self.plan.disk / f"shard-{found.shards}")
+            if replace(self.manifest(), draining=found.draining) != found:
                 self.write()
 
     def resize(self, shards: int, drain: bool = True) -> None:
@@ -170,34 +176,38 @@ class Fleet:
             elsewhere = staying_where | {"at_once": drain.over(number, staying)}
             said = self._ask(number, Request.DRAIN, {"elsewhere": elsewhere, "evict": drain.due(number, staying)})
             news |= drain.appended(number, Count(said["steps"], said["total_steps"]), staying)
-            if number == len(self) - 1 and not said["steps"] and not said["writers"]:
-                drain = self._removed(drain)
+            if number == len(self) - 1 and not said["steps"] and not said["writers"] and self._removed(drain):
                 news = False
+                if (drain := self._drain) is None:
+                    break
         if news:
             self.write()
 
-    def _removed(self, drain: Drain) -> Drain:
+    def _removed(self, drain: Drain) -> bool:
         """Remove the last shard, once another has what limiters counted there, and the folder no longer names it.
 
-        Returns the drain of the others.
+        Returns whether it was removed: not if a writer has sent it something meanwhile.
 
         Raises: ShardLostError, OSError.
         """
         last = len(self) - 1
-        counts = self._ask(last, Request.CEDE)
-        try:
-            self._ask(0, Request.INHERIT, counts)
-        except ShardLostError:
-            self._ask(last, Request.INHERIT, counts)
-            raise
+        ceded = self._ask(last, Request.CEDE)
+        if "counts" not in ceded:
+            return False
         left = drain.without(last)
-        self.write(shards=last, draining=left.state() if left.marks else {}, leaving=True)
+        try:
+            self._ask(0, Request.INHERIT, ceded)
+            ceded = {}  # it has them
+            self.write(shards=last, draining=left.state() if left.marks else {}, leaving=True)
+        except BaseException:
+            self._ask(last, Request.INHERIT, ceded)
+            raise
         self._drain = left if left.marks else None
         self._links.pop(last).close()
         self.processes.remove()
         with contextlib.suppress(OSError):  # then it still names a store that is gone
             self.write()
-        return left
+        return True
 
     def _ask(self, number: int, kind: Request, head: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask a shard, twice if its connection broke.  Raises: ShardLostError."""

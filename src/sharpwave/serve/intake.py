@@ -28,6 +28,8 @@ IDLE_S = 30.0
 UNUSED_S = 300.0
 """How long a view whose connections have all ended still holds writers up."""
 MAX_NAME_CHARACTERS = 200
+CEDED = -1
+"""Who has paused the intake for good, among connections that did so for a while."""
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
 LEASES = "writers.json"
 """File in a shard's folder: the lanes of each writer."""
@@ -267,9 +269,28 @@ class Intake:
     @property
     def writers(self) -> int:
         """Writers that are connected and not idle, and 1 where one may be about to connect again."""
-        now = time.monotonic()
         with self._lock:
-            return sum(now - heard < IDLE_S for heard in self._writing.values()) + (now - self._left_at < AWAY_S)
+            return self._busy()
+
+    def _busy(self) -> int:
+        now = time.monotonic()
+        return sum(now - heard < IDLE_S for heard in self._writing.values()) + (now - self._left_at < AWAY_S)
+
+    def cede(self) -> bool:
+        """Take no steps any more, as the shard is to end, until ``go_on``; whoever sends some waits for that, or for
+        the end, and sends them to another shard. Return whether it is so: not if there are steps, or active writers.
+        """
+        with self._changed:
+            if CEDED not in self._paused and (len(self._store) or self._busy()):
+                return False
+            self._paused.add(CEDED)
+            return True
+
+    def go_on(self) -> None:
+        """Undo ``cede``."""
+        with self._changed:
+            self._paused.discard(CEDED)
+            self._changed.notify_all()
 
     def left(self, client: Client) -> None:
         """Undo what a connection that has ended held up."""

@@ -161,7 +161,7 @@ class Plan:
             spec.description(),
             limits,
             self.disk is not None,
-            {**self.options, "seed": int(self.options.get("seed", 0)) + number},
+            {**self.options, "seed": int(self.options.get("seed", self.new.get("seed", 0))) + number},
             None if self.begins_from is None else str(self.begins_from / f"shard-{number}"),
             self.security.secret.hex(),
             self.security.certificate,

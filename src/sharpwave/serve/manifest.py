@@ -152,7 +152,8 @@ def empty_folder(disk: str | os.PathLike[str]) -> Path:
         raise FileExistsError(
             f"disk: {folder} holds a cluster already; open it with sharpwave.Cluster.open({str(folder)!r})"
         )
-    if folder.is_dir() and any(one.name != LOCK for one in folder.iterdir()):
+    begun = (LOCK, f"{CLUSTER}.partial")  # by one that was killed before it was there
+    if folder.is_dir() and any(one.name not in begun for one in folder.iterdir()):
         raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
     folder.mkdir(parents=True, exist_ok=True)
     return folder

@@ -72,7 +72,7 @@ class Service:
                 )
                 addresses = self._started(found.spec, found.draining)
                 assert self._fleet is not None
-                self._fleet.end_removal(found)
+                self._fleet.opened(found)
                 directory = Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
             else:
                 many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}

@@ -282,12 +282,17 @@ class Shard:
         return {"steps": steps, "total_steps": total, "writers": self.intake.writers}, {}
 
     def _cede(self, client: Client, frame: Frame) -> Reply:
-        """Hand over how many steps and samples each view has counted, for the limiters; they begin anew here."""
-        return {"counts": self.views.cede()}, {}
+        """Take no steps any more, and hand over how many steps and samples each view has counted, for the limiters.
+
+        ``counts`` is missing if there are steps, or active writers: then all is as before.
+        """
+        return {"counts": self.views.cede()} if self.intake.cede() else {}, {}
 
     def _inherit(self, client: Client, frame: Frame) -> Reply:
-        """Add what another shard has ceded; a view's counts are kept with its priorities."""
+        """Add what another shard has ceded, or take back what this one has; a view's counts are kept with its
+        priorities."""
         self.views.inherit(frame.head.get("counts", {}))
+        self.intake.go_on()
         return {}, {}
 
     def _checkpoint(self, client: Client, frame: Frame) -> Reply:

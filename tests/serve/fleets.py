@@ -1,0 +1,103 @@
+"""Fleets of shards in threads, drained when a test says so, and the plain log of what was written to them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.segment_writer import SegmentWriter
+from sharpwave.serve.addresses import Address, Security, machine
+from sharpwave.serve.fleet import Fleet
+from sharpwave.serve.link import Link
+from sharpwave.serve.local_shards import Plan
+from sharpwave.serve.members import Members
+from tests.serve.serving import SPEC, Served, served
+
+EPISODE = 10
+CAPACITY = 600
+
+
+class Started:
+    """Shards in threads, as a fleet's processes."""
+
+    def __init__(self, there: Served) -> None:
+        self.there, self.removed, self.left = there, 0, False
+
+    @property
+    def count(self) -> int:
+        return len(self.there.servers) - self.removed
+
+    def where(self) -> dict[str, Any]:
+        addresses = [[str(one.address)] for one in self.there.servers[: self.count]]
+        return {"shards": addresses, "machine": machine()}
+
+    def remove(self) -> None:
+        self.removed += 1
+        self.there.servers[self.count].close()
+
+    def leave(self) -> None:
+        self.left = True
+
+    def close(self) -> None:
+        assert not self.left
+
+
+@contextmanager
+def fleet_of(shards: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Fleet]]:
+    """Shards with a fleet, whose drain goes on when the test says so."""
+    monkeypatch.setattr("sharpwave.serve.intake.AWAY_S", 0.0)
+    monkeypatch.setattr("sharpwave.serve.fleet.LOOK_S", 1e6)
+    monkeypatch.setattr("sharpwave.serve.lease.HEAR_S", 0.0)
+    with served(shards, folder, capacity=CAPACITY) as there:
+        processes: Any = Started(there)
+
+        def link(number: int) -> Link:
+            return Link(Address.parse(processes.where()["shards"][number][0]), Security())
+
+        fleet = Fleet(SPEC, Plan(shards, folder, CAPACITY * shards), processes, link)
+        there.cluster._members = Members(Security(), fleet=fleet)
+        yield there, fleet
+        fleet._closing.set()
+        for one in fleet._links.values():
+            one.close()
+
+
+def write(writer: SegmentWriter, log: list[tuple[int, int]], begin: int, steps: int, lanes: int, of: int) -> None:
+    """Write steps whose action is their number in the plain log, ``of`` this writer, in episodes of 10."""
+    for step in range(begin, begin + steps):
+        numbers = np.arange(len(log), len(log) + lanes)
+        log += [(of, step)] * lanes
+        writer.extend(
+            obs=np.full((lanes, 6, 5), step % 256, np.uint8),
+            action=numbers,
+            reward=np.ones(lanes),
+            terminated=np.full(lanes, step % EPISODE == EPISODE - 1),
+            truncated=np.zeros(lanes, bool),
+            noise=np.zeros((lanes, 2)),
+        )
+
+
+def held(store: sw.Store, name: str) -> dict[int, tuple[int, int]]:
+    """Return every step's number that a store can sample, with its lane and step."""
+    replay = store.transitions(name=name, max_times_sampled=1)
+    seen: dict[int, tuple[int, int]] = {}
+    while count := len(replay):
+        batch = replay.sample(min(64, count))
+        for at in range(len(batch)):
+            assert int(batch.action[at]) not in seen
+            seen[int(batch.action[at])] = int(batch.lane[at]), int(batch.step[at])
+    return seen
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
