@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import sharpwave as sw
-from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import Request
 from tests.serve.fleets import EPISODE, fleet_of, held, wait_for, write
 
@@ -91,7 +91,8 @@ def test_steps_that_come_just_before_a_shard_would_be_removed_keep_it(
             writer.flush()
         fleet.resize(1)
         fill_up(writers[0], log, there.stores[0])
-        ask, late = fleet._ask, []
+        ask = fleet._ask
+        late: list[int] = []
 
         def asked(number: int, kind: Request, *head: Any) -> dict[str, Any]:
             if kind == Request.CEDE and not late:
@@ -158,7 +159,7 @@ def test_steps_that_come_while_a_shard_is_removed_go_to_another(
             writer.close()
 
 
-def fill_up(writer: SegmentWriter, log: list[tuple[int, int]], store: sw.Store) -> None:
+def fill_up(writer: RemoteWriter, log: list[tuple[int, int]], store: sw.Store) -> None:
     """Write until a store has evicted all that it held."""
     until = store.total_steps
     while store.total_steps - len(store) <= until:
