@@ -209,7 +209,10 @@ def listen(address: Address, security: Security) -> tuple[socket.socket, Address
 
 def check_free(address: Address, security: Security) -> None:
     """Refuse an address at which this process could not listen now.  Raises: as ``listen``."""
-    listen(address, security)[0].close()
+    made, here = listen(address, security)
+    made.close()
+    if here.path:
+        os.unlink(here.path)
 
 
 def _listen_unix(address: Address) -> socket.socket:

@@ -67,6 +67,7 @@ class Service:
                         f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
                     )
                 _check_asked(disk, found, given)
+                check_free(listen, security)  # shards take a while to begin
                 self._plan = Plan(
                     found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
                 )
