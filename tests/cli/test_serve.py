@@ -131,7 +131,7 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
         (["--capacity", "100", "--listen", "unix:/nonexistent/folder/sock"], "cannot listen"),
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--shards", "0"], "shards=0, expected an integer from 1"),
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--replicas", "1", "--shards", "1"], "1 of 2 shards or more"),
-        (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", "/dev/null/d"], "Not a directory: '/dev/null/d'"),
+        (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", "/dev/null/d"], "/dev/null is a device, expected"),
         (["--capacity", "100", "--tls-certificate", "/none.pem"], "--tls-certificate /none.pem: No such file"),
         (["--capacity", "100", "--tls-certificate", __file__], f"{__file__}: [SSL] PEM lib"),
         (["--capacity", "100", "--tls-key", __file__], "give --tls-certificate too"),

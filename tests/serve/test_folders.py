@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import signal
@@ -18,8 +19,9 @@ import sharpwave as sw
 from sharpwave.disk.ownership import MARK
 from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.cuts import cut
 from sharpwave.serve.link import ShardLostError
-from sharpwave.serve.manifest import Manifest
+from sharpwave.serve.manifest import Manifest, write_whole
 from sharpwave.serve.service import Service
 from tests.serve.serving import SPEC, play, served
 
@@ -212,6 +214,38 @@ def test_a_service_whose_first_shards_did_not_begin_makes_them_for_the_next_clie
             assert len(cluster) == 0
     with sw.Cluster.open(folder) as cluster:
         assert cluster.spec == other
+
+
+@pytest.mark.slow
+def test_a_cluster_whose_first_shards_did_not_begin_leaves_its_folder_to_the_next_attempt(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with pytest.raises(ShardFailedError, match="cannot reserve"):
+        sw.Cluster(SPEC, shards=2, capacity=1_000, ram="100000TiB", disk=folder)
+    assert os.listdir(folder) == []  # with these limits no later life could open it
+    with sw.Cluster(SPEC, shards=2, capacity=1_000, ram="100MiB", disk=folder) as cluster:
+        held = write(cluster)
+    with pytest.raises(FileExistsError, match="holds a cluster already"):
+        sw.Cluster(SPEC, shards=2, capacity=1_000, disk=folder)
+    with sw.Cluster.open(folder) as cluster:
+        assert len(cluster) == held
+
+
+def test_what_is_in_a_folders_way_or_fills_its_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine")
+    for folder in (tmp_path / "file", tmp_path / "file" / "disk"):
+        with pytest.raises(FileExistsError, match="file is a file, expected a folder; give another path"):
+            sw.Cluster(SPEC, capacity=100, disk=folder)
+        with pytest.raises(FileExistsError, match="file is a file, expected a folder; give another path"):
+            cut([], lambda _: None, folder, SPEC, None)
+    assert (tmp_path / "file").read_text() == "mine"
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: '.*cluster\.json'"):
+        patch.setattr("sharpwave.serve.manifest.os.fsync", full)
+        write_whole(tmp_path / "cluster.json", "{}")
+    assert os.listdir(tmp_path) == ["file"]
 
 
 @pytest.mark.slow

@@ -78,6 +78,7 @@ class Cluster(ClusterWriters, ClusterViews):
         if is_ray(address) and not security.secret:  # Ray hands it to the shards
             security = replace(security, secret=secrets.token_hex(32).encode())
         self._begin(spec, security, seed)
+        begun: Plan | None = None  # whose folder was made here
         try:
             if is_ray(address):
                 given = {"seed": self._seed, **options}
@@ -95,6 +96,7 @@ class Cluster(ClusterWriters, ClusterViews):
                 manifest = plan.manifest(spec)
                 if folder is not None:
                     new_folder(folder, manifest)
+                    begun = plan
                 self._start(plan)
             else:
                 self._join(
@@ -105,6 +107,8 @@ class Cluster(ClusterWriters, ClusterViews):
                 )
         except BaseException:
             self.close()
+            if begun is not None:
+                begun.delete_new()
             raise
 
     def _begin(self, spec: Spec, security: Security, seed: int) -> None:

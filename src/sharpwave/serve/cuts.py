@@ -46,7 +46,7 @@ def cut(
         FileExistsError: the folder holds something else than checkpoints of clusters.
     """
     folder = checked_folder("checkpoint", path).absolute()  # shards may have another working directory
-    folder.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(folder).close()
     found = Manifest.read(folder) if (folder / CLUSTER).exists() else None
     before = 0 if found is None else found.cut
     name = (found.checkpoint if found is not None else "") or secrets.token_hex(16)

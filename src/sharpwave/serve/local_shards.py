@@ -19,7 +19,7 @@ from typing import Any
 from sharpwave.errors import ShardFailedError
 from sharpwave.persistence.settings import LEAST, Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
-from sharpwave.serve.manifest import Manifest
+from sharpwave.serve.manifest import CLUSTER, Manifest
 from sharpwave.serve.process import ShardSettings, delete_shard
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
@@ -119,6 +119,13 @@ class Plan:
         one = self.settings(spec)[0]
         new = {**one.new, **{name: value for name, value in (one.limits | one.options).items() if value is not None}}
         return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new, parts=self.parts)
+
+    def delete_new(self) -> None:
+        """Delete what is on disk of new shards that did not begin: the next attempt is to find it as this one did."""
+        if self.disk is not None:
+            for number in range(self.shards):
+                delete_shard(self.disk / f"shard-{number}")
+            (self.disk / CLUSTER).unlink(missing_ok=True)
 
     def check(self) -> dict[str, int | None]:
         """Return each shard's limits.  Raises: ValueError, TypeError: no cluster can have these settings."""

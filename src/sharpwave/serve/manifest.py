@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import zlib
@@ -11,6 +12,7 @@ from typing import Any, Self
 
 from sharpwave.disk.store_folder import LOCK
 from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.native.files import Files
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
 
@@ -124,11 +126,17 @@ def _checksum(said: dict[str, Any]) -> int:
 def write_whole(path: Path, text: str) -> None:
     """Write a small file so that it is there whole or as before, whatever happens.  Raises: OSError."""
     partial = path.with_name(f"{path.name}.partial")
-    with partial.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        error.filename = error.filename or str(path)  # a full disk does not say which
+        raise
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -155,7 +163,7 @@ def empty_folder(disk: str | os.PathLike[str]) -> Path:
     begun = (LOCK, f"{CLUSTER}.partial")  # by one that was killed before it was there
     if folder.is_dir() and any(one.name not in begun for one in folder.iterdir()):
         raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    Files().make_folder(folder).close()
     return folder
 
 

@@ -122,10 +122,8 @@ class Service:
         try:
             return self._started(spec)
         except BaseException:
-            if self.shards is None and self._plan.disk is not None:  # the next client is to find the folder as this did
-                for number in range(self._plan.shards):
-                    delete_shard(self._plan.disk / f"shard-{number}")
-                (self._plan.disk / CLUSTER).unlink(missing_ok=True)
+            if self.shards is None:
+                self._plan.delete_new()
             raise
 
     def _started(self, spec: Spec, draining: dict[str, Any] | None = None) -> list[list[str]]:
