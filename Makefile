@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Tests start hundreds of processes. Each would compile the package anew, a second and more, where this is set.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: pong cartpole test check tests slow coverage docs bench tiers latency soak ladder sequences clean
 
@@ -44,5 +46,5 @@ $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
 	touch $@

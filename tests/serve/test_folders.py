@@ -266,8 +266,7 @@ def test_shards_that_a_resize_added_before_it_failed_are_there_when_the_folder_i
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("by", ["cluster", "service"])
-@pytest.mark.parametrize("partly", [False, True])
+@pytest.mark.parametrize(("by", "partly"), [("cluster", True), ("service", False)])
 def test_a_shard_that_was_being_removed_when_its_owner_was_killed_does_not_come_back(
     tmp_path: Path, by: str, partly: bool
 ) -> None:
