@@ -230,6 +230,37 @@ def test_a_cluster_whose_first_shards_did_not_begin_leaves_its_folder_to_the_nex
         assert len(cluster) == held
 
 
+def test_of_two_that_make_a_cluster_in_one_folder_the_first_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both had found it empty, and the second deleted the first one's shards, as its own had not begun."""
+    folder, real = tmp_path / "disk", Manifest.write
+    refused: list[BaseException] = []
+
+    def write(manifest: Manifest, where: Path) -> None:
+        monkeypatch.setattr(Manifest, "write", real)
+        with pytest.raises(sw.StoreInUseError, match="another process is making a cluster in") as caught:
+            sw.Cluster(SPEC, capacity=1_000, disk=folder)
+        refused.append(caught.value)
+        real(manifest, where)
+
+    monkeypatch.setattr(Manifest, "write", write)
+    with sw.Cluster(SPEC, capacity=1_000, disk=folder) as cluster:
+        assert len(cluster) == 0 and len(refused) == 1
+
+
+@pytest.mark.slow
+def test_shards_that_another_has_opened_meanwhile_are_left_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "disk"
+    with sw.Cluster(SPEC, capacity=1_000, disk=folder) as cluster:
+        assert cluster._fleet is not None
+        held = write(cluster, 1)
+        cluster._fleet.plan.delete_new()
+        assert len(cluster) == held
+    with sw.Cluster.open(folder) as cluster:
+        assert len(cluster) == held
+
+
 def test_what_is_in_a_folders_way_or_fills_its_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("mine")
     for folder in (tmp_path / "file", tmp_path / "file" / "disk"):

@@ -70,7 +70,7 @@ class Hold:
         """Lock both; repeat if the lock file was deleted in between."""
         for _ in range(100):
             self._lock = self._open(shared)
-            if not all(_lock(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0):
+            if not all(lock_if_possible(one, shared) for one in (self._lock, self.directory.descriptor) if one >= 0):
                 break
             if self._lock < 0 or self.directory.names_file(LOCK, self._lock):
                 return True
@@ -110,7 +110,11 @@ class Hold:
             try:
                 if os.fstat(descriptor).st_nlink == 1:
                     holder = descriptors.pread(descriptor, 32, 0).decode(errors="replace").strip()
-                if not shared and _lock(descriptor, True) and _lock(self.directory.descriptor, True):
+                if (
+                    not shared
+                    and lock_if_possible(descriptor, True)
+                    and lock_if_possible(self.directory.descriptor, True)
+                ):
                     self.close()
                     return f"disk: {path} is being read by another process{waited}; end it, or wait for it"
             finally:
@@ -151,7 +155,7 @@ class Hold:
         self.close()
 
 
-def _lock(descriptor: int, shared: bool) -> bool:
+def lock_if_possible(descriptor: int, shared: bool) -> bool:
     """Lock an open file or folder; return False if other processes hold it."""
     if descriptor < 0:  # a folder on Windows
         return True

@@ -16,9 +16,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sharpwave.errors import ShardFailedError
+from sharpwave.errors import ShardFailedError, StoreInUseError
 from sharpwave.persistence.settings import LEAST, Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
+from sharpwave.serve.cuts import delete_when_free
 from sharpwave.serve.manifest import CLUSTER, Manifest
 from sharpwave.serve.process import ShardSettings, delete_shard
 from sharpwave.spec import Spec
@@ -123,9 +124,10 @@ class Plan:
     def delete_new(self) -> None:
         """Delete what is on disk of new shards that did not begin: the next attempt is to find it as this one did."""
         if self.disk is not None:
-            for number in range(self.shards):
-                delete_shard(self.disk / f"shard-{number}")
-            (self.disk / CLUSTER).unlink(missing_ok=True)
+            with contextlib.suppress(StoreInUseError):  # of whoever has opened the folder meanwhile
+                for number in range(self.shards):
+                    delete_when_free(self.disk / f"shard-{number}")
+                (self.disk / CLUSTER).unlink(missing_ok=True)
 
     def check(self) -> dict[str, int | None]:
         """Return each shard's limits.  Raises: ValueError, TypeError: no cluster can have these settings."""

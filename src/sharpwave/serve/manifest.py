@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
-from sharpwave.disk.store_folder import LOCK
-from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.disk.store_folder import LOCK, lock_if_possible
+from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.native.files import Files
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
@@ -168,7 +168,14 @@ def empty_folder(disk: str | os.PathLike[str]) -> Path:
 
 
 def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Path:
-    """Make the folder of a new cluster on disk.  Raises: as ``empty_folder``."""
+    """Make the folder of a new cluster on disk.
+
+    Raises: as ``empty_folder``.  StoreInUseError: another process is making one there.
+    """
     folder = empty_folder(disk)
-    replace(manifest, on_disk=True, cut=0).write(folder)
+    with Files().make_folder(folder) as directory:
+        if not lock_if_possible(directory.descriptor, shared=False):
+            raise StoreInUseError(f"disk: another process is making a cluster in {folder}; open it, or give another")
+        empty_folder(disk)
+        replace(manifest, on_disk=True, cut=0).write(folder)
     return folder
