@@ -17,10 +17,11 @@ from sharpwave.errors import DamagedError
 from sharpwave.serve import cuts
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.draining import EVERYTHING, Count, Drain
+from sharpwave.serve.fleet import Fleet
 from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.service import Service
 from tests.serve.fleets import CAPACITY, EPISODE, fleet_of, held, wait_for, write
-from tests.serve.serving import SPEC, in_fork, served
+from tests.serve.serving import SPEC, fill, in_fork, served
 
 
 def test_a_shard_is_drained_as_the_others_evict_what_came_before(
@@ -179,6 +180,29 @@ def test_at_once_evicts_all_and_truncates_the_episodes_under_way(
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_drain_that_cannot_be_written_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor does one end, where shards cannot be added."""
+
+    def full(fleet: Fleet, **about_to_change: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with fleet_of(3, tmp_path, monkeypatch) as (there, fleet):
+        for number, store in enumerate(there.stores):
+            fill(store, 2, 60, number)
+        steps = len(there.cluster)
+        for before in (3, 2):
+            there.cluster.resize(shards=before)
+            draining = fleet.manifest().draining
+            with monkeypatch.context() as patch:
+                patch.setattr(Fleet, "write", full)
+                for shards, drain in ((1, False), (4, True)):
+                    with pytest.raises(OSError, match="No space left"):
+                        there.cluster.resize(shards=shards, drain=drain)
+                    assert fleet.manifest().draining == draining
+            fleet._look()
+            assert len(there.cluster) == steps and len(fleet) == 3
+
+
 def test_a_fork_of_the_process_that_started_shards_leaves_them_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -285,6 +285,7 @@ class Cluster(ClusterWriters, ClusterViews):
         Raises:
             ValueError: no such number, replicas, or nobody who could start shards.
             ShardLostError: a shard is away at present; nothing was changed.
+            OSError: the folder cannot be written to; no drain has begun, and shards that were added stay.
         """
         self._members.resize(shards, drain)
 

@@ -131,12 +131,19 @@ class Fleet:
             except BaseException:
                 self._drain = before
                 raise
+            count = len(self)
             try:
                 for one in new:  # clients write to one as soon as it is there: by then the folder has to name it
                     self.write(shards=one.number + 1)
                     self.processes.add(one)
-            finally:  # those that have begun stay, where one does not
-                self.write()
+                if not new:
+                    self.write()
+            except BaseException:  # those that have begun stay, where one does not
+                if len(self) == count:
+                    self._drain = before
+                with contextlib.suppress(OSError):
+                    self.write()
+                raise
             if self._drain is not None:
                 with contextlib.suppress(ShardLostError):  # it has begun; the thread goes on
                     self._look()
