@@ -17,6 +17,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.link import ShardLostError
+from tests.serve.fleets import wait_for
 from tests.serve.serving import SPEC, play, served
 
 STEPS = 120
@@ -207,6 +208,26 @@ def test_what_cannot_be_started_says_why(tmp_path: Path) -> None:
     for arguments, error, text in wrong:
         with pytest.raises(error, match=text):
             sw.Cluster(SPEC, **arguments)
+
+
+def test_a_shard_that_cannot_be_started_again_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    with sw.Cluster(SPEC, shards=1, capacity=1000) as cluster:
+        assert cluster._processes is not None
+        before, refused = cluster._processes.processes, list[int]()
+
+        def none_left(*_: Any, **__: Any) -> None:
+            refused.append(0)
+            raise OSError(24, "Too many open files")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(subprocess, "Popen", none_left)
+            os.kill(before[0], signal.SIGKILL)
+            wait_for(lambda: len(refused) >= 2)
+        wait_for(lambda: cluster._processes is not None and cluster._processes.processes != before)
+        writer = cluster.writer(name="w", timeout=60.0)  # waits for it
+        counting(writer, 0, 10, 1)
+        writer.close()
+        assert len(cluster) == 9
 
 
 def test_a_lost_shard_that_nobody_starts_again(tmp_path: Path) -> None:

@@ -191,6 +191,7 @@ class _Seat:
         self.deaths = 0
 
     def start(self) -> None:
+        self.begun = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -198,7 +199,6 @@ class _Seat:
         with contextlib.suppress(OSError):  # it has died; ``ready`` says so
             self.process.stdin.write(json.dumps(asdict(self.settings)) + "\n")
             self.process.stdin.flush()
-        self.begun = time.monotonic()
 
     def ready(self) -> list[str]:
         """Wait until it listens; return its addresses.  Raises: ShardFailedError."""
@@ -309,10 +309,14 @@ class LocalShards:
                     if seat.process is not process or seat not in self._seats or self._closing.is_set():
                         continue
                     _close_pipes(process)
-                    seat.start()
+                    try:
+                        seat.start()
+                    except OSError as error:  # no descriptors or no memory are left: it is tried again
+                        LOG.error("shard %d cannot be started again: %s", seat.settings.number, error)
+                        continue
                 try:
                     seat.ready()
-                except ShardFailedError as error:
+                except RuntimeError as error:  # it has failed, or no thread can be started
                     LOG.error("%s", error)
 
     def leave(self) -> None:
