@@ -19,9 +19,31 @@ from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.draining import EVERYTHING, Count, Drain
 from sharpwave.serve.fleet import Fleet
 from sharpwave.serve.manifest import Manifest
+from sharpwave.serve.requests import Request
 from sharpwave.serve.service import Service
 from tests.serve.fleets import CAPACITY, EPISODE, fleet_of, held, wait_for, write
 from tests.serve.serving import SPEC, fill, in_fork, served
+
+
+@pytest.mark.parametrize("evict", [EVERYTHING, 100])
+def test_what_a_drain_evicted_does_not_come_back_once_the_drain_was_ended(tmp_path: Path, evict: int) -> None:
+    """The limits of the store have room for it, so nothing would evict it again when it is opened."""
+    with served(1, tmp_path, disk=tmp_path / "disk") as there:
+        writer = there.cluster.writer(2)
+        log: list[tuple[int, int]] = []
+        for step in range(100):
+            write(writer, log, step, 1, 2, 0)
+        writer.close()
+        (link,), elsewhere = there.cluster.links, there.cluster.where()
+        link.call(Request.DRAIN, {"elsewhere": elsewhere, "evict": evict})
+        kept = held(there.stores[0], "kept")
+        link.call(Request.DRAIN)
+        assert held(there.stores[0], "still") == kept
+        total = there.stores[0].total_steps
+        assert 200 - evict <= len(there.stores[0]) < total
+    with sw.Store.open(tmp_path / "disk", writers_go_on=True) as store:
+        assert held(store, "opened") == kept
+        assert store.total_steps == total
 
 
 def test_a_shard_is_drained_as_the_others_evict_what_came_before(
