@@ -94,6 +94,24 @@ def test_a_queue_gives_every_item_of_every_shard_once(tmp_path: Path) -> None:
             replay.sample(1)
 
 
+def test_items_that_came_are_kept_where_another_learner_was_faster_in_one_shard(tmp_path: Path) -> None:
+    """They had been given, and were let go, so nobody ever learned from them."""
+    with served(2, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 100, number, end=0.0)
+        replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1)
+        views = [next(iter(one.views.replays.values())) for one in there.shards]
+        assert len(replay) == sum(map(len, views))
+        for view, stay in zip(views, (7, 1), strict=True):
+            view.sample(len(view) - stay)  # the other learner
+        batches = replay._batches
+        batch = batches.collected(batches.submitted(8), None)  # by what was known before
+        ids = set(zip(batch.shards.tolist(), np.asarray(batch.ids).tolist(), strict=True))
+        assert len(ids) == 8 and not any(map(len, views)) and replay._of.ahead == 0
+        with pytest.raises(sw.EmptyError, match="no shard has an item"):
+            batches.submitted(1)
+
+
 def test_samplers_that_need_all_items_are_refused_by_name(tmp_path: Path) -> None:
     with served(1, tmp_path) as there, pytest.raises(ValueError, match="RankPrioritized"):
         there.cluster.transitions(sampler=sw.RankPrioritized())

@@ -43,15 +43,19 @@ class Plan:
 
     Attributes:
         size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
+        shared: the memory that shards on this machine are told of.
         ahead: its items count among those that were asked for and have not come.
-        tickets: link, its connections, number of the request; no link: it is lost.
+        shares: those that were asked for. ``tickets`` of them: link, its connections, number of the request; no link:
+            it is lost. ``came``: those that have come, with their shards' incarnations.
     """
 
     size: int
     target: Target | None = None
     blocks: list[Any] = field(default_factory=list)
+    shared: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
+    came: list[tuple[Share, int]] = field(default_factory=list)
     ahead: bool = False
 
     def drop(self) -> None:
@@ -112,7 +116,9 @@ class RemoteBatches(Generic[B]):
         """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
         plan = Plan(batch_size)
         try:
-            self._ask(plan, self._lend(plan) if self._in_shared_memory else [], batch_size)
+            if self._in_shared_memory:
+                self._lend(plan)
+            self._ask(plan, 0, batch_size)
             self._of.ahead, plan.ahead = self._of.ahead + batch_size, True
         except BaseException:
             self._let_go(plan)
@@ -130,8 +136,8 @@ class RemoteBatches(Generic[B]):
             self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
         plan.drop()
 
-    def _lend(self, plan: Plan) -> list[Any]:
-        """Take memory for a batch; return its blocks.
+    def _lend(self, plan: Plan) -> None:
+        """Take memory for a batch.
 
         Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
         the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
@@ -143,30 +149,31 @@ class RemoteBatches(Generic[B]):
         self.pool.collect()
         lent = [self.pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
         plan.target, plan.blocks = layout.over(lent, self._view, source.tag), [root for _, root in lent]
-        blocks = [block.memory for block, _ in lent]
         if self._in_shared_memory:
-            for block in blocks:
+            plan.shared = [block.memory for block, _ in lent]
+            for block in plan.shared:
                 block.awaited = True
-        return blocks
 
     def _renew(self) -> None:
         self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
         self.memory, self._quarantined = SharedBlocks(self._of.freed), deque()
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
 
-    def _ask(self, plan: Plan, blocks: Sequence[Any], batch_size: int) -> None:
+    def _ask(self, plan: Plan, begin: int, end: int) -> None:
+        """Ask shards for these items of a batch.  Raises: EmptyError, MemoryError."""
         numbers = sorted(self._of.known)
         masses = np.array([self._of.known[number].state.mass for number in numbers])
         if not masses.sum() > 0:
             raise EmptyError(f"sample: no shard has an item to sample; {self._view.waits_for}")
-        plan.shares = [replace(one, shard=numbers[one.shard]) for one in divide(masses, batch_size, self._rng)]
-        for share in plan.shares:
+        for one in divide(masses, end - begin, self._rng):
+            share = replace(one, shard=numbers[one.shard], begin=begin + one.begin, end=begin + one.end)
+            plan.shares.append(share)
             link = self._of.links.get(share.shard)
             try:
                 if link is None:
                     raise ShardLostError("shard: gone")
                 self._of.ensure(share.shard, link)
-                ticket = self._ask_one(link, share, blocks, batch_size)
+                ticket = self._ask_one(link, share, plan.shared, plan.size)
                 plan.tickets.append((link, link.connections, ticket))
             except ShardLostError:
                 self._of.lost(share.shard)
@@ -211,22 +218,26 @@ class RemoteBatches(Generic[B]):
             missing = self._missing(plan)
             if not missing:
                 break
-            self._came(plan)
-            for error in missing:
+            for _, error in missing:
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
+            too_few = all(isinstance(error, EmptyError) for _, error in missing)
             if attempt == ATTEMPTS - 1:
-                raise ShardLostError(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0]}")
+                kind = EmptyError if too_few else ShardLostError
+                raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
             self._of.refresh()
-            self._again(plan)
+            if too_few:  # other learners were faster; what has come is kept: a view may give it once only
+                for share, _ in missing:
+                    self._ask(plan, share.begin, share.end)
+            else:
+                self._again(plan)
         target = plan.target
         assert target is not None
         self._came(plan)
         shards = np.empty(len(target.ids), np.int64)
-        for share, (link, _, _) in zip(plan.shares, plan.tickets, strict=True):
+        for share, incarnation in plan.came:
             target.draw.probabilities[share.begin : share.end] *= share.probability
-            assert link is not None
-            shards[share.begin : share.end] = link.incarnation
+            shards[share.begin : share.end] = incarnation
         beta = float(self._shape.sampler.beta) if beta is None else float(beta)
         if beta == 0.0:
             target.draw.weights.fill(1.0)
@@ -242,18 +253,19 @@ class RemoteBatches(Generic[B]):
 
     def _again(self, plan: Plan) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
+        self._came(plan)
         fresh = self.submitted(plan.size)
-        plan.target, plan.blocks, plan.shares, plan.tickets = fresh.target, fresh.blocks, fresh.shares, fresh.tickets
-        plan.ahead = fresh.ahead
+        plan.target, plan.blocks, plan.shared, plan.ahead = fresh.target, fresh.blocks, fresh.shared, fresh.ahead
+        plan.shares, plan.tickets, plan.came = fresh.shares, fresh.tickets, fresh.came
 
-    def _missing(self, plan: Plan, wanted: bool = True) -> list[Exception]:
-        """Wait for every share of a batch; return why some did not come. Then no shard writes to its memory any more,
-        or it is kept from use.
+    def _missing(self, plan: Plan, wanted: bool = True) -> list[tuple[Share, Exception]]:
+        """Wait for every share of a batch that was asked for; return those that did not come, and why. Then no shard
+        writes to its memory any more, or it is kept from use.
 
         Args:
             wanted: whether shares that were sent are read.
         """
-        missing: list[Exception] = []
+        missing: list[tuple[Share, Exception]] = []
         for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
             try:
                 if link is None or connection != link.connections:
@@ -267,14 +279,17 @@ class RemoteBatches(Generic[B]):
                     part = plan.target.part(share.begin, share.end)
                     with self._decoding:
                         read_into(part, reply, self._view, self.fields, self.numbers)
+                assert link.incarnation is not None
+                plan.came.append((share, link.incarnation))
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
                 self._of.lost(share.shard)
-                missing.append(error)
+                missing.append((share, error))
             except Exception as error:
                 if isinstance(error, WireError) and link is not None:
                     link.close()  # a peer that sends such things is not heard any more over this connection
-                missing.append(error)
+                missing.append((share, error))
+        plan.shares, plan.tickets = [], []
         while self._quarantined and self._quarantined[0][0] < time.monotonic():
             self._quarantined.popleft()
         return missing
