@@ -20,7 +20,7 @@ hypothesis.settings.register_profile(
     "sharpwave",
     deadline=None,
     derandomize=False,
-    max_examples=int(os.environ.get("SHARPWAVE_HYPOTHESIS_EXAMPLES", "40")),
+    max_examples=int(os.environ.get("SHARPWAVE_HYPOTHESIS_EXAMPLES", "25")),
     stateful_step_count=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
     print_blob=True,

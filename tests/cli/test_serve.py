@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -147,10 +148,17 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
         (["--capacity", "100", "--listen", "127.0.0.1:0", "--disk", os.path.dirname(__file__)], "is not empty"),
     ],
 )
-def test_what_it_cannot_do_it_says_in_a_line(arguments: list[str], text: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if name != "SHARPWAVE_SECRET"} | {"COLUMNS": "200"}
-    done = subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, env=environment, timeout=60)
-    assert done.returncode in (1, 2) and text in " ".join(done.stderr.split()) and "Traceback" not in done.stderr
+def test_what_it_cannot_do_it_says_in_a_line(
+    arguments: list[str], text: str, here: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHARPWAVE_SECRET", raising=False)
+    handlers = {one: signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        done = here("serve", *arguments)
+    finally:
+        for one, handler in handlers.items():
+            signal.signal(one, handler)
+    assert done.code in (1, 2) and text in " ".join(done.text.split()) and "Traceback" not in done.text
 
 
 def test_a_service_in_memory_begins_without_the_writers_of_one_that_was_killed(tmp_path: Path) -> None:
