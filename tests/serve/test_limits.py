@@ -11,7 +11,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
-from tests.serve.serving import fill, play, served
+from tests.serve.serving import fill, play, sealed, served
 
 
 def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path) -> None:
@@ -110,6 +110,51 @@ def test_items_that_came_are_kept_where_another_learner_was_faster_in_one_shard(
         assert len(ids) == 8 and not any(map(len, views)) and replay._of.ahead == 0
         with pytest.raises(sw.EmptyError, match="no shard has an item"):
             batches.submitted(1)
+
+
+def named(batch: sw.Batch) -> set[tuple[int, int]]:
+    assert batch.shards is not None
+    return set(zip(np.asarray(batch.shards).tolist(), np.asarray(batch.ids).tolist(), strict=True))
+
+
+@pytest.mark.parametrize("limiter", [None, sw.Queue(1000)])
+def test_a_stream_asks_ahead_for_no_more_than_there_is(tmp_path: Path, limiter: sw.Queue | None) -> None:
+    """It counted items as left that it had asked for: it raised EmptyError where it had to wait, and lost them."""
+    with served(2, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 80 + 40 * number, number, end=0.0)
+        replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=limiter)
+        count, came = len(replay), set[tuple[int, int]]()
+        expected = sw.EmptyError if limiter is None else sw.LimiterTimeoutError
+        with pytest.raises(expected, match=f"{count % 16} "):
+            for batch in replay.stream(16, lookahead=4, timeout=0.1):
+                came |= named(batch)
+        assert len(came) == count // 16 * 16 and len(replay) == count % 16
+
+
+@pytest.mark.parametrize("lookahead", [0, 3])
+def test_what_came_of_a_batch_that_another_learner_left_too_little_for_is_in_the_next(
+    tmp_path: Path, lookahead: int
+) -> None:
+    with served(2, tmp_path) as there:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 100, number, end=0.0)
+        replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1)
+        views = [next(iter(one.views.replays.values())) for one in there.shards]
+        assert len(replay) == sum(map(len, views))
+        views[0].sample(len(views[0]) - 6)  # the other learner
+        views[1].sample(len(views[1]))
+
+        def sample() -> sw.Batch:
+            return next(replay.stream(8, lookahead=lookahead)) if lookahead else replay.sample(8)
+
+        with pytest.raises(sw.EmptyError):
+            sample()
+        assert len(views[0]) == 2, "the other four have been given"
+        for one in sealed(1, 300, 1, end=0.0)[12:]:  # 12 segments of it are there
+            there.stores[1].add_segment(one.packed, one.dictionaries)
+        batch = sample()
+        assert len(named(batch)) == 8 and np.count_nonzero(batch.shards == there.shards[0].incarnation) >= 4
 
 
 def test_samplers_that_need_all_items_are_refused_by_name(tmp_path: Path) -> None:

@@ -26,6 +26,8 @@ class KnownShard:
     Attributes:
         connection: of the ``link``, in which ``view`` is the view's number. ``told``: when it last answered.
         credit: total of steps up to which it was told to take some.
+        newest: number of the request whose reply ``state`` came with. ``asked``: number and items of each draw that
+            was asked for after it, which ``state`` does not count.
     """
 
     link: Link
@@ -34,6 +36,18 @@ class KnownShard:
     connection: int = -1
     told: float = 0.0
     credit: int = 0
+    newest: int = 0
+    asked: deque[tuple[int, int]] = field(default_factory=deque)
+
+    @property
+    def ahead(self) -> int:
+        """Items that were asked for, and that its state does not count."""
+        return sum(items for _, items in self.asked)
+
+    @property
+    def mass(self) -> float:
+        """Mass for another draw: where uses are limited, of no more than nothing was asked for yet."""
+        return self.state.mass if self.state.uses < 0 else max(0.0, min(self.state.mass, self.state.uses - self.ahead))
 
 
 class KnownShards:
@@ -43,14 +57,18 @@ class KnownShards:
         shards: the cluster's. ``asked``: the view as they are asked for it. ``limited``: whether a limiter bounds it.
 
     Attributes:
-        known: by number. ``ahead``: items that were asked for and have not come.
+        known: by number. ``limits_uses``: whether an item is given so many times only.
     """
 
     def __init__(self, shards: Members, asked: Mapping[str, Any], limited: bool) -> None:
         self._shards, self._asked = shards, dict(asked)
         self.known: dict[int, KnownShard] = {}
-        self._limited = limited
-        self.ahead = 0
+        self._limited, self.limits_uses = limited, self._asked["max_times_sampled"] is not None
+
+    @property
+    def ahead(self) -> int:
+        """Items that were asked for, and that no state counts."""
+        return sum(one.ahead for one in self.known.values())
 
     @property
     def freed(self) -> deque[int]:
@@ -88,7 +106,12 @@ class KnownShards:
     def told(self, number: int, reply: Frame) -> None:
         """Take over what a shard says of the view with a reply."""
         shard = self.known[number]
+        if reply.number < shard.newest:  # it waited to be read, and later ones have been
+            return
         shard.state, shard.told = ViewState.read(reply.head.get("state")), time.monotonic()
+        shard.newest = reply.number
+        while shard.asked and shard.asked[0][0] <= reply.number:
+            shard.asked.popleft()
 
     def lost(self, number: int) -> None:
         """Note that a shard does not answer: nothing is drawn from it until it does."""
@@ -97,6 +120,7 @@ class KnownShards:
             return
         shard.state = replace(shard.state, mass=0.0, count=0, uses=-1 if shard.state.uses < 0 else 0)
         shard.connection = -1
+        shard.asked.clear()
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask the shards for their states that were told more than ``older_s`` seconds ago."""
@@ -130,11 +154,12 @@ class KnownShards:
     def cursor(self, windows: bool) -> Cursor:
         """Return the progress of the view in all shards; ``windows``: whether its items are windows."""
         states = self.states
-        uses = sum(state.uses for state in states) if any(state.uses >= 0 for state in states) else float("inf")
+        ahead = self.ahead
+        uses = sum(state.uses for state in states) - ahead if any(state.uses >= 0 for state in states) else float("inf")
         size = sum(state.count for state in states)
         return Cursor(
             sum(state.inserts for state in states),
-            sum(state.samples for state in states) + self.ahead,
+            sum(state.samples for state in states) + ahead,
             size,
             uses if size else 0,
             windows,

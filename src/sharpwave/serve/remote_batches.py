@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 import numpy as np
 
-from sharpwave.errors import EmptyError
+from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.protocol import importance_weights
@@ -44,9 +44,9 @@ class Plan:
     Attributes:
         size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
         shared: the memory that shards on this machine are told of.
-        ahead: its items count among those that were asked for and have not come.
         shares: those that were asked for. ``tickets`` of them: link, its connections, number of the request; no link:
-            it is lost. ``came``: those that have come, with their shards' incarnations.
+            it is lost. ``came``: those that have come, with their shards' incarnations. ``lacks``:
+            those that their shards had too few items for, and that are to be asked for again.
     """
 
     size: int
@@ -56,7 +56,7 @@ class Plan:
     shares: list[Share] = field(default_factory=list)
     tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
     came: list[tuple[Share, int]] = field(default_factory=list)
-    ahead: bool = False
+    lacks: list[Share] = field(default_factory=list)
 
     def drop(self) -> None:
         """Let the replies go that its shards send."""
@@ -119,19 +119,13 @@ class RemoteBatches(Generic[B]):
             if self._in_shared_memory:
                 self._lend(plan)
             self._ask(plan, 0, batch_size)
-            self._of.ahead, plan.ahead = self._of.ahead + batch_size, True
         except BaseException:
             self._let_go(plan)
             raise
         return plan
 
-    def _came(self, plan: Plan) -> None:
-        if plan.ahead:
-            self._of.ahead, plan.ahead = self._of.ahead - plan.size, False
-
     def _let_go(self, plan: Plan) -> None:
         """Forget a batch that an error or an interrupt ended; shards may still write to its memory."""
-        self._came(plan)
         if plan.blocks:
             self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
         plan.drop()
@@ -162,7 +156,7 @@ class RemoteBatches(Generic[B]):
     def _ask(self, plan: Plan, begin: int, end: int) -> None:
         """Ask shards for these items of a batch.  Raises: EmptyError, MemoryError."""
         numbers = sorted(self._of.known)
-        masses = np.array([self._of.known[number].state.mass for number in numbers])
+        masses = np.array([self._of.known[number].mass for number in numbers])
         if not masses.sum() > 0:
             raise EmptyError(f"sample: no shard has an item to sample; {self._view.waits_for}")
         for one in divide(masses, end - begin, self._rng):
@@ -175,6 +169,7 @@ class RemoteBatches(Generic[B]):
                 self._of.ensure(share.shard, link)
                 ticket = self._ask_one(link, share, plan.shared, plan.size)
                 plan.tickets.append((link, link.connections, ticket))
+                self._of.known[share.shard].asked.append((ticket, share.end - share.begin))
             except ShardLostError:
                 self._of.lost(share.shard)
                 plan.tickets.append((None, 0, 0))
@@ -204,36 +199,50 @@ class RemoteBatches(Generic[B]):
                     link.shared.discard(number)
                     link.forgotten.append(number)
 
-    def collected(self, plan: Plan, beta: float | None) -> B:
-        """Return a batch that was asked for, once it has come.  Raises: EmptyError, ShardLostError."""
+    def collected(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None = None) -> B:
+        """Return a batch that was asked for, once it has come.
+
+        Args:
+            wait: waits until a limiter admits so many items, which are asked for again; ``None``: there is no limiter.
+
+        Raises:
+            EmptyError, LimiterTimeoutError: if ``plan.lacks``, what has come is kept, and this may be called again.
+            ShardLostError.
+        """
         try:
-            return self._joined(plan, beta)
-        except BaseException:
+            return self._joined(plan, beta, wait)
+        except BaseException as error:
+            if isinstance(error, (EmptyError, LimiterTimeoutError)) and plan.lacks and self._of.limits_uses:
+                raise
+            plan.lacks = []
             self._let_go(plan)
             raise
 
-    def _joined(self, plan: Plan, beta: float | None) -> B:
+    def _joined(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None) -> B:
         """Wait for the shards' shares, and put them together."""
-        for attempt in range(ATTEMPTS):
-            missing = self._missing(plan)
-            if not missing:
-                break
+        attempts = ATTEMPTS
+        while (missing := self._missing(plan)) or plan.lacks:
             for _, error in missing:
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
-            too_few = all(isinstance(error, EmptyError) for _, error in missing)
-            if attempt == ATTEMPTS - 1:
-                kind = EmptyError if too_few else ShardLostError
+            lost = next((error for _, error in missing if isinstance(error, ShardLostError)), None)
+            if lost is None:  # other learners were faster; what has come is kept: a view may give it once only
+                plan.lacks += [share for share, _ in missing]
+            attempts -= bool(missing) and (lost is not None or wait is None)
+            if not attempts:
+                kind = EmptyError if lost is None else ShardLostError
                 raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
             self._of.refresh()
-            if too_few:  # other learners were faster; what has come is kept: a view may give it once only
-                for share, _ in missing:
-                    self._ask(plan, share.begin, share.end)
-            else:
+            if lost is not None:
                 self._again(plan)
+                continue
+            if wait is not None:
+                wait(sum(share.end - share.begin for share in plan.lacks))
+            while plan.lacks:
+                self._ask(plan, plan.lacks[-1].begin, plan.lacks[-1].end)
+                plan.lacks.pop()
         target = plan.target
         assert target is not None
-        self._came(plan)
         shards = np.empty(len(target.ids), np.int64)
         for share, incarnation in plan.came:
             target.draw.probabilities[share.begin : share.end] *= share.probability
@@ -253,9 +262,9 @@ class RemoteBatches(Generic[B]):
 
     def _again(self, plan: Plan) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
-        self._came(plan)
+        plan.lacks = []
         fresh = self.submitted(plan.size)
-        plan.target, plan.blocks, plan.shared, plan.ahead = fresh.target, fresh.blocks, fresh.shared, fresh.ahead
+        plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
         plan.shares, plan.tickets, plan.came = fresh.shares, fresh.tickets, fresh.came
 
     def _missing(self, plan: Plan, wanted: bool = True) -> list[tuple[Share, Exception]]:
@@ -299,4 +308,3 @@ class RemoteBatches(Generic[B]):
         while plans:
             plan = plans.popleft()
             self._missing(plan, wanted=False)
-            self._came(plan)

@@ -75,7 +75,8 @@ class RemoteReplay(Generic[B]):
         self._lock = threading.RLock()
         self._plans.clear()
         self._left.clear()
-        self._of.ahead = 0
+        for one in self._of.known.values():
+            one.asked.clear()
         self._batches.forked()
 
     def __reduce__(self) -> NoReturn:
@@ -211,13 +212,35 @@ class RemoteReplay(Generic[B]):
         self, plans: deque[Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
     ) -> B:
         """Return the first of ``plans``, once ``lookahead`` others are asked for."""
-        self._batches.abandon(self._left)
+        deadline = time.monotonic() + check_timeout("sample", timeout)
+        self._take_left(plans, batch_size)
         if not plans:
             self.wait(batch_size, timeout=timeout)
             plans.append(self._batches.submitted(batch_size))
         while len(plans) <= lookahead and self._admits(batch_size):
             plans.append(self._batches.submitted(batch_size))
-        return self._batches.collected(plans.popleft(), beta)
+        plan = plans.popleft()
+
+        def wait(items: int) -> None:
+            if time.monotonic() >= deadline:
+                raise LimiterTimeoutError(f"sample: timed out; other learners were faster ({self.limiter})")
+            self.wait(items, timeout=max(0.0, deadline - time.monotonic()))
+
+        try:
+            return self._batches.collected(plan, beta, None if self.limiter is None else wait)
+        except (EmptyError, LimiterTimeoutError):
+            if plan.lacks:
+                plans.appendleft(plan)
+            raise
+
+    def _take_left(self, plans: deque[Plan], batch_size: int) -> None:
+        """Go on with batches that streams had asked for which are gone, where nobody else is given their items; let
+        others go."""
+        others: deque[Plan] = deque()
+        while self._left:
+            plan = self._left.popleft()
+            (plans if self._of.limits_uses and plan.size == batch_size else others).append(plan)
+        self._batches.abandon(others)
 
     def _admits(self, batch_size: int) -> bool:
         self._of.refresh(KNOWN_S if self.limiter is None else LOOK_S)
