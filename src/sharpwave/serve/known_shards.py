@@ -42,7 +42,7 @@ class KnownShard:
     @property
     def ahead(self) -> int:
         """Items that were asked for, and that its state does not count."""
-        return sum(items for _, items in self.asked)
+        return sum(items for _, items in tuple(self.asked))  # at once: other threads ask
 
     @property
     def mass(self) -> float:
