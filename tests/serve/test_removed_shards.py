@@ -14,6 +14,7 @@ from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.remote_writer import RemoteWriter
 from sharpwave.serve.requests import Request
 from tests.serve.fleets import EPISODE, fleet_of, held, wait_for, write
+from tests.serve.serving import served
 
 
 @pytest.mark.parametrize("heard", [True, False])
@@ -157,6 +158,60 @@ def test_steps_that_come_while_a_shard_is_removed_go_to_another(
         assert kept >= set(late[:-10])
         for writer in writers:
             writer.close()
+
+
+def test_a_writer_that_was_idle_goes_on_where_another_shard_is_in_the_place_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one gives lanes other numbers, as its writers come in another order."""
+    monkeypatch.setattr("sharpwave.serve.link.RETRY_S", 0.0)
+    folders = [tmp_path / "old", tmp_path / "new"]
+    for folder in folders:
+        folder.mkdir()
+    with served(1, folders[0]) as old, served(1, folders[1]) as new:
+        log: list[tuple[int, int]] = []
+        writers = [old.cluster.writer(1, name=f"w{k}", segment_steps=8, timeout=10) for k in range(2)]
+        for k, writer in enumerate(writers):
+            write(writer, log, 0, 25, 1, k)
+            writer.flush()
+        begun = len(log)
+        for writer in writers:
+            link = writer.delivery._leases[0].link
+            link.close()
+            link.address = new.cluster.links[0].address
+        for k in (1, 0):
+            write(writers[k], log, 25, 40, 1, k)
+            writers[k].flush()
+            assert writers[k].delivery.acknowledged > 56
+        kept = held(new.stores[0], "all")
+        for k in range(2):
+            steps = [log[number][1] for number in sorted(kept) if log[number][0] == k and number >= begun]
+            assert steps and steps == list(range(steps[0], steps[-1] + 1)), "steps were lost"
+            assert steps[0] <= 30 and steps[-1] >= 55
+        for writer in writers:
+            writer.close()
+
+
+def test_a_writer_whose_shard_is_gone_does_not_replace_a_later_one_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sharpwave.serve.intake.IDLE_S", 0.0)
+    monkeypatch.setattr("sharpwave.serve.delivery.GONE_S", 0.0)
+    with fleet_of(2, tmp_path, monkeypatch) as (there, fleet):
+        earlier = there.cluster.writer(1, name="w", shard=1, segment_steps=8, timeout=10)
+        log: list[tuple[int, int]] = []
+        write(earlier, log, 0, 20, 1, 0)
+        earlier.flush()
+        fleet.resize(1, drain=False)
+        fleet._look()
+        assert len(fleet) == 1
+        later = there.cluster.writer(1, name="w", segment_steps=8, timeout=10)
+        write(later, log, 0, 20, 1, 1)
+        later.flush()
+        with pytest.raises(ValueError, match="has replaced this one"):
+            write(earlier, log, 20, 30, 1, 0)
+        write(later, log, 20, 20, 1, 1)
+        later.close()
 
 
 def fill_up(writer: RemoteWriter, log: list[tuple[int, int]], store: sw.Store) -> None:

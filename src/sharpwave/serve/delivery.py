@@ -83,11 +83,17 @@ class Delivery:
         self._unplaced: set[int] = set()  # lanes for which that depends on their next segment
         self._before = [0, 0]  # steps acknowledged and segments resent by leases that are over
 
-    def _leased(self, link: Link, number: int, name: str) -> Lease:
-        """Return lanes of a shard, or of another where it is drained.  Raises: ShardLostError, ValueError."""
+    def _leased(self, link: Link, number: int, name: str, since: int = 0) -> Lease:
+        """Return lanes of a shard, or of another where it is drained.
+
+        Args:
+            since: as of ``Lease``.
+
+        Raises: ShardLostError, ValueError.
+        """
         for _ in range(MAX_MOVES):
             try:
-                return Lease(link, number, name, self.lanes, self._durable)
+                return Lease(link, number, name, self.lanes, self._durable, since)
             except DrainedError as drained:
                 link.close()
                 link, number = self._next(link, drained.elsewhere)
@@ -152,28 +158,35 @@ class Delivery:
 
     def _leave_if_gone(self, lease: Lease) -> bool:
         """Give another shard what one has not acknowledged that is no longer there, and its lanes; return whether it
-        was gone. Nothing is there twice: a shard that goes has no steps.
+        was gone. Nothing is there twice: a shard that goes has no steps. The other is the one in its place, if there is
+        one.
 
-        Raises: ShardLostError: nothing was changed.
+        Raises: ShardLostError: nothing was changed.  ValueError: there is a later writer of that name.
         """
-        now = time.monotonic()
-        if self._others is None or now - self._asked_at < GONE_S or lease not in self._leases:
+        if lease not in self._leases:
             return False
-        self._asked_at = now
-        others: Sequence[Link] = ()
-        with contextlib.suppress(*UNKNOWN):
-            others = self._others()
-        if not others or lease.number < len(others):
-            return False
-        number = home(self.name, len(others))
+        if lease.began_anew:
+            number, link = lease.number, lease.link
+        else:
+            now = time.monotonic()
+            if self._others is None or now - self._asked_at < GONE_S:
+                return False
+            self._asked_at = now
+            others: Sequence[Link] = ()
+            with contextlib.suppress(*UNKNOWN):
+                others = self._others()
+            if not others or lease.number < len(others):
+                return False
+            number = home(self.name, len(others))
+            link = others[number]
         if lease is self._leases[-1]:
-            self._leases.append(self._leased(others[number].another(), number, self.name))
+            self._leases.append(self._leased(link.another(), number, self.name, lease.turn))
         last = self._leases[-1]
         left = [(one.lane - lease.first_lane, one, td_error) for one, td_error in lease.left()]
         if any(
             self._of_lane[lane] is not lease for lane, _, _ in left
         ):  # whose later episodes are in the other already
-            rest = self._leased(others[number].another(), number, f"{self.name[:100]}-{uuid.uuid4().hex}")
+            rest = self._leased(link.another(), number, f"{self.name[:100]}-{uuid.uuid4().hex}")
             self._leases.insert(-1, rest)
         moved_by: dict[int, int] = {}
         for lane, segment, td_error in left:

@@ -92,12 +92,13 @@ class Intake:
             raise WireError(f"a lease of {lanes!r} lanes for {name!r:.100}")
         if not (0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
             raise ValueError(f"writer name={name!r:.100}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
+        since = frame.head.get("since", 0)  # its turn in a shard that is gone: a later one is not replaced by it
         elsewhere = self.elsewhere
         if elsewhere is not None and not frame.head.get("turn"):
             with self._lock:
                 holder = self._holders.get(name)
             if holder is not None:  # whoever wrote here under that name would follow, and replace the later one there
-                self._take_turn(client, name, holder, 0)
+                self._take_turn(client, name, holder, since)
             return {"elsewhere": elsewhere}
         self._level(client)
         with self._lock:
@@ -116,7 +117,7 @@ class Intake:
                 self.keep_leases()
             holder = self._holders.setdefault(name, Holder())
             self._writing[id(client)] = time.monotonic()
-        self._take_turn(client, name, holder, frame.head.get("turn", 0))
+        self._take_turn(client, name, holder, frame.head.get("turn", 0) or since)
         durable = bool(frame.head.get("durable"))
         held = self._store.lane_steps.tolist()
         safe = held if self.neighbour is None else self._replicated(client, [], durable)

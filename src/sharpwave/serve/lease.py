@@ -34,6 +34,10 @@ class DrainedError(Exception):
         self.elsewhere = elsewhere
 
 
+class BeganAnewError(ShardLostError):
+    """Raised where a shard is another than it was, and has given a writer's lanes other numbers."""
+
+
 @dataclass
 class _Kept:
     """Segment that the shard has not acknowledged; it was sent as ``ticket`` on the connection ``connection``."""
@@ -55,19 +59,24 @@ class Lease:
         first_lane: the shard's number of the first lane. ``lane_steps``: steps that the shard had of each at first.
         segment_steps: most steps in a segment. ``acknowledged``: steps. ``resent``: segments.
         waiting_bytes: of the segments kept. ``elsewhere``: as of ``DrainedError``, once the shard said so.
-        number: of the shard.
+        number: of the shard. ``turn``: by which it tells this writer from one of the same name that came later.
+        began_anew: whether there is another in its place, which gave these lanes other numbers.
+
+    Args:
+        since: turn that this writer had in another shard, where it is one that goes on; 0: it is a new one.
 
     Raises:
-        ShardLostError: the shard cannot be reached.  ValueError: it has other lanes under that name.  DrainedError.
+        ShardLostError: the shard cannot be reached.  ValueError: it has other lanes under that name, or a later writer
+            of that name.  DrainedError.
     """
 
-    def __init__(self, link: Link, number: int, name: str, lanes: int, durable: bool) -> None:
-        self.number = number
+    def __init__(self, link: Link, number: int, name: str, lanes: int, durable: bool, since: int = 0) -> None:
+        self.number, self._since, self.began_anew = number, since, False
         self.link, self._name, self._lanes, self._durable = link, name, lanes, durable
         self._kept: deque[_Kept] = deque()  # in order
         self.waiting_bytes = 0
         self.elsewhere: Mapping[str, Any] | None = None
-        self._turn = 0  # by which the shard tells this writer from one of the same name that came later
+        self.turn = 0
         self._dictionaries: set[int] = set()  # that the shard has, of this connection
         self.first_lane, self.acknowledged, self.resent = -1, 0, 0
         self.lane_steps = self._taken()
@@ -75,17 +84,20 @@ class Lease:
     def _taken(self) -> list[int]:
         """Connect, and get lanes, or those that this writer had; return the steps that the shard has of each."""
         self.link.connect()
-        asked = {"name": self._name, "lanes": self._lanes, "durable": self._durable, "turn": self._turn}
+        asked = {"name": self._name, "lanes": self._lanes, "durable": self._durable, "turn": self.turn}
+        if self._since:
+            asked["since"] = self._since
         head = self.link.call(Request.LEASE, asked).head
         if "first_lane" not in head:
             raise DrainedError(head["elsewhere"])
         first = int(head["first_lane"])
         if self.first_lane not in (-1, first):
-            raise ConnectionError(
+            self.began_anew = True
+            raise BeganAnewError(
                 f"writer {self._name!r}: the shard began anew and gave its lanes another number ({first}, expected "
-                f"{self.first_lane}); make a new writer"
+                f"{self.first_lane})"
             )
-        self.first_lane, self.segment_steps, self._turn = first, int(head["segment_steps"]), int(head["turn"])
+        self.first_lane, self.segment_steps, self.turn = first, int(head["segment_steps"]), int(head["turn"])
         self._connection = self.link.connections
         self._dictionaries.clear()
         self.elsewhere = head.get("elsewhere")
