@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# Tests start hundreds of processes. Each would compile the package anew, a second and more, where this is set.
+# Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: pong cartpole test check tests slow coverage docs bench tiers latency soak ladder sequences clean

@@ -201,7 +201,6 @@ def test_at_once_evicts_all_and_truncates_the_episodes_under_way(
         writer.close()
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 def test_a_drain_that_cannot_be_written_does_not_begin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does one end, where shards cannot be added."""
 
@@ -225,6 +224,7 @@ def test_a_drain_that_cannot_be_written_does_not_begin(tmp_path: Path, monkeypat
             assert len(there.cluster) == steps and len(fleet) == 3
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
 def test_a_fork_of_the_process_that_started_shards_leaves_them_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
-from tests.serve.serving import fill, play, sealed, served
+from tests.serve.serving import Served, fill, play, sealed, served
 
 
 def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path) -> None:
@@ -94,20 +95,25 @@ def test_a_queue_gives_every_item_of_every_shard_once(tmp_path: Path) -> None:
             replay.sample(1)
 
 
+def queue_of(there: Served) -> tuple[Any, list[Any]]:
+    """Return a queue over filled shards, which knows what they hold, and its views in them."""
+    for number, store in enumerate(there.stores):
+        fill(store, 1, 100, number, end=0.0)
+    replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1)
+    views = [next(iter(one.views.replays.values())) for one in there.shards]
+    assert len(replay) == sum(map(len, views))
+    return replay, views
+
+
 def test_items_that_came_are_kept_where_another_learner_was_faster_in_one_shard(tmp_path: Path) -> None:
     """They had been given, and were let go, so nobody ever learned from them."""
     with served(2, tmp_path) as there:
-        for number, store in enumerate(there.stores):
-            fill(store, 1, 100, number, end=0.0)
-        replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1)
-        views = [next(iter(one.views.replays.values())) for one in there.shards]
-        assert len(replay) == sum(map(len, views))
+        replay, views = queue_of(there)
         for view, stay in zip(views, (7, 1), strict=True):
             view.sample(len(view) - stay)  # the other learner
         batches = replay._batches
         batch = batches.collected(batches.submitted(8), None)  # by what was known before
-        ids = set(zip(batch.shards.tolist(), np.asarray(batch.ids).tolist(), strict=True))
-        assert len(ids) == 8 and not any(map(len, views)) and replay._of.ahead == 0
+        assert len(named(batch)) == 8 and not any(map(len, views)) and replay._of.ahead == 0
         with pytest.raises(sw.EmptyError, match="no shard has an item"):
             batches.submitted(1)
 
@@ -137,11 +143,7 @@ def test_what_came_of_a_batch_that_another_learner_left_too_little_for_is_in_the
     tmp_path: Path, lookahead: int
 ) -> None:
     with served(2, tmp_path) as there:
-        for number, store in enumerate(there.stores):
-            fill(store, 1, 100, number, end=0.0)
-        replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1)
-        views = [next(iter(one.views.replays.values())) for one in there.shards]
-        assert len(replay) == sum(map(len, views))
+        replay, views = queue_of(there)
         views[0].sample(len(views[0]) - 6)  # the other learner
         views[1].sample(len(views[1]))
 

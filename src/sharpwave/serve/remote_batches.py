@@ -288,7 +288,6 @@ class RemoteBatches(Generic[B]):
                     part = plan.target.part(share.begin, share.end)
                     with self._decoding:
                         read_into(part, reply, self._view, self.fields, self.numbers)
-                assert link.incarnation is not None
                 plan.came.append((share, link.incarnation))
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
