@@ -86,6 +86,7 @@ def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
 
         def write() -> None:
             play(writer, 1, 400, 1)
+            writer.flush()
             done.set()
 
         threading.Thread(target=write, daemon=True).start()
