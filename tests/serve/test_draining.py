@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,38 @@ def test_what_a_drain_evicted_does_not_come_back_once_the_drain_was_ended(tmp_pa
     with sw.Store.open(tmp_path / "disk", writers_go_on=True) as store:
         assert held(store, "opened") == kept
         assert store.total_steps == total
+
+
+@pytest.mark.parametrize("drain", [False, True])
+def test_the_end_of_a_drain_says_what_it_had_evicted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drain: bool
+) -> None:
+    """A shard that was killed just before has that again, on its disk."""
+    with fleet_of(2, tmp_path, monkeypatch) as (there, fleet):
+        fleet.plan = replace(fleet.plan, disk=tmp_path)
+        writers = [there.cluster.writer(1, shard=shard) for shard in range(2)]
+        logs: list[list[tuple[int, int]]] = [[], []]
+        for writer, log in zip(writers, logs, strict=True):
+            write(writer, log, 0, 100, 1, 0)
+            writer.flush()
+        fleet.resize(1, drain=drain)
+        if drain:
+            write(writers[0], logs[0], 100, CAPACITY - 50, 1, 0)  # evicts half of what was there
+            writers[0].flush()
+            fleet._look()
+        evicted = there.stores[1].total_steps - len(there.stores[1])
+        assert (0 < evicted < 100) if drain else evicted
+        asked, real = list[int](), there.shards[1]._answers[Request.DRAIN]
+
+        def note(client: Any, frame: Any) -> Any:
+            asked.append(frame.head["evict"])
+            return real(client, frame)
+
+        monkeypatch.setitem(there.shards[1]._answers, Request.DRAIN, note)
+        fleet.resize(2)
+        assert len(asked) == 1 and evicted <= asked[0] <= there.stores[1].total_steps
+        for writer in writers:
+            writer.close()
 
 
 def test_a_shard_is_drained_as_the_others_evict_what_came_before(

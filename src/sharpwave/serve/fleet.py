@@ -126,8 +126,9 @@ class Fleet:
                         began.begin(number, counts[number], counts[:shards])
                     self._drain = began
                 if before is not None:
+                    staying = [self._count(number) for number in range(before.keeps)]
                     for number in range(before.keeps, min(shards, len(self))):
-                        self._ask(number, Request.DRAIN)
+                        self._ask(number, Request.DRAIN, {"evict": self._evicted(before, number, staying)})
             except BaseException:
                 self._drain = before
                 raise
@@ -189,6 +190,11 @@ class Fleet:
                     break
         if news:
             self.write()
+
+    def _evicted(self, drain: Drain, number: int, staying: list[Count]) -> int:
+        """Return how many of the first steps of a drained shard are evicted: one on disk that was killed may have them
+        again, and nobody would evict them once its drain has ended."""
+        return 0 if self.plan.disk is None else min(drain.due(number, staying), drain.marks[number][-1][1])
 
     def _removed(self, drain: Drain) -> bool:
         """Remove the last shard, once another has what limiters counted there, and the folder no longer names it.
