@@ -6,13 +6,14 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
-from tests.serve.serving import Served, fill, play, sealed, served
+from tests.serve.serving import Kind, Served, fill, play, sealed, served
 
 
 def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path) -> None:
@@ -157,6 +158,46 @@ def test_what_came_of_a_batch_that_another_learner_left_too_little_for_is_in_the
             there.stores[1].add_segment(one.packed, one.dictionaries)
         batch = sample()
         assert len(named(batch)) == 8 and np.count_nonzero(batch.shards == there.shards[0].incarnation) >= 4
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_what_came_of_a_batch_is_kept_where_a_shard_was_lost_meanwhile(tmp_path: Path, kind: Kind) -> None:
+    """The other shards had given it, and nobody learned from it."""
+    with served(2, tmp_path, kind) as there:
+        replay, views = queue_of(there)
+        total = len(views[0])
+        columns = "obs", "next_obs", "action", "reward"
+        whole = there.stores[0].transitions(name="all", sampler=sw.Fifo(), max_times_sampled=1).sample(total)
+        expected = {int(id_): [whole[name][at].tobytes() for name in columns] for at, id_ in enumerate(whole.ids)}
+        came: list[int] = []
+        while len(views[0]) > total // 2:
+            plan = replay._batches.submitted(16)
+            assert {share.shard for share in plan.shares} == {0, 1}
+            there.cluster.links[1].close()
+            batch = replay._batches.collected(plan, None)
+            assert len(named(batch)) == 16
+            for at in np.flatnonzero(batch.shards == there.shards[0].incarnation):
+                came.append(int(batch.ids[at]))
+                assert [batch[name][at].tobytes() for name in columns] == expected[came[-1]]
+            assert len(came) == len(set(came)) == total - len(views[0])
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_what_came_of_a_batch_is_kept_while_no_shard_answers(
+    tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(2, tmp_path, kind) as there:
+        replay, views = queue_of(there)
+        total, links = len(views[0]), there.cluster.links
+        replay._plans.append(replay._batches.submitted(16))
+        links[1].close()
+        with monkeypatch.context() as patch:
+            patch.setattr(replay._of, "lost", Mock(side_effect=lambda _: links[0].close()))
+            patch.setattr("sharpwave.serve.link.connect", Mock(side_effect=ConnectionError("nobody")))
+            with pytest.raises(ShardLostError, match="got no whole batch"):
+                replay.sample(16)
+        batch = replay.sample(16)
+        assert np.count_nonzero(batch.shards == there.shards[0].incarnation) == total - len(views[0]) > 0
 
 
 def test_samplers_that_need_all_items_are_refused_by_name(tmp_path: Path) -> None:

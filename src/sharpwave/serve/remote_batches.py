@@ -35,6 +35,8 @@ QUARANTINE_S = 120.0
 """How long memory is kept from use that a lost shard may still be writing to."""
 ATTEMPTS = 8
 """How often a batch is asked for while shards are lost."""
+KEEPS = (EmptyError, LimiterTimeoutError, ShardLostError)
+"""Errors after which what has come of a batch is kept, where nobody else is given it."""
 
 
 @dataclass
@@ -206,13 +208,13 @@ class RemoteBatches(Generic[B]):
             wait: waits until a limiter admits so many items, which are asked for again; ``None``: there is no limiter.
 
         Raises:
-            EmptyError, LimiterTimeoutError: if ``plan.lacks``, what has come is kept, and this may be called again.
-            ShardLostError.
+            EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, what has come is kept, and this may be
+            called again.
         """
         try:
             return self._joined(plan, beta, wait)
         except BaseException as error:
-            if isinstance(error, (EmptyError, LimiterTimeoutError)) and plan.lacks and self._of.limits_uses:
+            if isinstance(error, KEEPS) and plan.lacks and self._of.limits_uses:
                 raise
             plan.lacks = []
             self._let_go(plan)
@@ -226,14 +228,17 @@ class RemoteBatches(Generic[B]):
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
             lost = next((error for _, error in missing if isinstance(error, ShardLostError)), None)
-            if lost is None:  # other learners were faster; what has come is kept: a view may give it once only
+            keeps = lost is None or self._of.limits_uses  # what has come: a view may give it once only
+            if keeps:
                 plan.lacks += [share for share, _ in missing]
+                if lost is not None and self._in_shared_memory:
+                    self._move(plan)
             attempts -= bool(missing) and (lost is not None or wait is None)
             if not attempts:
                 kind = EmptyError if lost is None else ShardLostError
                 raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
             self._of.refresh()
-            if lost is not None:
+            if not keeps:
                 self._again(plan)
                 continue
             if wait is not None:
@@ -260,9 +265,21 @@ class RemoteBatches(Generic[B]):
         batch.shards = shards
         return batch
 
+    def _move(self, plan: Plan) -> None:
+        """Move what has come of a batch to other memory: a lost shard may still write to that of its own share."""
+        before = plan.target
+        assert before is not None
+        self._lend(plan)
+        assert plan.target is not None
+        for share, _ in plan.came:
+            part, source = (target.part(share.begin, share.end) for target in (plan.target, before))
+            for name, array in source.columns.items():
+                part.columns[name][...] = array
+            part.ids[...] = source.ids
+            part.draw.probabilities[...] = source.draw.probabilities
+
     def _again(self, plan: Plan) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
-        plan.lacks = []
         fresh = self.submitted(plan.size)
         plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
         plan.shares, plan.tickets, plan.came = fresh.shares, fresh.tickets, fresh.came

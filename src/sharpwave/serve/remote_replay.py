@@ -18,7 +18,7 @@ from sharpwave.serve.forks import follow
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
-from sharpwave.serve.remote_batches import Plan, RemoteBatches
+from sharpwave.serve.remote_batches import KEEPS, Plan, RemoteBatches
 from sharpwave.serve.remote_blend import RemoteBlend
 from sharpwave.serve.requests import Request
 from sharpwave.serve.wire import Part
@@ -228,7 +228,7 @@ class RemoteReplay(Generic[B]):
 
         try:
             return self._batches.collected(plan, beta, None if self.limiter is None else wait)
-        except (EmptyError, LimiterTimeoutError):
+        except KEEPS:
             if plan.lacks:
                 plans.appendleft(plan)
             raise
