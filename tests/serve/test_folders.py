@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,9 @@ from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cuts import cut
 from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.manifest import Manifest, write_whole
+from sharpwave.serve.process import ShardSettings
 from sharpwave.serve.service import Service
 from tests.serve.serving import SPEC, play, served
 
@@ -239,7 +242,7 @@ def test_of_two_that_make_a_cluster_in_one_folder_the_first_has_it(
 
     def write(manifest: Manifest, where: Path) -> None:
         monkeypatch.setattr(Manifest, "write", real)
-        with pytest.raises(sw.StoreInUseError, match="another process is making a cluster in") as caught:
+        with pytest.raises(sw.StoreInUseError, match="another process is making or opening a cluster in") as caught:
             sw.Cluster(SPEC, capacity=1_000, disk=folder)
         refused.append(caught.value)
         real(manifest, where)
@@ -250,15 +253,34 @@ def test_of_two_that_make_a_cluster_in_one_folder_the_first_has_it(
 
 
 @pytest.mark.slow
-def test_shards_that_another_has_opened_meanwhile_are_left_to_it(tmp_path: Path) -> None:
-    folder = tmp_path / "disk"
-    with sw.Cluster(SPEC, capacity=1_000, disk=folder) as cluster:
-        assert cluster._fleet is not None
-        held = write(cluster, 1)
-        cluster._fleet.plan.delete_new()
-        assert len(cluster) == held
+def test_of_two_that_open_a_cluster_at_once_the_first_has_all_its_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each had got some, so that both were refused."""
+    folder, refused = tmp_path / "disk", list[BaseException]()
+
+    class Shards(LocalShards):
+        def __init__(self, settings: Sequence[ShardSettings]) -> None:
+            monkeypatch.undo()
+            with pytest.raises(FileExistsError, match="holds a cluster already"):
+                sw.Cluster(SPEC, capacity=1_000, disk=folder)
+            with pytest.raises(sw.StoreInUseError, match="another process is making or opening a cluster in") as caught:
+                sw.Cluster.open(folder)
+            refused.append(caught.value)
+            with pytest.raises(sw.StoreInUseError, match="another process is making or opening a cluster in"):
+                Service(Address.parse("127.0.0.1:0"), None, folder, Security())
+            super().__init__(settings)
+
+    monkeypatch.setattr("sharpwave.serve.cluster.LocalShards", Shards)
+    with sw.Cluster(SPEC, shards=2, capacity=1_000, disk=folder) as cluster:
+        held = write(cluster)
+    monkeypatch.setattr("sharpwave.serve.cluster.LocalShards", Shards)
     with sw.Cluster.open(folder) as cluster:
         assert len(cluster) == held
+    monkeypatch.setattr("sharpwave.serve.service.LocalShards", Shards)
+    with Service(Address.parse("127.0.0.1:0"), None, folder, Security()) as service:
+        assert len(sw.connect(str(service.address))) == held
+    assert len(refused) == 3
 
 
 def test_what_is_in_a_folders_way_or_fills_its_disk_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

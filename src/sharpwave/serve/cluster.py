@@ -20,7 +20,6 @@ from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.forks import temporary_folder
 from sharpwave.serve.link import Link
 from sharpwave.serve.local_shards import LocalShards, Plan
-from sharpwave.serve.manifest import new_folder
 from sharpwave.serve.members import Members
 from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.requests import Request
@@ -78,7 +77,6 @@ class Cluster(ClusterWriters, ClusterViews):
         if is_ray(address) and not security.secret:  # Ray hands it to the shards
             security = replace(security, secret=secrets.token_hex(32).encode())
         self._begin(spec, security, seed)
-        begun: Plan | None = None  # whose folder was made here
         try:
             if is_ray(address):
                 given = {"seed": self._seed, **options}
@@ -93,11 +91,8 @@ class Cluster(ClusterWriters, ClusterViews):
                 plan = Plan(
                     shards, sockets, capacity, ram, disk_limit, folder, given, security=self.security, replicas=replicas
                 )  # fmt: skip
-                manifest = plan.manifest(spec)
-                if folder is not None:
-                    new_folder(folder, manifest)
-                    begun = plan
-                self._start(plan)
+                with plan.begun(spec):
+                    self._start(plan)
             else:
                 self._join(
                     address,
@@ -107,8 +102,6 @@ class Cluster(ClusterWriters, ClusterViews):
                 )
         except BaseException:
             self.close()
-            if begun is not None:
-                begun.delete_new()
             raise
 
     def _begin(self, spec: Spec, security: Security, seed: int) -> None:

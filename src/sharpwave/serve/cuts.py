@@ -19,7 +19,7 @@ from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.manifest import CLUSTER, Manifest, empty_folder, write_whole
+from sharpwave.serve.manifest import CLUSTER, Manifest, alone, empty_folder, write_whole
 from sharpwave.serve.process import STORE, delete_shard
 from sharpwave.serve.requests import Request
 from sharpwave.spec import Spec
@@ -125,7 +125,8 @@ def opening(
 ) -> Iterator[tuple[Manifest, Path | None, Path | None]]:
     """Provide what a folder holds that is opened, the folder of the shards, and that of the cut that they begin with.
 
-    The folder ``disk`` is locked meanwhile; it counts once the manifest is written to it that these shards have then.
+    The shards' folder is locked meanwhile; ``disk`` counts once the manifest is written to it that these shards have
+    then.
 
     Raises: as ``Cluster.open``.
     """
@@ -135,7 +136,8 @@ def opening(
     if not found.cut:
         if disk is not None:
             raise ValueError(f"open: disk={os.fspath(disk)!r}, but {folder} is no checkpoint; leave disk= out")
-        yield found, folder, None
+        with alone(folder):
+            yield Manifest.read(folder), folder, None
         return
     begins_from = folder / f"cut-{found.cut}"
     if disk is None:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from sharpwave.errors import ShardFailedError, StoreInUseError
 from sharpwave.persistence.settings import LEAST, Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
 from sharpwave.serve.cuts import delete_when_free
-from sharpwave.serve.manifest import CLUSTER, Manifest
+from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
 from sharpwave.serve.process import ShardSettings, delete_shard
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
@@ -121,13 +121,26 @@ class Plan:
         new = {**one.new, **{name: value for name, value in (one.limits | one.options).items() if value is not None}}
         return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new, parts=self.parts)
 
-    def delete_new(self) -> None:
-        """Delete what is on disk of new shards that did not begin: the next attempt is to find it as this one did."""
-        if self.disk is not None:
-            with contextlib.suppress(StoreInUseError):  # of whoever has opened the folder meanwhile
-                for number in range(self.shards):
-                    delete_when_free(self.disk / f"shard-{number}")
-                (self.disk / CLUSTER).unlink(missing_ok=True)
+    @contextlib.contextmanager
+    def begun(self, spec: Spec) -> Iterator[None]:
+        """Make the folder of new shards, if they have one, and hold it while they begin; where they do not, delete what
+        is there of them: the next attempt is to find it as this one did.
+
+        Raises: as ``new_folder``, ``settings``.
+        """
+        manifest = self.manifest(spec)
+        if self.disk is None:
+            yield
+            return
+        with new_folder(self.disk, manifest):
+            try:
+                yield
+            except BaseException:
+                with contextlib.suppress(StoreInUseError):  # of one that still ends
+                    for number in range(self.shards):
+                        delete_when_free(self.disk / f"shard-{number}")
+                    (self.disk / CLUSTER).unlink(missing_ok=True)
+                raise
 
     def check(self) -> dict[str, int | None]:
         """Return each shard's limits.  Raises: ValueError, TypeError: no cluster can have these settings."""

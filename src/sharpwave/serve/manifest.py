@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -167,15 +168,28 @@ def empty_folder(disk: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Path:
-    """Make the folder of a new cluster on disk.
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a cluster's folder while its shards begin: of two processes one gets all, or none is there yet.
 
-    Raises: as ``empty_folder``.  StoreInUseError: another process is making one there.
+    Raises: StoreInUseError: another process makes or opens a cluster there.
     """
-    folder = empty_folder(disk)
     with Files().make_folder(folder) as directory:
         if not lock_if_possible(directory.descriptor, shared=False):
-            raise StoreInUseError(f"disk: another process is making a cluster in {folder}; open it, or give another")
+            raise StoreInUseError(
+                f"disk: another process is making or opening a cluster in {folder}; wait for it, or give another folder"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]:
+    """Make the folder of a new cluster on disk, and hold it while its shards begin.
+
+    Raises: as ``empty_folder``, ``alone``.
+    """
+    folder = empty_folder(disk)
+    with alone(folder):
         empty_folder(disk)
         replace(manifest, on_disk=True, cut=0).write(folder)
-    return folder
+        yield

@@ -16,7 +16,7 @@ from sharpwave.serve.addresses import TCP, Address, Security, check_free
 from sharpwave.serve.directory import Directory
 from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.local_shards import LocalShards, Plan
-from sharpwave.serve.manifest import CLUSTER, Manifest, empty_folder, new_folder
+from sharpwave.serve.manifest import CLUSTER, Manifest, alone, empty_folder
 from sharpwave.serve.members import Members
 from sharpwave.serve.process import delete_shard, once_free
 from sharpwave.serve.server import Server
@@ -60,21 +60,7 @@ class Service:
             here: dict[str, Any] = {"sockets": sockets, "disk": disk, "listen": listen, "security": security, **limits}
             directory = Directory(self._make, self._resize, self._checkpoint)
             if disk is not None and (disk / CLUSTER).exists():
-                found = Manifest.read(disk)
-                found.check_whole(disk)
-                if found.cut:
-                    raise ValueError(
-                        f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
-                    )
-                _check_asked(disk, found, given)
-                check_free(listen, security)  # shards take a while to begin
-                self._plan = Plan(
-                    found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
-                )
-                addresses = self._started(found.spec, found.draining)
-                assert self._fleet is not None
-                self._fleet.opened(found)
-                directory = Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
+                directory = self._opened(disk, given, here)
             else:
                 many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}
                 self._plan = Plan(**many, options=given, **here)
@@ -88,6 +74,25 @@ class Service:
         except BaseException:
             self._undo.close()
             raise
+
+    def _opened(self, disk: Path, given: dict[str, Any], here: dict[str, Any]) -> Directory:
+        """Start the shards of the cluster that is in a folder."""
+        with alone(disk):
+            found = Manifest.read(disk)
+            found.check_whole(disk)
+            if found.cut:
+                raise ValueError(
+                    f"{disk} is a checkpoint; open it with sharpwave.Cluster.open, or serve another folder"
+                )
+            _check_asked(disk, found, given)
+            check_free(here["listen"], here["security"])  # shards take a while to begin
+            self._plan = Plan(
+                found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
+            )
+            addresses = self._started(found.spec, found.draining)
+            assert self._fleet is not None
+            self._fleet.opened(found)
+        return Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
 
     def _check(self) -> None:
         """Refuse, before the first client comes, what shards of no spec can have.  Raises: ValueError, OSError."""
@@ -113,18 +118,11 @@ class Service:
 
     def _make(self, spec: Spec) -> list[list[str]]:
         """Start the shards of a new cluster."""
-        self._plan.settings(spec)  # before a folder is made
-        if self._plan.disk is not None:
-            new_folder(self._plan.disk, self._plan.manifest(spec))
-        else:  # what a service that was killed left here: writers of steps that are gone
-            for one in self._plan.sockets.glob("shard-*"):
-                delete_shard(one)
-        try:
+        with self._plan.begun(spec):
+            if self._plan.disk is None:  # what a service that was killed left here: writers of steps that are gone
+                for one in self._plan.sockets.glob("shard-*"):
+                    delete_shard(one)
             return self._started(spec)
-        except BaseException:
-            if self.shards is None:
-                self._plan.delete_new()
-            raise
 
     def _started(self, spec: Spec, draining: dict[str, Any] | None = None) -> list[list[str]]:
         self.shards = LocalShards(self._plan.settings(spec))
