@@ -6,12 +6,13 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import Mock, PropertyMock, patch
 
 import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve.known_shards import KnownShard
 from sharpwave.serve.link import ShardLostError
 from tests.serve.serving import Kind, Served, fill, play, sealed, served
 
@@ -96,11 +97,11 @@ def test_a_queue_gives_every_item_of_every_shard_once(tmp_path: Path) -> None:
             replay.sample(1)
 
 
-def queue_of(there: Served) -> tuple[Any, list[Any]]:
+def queue_of(there: Served, limiter: sw.Queue | None = None) -> tuple[Any, list[Any]]:
     """Return a queue over filled shards, which knows what they hold, and its views in them."""
     for number, store in enumerate(there.stores):
         fill(store, 1, 100, number, end=0.0)
-    replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1)
+    replay = there.cluster.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=limiter)
     views = [next(iter(one.views.replays.values())) for one in there.shards]
     assert len(replay) == sum(map(len, views))
     return replay, views
@@ -160,6 +161,39 @@ def test_what_came_of_a_batch_that_another_learner_left_too_little_for_is_in_the
         assert len(named(batch)) == 8 and np.count_nonzero(batch.shards == there.shards[0].incarnation) >= 4
 
 
+def test_a_batch_that_lacked_items_is_filled_without_waiting_where_they_are_there(tmp_path: Path) -> None:
+    """Without time to wait, nobody looked whether they were."""
+    with served(2, tmp_path) as there:
+        replay, views = queue_of(there, sw.Queue(1000))
+        views[0].sample(len(views[0]) - 6)  # the other learner
+        views[1].sample(len(views[1]))
+        with pytest.raises(sw.LimiterTimeoutError):
+            replay.sample(8, timeout=0.0)
+        for one in sealed(1, 300, 1, end=0.0)[12:]:  # 12 segments of it are there
+            there.stores[1].add_segment(one.packed, one.dictionaries)
+        assert len(named(replay.sample(8, timeout=0.0))) == 8
+
+
+@pytest.mark.parametrize("limiter", [None, sw.Queue(1000)])
+@pytest.mark.parametrize("lookahead", [1, 3])
+def test_a_batch_that_has_come_does_not_wait_behind_one_that_cannot_be_filled(
+    tmp_path: Path, lookahead: int, limiter: sw.Queue | None
+) -> None:
+    """The first was asked for of a shard that another learner had emptied, those behind it were given whole."""
+    with served(2, tmp_path) as there:
+        replay, views = queue_of(there, limiter)
+        views[0].sample(len(views[0]))  # the other learner
+        left = len(views[1])
+        for masses in ([1.0, 0.0], *[[0.0, 1.0]] * lookahead):
+            with patch.object(KnownShard, "mass", PropertyMock(side_effect=masses)):
+                replay._plans.append(replay._batches.submitted(left // lookahead))
+        batches = [replay.sample(left // lookahead, lookahead=lookahead, timeout=0.2) for _ in range(lookahead)]
+        assert len(set[tuple[int, int]]().union(*map(named, batches))) == left // lookahead * lookahead
+        with pytest.raises(sw.EmptyError if limiter is None else sw.LimiterTimeoutError):
+            replay.sample(left // lookahead, timeout=0.2)
+        assert replay.asked == 1, "the first is still to be filled"
+
+
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_what_came_of_a_batch_is_kept_where_a_shard_was_lost_meanwhile(tmp_path: Path, kind: Kind) -> None:
     """The other shards had given it, and nobody learned from it."""
@@ -191,9 +225,9 @@ def test_what_came_of_a_batch_is_kept_while_no_shard_answers(
         total, links = len(views[0]), there.cluster.links
         replay._plans.append(replay._batches.submitted(16))
         links[1].close()
-        with monkeypatch.context() as patch:
-            patch.setattr(replay._of, "lost", Mock(side_effect=lambda _: links[0].close()))
-            patch.setattr("sharpwave.serve.link.connect", Mock(side_effect=ConnectionError("nobody")))
+        with monkeypatch.context() as patched:
+            patched.setattr(replay._of, "lost", Mock(side_effect=lambda _: links[0].close()))
+            patched.setattr("sharpwave.serve.link.connect", Mock(side_effect=ConnectionError("nobody")))
             with pytest.raises(ShardLostError, match="got no whole batch"):
                 replay.sample(16)
         batch = replay.sample(16)

@@ -39,7 +39,7 @@ KEEPS = (EmptyError, LimiterTimeoutError, ShardLostError)
 """Errors after which what has come of a batch is kept, where nobody else is given it."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Plan:
     """Batch that was asked for.
 
@@ -59,6 +59,11 @@ class Plan:
     tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
     came: list[tuple[Share, int]] = field(default_factory=list)
     lacks: list[Share] = field(default_factory=list)
+
+    @property
+    def lacking(self) -> int:
+        """Items that are to be asked for again."""
+        return sum(share.end - share.begin for share in self.lacks)
 
     def drop(self) -> None:
         """Let the replies go that its shards send."""
@@ -242,7 +247,7 @@ class RemoteBatches(Generic[B]):
                 self._again(plan)
                 continue
             if wait is not None:
-                wait(sum(share.end - share.begin for share in plan.lacks))
+                wait(plan.lacking)
             while plan.lacks:
                 self._ask(plan, plan.lacks[-1].begin, plan.lacks[-1].end)
                 plan.lacks.pop()

@@ -18,7 +18,7 @@ from sharpwave.serve.forks import follow
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
-from sharpwave.serve.remote_batches import KEEPS, Plan, RemoteBatches
+from sharpwave.serve.remote_batches import Plan, RemoteBatches
 from sharpwave.serve.remote_blend import RemoteBlend
 from sharpwave.serve.requests import Request
 from sharpwave.serve.wire import Part
@@ -211,7 +211,7 @@ class RemoteReplay(Generic[B]):
     def _next(
         self, plans: deque[Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
     ) -> B:
-        """Return the first of ``plans``, once ``lookahead`` others are asked for."""
+        """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
         deadline = time.monotonic() + check_timeout("sample", timeout)
         self._take_left(plans, batch_size)
         if not plans:
@@ -219,19 +219,35 @@ class RemoteReplay(Generic[B]):
             plans.append(self._batches.submitted(batch_size))
         while len(plans) <= lookahead and self._admits(batch_size):
             plans.append(self._batches.submitted(batch_size))
-        plan = plans.popleft()
+        if len(plans) > 1 and self._of.limits_uses:
+            for plan in tuple(plans):  # one may have come whole behind one that cannot be filled
+                try:
+                    return self._collected(plans, plan, beta, 0.0)
+                except (EmptyError, LimiterTimeoutError):
+                    if not plan.lacks:
+                        raise
+        return self._collected(plans, min(plans, key=lambda one: one.lacking), beta, deadline)
+
+    def _collected(self, plans: deque[Plan], plan: Plan, beta: float | None, deadline: float) -> B:
+        """Return one of ``plans``, which stays there if it cannot be filled.
+
+        Args:
+            deadline: until which a limiter is waited for; it is asked once at least.
+        """
+        asked = False
 
         def wait(items: int) -> None:
-            if time.monotonic() >= deadline:
+            nonlocal asked
+            if asked and time.monotonic() >= deadline:
                 raise LimiterTimeoutError(f"sample: timed out; other learners were faster ({self.limiter})")
+            asked = True
             self.wait(items, timeout=max(0.0, deadline - time.monotonic()))
 
         try:
             return self._batches.collected(plan, beta, None if self.limiter is None else wait)
-        except KEEPS:
-            if plan.lacks:
-                plans.appendleft(plan)
-            raise
+        finally:
+            if not plan.lacks:
+                plans.remove(plan)
 
     def _take_left(self, plans: deque[Plan], batch_size: int) -> None:
         """Go on with batches that streams had asked for which are gone, where nobody else is given their items; let
