@@ -392,3 +392,26 @@ def test_limits_that_a_cluster_is_opened_with_are_those_of_its_next_lives_and_of
     with Service(listen, None, folder, Security()), sw.connect(str(listen)) as cluster:
         cluster.resize(shards=4)
         assert limits(cluster) == [1_500] * 4
+
+
+@pytest.mark.slow
+def test_a_client_of_a_service_is_told_that_a_shard_is_away_as_who_started_the_shards_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = Address.parse(f"unix:{tmp_path}/sock")
+    with (
+        Service(listen, 2, None, Security(), capacity=1_000) as service,
+        sw.Cluster(SPEC, address=str(listen)) as client,
+    ):
+
+        def away(*_: object) -> None:
+            raise ShardLostError("shard 1: nothing answers there")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(service._fleet, "_ask", away)
+            with pytest.raises(ShardLostError, match="nothing answers there"):
+                client.resize(shards=1)
+            patch.setattr("sharpwave.serve.members.cut", away)
+            with pytest.raises(ShardLostError, match="nothing answers there"):
+                client.checkpoint(tmp_path / "ckpt")
+        client.resize(shards=1)

@@ -37,6 +37,10 @@ class ShardLostError(ConnectionError):
     """Error raised where a shard's process has ended, or cannot be reached."""
 
 
+class OtherShardLostError(RuntimeError):
+    """Error raised where what answers cannot reach a shard: it is there itself, and need not be asked again."""
+
+
 class Link:
     """Connection to one shard, made when it is first used, and again after it broke.
 
@@ -318,4 +322,6 @@ def _error(what: str, kind: str, text: str) -> Exception:
         return named(f"{what}: {text}") if not issubclass(named, OSError) else OSError(f"{what}: {text}")
     if kind == "TimeoutError":
         return errors.LimiterTimeoutError(text)
+    if kind == ShardLostError.__name__:
+        return OtherShardLostError(text)
     return RuntimeError(f"{what}: {kind}: {text}")

@@ -15,7 +15,7 @@ from sharpwave.serve.cuts import cut
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.fleet import Fleet
 from sharpwave.serve.forks import follow
-from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.link import Link, OtherShardLostError, ShardLostError
 from sharpwave.serve.local_shards import READY_S
 from sharpwave.serve.requests import Request
 from sharpwave.serve.view_uses import ViewUses
@@ -191,11 +191,7 @@ class Members:
         if self._fleet is not None:
             self._fleet.resize(shards, drain)
         elif self._directory is not None:
-            link = Link(self._directory, self._security, patience_s=READY_S)
-            try:
-                link.call(Request.RESIZE, {"shards": shards, "drain": drain})
-            finally:
-                link.close()
+            self._ask_service(self._directory, Request.RESIZE, {"shards": shards, "drain": drain}, READY_S)
         else:
             raise ValueError("resize: these shards were started elsewhere; resize them there")
         self.renew(0.0)
@@ -208,11 +204,7 @@ class Members:
         self.check_open()
         if self._directory is not None:
             asked = {"path": str(checked_folder("checkpoint", path).absolute())}
-            link = Link(self._directory, self._security, patience_s=CHECKPOINT_S)
-            try:
-                link.call(Request.CHECKPOINT, asked)
-            finally:
-                link.close()
+            self._ask_service(self._directory, Request.CHECKPOINT, asked, CHECKPOINT_S)
             return
         if self._fleet is not None:
             self._fleet.check_process("checkpoint")
@@ -220,6 +212,16 @@ class Members:
             manifest = None if self._fleet is None else self._fleet.manifest()
             self.renew()
             cut(list(self.links), self.call, path, spec, manifest)
+
+    def _ask_service(self, directory: Address, kind: Request, head: Mapping[str, Any], patience_s: float) -> None:
+        """Let the service do what only it can do.  Raises: ShardLostError: it, or a shard that it needs, is away."""
+        link = Link(directory, self._security, patience_s)
+        try:
+            link.call(kind, head)
+        except OtherShardLostError as error:
+            raise ShardLostError(str(error)) from error
+        finally:
+            link.close()
 
     def close(self) -> None:
         """Disconnect, for good."""
