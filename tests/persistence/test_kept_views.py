@@ -171,6 +171,23 @@ def test_a_queue_does_not_give_out_again_what_it_gave(tmp_path: Path) -> None:
             queue.sample(1)
 
 
+def test_steps_that_came_after_a_view_was_written_are_inserts(tmp_path: Path) -> None:
+    """They could be sampled, and no limiter counted them: with each crash a learner fell further behind."""
+    limiter = sw.SamplesPerInsert(1.0, 8, 64.0)
+    folder = tmp_path / "0"
+    for life in range(4):
+        with sw.Store.open(folder) if life else store_in(folder) as store:
+            view = learner(store, max_times_sampled=1, limiter=limiter)
+            fill(store, 24)
+            with pytest.raises(sw.LimiterTimeoutError):
+                while True:
+                    view.sample(8, timeout=0.0)
+            assert len(view) < 16 and view.source.steps_before == 0
+            store.flush()
+            fill(store, 24)
+            folder = crashed(folder, tmp_path / f"{life + 1}")
+
+
 def test_a_checkpoint_counts_more_than_what_its_folder_had(tmp_path: Path) -> None:
     with store_in(tmp_path / "d") as store:
         fill(store, 50)

@@ -173,13 +173,15 @@ class Keeping:
 
 
 def state_of(saved: SavedView, log: StepLog) -> dict[str, Any]:
-    """Return a view's state as a checkpoint has it, and of each slot's segment where it is in its lane."""
+    """Return a view's state as a checkpoint has it, and of each slot's segment where it is, and how long."""
     index, used = log.index, slice(0, len(saved.generation))
-    return saved.state(log) | {"lanes": index.lane[used].copy(), "first_steps": index.first_step[used].copy()}
+    where = {"lanes": index.lane[used].copy(), "first_steps": index.first_step[used].copy()}
+    return saved.state(log) | where | {"rows": index.rows[used].copy()}
 
 
 def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
     """Return a state from a file for the log as it was just opened: it is of the segments that are the same still.
+    Others are new to the view: their steps are inserts.
 
     Ids alone do not tell: those of steps that a crash took may be given again, to others.
 
@@ -196,7 +198,11 @@ def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
     uses = state["uses"]
     with contextlib.suppress(TypeError):
         uses = uses[: index.leaves]
-    return state | {"generation": np.where(same, before[used], -1), "uses": uses}
+    known = np.zeros(index.slots, np.int64)  # steps that a limiter has counted
+    rows = state.get("rows", index.rows[used])  # of an earlier release
+    known[used] = np.where(same, np.minimum(rows[used], index.rows[used]), 0)
+    inserts = state["inserts"] + int((index.rows[: index.slots] - known).sum())
+    return state | {"generation": np.where(same, before[used], -1), "uses": uses, "inserts": inserts}
 
 
 def _nbytes(tree: Any) -> int:
