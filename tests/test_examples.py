@@ -16,8 +16,8 @@ SHORT = {
     "disk_and_resume.py": ["--steps", "300"],
     "processes.py": ["--steps", "600"],
     "her.py": ["--bits", "4", "--steps", "300"],
-    "sb3_atari.py": ["--steps", "1200"],
-    "tianshou_dqn.py": ["--steps", "1000"],
+    "sb3_atari.py": ["--steps", "600"],
+    "tianshou_dqn.py": ["--steps", "500"],
     "torchrl_dqn.py": ["--frames", "1280"],
 }
 MAX_LINES = 120

@@ -59,7 +59,7 @@ def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
 @pytest.mark.slow
 def test_an_environment_and_its_trainer(sharpwave, tmp_path):
     out = tmp_path / "bench.json"
-    result = sharpwave("bench", "--seconds", 3, "--env", "CartPole-v1", "--out", out, timeout=250)
+    result = sharpwave("bench", "--seconds", 1, "--env", "CartPole-v1", "--out", out, timeout=250)
     assert result.code == 0, result.text
     told = json.loads(out.read_text())
     assert told["data"]["frame"] == [4] and told["data"]["stack"] is None and told["data"]["episodes"] > 8

@@ -87,7 +87,7 @@ def test_a_strangers_store_is_refused_by_name_or_works(what: str, tmp_path: Path
     """Any part of it may be anything, under checksums that hold (``python -m tests.support.strangers`` tries more)."""
     specs = [WRITE["SPEC"], WRITE["SPEC_1"]]
     outcomes = set()
-    for seed in range(25):
+    for seed in range(16):
         folder = tmp_path / str(seed)
         strangers.make(folder, what, seed)
         with warnings.catch_warnings():

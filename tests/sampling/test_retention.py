@@ -232,14 +232,15 @@ def test_memory_that_segments_leave_in_any_order_is_used_again(retention: Any, l
     frame = np.zeros((40, 40), np.uint8)
     rng = np.random.default_rng(0)
     limits: dict[str, Any] = {"capacity": 12_000} if limit == "capacity" else {"ram": "4MiB"}
+    steps = 26_000 if limit == "capacity" else 40_000
     with sw.Store(spec, **limits, segment_steps=16, codec="delta", retention=retention) as store:
         replay = store.transitions(sampler=sw.Prioritized())
-        for k in range(40_000):
+        for k in range(steps):
             frame[:] = 0
             frame.reshape(-1)[rng.integers(0, 1600, 12)] = k % 250 + 1
             store.append(obs=frame, action=k, reward=0.0, terminated=False, truncated=False)
             if k % 500 == 499:
-                batch = replay.sample(64 if k < 20_000 else 256)  # the batches' memory comes out of ram=
+                batch = replay.sample(64 if k < steps // 2 else 256)  # the batches' memory comes out of ram=
                 assert (batch.obs[:, -1].max(axis=(1, 2)) == batch.action % 250 + 1).all()
                 replay.update_priorities(batch.ids, rng.random(len(batch)))
                 assert limit == "capacity" or store.stats()["total_bytes"] <= 4 << 20
