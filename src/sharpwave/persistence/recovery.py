@@ -76,7 +76,7 @@ def _evict_again(log: StepLog, report: Recovery, regions: RegionFiles, found: Fo
     Evicted segments stay in their file until all in it are. Those of a lane before a gap whose steps are only in a
     record that was replaced had been evicted; others before a gap were not: the gap is damage.
 
-    Cost: where no lane has a gap, a look at each segment; else a read of the header of each record not adopted.
+    Cost: where no lane has a gap, a look at each segment; else a read of the header of each record that was replaced.
     """
     index = log.index
     gaps: dict[int, list[int]] = {}  # slots before gaps, by lane
@@ -85,10 +85,14 @@ def _evict_again(log: StepLog, report: Recovery, regions: RegionFiles, found: Fo
         end = int(index.first_step[slot] + index.rows[slot])
         if index.sealed[following] and int(index.first_step[following]) > end:
             gaps.setdefault(int(index.lane[slot]), []).append(slot)
+    newest: dict[int, int] = {}  # by slot: what cannot be used has a latest generation too, and was not evicted
+    for _, record in found if gaps else ():
+        if record.kind in (SEGMENT, TAIL):
+            slot = (record.id & LEAF_MASK) // log.stride
+            newest[slot] = max(newest.get(slot, 0), record.id >> LEAF_BITS)
     last: dict[int, int] = {}  # by lane, the first step of the last segment that had been evicted
     for number, record in found if gaps else ():
-        slot = (record.id & LEAF_MASK) // log.stride
-        if record.kind != SEGMENT or slot >= index.slots or index.generation[slot] == record.id >> LEAF_BITS:
+        if record.kind != SEGMENT or record.id >> LEAF_BITS == newest[(record.id & LEAF_MASK) // log.stride]:
             continue
         content = bytearray(WHERE_BYTES)
         with contextlib.suppress(OSError):
