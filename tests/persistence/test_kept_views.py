@@ -188,6 +188,20 @@ def test_steps_that_came_after_a_view_was_written_are_inserts(tmp_path: Path) ->
             folder = crashed(folder, tmp_path / f"{life + 1}")
 
 
+def test_evicted_steps_that_come_back_are_no_inserts(tmp_path: Path) -> None:
+    """Their bytes are in files still; they were counted when they were appended."""
+    counted, limiter = 0, sw.SamplesPerInsert(1.0, 8, 1e9)
+    for life in range(6):
+        with sw.Store.open(tmp_path / "d") if life else store_in(tmp_path / "d", capacity=1000) as store:
+            view = learner(store, limiter=limiter)
+            assert store.total_steps - view.source.steps_before == counted
+            for lane in range(3):
+                fill(store, 150 + 13 * life + lane, lane)
+            view.update_priorities(view.sample(8).ids, np.ones(8))
+            counted = store.total_steps - view.source.steps_before
+            assert store.stats()["evicted_steps"] or life < 2
+
+
 def test_a_checkpoint_counts_more_than_what_its_folder_had(tmp_path: Path) -> None:
     with store_in(tmp_path / "d") as store:
         fill(store, 50)

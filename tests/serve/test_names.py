@@ -8,10 +8,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve import cluster_writers
+from sharpwave.serve.link import ShardLostError
 from tests.serve.serving import SPEC, play, served
 
 NAMES = [f"actor-{number}" for number in range(6)]
@@ -108,3 +111,24 @@ def test_every_process_takes_a_new_name_to_the_same_shard(tmp_path: Path) -> Non
             asked = [sys.executable, "-c", script, *(str(one.address) for one in there.servers), *names]
             answers.append(subprocess.run(asked, check=True, capture_output=True, text=True, timeout=120).stdout)
     assert answers[0] == answers[1] and len(set(answers[0].split())) == 2
+
+
+def test_a_shard_that_is_lost_just_after_it_said_that_it_has_the_name_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with served(2, tmp_path) as there:
+        there.cluster.writer(1, name="w", shard=1).close()
+        real, lost = cluster_writers.Delivery, [True, True]
+
+        def delivery(*arguments: Any, **settings: Any) -> Any:
+            if lost:
+                lost.pop()
+                raise ShardLostError("killed")
+            return real(*arguments, **settings)
+
+        monkeypatch.setattr(cluster_writers, "Delivery", delivery)
+        with pytest.raises(ShardLostError, match="killed"):
+            there.cluster.writer(1, name="w", timeout=0.0)
+        writer = there.cluster.writer(1, name="w", timeout=10)
+        assert not lost and writer.delivery._leases[0].number == 1
+        writer.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +13,7 @@ import numpy as np
 from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.delivery import Delivery
-from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.link import RETRY_S, ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.placement import placed, turned
 from sharpwave.serve.remote_writer import RemoteWriter
@@ -61,11 +62,28 @@ class ClusterWriters:
         lanes = _checked("lanes", lanes, MAX_LANES)
         if segment_steps is not None:
             segment_steps = _checked("segment_steps", segment_steps, MAX_SEGMENT_STEPS)
+        deadline = time.monotonic() + check_timeout("writer", timeout)
+        while True:
+            try:
+                delivery = self._delivery(lanes, name, shard, durability, timeout, deadline)
+                return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
+            except ShardLostError:  # the one that has the name may have been lost just after it said so
+                if name is None or shard is not None or time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_S)
+
+    def _delivery(
+        self, lanes: int, name: str | None, shard: int | None, durability: str, timeout: float | None, deadline: float
+    ) -> Delivery:
+        """Return lanes of the first shard that can be reached of those that may have them.
+
+        Raises: ShardLostError, ValueError.
+        """
         links = list(self._members.now())  # which may come and go meanwhile
         if shard is not None:
             tried = [shard]
         elif name is not None:
-            tried = placed(str(name), self._members.now, check_timeout("writer", timeout))
+            tried = placed(str(name), self._members.now, max(0.0, deadline - time.monotonic()))
             links = list(self._members.now())
         else:  # one after the other, and past those that are away
             tried = turned(len(links), self._writers + os.getpid())
@@ -80,7 +98,7 @@ class ClusterWriters:
                         "writer: durability='flush', but this cluster has no disk to sync to; give it disk=, or write "
                         "with durability='memory'"
                     )
-                delivery = Delivery(
+                return Delivery(
                     link,
                     uuid.uuid4().hex if name is None else str(name),
                     lanes,
@@ -90,11 +108,10 @@ class ClusterWriters:
                     others=self._members.now,
                     check_open=self._members.check_open,
                 )
-                break
             except ShardLostError:
                 if number == tried[-1]:
                     raise
-        return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
+        raise ShardLostError("writer: no shard is there")
 
 
 def _checked(name: str, value: Any, most: int) -> int:

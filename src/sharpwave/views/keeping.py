@@ -173,15 +173,15 @@ class Keeping:
 
 
 def state_of(saved: SavedView, log: StepLog) -> dict[str, Any]:
-    """Return a view's state as a checkpoint has it, and of each slot's segment where it is, and how long."""
+    """Return a view's state as a checkpoint has it, where each slot's segment is in its lane, and the log's steps."""
     index, used = log.index, slice(0, len(saved.generation))
     where = {"lanes": index.lane[used].copy(), "first_steps": index.first_step[used].copy()}
-    return saved.state(log) | where | {"rows": index.rows[used].copy()}
+    return saved.state(log) | where | {"total_steps": log.inventory.total_steps}
 
 
 def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
     """Return a state from a file for the log as it was just opened: it is of the segments that are the same still.
-    Others are new to the view: their steps are inserts.
+    What was appended after it was written counts as inserts.
 
     Ids alone do not tell: those of steps that a crash took may be given again, to others.
 
@@ -191,17 +191,15 @@ def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
     count = min(len(before), index.slots)
     used = slice(0, count)
     same = (index.rows[used] > 0) & (index.sealed[used] > 0)
-    for name, now in {"generation": index.generation, "lanes": index.lane, "first_steps": index.first_step}.items():
+    for name, there in {"generation": index.generation, "lanes": index.lane, "first_steps": index.first_step}.items():
         if not isinstance(state[name], np.ndarray) or len(state[name]) != len(before):
             raise ValueError(f"{name}: expected a number for each of {len(before):,} slots")
-        same &= state[name][used] == now[used]
+        same &= state[name][used] == there[used]
     uses = state["uses"]
     with contextlib.suppress(TypeError):
         uses = uses[: index.leaves]
-    known = np.zeros(index.slots, np.int64)  # steps that a limiter has counted
-    rows = state.get("rows", index.rows[used])  # of an earlier release
-    known[used] = np.where(same, np.minimum(rows[used], index.rows[used]), 0)
-    inserts = state["inserts"] + int((index.rows[: index.slots] - known).sum())
+    now = log.inventory.total_steps
+    inserts = state["inserts"] + max(0, now - state.get("total_steps", now))  # missing in earlier releases
     return state | {"generation": np.where(same, before[used], -1), "uses": uses, "inserts": inserts}
 
 
