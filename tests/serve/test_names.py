@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve import cluster_writers
+from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import ShardLostError
 from tests.serve.serving import SPEC, play, served
 
@@ -118,15 +118,15 @@ def test_a_shard_that_is_lost_just_after_it_said_that_it_has_the_name_is_waited_
 ) -> None:
     with served(2, tmp_path) as there:
         there.cluster.writer(1, name="w", shard=1).close()
-        real, lost = cluster_writers.Delivery, [True, True]
+        lost = [True, True]
 
         def delivery(*arguments: Any, **settings: Any) -> Any:
             if lost:
                 lost.pop()
                 raise ShardLostError("killed")
-            return real(*arguments, **settings)
+            return Delivery(*arguments, **settings)
 
-        monkeypatch.setattr(cluster_writers, "Delivery", delivery)
+        monkeypatch.setattr("sharpwave.serve.cluster_writers.Delivery", delivery)
         with pytest.raises(ShardLostError, match="killed"):
             there.cluster.writer(1, name="w", timeout=0.0)
         writer = there.cluster.writer(1, name="w", timeout=10)
