@@ -85,22 +85,19 @@ def _evict_again(log: StepLog, report: Recovery, regions: RegionFiles, found: Fo
         end = int(index.first_step[slot] + index.rows[slot])
         if index.sealed[following] and int(index.first_step[following]) > end:
             gaps.setdefault(int(index.lane[slot]), []).append(slot)
-    newest: dict[int, int] = {}  # by slot: what cannot be used has a latest generation too, and was not evicted
-    for _, record in found if gaps else ():
-        if record.kind in (SEGMENT, TAIL):
-            slot = (record.id & LEAF_MASK) // log.stride
-            newest[slot] = max(newest.get(slot, 0), record.id >> LEAF_BITS)
     last: dict[int, int] = {}  # by lane, the first step of the last segment that had been evicted
-    for number, record in found if gaps else ():
-        if record.kind != SEGMENT or record.id >> LEAF_BITS == newest[(record.id & LEAF_MASK) // log.stride]:
-            continue
-        content = bytearray(WHERE_BYTES)
-        with contextlib.suppress(OSError):
-            regions.read(number, record.offset, memoryview(content))
-            lane, first, _ = where(memoryview(content))
-            for before in gaps.get(lane, ()):
-                if index.first_step[before] < first < index.first_step[index.next[before]]:
-                    last[lane] = max(last.get(lane, 0), int(index.first_step[before]))
+    for versions in ranked(found, log.stride) if gaps else ():
+        latest = versions[0][1].id >> LEAF_BITS  # also if it cannot be used: that one had not been evicted
+        for number, record in versions:
+            if record.kind != SEGMENT or record.id >> LEAF_BITS == latest:
+                continue
+            content = bytearray(WHERE_BYTES)
+            with contextlib.suppress(OSError):
+                regions.read(number, record.offset, memoryview(content))
+                lane, first, _ = where(memoryview(content))
+                for before in gaps.get(lane, ()):
+                    if index.first_step[before] < first < index.first_step[index.next[before]]:
+                        last[lane] = max(last.get(lane, 0), int(index.first_step[before]))
     for slot in log.retention.order()["slots"].tolist() if last else ():
         if int(index.first_step[slot]) <= last.get(int(index.lane[slot]), -1):
             report.segments -= 1

@@ -111,7 +111,7 @@ class ClusterWriters:
             except ShardLostError:
                 if number == tried[-1]:
                     raise
-        raise ShardLostError("writer: no shard is there")
+        raise ShardLostError("writer: the cluster has no shard at present; try again")
 
 
 def _checked(name: str, value: Any, most: int) -> int:
