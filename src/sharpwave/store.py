@@ -126,7 +126,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             self._views.keep_in(ViewFiles(self._log.disk), damages, left is not None and left.checkpoint > 0)
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
-        self._log.keep_limits()
+        # Files that a closed store left within its limit may have grown by what opening wrote: appending makes room.
+        same_files = left is not None and left.manifest.get("disk_limit") == settings.disk_limit
+        self._log.keep_limits(files=not same_files)
         if self._log.disk is not None and left is not None and not settings.manifest().items() <= left.manifest.items():
             self._log.disk.describe(self._manifest())  # what was given now are the next life's previous values
 

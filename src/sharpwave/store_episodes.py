@@ -77,7 +77,7 @@ class StoreEpisodes:
         return write_data_set(self, target, order, lanes, progress)
 
     def drop_steps(self, lane: int, first: int, end: int) -> int:
-        """Evict the lane's steps ``first`` to ``end - 1``, and erase them from files: an episode that is not whole.
+        """Evict the lane's steps ``first`` to ``end - 1``: an episode that is not whole.
 
         They lie in segments of their own, as those of ``add_episode(whole=True)`` do. If the lane's last step is among
         them, its next begins an episode; its number goes on counting.
@@ -86,9 +86,7 @@ class StoreEpisodes:
             how many of the steps were held.
         Raises:
             ValueError: an invalid argument, or other steps share a segment with these; nothing was changed.
-            OSError: files could not be rewritten; the steps may be back when the store is opened again.
-
-        Cost: with a disk, reading the records of all files, and copying those that hold the steps.
+            OSError: the disk is full or fails; the steps may be back when the store is opened after a crash.
         """
         number = int(checked_lane("drop_steps", lane)[0])
         if not all(isinstance(one, (int, np.integer)) for one in (first, end)):

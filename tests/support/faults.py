@@ -109,6 +109,7 @@ class Account:
             slot = int(log.opened.slots[lane])
             self.sealed[lane] = int(index.first_step[slot])
             here = np.flatnonzero((index.rows > 0) & (index.lane == lane))
+            here = here[here != log.admission._interrupted]  # its eviction was noted as the process was killed
             begins, rows = index.first_step[here].tolist(), index.rows[here].tolist()
             self.held[lane] = {step for b, n in zip(begins, rows, strict=True) for step in range(b, b + n)}
 

@@ -11,7 +11,7 @@ that there always is such a region, at most three quarters of the limit are held
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.mergeable_regions import DEAD_SHARE
 from sharpwave.disk.segment_cache import SegmentCache
-from sharpwave.format.region import SEGMENT, TAIL, read_region
+from sharpwave.format.region import SEGMENT
 from sharpwave.memory.segment_index import SegmentIndex
 
 
@@ -60,8 +60,10 @@ class Compaction:
         return bool(numbers) and self._copy(numbers)
 
     def make_room(self, need: int) -> bool:
-        """Return whether there is room for ``nbytes``, making it if that takes no eviction.  Raises: OSError."""
+        """Return whether there is room for ``need`` bytes and a note of evictions, making it if that takes no
+        eviction.  Raises: OSError."""
         budget, regions = self.disk.budget, self.disk.regions
+        need += self.disk.note_bytes
         if budget.crowded(need):
             return False
         if not regions.room_for(need):  # a new region will be needed
@@ -74,24 +76,6 @@ class Compaction:
             if not (self.compact() if budget.compacts else budget.fragmented and self._try_compact()):
                 return False
         return True
-
-    def erase(self, ids: Collection[int]) -> None:
-        """Delete the files that hold records of evicted segments ``ids``, after copying what else they hold.
-
-        Otherwise a segment that was evicted out of order is found when the store is opened again. Raises: OSError: as
-        ``compact``.
-        """
-        regions, numbers = self.disk.regions, []
-        for number, region in regions.regions.items():
-            opened, records, _ = read_region(region.path, regions.identity, regions.directory)
-            if opened is not None:
-                opened.close()
-            if any(record.id in ids and record.kind in (SEGMENT, TAIL) for record in records):
-                numbers.append(number)
-        if numbers:
-            if regions.newest is not None and regions.newest.number in numbers:
-                regions.finish()
-            self._copy(numbers)
 
     def tidy(self, left_out: frozenset[int]) -> None:
         """Leave few files with little waste for the next opening, which reads them all. Errors are ignored.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,17 +13,21 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.disk_budget import DiskBudget, region_bytes
+from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.occupancy import Occupancy
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.segment_reads import SegmentReads
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
-from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of
-from sharpwave.format.region_notes import THRESHOLD_BYTES, LaneEnds, Note, pack_ends, pack_threshold
+from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of, space
+from sharpwave.format.region_notes import MAX_IDS, Evicted, LaneEnds, pack_ends, pack_evicted
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk."""
+NO_IDS = np.zeros(0, np.int64)
 GENERATIONS = 64
 """Generations that a note or a region's header reserves beyond the latest, so that few notes are needed."""
 
@@ -37,26 +42,41 @@ class Tail(NamedTuple):
 
 
 class Claims(Protocol):
-    """Facts of a log that notes in region files record, for opening after a crash.
+    """Facts of a log that notes in region files record, for opening.
 
     Attributes:
-        threshold: the retention's; segments with keys at or above it were evicted.
         latest_generation: the highest generation of any id so far.
     """
 
     @property
-    def threshold(self) -> float: ...
-
-    @property
     def latest_generation(self) -> int: ...
+
+    def evicted(self) -> Evicted:
+        """Return the retention's threshold and the counts of evictions, without ids."""
+
+    def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of ``slots`` [n] hold no sealed segment."""
 
 
 @dataclass(frozen=True)
 class _NoClaims:
     """Claims of a folder before a log is begun in it."""
 
-    threshold: float = 1.0
     latest_generation: int = 0
+
+    def evicted(self) -> Evicted:
+        return Evicted()
+
+    def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        return np.ones(len(slots), np.bool_)
+
+
+@dataclass
+class _Noted:
+    """Generations reserved by the latest note or region's header, and its region (-1: none)."""
+
+    region: int = -1
+    generation: int = -1
 
 
 class DiskTier:
@@ -73,7 +93,7 @@ class DiskTier:
         reads: of segments. ``bytes_written``, ``failures``: of appending.
         budget: the limit on the files, and what it leaves.
         held: which records of which region are held: segments, and the newest rows of open ones.
-        ends: ends of the lanes' step numbers, as the files show.
+        ends: ends of the lanes' step numbers, as the files show. ``evictions``: evicted segments, likewise.
         described: contents of ``store.json``.
 
     Raises:
@@ -102,21 +122,22 @@ class DiskTier:
             raise
         self.held = Occupancy()
         self._tails: dict[int, Tail] = {}  # of open segments, by id
-        self._note = Note()
-        self.ends = LaneEnds()
+        self._noted = _Noted()
+        self.ends, self.evictions = LaneEnds(), Evictions(1)
         self.budget = DiskBudget(self.regions, self.held, limit, max_step_bytes)
         self._claims: Claims = _NoClaims()
         self.reads = SegmentReads(self.regions)
         self.bytes_written = self.failures = 0
         self.described: dict[str, Any] = {}
 
-    def begin(self, claims: Claims, in_order: bool) -> None:
+    def begin(self, claims: Claims, stride: int, in_order: bool) -> None:
         """Begin to serve a log, whose ``claims`` are recorded in notes.
 
         Args:
+            stride: limit of steps in a segment.
             in_order: whether segments are evicted in the order in which they were added.
         """
-        self._claims = claims
+        self._claims, self.evictions = claims, Evictions(stride)
         if not in_order:
             self.budget.evict_in_any_order()
 
@@ -137,6 +158,7 @@ class DiskTier:
         """
         self.check_held()
         self.regions.check_named()
+        self.note()
         self.regions.finish()
         left: list[tuple[int, str]] = []
         try:
@@ -198,43 +220,91 @@ class DiskTier:
         return True
 
     def delete(self, numbers: list[int]) -> None:
-        """Delete regions without held records, after repeating their notes.  Raises: OSError."""
+        """Delete regions without held records, after repeating their notes.  Raises: OSError.
+
+        A note that a full disk refuses is written behind the deletion, which makes room for it.
+        """
         if not numbers:
             return
-        if self._note.region in numbers:
-            self.note(always=True)
-        if self.ends.rest_on(numbers):
-            self.note_ends()
+        refused = False
+        try:
+            self._repeat_notes(numbers)
+        except OSError as error:
+            refused = error.errno in NO_ROOM
+            if not refused:
+                raise
         self.regions.sync()  # replacements of their records are on disk before they are deleted
+        if refused:
+            self._delete(numbers[:1])
+            self._repeat_notes(numbers)
+            self.regions.sync()
+        self._delete(numbers[refused:])
+
+    def _delete(self, numbers: list[int]) -> None:
         for number in numbers:
             self.regions.delete(number)
             self.held.forget(number)
 
+    def _repeat_notes(self, numbers: list[int]) -> None:
+        """Write what notes in regions ``numbers`` tell that no other file does, and evictions that none tells yet."""
+        slots = self.evictions.told_by(numbers)
+        again = self.evictions.ids(slots[self._claims.unsealed(slots)])  # a sealed segment replaces those before it
+        if again.size or self.evictions.pending or self._noted.region in numbers:
+            self.note(always=True, again=again)
+        if self.ends.rest_on(numbers):
+            self.note_ends()
+
     def clear(self, ends: npt.NDArray[np.int64]) -> None:
-        """Delete every region but a new one, which notes ids and lanes. Nothing is held any more.
+        """Delete every region but a new one, which notes ids, lanes and evictions. Nothing is held any more.
 
         Args:
             ends: int64 [lanes], the number of each lane's next step.
 
-        Raises: OSError.
+        Raises: OSError: files could not be deleted.
         """
         self.regions.finish()
         self.note(always=True)
         self.note_ends(ends)
         self.delete(list(self.regions.regions)[:-1])
 
-    def note(self, always: bool = False) -> None:
-        """Write a note of the retention's threshold and the generations reserved, for opening after a crash.
+    def evict(self, id_: int) -> None:
+        """Take note that a segment is about to be evicted: no record of it counts any more.
 
-        Writes nothing if nothing changed, unless ``always``.  Raises: OSError.
+        It is written with the next record, or before a file is deleted.
         """
-        threshold, generation = self._claims.threshold, self._claims.latest_generation
-        before = self._note
-        if not always and threshold >= before.threshold and generation <= before.generation:
+        self.evictions.pending[id_] = None
+
+    @property
+    def _has_news(self) -> bool:
+        """Whether opening the files would not find the evictions, the threshold or the ids so far."""
+        if self.evictions.pending or self._claims.evicted().threshold < self.evictions.latest.threshold:
+            return True
+        return self._claims.latest_generation > self._noted.generation >= 0
+
+    @property
+    def note_bytes(self) -> int:
+        """Bytes that a note of all news takes in a file."""
+        return space(Evicted().nbytes + 8 * len(self.evictions.pending)) if self._has_news else 0
+
+    def note(self, always: bool = False, again: npt.NDArray[np.int64] = NO_IDS) -> None:
+        """Write a note of evictions and of the generations reserved, for opening.
+
+        Writes nothing if nothing changed, unless ``always``.  Raises: OSError; the evictions are in the next note.
+
+        Args:
+            again: further ids of evicted segments, whose note is about to be deleted.
+        """
+        if not always and not self._has_news:
             return
-        generation = min(generation + GENERATIONS, MAX_GENERATION - 1)
-        region, _ = self.write(NOTE, generation << LEAF_BITS, pack_threshold(threshold), generation, {})
-        self._note = Note(region, threshold, generation)
+        generation = min(self._claims.latest_generation + GENERATIONS, MAX_GENERATION - 1)
+        ids = np.concatenate([again, np.fromiter(self.evictions.pending, np.int64, len(self.evictions.pending))])
+        for begin in range(0, max(1, len(ids)), MAX_IDS):
+            note = self._claims.evicted()._replace(ids=ids[begin : begin + MAX_IDS])
+            sequence = self.regions.sequence
+            region, _ = self.write(NOTE, generation << LEAF_BITS, pack_evicted(note), generation, {})
+            self.evictions.take(note, sequence, region)
+            self._noted = _Noted(region, generation)
+        self.evictions.pending.clear()
 
     def note_ends(self, ends: npt.NDArray[np.int64] | None = None) -> None:
         """Write a note of the ends of the lanes' step numbers: as the files show, or beyond them ``ends`` [lanes].
@@ -248,6 +318,13 @@ class DiskTier:
         region, _ = self.write(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
         self.ends.reach_all(merged, region)
 
+    def note_counts(self) -> None:
+        """Write a note as ``note`` does, also where only counts changed: they are written with the rest, or at a flush.
+
+        Raises: OSError.
+        """
+        self.note(always=self._claims.evicted().counts != self.evictions.latest.counts)
+
     def begin_life(self) -> None:
         """Write a note of what opening found, so that no id is ever reused, even after a crash.
 
@@ -256,12 +333,12 @@ class DiskTier:
         newest = self.regions.newest
         if newest is not None and self.regions.goes_on and self.budget.newest_is_worn:
             self.regions.finish()
-        if self._claims.threshold < 1.0 or (newest is not None and not newest.finished):
+        if self._claims.evicted().counts != Evicted().counts or (newest is not None and not newest.finished):
             self.note(always=True)
 
     def try_note(self) -> None:
         """Write a note as ``note`` does, if limit and disk allow it, using the spare room too."""
-        budget, room = self.budget, self.regions.room_for(THRESHOLD_BYTES)
+        budget, room = self.budget, self.regions.room_for(self.note_bytes)
         if budget.limit_bytes is None or room or self.nbytes + budget.spare_bytes <= budget.limit_bytes:
             try:
                 self.note()
@@ -285,25 +362,35 @@ class DiskTier:
         if kind == SEGMENT:
             self.ends.reach_by(payload, region)
         begun = self.regions.regions[region].generation
-        if begun > self._note.generation and self._note.threshold >= 1.0:
-            self._note = Note(region, 1.0, begun)  # a header serves as a note
+        if begun > self._noted.generation and self._claims.evicted().counts == Evicted().counts:
+            self._noted = _Noted(region, begun)  # a header serves as a note
         return region, offset
 
     def append(
-        self, id_: int, packed: bytes, generation: int, dictionaries: dict[tuple[int, int], bytes]
+        self,
+        id_: int,
+        packed: bytes,
+        generation: int,
+        dictionaries: dict[tuple[int, int], bytes],
+        sequence: int | None = None,
     ) -> tuple[int, int]:
-        """Write a segment; return its region and offset.  Raises: OSError; then nothing is held of it."""
+        """Write a segment, after a note of evictions that made room for it; return its region and offset.
+
+        Args:
+            sequence: of the record that this one replaces; ``None``: a new record.
+
+        Raises: OSError; then nothing is held of it.
+        """
         if not self.regions.room_for(len(packed)):
             self.budget.grow_regions()
         try:
-            if generation > self._note.generation >= 0:
-                self.note()
-            region, offset = self.write(SEGMENT, id_, packed, generation, dictionaries)
+            self.note()
+            region, offset = self.write(SEGMENT, id_, packed, generation, dictionaries, sequence)
         except OSError:
             self.failures += 1
             raise
         self.held.hold(region, len(packed))
-        self.drop_tail(id_)
+        self._drop_tail(id_)
         self.bytes_written += len(packed)
         return region, offset
 
@@ -319,6 +406,7 @@ class DiskTier:
             return
         checksum, before = checksum_of(packed), self._tails.get(id_)
         try:
+            self.note()
             region, offset = self.write(TAIL, id_, packed, generation, {})
         except OSError:
             self.failures += 1
@@ -329,11 +417,17 @@ class DiskTier:
         self.held.hold(region, len(packed))
         self.bytes_written += len(packed)
 
-    def drop_tail(self, id_: int) -> None:
-        """Release the flushed rows of an open segment, if any: it was sealed or evicted."""
+    def _drop_tail(self, id_: int) -> None:
+        """Release the flushed rows of an open segment, if any."""
         tail = self._tails.pop(id_, None)
         if tail is not None:
             self.release(tail.region, tail.nbytes)
+
+    def evict_tail(self, id_: int) -> None:
+        """Evict the flushed rows of an open segment, if any."""
+        if id_ in self._tails:
+            self.evict(id_)
+            self._drop_tail(id_)
 
     def release(self, region: int, nbytes: int) -> None:
         """Release an evicted segment; delete its region once it holds none, unless it is being written.
@@ -345,7 +439,6 @@ class DiskTier:
         if not unused:
             return
         try:
-            self.try_note()
             self.delete(unused)
         except (OSError, MemoryError):
             self.failures += 1

@@ -1,7 +1,9 @@
 """Notes in region files: what opening a store must know, and can no longer read from the segments on disk.
 
-One kind holds a reservoir's threshold; its id is the highest generation of ids so far. The other holds, lane by lane,
-the end of the step numbers in use; it is written before the last record that shows one of them is deleted.
+Each note's id is the highest generation of ids so far. One kind holds evictions: ids of segments whose records may
+still be in the files, counts, and the retention's threshold. The other holds, lane by lane, the end of the step numbers
+in use; it is written before the last record that shows one of them is deleted. Earlier releases wrote the threshold
+alone.
 """
 
 from __future__ import annotations
@@ -22,25 +24,58 @@ Ints = npt.NDArray[np.int64]
 
 THRESHOLD = struct.Struct("<d")
 THRESHOLD_BYTES = THRESHOLD.size + 4
+EVICTED_MAGIC = b"GONE"
+EVICTED = struct.Struct("<4sIdQQ")  # magic, 0, threshold, evicted segments, dropped steps; then ids; 32
+MAX_IDS = 1 << 20
+"""Limit of the ids in one note of evictions."""
 ENDS = b"ENDS"
-MAX_ENDS_BYTES = len(ENDS) + 8 * MAX_LANES + 4
+MAX_NOTE_BYTES = EVICTED.size + 8 * max(MAX_IDS, MAX_LANES) + 4
 _WHERE = struct.Struct("<QQI")  # lane, first_step, steps: in a segment's header
 _WHERE_AT = 16
 WHERE_BYTES = _WHERE_AT + _WHERE.size
 """Bytes at a segment's beginning, in every version, up to its lane and step numbers."""
 
 
-class Note(NamedTuple):
-    """Latest note of ids and of a reservoir, and the region that holds it (-1: none)."""
+class Evicted(NamedTuple):
+    """Note of evictions.
 
-    region: int = -1
+    Attributes:
+        threshold: of the retention's keys; segments with keys at or above it are not kept. 1 without keys.
+        segments, dropped_steps: evicted and dropped so far.
+        ids: int64 [n], of segments evicted since the note before; no record of their slots counts up to their
+            generations.
+    """
+
     threshold: float = 1.0
-    generation: int = -1
+    segments: int = 0
+    dropped_steps: int = 0
+    ids: Ints = np.zeros(0, np.int64)
+
+    @property
+    def counts(self) -> tuple[float, int, int]:
+        """The note without its ids."""
+        return self.threshold, self.segments, self.dropped_steps
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the payload."""
+        return EVICTED.size + 8 * len(self.ids) + 4
 
 
-def pack_threshold(threshold: float) -> bytes:
-    """Return the payload that ``unpack_threshold`` reads."""
-    return _checked(THRESHOLD.pack(threshold))
+def pack_evicted(note: Evicted) -> bytes:
+    """Return the payload that ``unpack_evicted`` reads."""
+    head = EVICTED.pack(EVICTED_MAGIC, 0, note.threshold, note.segments, note.dropped_steps)
+    return _checked(head + note.ids.astype("<i8").tobytes())
+
+
+def unpack_evicted(payload: bytes | bytearray) -> Evicted | None:
+    """Return a note of evictions; ``None`` for another kind of note, or impossible numbers."""
+    if len(payload) < EVICTED.size + 4 or payload[:4] != EVICTED_MAGIC or (len(payload) - EVICTED.size - 4) % 8:
+        return None
+    _, _, threshold, segments, dropped_steps = EVICTED.unpack_from(payload)
+    ids = np.frombuffer(bytes(payload[EVICTED.size : -4]), "<i8").astype(np.int64)
+    possible = 0 <= threshold <= 1 and max(segments, dropped_steps) < segment.MAX_NUMBER and (ids >= 0).all()
+    return Evicted(threshold, segments, dropped_steps, ids) if possible else None
 
 
 def unpack_threshold(payload: bytes | bytearray) -> float:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.errors import StoreInUseError
+from sharpwave.format.region_notes import Evicted
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.sealed_segments import Location, Sealed
 from sharpwave.log.segment_space import SegmentSpace
@@ -60,15 +61,25 @@ class Admission:
         self._disk = None if compaction is None else compaction.disk
         self._interrupted = -1  # slot of a segment whose eviction an error interrupted: it is evicted next
 
-    @property
-    def threshold(self) -> float:
-        """The retention's threshold, for notes on disk."""
-        return self.retention.threshold
+    # for notes on disk (``disk_tier.Claims``)
 
     @property
     def latest_generation(self) -> int:
-        """The highest generation of any id so far, for notes on disk."""
+        """The highest generation of any id so far."""
         return self._space.index.latest_generation
+
+    def evicted(self) -> Evicted:
+        """Return the retention's threshold and the counts of evictions."""
+        return Evicted(self.retention.threshold, self._inventory.evicted_segments, self._inventory.dropped_steps)
+
+    def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which of ``slots`` [n] hold no sealed segment."""
+        index = self._space.index
+        there = np.minimum(slots, index.slots - 1)
+        free: npt.NDArray[np.bool_] = (index.sealed[there] == 0) | (index.rows[there] == 0) | (there != slots)
+        return free
+
+    # eviction
 
     def evict(self, newcomer: Newcomer | None = None) -> Made:
         """Evict the sealed segment that the retention chooses, unless it chooses the ``newcomer``."""
@@ -86,6 +97,8 @@ class Admission:
 
     def _evict(self, slot: int) -> None:
         self._inventory.announce(slot)
+        if self._disk is not None:  # first: a file without held segments is deleted at once
+            self._disk.evict(self._space.index.segment_id(slot))
         self._sealed.free(slot)
         self._remove(slot)
 
@@ -117,7 +130,7 @@ class Admission:
 
     def _remove(self, slot: int) -> None:
         if self._disk is not None:
-            self._disk.drop_tail(self._space.index.segment_id(slot))
+            self._disk.evict_tail(self._space.index.segment_id(slot))
         self._inventory.remove(slot)
 
     def admits(self, slot: int) -> bool:

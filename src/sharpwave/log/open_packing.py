@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+import numpy.typing as npt
+
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import MIN_AUTO_BYTES
 from sharpwave.codecs.zstd import Zstd
@@ -11,6 +14,8 @@ from sharpwave.format import segment
 from sharpwave.format.features import features_of
 from sharpwave.format.segment import Column
 from sharpwave.log.open_segments import Lanes
+
+Bytes = npt.NDArray[np.uint8]
 
 
 def pack(opened: Lanes, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
@@ -43,10 +48,13 @@ def pack_raw(opened: Lanes, lane: int) -> tuple[int, bytes]:
     frames, slot = opened.index.frames, int(opened.slots[lane])
     frames[slot] += opened.successor_known[lane]
     try:
-        columns = []
-        for size, data in zip(opened.layout.sizes.tolist(), opened.columns.all_so_far(slot), strict=True):
-            packed = Zstd().encode(data) if size >= MIN_AUTO_BYTES and len(data) else None
-            columns.append(Column(RAW if packed is None else Zstd.number, len(data), packed or data.tobytes()))
+        columns = [unshared_column(data) for data in opened.columns.all_so_far(slot)]
         return opened.index.segment_id(slot), pack(opened, lane, columns, sealed=False)[0]
     finally:
         frames[slot] -= opened.successor_known[lane]
+
+
+def unshared_column(rows: Bytes) -> Column:
+    """Return a column of ``rows`` uint8 [n, bytes of a row], encoded without a dictionary."""
+    packed = Zstd().encode(rows) if len(rows) and rows[0].nbytes >= MIN_AUTO_BYTES else None
+    return Column(RAW if packed is None else Zstd.number, len(rows), packed or rows.tobytes())

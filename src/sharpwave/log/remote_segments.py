@@ -94,8 +94,8 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
         kept = False
         inventory.dropped_steps += rows
     before = int(index.previous[slot])
-    if before >= 0 and header.first_step > opened.steps[lane]:
-        log.sealed.truncate(before)  # its successors were lost on the way
+    if before >= 0 and header.first_step > opened.steps[lane] and log.sealed.truncate(before):
+        log.sealed.rewrite_truncated([before], release=True)  # its successors were lost on the way
     index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
     index.sparse[:, slot] = sparse_rows
     index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step

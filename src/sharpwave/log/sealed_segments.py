@@ -192,15 +192,16 @@ class Sealed:
     def _rewrite_truncated(self, disk: DiskTier, slot: int, release: bool) -> None:
         index = self._space.index
         region, nbytes = int(index.region[slot]), int(index.nbytes[slot])
-        content = np.empty(nbytes, np.uint8)
-        if disk.reads.read(region, int(index.region_offset[slot]), content.data) is not None:
-            return  # it cannot be read: nothing is made of it
+        found = disk.regions.read_record(region, int(index.region_offset[slot]), nbytes)
+        if found is None:
+            return  # it is damaged: nothing is made of it
+        content = np.frombuffer(bytearray(found[1]), np.uint8)
         header = segment.parse(content, self._space.layout.spec)
         content[header.placed[FLAGS].offset + header.steps - 1] |= TRUNCATED
         segment.seal_again(content)
         dictionaries = self.dictionaries(header.placed, index.dictionary[:, slot].tolist())
         index.region[slot], index.region_offset[slot] = disk.append(
-            index.segment_id(slot), content.tobytes(), index.latest_generation, dictionaries
+            index.segment_id(slot), content.tobytes(), index.latest_generation, dictionaries, found[0].sequence
         )
         disk.release(region, nbytes) if release else disk.held.release(region, nbytes)
 

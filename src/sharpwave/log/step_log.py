@@ -136,7 +136,7 @@ class StepLog:
         )
         self.batches = BatchMemory(space, self.inventory, ledger, self.admission)
         if disk is not None:
-            disk.begin(self.admission, retention.in_order)
+            disk.begin(self.admission, stride, retention.in_order)
         self.closed = False
         self.tag = object()
         self.annotations = Annotations()
@@ -271,11 +271,14 @@ class StepLog:
             self.disk.budget.set_limit(disk_limit, None if capacity is None else capacity * self.spec.step_bytes)
         self.inventory.changes += 1
 
-    def keep_limits(self) -> None:
-        """Evict whatever exceeds the limits of capacity, files or memory."""
+    def keep_limits(self, files: bool = True) -> None:
+        """Evict whatever exceeds the limits of capacity, ``files`` or memory, and note that on disk."""
         self.make_room_for_steps(0)
-        self.admission.fit_disk()
+        if files:
+            self.admission.fit_disk()
         self.admission.fit_memory()
+        if self.disk is not None:
+            self.disk.try_note()
 
     def make_room_for_steps(self, coming: int) -> None:
         while not self.admission.make_room_for_steps(coming):

@@ -24,7 +24,7 @@ def begin_apart(log: StepLog, lane: int, steps: int, at_once: bool) -> None:
 
 
 def drop(log: StepLog, lane: int, first: int, end: int) -> int:
-    """Evict the lane's steps ``first`` to ``end - 1``, which lie in segments of their own, and erase them from files.
+    """Evict the lane's steps ``first`` to ``end - 1``, which lie in segments of their own.
 
     If the lane's last step is among them, its next begins an episode.
 
@@ -32,9 +32,9 @@ def drop(log: StepLog, lane: int, first: int, end: int) -> int:
 
     Raises:
         ValueError: they share a segment with others; nothing changed.
-        OSError: files could not be rewritten: steps may be back when the store is opened again.
+        OSError: the eviction could not be written to disk: steps may be back when the store is opened after a crash.
 
-    Cost: O(segments of the lane); with a disk, reading the records of all files and copying those that hold the steps.
+    Cost: O(segments of the lane).
     """
     index, opened = log.index, int(log.opened.slots[lane])
     slots: list[int] = []
@@ -55,9 +55,8 @@ def drop(log: StepLog, lane: int, first: int, end: int) -> int:
         log.rollover.abandon(lane)
     if first < log.opened.steps[lane] <= end and not log.opened.ended(lane):
         log.opened.begin_episode(lane)  # not where another is under way, which this would empty
-    ids = {index.segment_id(slot) for slot in slots}
     for slot in slots:
         log.admission.evict_one(slot)
-    if ids and log.compaction is not None:
-        log.compaction.erase(ids)
+    if log.disk is not None:
+        log.disk.note()
     return steps

@@ -17,6 +17,7 @@ from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Rec
 from sharpwave.offline.scan import (
     Chain,
     Described,
+    Noted,
     Progress,
     Reader,
     Segment,
@@ -148,10 +149,12 @@ class Piece(NamedTuple):
 
 @dataclass
 class Contents:
-    """Contents of one region file; ``segments`` come with their steps, cut into episodes."""
+    """Contents of one region file; ``segments`` come with their steps, cut into episodes, and ``notes`` are of
+    evictions."""
 
     file: RegionFile | None = None
     segments: list[tuple[Segment, list[Piece]]] = field(default_factory=list)
+    notes: list[Noted] = field(default_factory=list)
     dictionary_bytes: int = 0
     damages: list[Damage] = field(default_factory=list)
 
@@ -188,7 +191,8 @@ def assemble(folder: Path, described: Described, files: Sequence[Contents]) -> S
             found.append((number, one))
             pieces[one.path, one.record] = cut
     found = that_count(folder, found, result.damages)
-    result.lanes = chains(found, result.described.segment_steps)
+    notes = [note for contents in files for note in contents.notes]
+    result.lanes = chains(found, result.described.segment_steps, notes)
     for lane, chain in result.lanes.items():
         episodes = _Episodes(lane)
         for one in chain.segments:
@@ -216,6 +220,8 @@ def read_contents(reader: Reader, records: Sequence[Record], described: Describe
         told = record.offset
         if record.kind == DICTIONARY:
             contents.dictionary_bytes += record.nbytes
+        if record.kind == NOTE:
+            contents.notes += reader.note(record)
         if record.kind in (DICTIONARY, NOTE):
             continue
         try:

@@ -131,6 +131,7 @@ class Following:
             return _File(inode, contents=Contents(damages=[Damage(path, 0, size_of(path), what)]))
         if known is not None:
             new.segments = [*known.contents.segments, *new.segments]
+            new.notes = [*known.contents.notes, *new.notes]
             new.dictionary_bytes += known.contents.dictionary_bytes
         # What looks damaged may be half written: it is looked at again.
         ends = [record.offset + record.nbytes for record in records]

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import zstandard
 
 from sharpwave.codecs.registry import max_dictionary_bytes
+from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
 from sharpwave.disk.view_files import VIEWS, partial_of, view_files
@@ -29,10 +30,12 @@ from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.metadata import MAX_METADATA_BYTES
 from sharpwave.format.region import DICTIONARY, FIRST, HEADER, TAIL, Damage, Identity, Record, Region, read_region
+from sharpwave.format.region_notes import MAX_NOTE_BYTES, Evicted, unpack_evicted
 from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_layout import column_limits, max_rows, max_segment_bytes
 from sharpwave.native import descriptors
 from sharpwave.native.directory import IrregularError, kind_of
+from sharpwave.persistence.adoption import max_slots
 from sharpwave.persistence.recovery import newest
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
@@ -44,6 +47,9 @@ Progress = Callable[[int], None]
 
 LOOK_AGAIN_S = 0.2
 """How long a writing process has to finish a record."""
+
+Noted = tuple[Evicted, int]
+"""Note of evictions, and its record's sequence number."""
 
 LIMITS = ("capacity", "ram", "disk_limit", "seed")
 
@@ -277,6 +283,11 @@ class Reader:
         assert self.region is not None
         return descriptors.pread(self.region.descriptor, record.nbytes, record.offset)
 
+    def note(self, record: Record) -> list[Noted]:
+        """Return the note of evictions that a record is, if it is one.  Raises: OSError."""
+        note = unpack_evicted(self.payload(record)) if record.nbytes <= MAX_NOTE_BYTES else None
+        return [] if note is None else [(note, record.sequence)]
+
     def _check_header(self, payload: bytes, described: Described, min_steps: int) -> None:
         """Check that a segment's header fits the store and the region.  Raises: DamagedError."""
         header = segment.parse(payload, described.spec)
@@ -370,11 +381,18 @@ def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage
             yield Damage(path, 0, size_of(path), f"cannot be read: {error.strerror or error}")
 
 
-def chains(found: Collection[tuple[int, Segment]], stride: int) -> dict[int, Chain]:
-    """Return the segments that count, by lane; of those of one slot only one does (``recovery.newest``)."""
+def chains(found: Collection[tuple[int, Segment]], stride: int, notes: Collection[Noted]) -> dict[int, Chain]:
+    """Return the segments that count, by lane: those held, one record of each (``recovery.newest``).
+
+    Args:
+        notes: of evictions, in all files.
+    """
+    evictions = Evictions(stride, max_slots(found))
+    for note, sequence in notes:
+        evictions.take(note, sequence, region=0)
     by_place = {(file, one.record): one for file, one in found}
     lanes: dict[int, list[Segment]] = {}
-    for file, record in newest([(file, one.record) for file, one in found], stride):
+    for file, record in newest([(file, one.record) for file, one in found], stride, evictions):
         one = by_place[file, record]
         lanes.setdefault(one.header.lane, []).append(one)
     return {lane: _chain(lanes[lane]) for lane in sorted(lanes)}

@@ -14,6 +14,7 @@ from sharpwave.format.region import DICTIONARY, NOTE, TAIL, Damage
 from sharpwave.format.row_counts import check_rows
 from sharpwave.offline.scan import (
     Described,
+    Noted,
     Progress,
     Reader,
     Segment,
@@ -82,14 +83,15 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
     result.damages += irregular_folders(folder)
     advance = progress(sum(map(size_of, region_files(folder))))
     found: list[tuple[int, Segment]] = []
+    notes: list[Noted] = []
     for number, reader in enumerate(readers(folder, described.identity if described else None)):
         if isinstance(reader, Damage):
             result.damages.append(reader)
             advance(reader.nbytes)
             continue
-        found += [(number, one) for one in _check_file(reader, described, result, advance)]
+        found += [(number, one) for one in _check_file(reader, described, result, advance, notes)]
     if described is not None:
-        _check_lanes(that_count(folder, found, result.damages), described.segment_steps, result)
+        _check_lanes(that_count(folder, found, result.damages), described.segment_steps, notes, result)
     _check_views(folder, result)
     for path in strangers(folder):
         set_aside = path.parent.name == QUARANTINE
@@ -112,7 +114,10 @@ def _check_views(folder: Path, result: Check) -> None:
             result.damages.append(Damage(path, 0, size_of(path), what))
 
 
-def _check_file(reader: Reader, described: Described | None, result: Check, advance: Progress) -> list[Segment]:
+def _check_file(
+    reader: Reader, described: Described | None, result: Check, advance: Progress, notes: list[Noted]
+) -> list[Segment]:
+    """Verify a region file; return its segments. Its notes of evictions are appended to ``notes``."""
     nbytes = size_of(reader.path)
     result.damages += reader.damages + misnamed(reader)
     result.bytes += nbytes
@@ -126,6 +131,7 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
             result.dictionaries += 1
             continue
         if record.kind == NOTE:
+            notes += reader.note(record)
             continue
         if described is not None:
             try:
@@ -144,8 +150,8 @@ def _check_file(reader: Reader, described: Described | None, result: Check, adva
     return found
 
 
-def _check_lanes(found: list[tuple[int, Segment]], stride: int, result: Check) -> None:
-    lanes = chains(found, stride)
+def _check_lanes(found: list[tuple[int, Segment]], stride: int, notes: list[Noted], result: Check) -> None:
+    lanes = chains(found, stride, notes)
     result.lanes = len(lanes)
     for lane, chain in lanes.items():
         result.steps += sum(one.header.steps for one in chain.segments)

@@ -3,31 +3,34 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.region_notes import (
-    MAX_ENDS_BYTES,
-    THRESHOLD_BYTES,
+    MAX_NOTE_BYTES,
     WHERE_BYTES,
     LaneEnds,
     tail_end,
     unpack_ends,
+    unpack_evicted,
+    unpack_threshold,
 )
 from sharpwave.format.row_counts import check_rows, sparse_rows
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Header
 from sharpwave.log.episode_breaks import adjoins, goes_on
+from sharpwave.log.open_packing import unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
@@ -60,39 +63,58 @@ class Recovery:
     views: list[str] = field(default_factory=list)
 
 
-def max_slots(found: Found) -> int:
+def max_slots(found: Sized) -> int:
     """Return a bound of the slots of such a store: tables of slots must not grow with a damaged id."""
     return (1 << 22) + 64 * len(found)
 
 
-def lane_ends(
-    spec: Spec, regions: RegionFiles, found: Found, max_segment_bytes: int, max_lanes: int = MAX_LANES
-) -> LaneEnds:
-    """Return the ends of the lanes' step numbers, by every intact record, replaced or evicted ones included.
+class Noted(NamedTuple):
+    """Facts that records show beyond their steps, evicted and replaced records included.
 
-    Cost: a read of the header of each.
+    Attributes:
+        ends: ends of the lanes' step numbers.
+        evictions: evicted segments, by notes.
+        threshold: the lowest that a reservoir of an earlier release noted, instead of evicted segments.
+    """
+
+    ends: LaneEnds
+    evictions: Evictions
+    threshold: float
+
+
+def read_notes(
+    spec: Spec,
+    stride: int,
+    regions: RegionFiles,
+    found: Found,
+    max_segment_bytes: int,
+    max_lanes: int = MAX_LANES,
+) -> Noted:
+    """Return the ends of the lanes' step numbers, and the evictions.
+
+    Cost: a read of each note and tail, and of the header of each segment.
 
     Args:
         max_segment_bytes: limit of a segment's size; a larger tail is not the store's own, and is not read.
     """
-    ends = LaneEnds(max_lanes)
+    ends, evictions, threshold = LaneEnds(max_lanes), Evictions(stride, max_slots(found)), 1.0
     for number, record in found:
-        if record.kind == TAIL and record.nbytes > max_segment_bytes:
+        most = {TAIL: max_segment_bytes, NOTE: MAX_NOTE_BYTES, SEGMENT: record.nbytes}.get(record.kind, -1)
+        if record.nbytes > most:
             continue
-        whole = record.kind == TAIL or record.kind == NOTE
-        size = record.nbytes if whole else min(record.nbytes, WHERE_BYTES)
-        if record.kind == DICTIONARY or (record.kind == NOTE and not THRESHOLD_BYTES < size <= MAX_ENDS_BYTES):
-            continue
-        content = bytearray(size)
+        content = bytearray(min(record.nbytes, WHERE_BYTES) if record.kind == SEGMENT else record.nbytes)
         with contextlib.suppress(OSError):
             regions.read(number, record.offset, memoryview(content))
-            if record.kind == NOTE:
-                ends.reach_all(unpack_ends(content), number)
-            elif record.kind == TAIL:
+            if record.kind == TAIL:
                 ends.reach(*tail_end(content, spec), number)
-            elif size == WHERE_BYTES:
+            elif record.kind == SEGMENT and len(content) == WHERE_BYTES:
                 ends.reach_by(memoryview(content), number)
-    return ends
+            elif record.kind == NOTE:
+                if (note := unpack_evicted(content)) is not None:
+                    evictions.take(note, record.sequence, number)
+                threshold = min(threshold, unpack_threshold(content))
+                ends.reach_all(unpack_ends(content), number)
+    return Noted(ends, evictions, threshold)
 
 
 class Adoption:
@@ -105,6 +127,7 @@ class Adoption:
     Attributes:
         full: a segment did not fit into memory.  damaged: the last segment tried was damaged.
         broken: slots of segments whose episode was broken off after them, which their bytes do not say.
+        noted: facts that the records show beyond their steps.
     """
 
     def __init__(
@@ -128,9 +151,9 @@ class Adoption:
         self._max_slots = max_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
-        self._ends = lane_ends(log.spec, regions, found, log.layout.chunk_bytes, max_lanes)
+        self.noted = read_notes(log.spec, log.stride, regions, found, log.layout.chunk_bytes, max_lanes)
         if disk is not None:
-            disk.ends = self._ends
+            disk.ends, disk.evictions = self.noted.ends, self.noted.evictions
 
     def try_adopt(self, number: int, record: Record) -> bool:
         """Adopt a segment. Return False if it is damaged, which is noted, or empty, or if there is no room.
@@ -179,7 +202,8 @@ class Adoption:
         offset = record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
-            number, offset = self.disk.write(SEGMENT, record.id, bytes(data), self._generation, needed)
+            sequence = record.sequence if record.kind == SEGMENT else None
+            number, offset = self.disk.write(SEGMENT, record.id, bytes(data), self._generation, needed, sequence)
         index.codec[:, slot] = [column.codec for column in header.placed]
         index.dictionary[:, slot] = places
         index.offset[:, slot] = [column.offset for column in header.placed]
@@ -229,47 +253,42 @@ class Adoption:
         """Chain the lanes' segments, open new ones after them, and free all other slots.
 
         Args:
-            writers_go_on: the episode of a lane's last segment is not truncated.
+            writers_go_on: as for ``link_lanes``.
         """
-        log, index = self.log, self.log.index
-        used = {slot for slots in self._lanes.values() for slot in slots}
-        index.restore(used, self._generation)
-        ends = self._ends.ends
+        log = self.log
+        log.index.restore({slot for slots in self._lanes.values() for slot in slots}, self._generation)
+        ends = self.noted.ends.ends
         log.open_lanes(max([*self._lanes, int(ends.nonzero()[0].max(initial=-1))], default=-1) + 1)
-        for lane, slots in self._lanes.items():
-            slots.sort(key=lambda slot: int(index.first_step[slot]))
-            for slot, following in zip(slots, [*slots[1:], -1], strict=True):
-                broken = not writers_go_on if following < 0 else not goes_on(index, log.arena, slot, following)
-                # A gap in the step numbers shows in the bytes already, and may follow every segment of a reservoir.
-                if broken and log.sealed.truncate(slot) and (following < 0 or adjoins(index, slot, following)):
-                    self.broken.add(slot)
-            log.inventory.chain(lane, slots, int(log.opened.slots[lane]))
-            self._number(slots)
         for lane, end in enumerate(ends[: log.lanes].tolist()):
             log.begin_at(lane, end)
-        log.sealed.rewrite_truncated(sorted(self.broken))
+        self.link_lanes(writers_go_on)
 
     def link_lanes(self, writers_go_on: bool = False) -> None:
         """Chain the lanes' segments before their open ones, which exist already.
 
+        An episode under way is truncated where the next segment begins another. Where steps in between are not held,
+        it is not: they were evicted, or lost, and how it went on is unknown.
+
         Args:
             writers_go_on: the episode of a lane's last segment is not truncated, where the open one is empty.
         """
+        log, index = self.log, self.log.index
         for lane, slots in self._lanes.items():
-            slots.sort(key=lambda slot: int(self.log.index.first_step[slot]))
-            self.log.inventory.chain(lane, slots, int(self.log.opened.slots[lane]))
-            self._number([*slots, int(self.log.opened.slots[lane])])
-            for slot, following in zip(slots, [*slots[1:], int(self.log.opened.slots[lane])], strict=True):
-                self.log.index.gap[slot] = not adjoins(self.log.index, slot, following)
-                if self.log.index.gap[slot]:
+            slots.sort(key=lambda slot: int(index.first_step[slot]))
+            chain = [*slots, int(log.opened.slots[lane])]
+            log.inventory.chain(lane, slots, chain[-1])
+            self._number(chain)
+            for slot, following in pairwise(chain):
+                index.gap[slot] = not adjoins(index, slot, following)
+                if index.gap[slot]:
                     self.broken.discard(slot)
-                elif writers_go_on and slot == slots[-1] and not self.log.index.rows[following]:
+                elif writers_go_on and slot == slots[-1] and not index.rows[following]:
                     continue
-                elif not goes_on(self.log.index, self.log.arena, slot, following) and self.log.sealed.truncate(slot):
+                elif not goes_on(index, log.arena, slot, following) and log.sealed.truncate(slot):
                     self.broken.add(slot)
-        opened = self.log.opened.slots
-        self.log.index.episode_step[opened] = np.maximum(self.log.index.episode_step[opened], 0)
-        self.log.sealed.rewrite_truncated(sorted(self.broken))
+        opened = log.opened.slots
+        index.episode_step[opened] = np.maximum(index.episode_step[opened], 0)
+        log.sealed.rewrite_truncated(sorted(self.broken))
 
     def _number(self, slots: list[int]) -> None:
         """Compute the episode steps of segments of version 1, in order, which do not record them."""
@@ -322,9 +341,9 @@ class Adoption:
             return b""
         arrays["flags"] = flags
         columns: list[Column] = []
-        for name in self.log.layout.names:
+        for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
             rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
-            columns.append(Column(RAW, len(rows), rows.tobytes()))
+            columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
         return segment.pack_again(header, steps, frames, columns)
 

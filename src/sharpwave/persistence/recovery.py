@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 from collections.abc import Sequence
 
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
-from sharpwave.format.region import NOTE, SEGMENT, TAIL, Damage, Record
-from sharpwave.format.region_notes import THRESHOLD_BYTES, WHERE_BYTES, unpack_threshold, where
+from sharpwave.format.region import SEGMENT, TAIL, Damage, Record
 from sharpwave.log.step_log import StepLog
-from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.native.directory import Directory
 from sharpwave.persistence.adoption import Adoption, Found, Recovery, max_slots
 from sharpwave.sampling.retention import Reservoir
@@ -36,10 +35,11 @@ def adopt_all(
     max_lanes: int = MAX_LANES,
     writers_go_on: bool = False,
 ) -> Recovery:
-    """Adopt every intact segment into the empty ``log``; with a ``disk`` they stay there until they are sampled.
+    """Adopt every intact segment that was not evicted into the empty ``log``; with a ``disk`` they stay there until
+    they are sampled.
 
     Afterwards every lane begins a new episode: where the lane's last known step did not end one, that episode is
-    truncated there, and the observation after that step is the final one. The same holds at gaps that damage left.
+    truncated there, and the observation after that step is the final one.
 
     Args:
         damages: damaged segments are appended.
@@ -51,79 +51,34 @@ def adopt_all(
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
     adoption = Adoption(log, regions, found, damages, disk, max_lanes)
+    evictions = adoption.noted.evictions
     if isinstance(log.retention, Reservoir):
-        log.retention.threshold = _threshold(regions, found)
-    for versions in ranked(found, log.stride):
+        log.retention.threshold = adoption.noted.threshold
+    for versions in ranked(found, log.stride, evictions):
         for number, record in versions:
-            slot = (record.id & LEAF_MASK) // log.stride
-            if not log.retention.admits(record.id):
-                break  # it was evicted
+            if record.sequence < evictions.since and not log.retention.admits(record.id):
+                break  # evicted by a release that noted the threshold alone
             if adoption.try_adopt(number, record):
-                log.retention.add(slot, record.id)
+                log.retention.add((record.id & LEAF_MASK) // log.stride, record.id)
                 break
             if not adoption.damaged:
                 break
+    if isinstance(log.retention, Reservoir):
+        log.retention.threshold = min(adoption.noted.threshold, evictions.latest.threshold)
     adoption.link(writers_go_on)
-    if log.retention.in_order:
-        _evict_again(log, adoption.report, regions, found)
-    log.inventory.evicted_steps = log.inventory.total_steps - log.inventory.held_steps
+    inventory, latest = log.inventory, evictions.latest
+    inventory.evicted_segments, inventory.dropped_steps = latest.segments, latest.dropped_steps
+    inventory.evicted_steps = inventory.total_steps - inventory.held_steps
     return adoption.report
 
 
-def _evict_again(log: StepLog, report: Recovery, regions: RegionFiles, found: Found) -> None:
-    """Evict what had been evicted before the store was closed, where segments after it are replaced by newer ones.
-
-    Evicted segments stay in their file until all in it are. Those of a lane before a gap whose steps are only in a
-    record that was replaced had been evicted; others before a gap were not: the gap is damage.
-
-    Cost: where no lane has a gap, a look at each segment; else a read of the header of each record that was replaced.
-    """
-    index = log.index
-    gaps: dict[int, list[int]] = {}  # slots before gaps, by lane
-    for slot in log.retention.order()["slots"].tolist():
-        following = int(index.next[slot])
-        end = int(index.first_step[slot] + index.rows[slot])
-        if index.sealed[following] and int(index.first_step[following]) > end:
-            gaps.setdefault(int(index.lane[slot]), []).append(slot)
-    last: dict[int, int] = {}  # by lane, the first step of the last segment that had been evicted
-    for versions in ranked(found, log.stride) if gaps else ():
-        latest = versions[0][1].id >> LEAF_BITS  # also if it cannot be used: that one had not been evicted
-        for number, record in versions:
-            if record.kind != SEGMENT or record.id >> LEAF_BITS == latest:
-                continue
-            content = bytearray(WHERE_BYTES)
-            with contextlib.suppress(OSError):
-                regions.read(number, record.offset, memoryview(content))
-                lane, first, _ = where(memoryview(content))
-                for before in gaps.get(lane, ()):
-                    if index.first_step[before] < first < index.first_step[index.next[before]]:
-                        last[lane] = max(last.get(lane, 0), int(index.first_step[before]))
-    for slot in log.retention.order()["slots"].tolist() if last else ():
-        if int(index.first_step[slot]) <= last.get(int(index.lane[slot]), -1):
-            report.segments -= 1
-            report.steps -= int(index.rows[slot])
-            log.admission.evict_one(slot)
-
-
-def _threshold(regions: RegionFiles, found: Found) -> float:
-    """Return the lowest threshold that a reservoir noted: it only ever drops."""
-    threshold = 1.0
-    for number, record in found:
-        if record.kind == NOTE and record.nbytes == THRESHOLD_BYTES:
-            content = bytearray(record.nbytes)
-            with contextlib.suppress(OSError):
-                regions.read(number, record.offset, memoryview(content))
-                threshold = min(threshold, unpack_threshold(content))
-    return threshold
-
-
-def newest(found: Found, stride: int) -> list[tuple[int, Record]]:
+def newest(found: Found, stride: int, evictions: Evictions) -> list[tuple[int, Record]]:
     """Return the record of every slot that counts, in the order of writing; rows of open segments come last."""
-    return [versions[0] for versions in ranked(found, stride)]
+    return [versions[0] for versions in ranked(found, stride, evictions)]
 
 
-def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
-    """Return, by slot, the record of ``newest`` followed by those that it replaced, for use if it cannot be.
+def ranked(found: Found, stride: int, evictions: Evictions) -> list[list[tuple[int, Record]]]:
+    """Return, by slot, the record of ``newest`` followed by earlier ones of the same segment, for use if it cannot be.
 
     A power cut may leave a segment without the dictionary that was written before it.
     """
@@ -131,17 +86,21 @@ def ranked(found: Found, stride: int) -> list[list[tuple[int, Record]]]:
     for one in found:
         if one[1].kind in (SEGMENT, TAIL):
             slots.setdefault((one[1].id & LEAF_MASK) // stride, []).append(one)
+    latest = []
     for versions in slots.values():
-        versions.sort(key=lambda one: (*_rank(one[1]), one[0]), reverse=True)
-    return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
+        id_ = max(record.id for _, record in versions)  # of one slot: the highest generation
+        if not evictions.covers(id_):
+            same = [one for one in versions if one[1].id == id_]
+            latest.append(sorted(same, key=lambda one: (*_rank(one[1]), one[0], one[1].offset), reverse=True))
+    return sorted(latest, key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
-def _rank(record: Record) -> tuple[int, bool, int]:
-    """Return a record's rank in its slot: the latest generation counts; a sealed segment before its rows so far.
+def _rank(record: Record) -> tuple[bool, int]:
+    """Return a record's rank among those of its segment: a sealed one before its rows so far, the latest rows first.
 
-    Copies have the same rank: any will do.
+    Of copies the last is taken: it may have an end of an episode that the others lack.
     """
-    return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
+    return record.kind == SEGMENT, record.sequence
 
 
 def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:

@@ -76,11 +76,7 @@ class Reservoir:
     room is needed. So a segment may be evicted as soon as it is sealed. This is Vitter's reservoir (1985) for any k, as
     bottom-k sampling. Steps whose n-step return reaches into an evicted segment can no longer be sampled.
 
-    A key is a hash of the seed and of the segment's id, which is never reused. So a store on disk that was not closed
-    needs only the threshold to know which segments of its files had been evicted. The threshold is written down before
-    a
-    segment is rejected, and before a file is deleted: whichever older one a crash leaves, every segment with a key
-        below it is there, and no other is restored.
+    A key is a hash of the seed and of the segment's id, which is never reused.
 
     Args:
         seed: of the keys.
@@ -117,7 +113,7 @@ class Reservoir:
             self.threshold = key
             return newcomer.slot
         key, slot = heapq.heappop(self._heap)
-        self.threshold = -key
+        self.threshold = min(self.threshold, -key)  # rows that were open when the store was closed were not rejected
         return slot
 
     def discard(self, slot: int) -> None:
@@ -159,9 +155,6 @@ class LowestPriority:
     By the priorities of the store's first view with ``Prioritized``; without one, it evicts the oldest. Steps that were
     sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet is kept longest. Steps
     whose n-step return reaches into an evicted segment can no longer be sampled.
-
-    On disk, evicted segments whose files are still there are restored when the store is opened after a crash, and
-    priorities are not: the oldest are evicted, until a view has new ones. A checkpoint keeps both.
     """
 
     in_order: ClassVar[bool] = False

@@ -50,7 +50,6 @@ class Shard:
         self.budget = Budget.of_store(store.ram, store._log.stride * store.spec.step_bytes)
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
         self.incarnation = secrets.randbits(62)
-        self._drained: set[int] = set()  # segments that were evicted before the store's limits asked for it
         self.views = ShardViews(store, self.intake)
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
             Request.DESCRIBE: self._describe,
@@ -275,14 +274,10 @@ class Shard:
 
     def _drain(self, client: Client, frame: Frame) -> Reply:
         """Send writers ``elsewhere``, and evict what is due: whole segments of the first ``evict`` steps that there
-        ever were. Without ``elsewhere``, take writers again: what was evicted is then erased from the disk, as the
-        store's limits have room for it when it is opened again, and nobody would evict it then."""
+        ever were. Without ``elsewhere``, take writers again."""
         elsewhere = frame.head.get("elsewhere")
         self.intake.elsewhere = None if elsewhere is None else dict(elsewhere)
-        self._drained |= evict_before(self.store, int(frame.head.get("evict", 0)))
-        if elsewhere is None and self._drained:
-            erase_evicted(self.store, self._drained)
-            self._drained = set()
+        evict_before(self.store, int(frame.head.get("evict", 0)))
         steps, total = len(self.store), self.store.total_steps
         return {"steps": steps, "total_steps": total, "writers": self.intake.writers}, {}
 
@@ -317,12 +312,11 @@ class Shard:
         return {}, {}
 
 
-def evict_before(store: Store, total_steps: int) -> set[int]:
+def evict_before(store: Store, total_steps: int) -> None:
     """Evict a store's oldest segments, as far as their steps are among the first ``total_steps`` that it ever had.
 
-    Returns their ids.
+    Raises: OSError: with a disk, the eviction could not be written: they may be back after a crash.
     """
-    evicted: set[int] = set()
     with store._lock:
         log = store._log
         log.check_open()
@@ -333,18 +327,11 @@ def evict_before(store: Store, total_steps: int) -> set[int]:
                 gone = inventory.total_steps - inventory.held_steps
                 if gone + int(log.index.rows[slot]) > total_steps:
                     break
-                evicted.add(log.index.segment_id(slot))
                 log.admission.evict_one(slot)
+            if log.disk is not None:
+                log.disk.note()
         finally:
             store._views.written()
-    return evicted
-
-
-def erase_evicted(store: Store, segments: set[int]) -> None:
-    """Erase evicted segments from the disk, if there is one.  Raises: OSError: they may be back when it is opened."""
-    with store._lock:
-        if (compaction := store._log.compaction) is not None:
-            compaction.erase(segments)
 
 
 def _points(frame: Frame) -> npt.NDArray[np.float64]:

@@ -1,0 +1,72 @@
+"""Evictions that outlive the process: which records in region files are of evicted segments, and which note says so."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.region_notes import Evicted
+from sharpwave.format.segment import MAX_NUMBER
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+
+Ints = npt.NDArray[np.int64]
+
+
+class Evictions:
+    """Generations evicted of each slot, as notes in region files tell, and the file whose note tells it.
+
+    A slot holds one segment at a time, and its generation rises with each: so one number a slot says which of all
+    records were evicted, however long a store lives.
+
+    Args:
+        stride: limit of steps in a segment. ``max_slots``: of the store; ids beyond are not its own.
+
+    Attributes:
+        pending: ids of evicted segments that no note tells yet; a dict keeps their order.
+        latest: the latest note.
+        since: sequence number of the first note; records before it may have been evicted without one, by an earlier
+            release.
+    """
+
+    def __init__(self, stride: int, max_slots: int = 1 << 32) -> None:
+        self._stride, self._max_slots = stride, max_slots
+        self.pending: dict[int, None] = {}
+        self.latest = Evicted()
+        self.since, self._sequence = MAX_NUMBER, -1
+        self._generations, self._regions = np.zeros(0, np.int64), np.zeros(0, np.int32)
+
+    def take(self, note: Evicted, sequence: int, region: int) -> None:
+        """Take in a note that is in ``region``, in any order.  Cost: O(ids)."""
+        if sequence > self._sequence:
+            self.latest, self._sequence = note, sequence
+        self.since = min(self.since, sequence)
+        slots, generations = (note.ids & LEAF_MASK) // self._stride, note.ids >> LEAF_BITS
+        ours = slots < self._max_slots
+        slots, generations = slots[ours], generations[ours]
+        more = int(slots.max(initial=-1)) + 1 - len(self._generations)
+        if more > 0:
+            more = max(more, len(self._generations), 1024)
+            self._generations = np.concatenate([self._generations, np.full(more, -1)])
+            self._regions = np.concatenate([self._regions, np.full(more, -1, np.int32)])
+        np.maximum.at(self._generations, slots, generations)
+        told = self._generations[slots] == generations
+        self._regions[slots[told]] = region
+
+    def covers(self, id_: int) -> bool:
+        """Return whether the segment was evicted."""
+        slot = (id_ & LEAF_MASK) // self._stride
+        return slot < len(self._generations) and int(self._generations[slot]) >= id_ >> LEAF_BITS
+
+    def told_by(self, regions: list[int]) -> Ints:
+        """Return the slots whose evictions notes in these regions tell."""
+        return np.flatnonzero(np.isin(self._regions, regions))
+
+    def ids(self, slots: Ints) -> Ints:
+        """Return the id of the last segment evicted of each of ``slots`` [n]."""
+        ids: Ints = self._generations[slots] << LEAF_BITS | slots * self._stride
+        return ids
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._generations.nbytes + self._regions.nbytes
