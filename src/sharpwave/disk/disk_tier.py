@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,8 +24,6 @@ from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
-"""Errors of a full disk."""
 NO_IDS = np.zeros(0, np.int64)
 GENERATIONS = 64
 """Generations that a note or a region's header reserves beyond the latest, so that few notes are needed."""
@@ -220,27 +217,11 @@ class DiskTier:
         return True
 
     def delete(self, numbers: list[int]) -> None:
-        """Delete regions without held records, after repeating their notes.  Raises: OSError.
-
-        A note that a full disk refuses is written behind the deletion, which makes room for it.
-        """
+        """Delete regions without held records, after repeating their notes.  Raises: OSError."""
         if not numbers:
             return
-        refused = False
-        try:
-            self._repeat_notes(numbers)
-        except OSError as error:
-            refused = error.errno in NO_ROOM
-            if not refused:
-                raise
+        self._repeat_notes(numbers)
         self.regions.sync()  # replacements of their records are on disk before they are deleted
-        if refused:
-            self._delete(numbers[:1])
-            self._repeat_notes(numbers)
-            self.regions.sync()
-        self._delete(numbers[refused:])
-
-    def _delete(self, numbers: list[int]) -> None:
         for number in numbers:
             self.regions.delete(number)
             self.held.forget(number)
