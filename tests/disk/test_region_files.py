@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.region_opening import open_regions
-from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL, Identity, read_region
+from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Identity, read_region
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
+from tests.support.small_disk import fill, mounted
 
 ME = Identity(bytes(range(16)), 77)
 
@@ -184,3 +185,21 @@ def test_an_append_that_fails_is_as_if_it_had_not_been_made(tmp_path: Path, meth
     regions.close()
     assert failures == 1
     assert recovered(tmp_path) == (written, [])
+
+
+def test_a_full_disk_has_room_for_notes(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with mounted(tmp_path / "full", 2) as folder:
+        regions = RegionFiles(folder / "regions", ME, 1 << 20, Files())
+        written = {}
+        with pytest.raises(OSError, match="No space left"):
+            for i in range(1000):
+                payload = segment(rng, 3000)
+                regions.append(SEGMENT, i, payload, 0, {})
+                written[i] = payload
+        fill(folder)
+        note = segment(rng, 900)
+        for _ in range(8):
+            regions.append(NOTE, 0, note, 0, {})
+        regions.close()
+        assert len(written) > 300 and recovered(folder / "regions") == (written, [])

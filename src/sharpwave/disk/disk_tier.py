@@ -282,7 +282,7 @@ class DiskTier:
         for begin in range(0, max(1, len(ids)), MAX_IDS):
             note = self._claims.evicted()._replace(ids=ids[begin : begin + MAX_IDS])
             sequence = self.regions.sequence
-            region, _ = self.write(NOTE, generation << LEAF_BITS, pack_evicted(note), generation, {})
+            region = self.write_note(pack_evicted(note), generation)
             self.evictions.take(note, sequence, region)
             self._noted = _Noted(region, generation)
         self.evictions.pending.clear()
@@ -295,8 +295,7 @@ class DiskTier:
         if ends is not None and not self.ends.behind(ends):
             return
         merged = self.ends.joined(np.zeros(0, np.int64) if ends is None else ends)
-        generation = min(self._claims.latest_generation, MAX_GENERATION - 1)
-        region, _ = self.write(NOTE, generation << LEAF_BITS, pack_ends(merged), generation, {})
+        region = self.write_note(pack_ends(merged), self._claims.latest_generation)
         self.ends.reach_all(merged, region)
 
     def note_counts(self) -> None:
@@ -319,12 +318,27 @@ class DiskTier:
 
     def try_note(self) -> None:
         """Write a note as ``note`` does, if limit and disk allow it, using the spare room too."""
-        budget, room = self.budget, self.regions.room_for(self.note_bytes)
+        budget, room = self.budget, self.regions.room_for(self.note_bytes, note=True)
         if budget.limit_bytes is None or room or self.nbytes + budget.spare_bytes <= budget.limit_bytes:
             try:
                 self.note()
             except OSError:
                 self.failures += 1
+
+    def write_note(self, payload: bytes, generation: int) -> int:
+        """Write a note, a record that holds no steps, behind the newest record; return its region.
+
+        A full disk has room for it: every segment leaves ``RegionFiles.note_room`` bytes allocated behind it, 8 KiB in
+        regions of usual size, for all notes until the next segment. A longer note needs disk space, and so does one
+        behind a finished region (a checkpoint finishes it); ``on_full="drop_oldest"`` holds some for that.
+
+        Args:
+            generation: the highest of any id so far, or one that the note reserves.
+
+        Raises: OSError.
+        """
+        generation = min(generation, MAX_GENERATION - 1)
+        return self.write(NOTE, generation << LEAF_BITS, payload, generation, {})[0]
 
     def write(
         self,

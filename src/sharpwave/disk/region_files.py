@@ -30,6 +30,7 @@ from sharpwave.format.region import (
     MAX_ID,
     MAX_NUMBER,
     MAX_SEQUENCE,
+    NOTE,
     RECORD,
     RECORD_MAGIC,
     VERSION,
@@ -57,6 +58,9 @@ def partial_name(number: int, identity: Identity) -> str:
 
 FIRST_EXTENT, MAX_EXTENT = 1 << 18, 8 << 20
 """Disk space allocated for a new region, and at most in one step as it fills."""
+NOTE_ROOM, NOTE_SHARE = 8 << 10, 128
+"""Disk space allocated behind the records of the region being written, for notes on a disk that became full: at least
+so much, and this part of a region. A note of all segments in a region takes less."""
 MAX_DIRECT_REGIONS = 256
 """Limit of the regions with a second descriptor, for reads that bypass the page cache."""
 
@@ -96,14 +100,19 @@ class RegionFiles:
         """Bytes of the files on disk."""
         return sum(region.allocated for region in self.regions.values())
 
-    def room_for(self, nbytes: int) -> bool:
+    @property
+    def note_room(self) -> int:
+        """Disk space that records other than notes leave allocated behind them."""
+        return min(max(NOTE_ROOM, self.region_bytes // NOTE_SHARE), self.region_bytes // 16)
+
+    def room_for(self, nbytes: int, note: bool = False) -> bool:
         """Return whether a record of ``nbytes`` fits without another file. Dictionaries may be added."""
-        newest = self.newest
-        return newest is not None and not self._full(newest, RECORD.size + nbytes + ALIGNMENT)
+        newest, need = self.newest, RECORD.size + nbytes + ALIGNMENT
+        return newest is not None and not self._full(newest, need + (0 if note else self.note_room))
 
     def growth(self, nbytes: int) -> int:
         """Return the disk space that a record of ``nbytes`` takes beyond what is allocated."""
-        need, newest = RECORD.size + nbytes + ALIGNMENT, self.newest
+        need, newest = RECORD.size + nbytes + ALIGNMENT + self.note_room, self.newest
         if newest is None or self._full(newest, need):
             return _extent(0, FIRST + need, max(self.region_bytes, FIRST + need))
         return _extent(newest.allocated, newest.used + need, newest.size) - newest.allocated
@@ -123,6 +132,9 @@ class RegionFiles:
     ) -> tuple[int, int]:
         """Write a record, preceded by dictionaries that its region lacks; return (region, offset of payload).
 
+        Records other than notes leave ``note_room`` bytes allocated behind them. So a note needs no disk space, unless
+        others have used up that room since the last such record, or the region was finished.
+
         Args:
             generation: highest of any id so far; stored in a new region's header.
             dictionaries: content by (column, key).
@@ -131,6 +143,7 @@ class RegionFiles:
             OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
         """
         need = sum(space(len(data)) for data in dictionaries.values()) + space(len(payload))
+        need += 0 if kind == NOTE else self.note_room
         region = self.newest
         if region is None or self._full(region, need):
             if region is not None:
