@@ -12,7 +12,10 @@ import pytest
 
 pytest.importorskip("starlette", reason="the viewer needs the extra view: pip install 'sharpwave[view]'")
 
+from starlette.routing import Route
+
 from sharpwave.viewer import connections
+from sharpwave.viewer.app import make_app
 from sharpwave.viewer.server import is_loopback
 from tests.cli.stores import make_store
 from tests.viewer.served import Server, serving
@@ -59,6 +62,47 @@ def test_the_page_has_no_inline_code(server: Server) -> None:
     page = server.ask("/").body.decode()
     assert "style=" not in page and " on" not in page.replace(" on this", "")
     assert page.count("<script") == page.count("src=") == 1 and "http" not in page
+
+
+def paths_of(server: Server) -> list[str]:
+    """A URL of every endpoint and file."""
+    routes = [one.path for one in make_app(server.watched).routes if isinstance(one, Route)]
+    assert len(routes) > 15 and "/api/{source}/values" in routes and "/api/{source}/frames.png" in routes
+    return [one.replace("{source}", "0") for one in routes]
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"},  # another port
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+        {"Sec-Fetch-Site": "what-comes-next"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:9"},
+    ],
+)
+def test_other_web_pages_get_nothing(server: Server, headers: dict[str, str]) -> None:
+    for path in paths_of(server):
+        for method in ("GET", "HEAD"):
+            assert server.ask(path, method, headers=headers).status == 403, path
+    assert server.watched[0].values._thread is None
+
+
+def test_the_page_and_clients_that_are_no_browser_are_answered(server: Server) -> None:
+    own = {"Sec-Fetch-Site": "same-origin", "Sec-Fetch-Mode": "cors", "Sec-Fetch-Dest": "empty"}
+    typed = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    for headers in (own, own | {"Origin": server.url}, typed, {}):
+        assert server.ask("/", headers=headers).status == server.ask("/api/sources", headers=headers).status == 200
+
+
+def test_a_link_elsewhere_opens_the_page_without_q_values(server: Server) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+    assert server.ask("/", headers=link, tab="episode", lane=0).status == 200
+    assert server.ask("/api/0/values", headers=link).status == 403
+    asks = server.ask("/", headers=link, tab="episode", values=1, lane=0)
+    assert asks.status == 303 and asks.headers["location"] == "/?tab=episode&lane=0"
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT"])

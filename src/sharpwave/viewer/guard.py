@@ -24,6 +24,8 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 MAX_URL_BYTES = 4096
+VALUES = "values"
+"""Part of the page's URL that makes it ask for Q-values."""
 MAX_ANSWERS = 64
 """Answers that are made, or in memory until they are read, at a time."""
 
@@ -32,7 +34,9 @@ class Guard:
     """ASGI middleware that refuses whatever is not a plain GET of somebody who may ask.
 
     A web page elsewhere could reach a server on this machine by a host name that it makes resolve to 127.0.0.1 ("DNS
-    rebinding"); so only addresses, ``localhost`` and the names in ``hosts`` are answered.
+    rebinding"); so only addresses, ``localhost`` and the names in ``hosts`` are answered. It could also request this
+    server's own URLs without reading the answers, and have a policy loaded by that; so requests that browsers mark as
+    another page's (Fetch Metadata, ``Origin``) are refused, except links to the page itself, without Q-values.
 
     Args:
         hosts: names under which this machine may be asked, in lower case.
@@ -78,10 +82,15 @@ class Guard:
             return 414, f"the URL is longer than {MAX_URL_BYTES:,} bytes", ""
         if not self._is_ours(headers.get("host", "")):
             return 403, "this host name is not this server's; use the URL that sharpwave view printed", ""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
+        if _is_of_another_page(headers):
+            if not (scope["path"] == "/" and _is_navigation(headers)):
+                return 403, "another web page asked for this; open the URL that sharpwave view printed", ""
+            if any(key == VALUES for key, _ in query):  # the page would ask for them, which loads the policy
+                return 303, "", f"/?{urlencode([(key, value) for key, value in query if key != VALUES])}"
         if self._token is None:
             return 0, "", ""
         name = f"sharpwave-view-{(scope.get('server') or ('', 0))[1]}"
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         given = [value for key, value in query if key == "token"]
         if any(hmac.compare_digest(one.encode(), self._token.encode()) for one in given):
             cookies.append(f"{name}={self._token}; HttpOnly; SameSite=Strict; Path=/")
@@ -101,3 +110,19 @@ class Guard:
         except ValueError:
             return False
         return True  # no name, so none that somebody made resolve to this machine
+
+
+def _is_of_another_page(headers: dict[str, str]) -> bool:
+    """Return whether a browser sent the request for a page of another origin; clients that are no browser say nothing.
+
+    Another port of this host is another origin, too, though of the same site.
+    """
+    if (site := headers.get("sec-fetch-site")) is not None and site not in ("same-origin", "none"):
+        return True
+    origin = headers.get("origin")
+    return origin is not None and origin.lower() != f"http://{headers.get('host', '')}".lower()
+
+
+def _is_navigation(headers: dict[str, str]) -> bool:
+    """Return whether the answer becomes a browser's page, and no part of another."""
+    return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"
