@@ -30,6 +30,7 @@ def load(
     *,
     lane: int | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> Store:
     """Import a data set into a store, and return the store.
@@ -42,6 +43,8 @@ def load(
         lane: lane that the episodes are appended to; default: that of an earlier import of the same data set, or else a
             new one.
         progress: show it; default: in a terminal, if rich is installed. A function receives steps done and in total.
+        trust: lift the bounds on what a data set may make of the bytes of its files (``SECURITY.md``), and follow links
+            in its folder: for files whose writer you know.
         settings: of the new store, as for ``Store``: ``capacity``, ``ram``, ``disk`` and others. If the folder ``disk``
             holds a store, that is opened, and ``settings`` may change its limits.
 
@@ -50,14 +53,14 @@ def load(
     with what was left out. Rewards become float32; all other values keep their dtypes, unless ``into`` declares others.
 
     Raises:
-        ValueError: an unknown format, data that is damaged or does not fit the store, or that has changed since an
-            earlier import.
+        ValueError: an unknown format; data that is damaged, makes more of its files' bytes than the bounds allow, leads
+            out of its folder, does not fit the store, or has changed since an earlier import.
         FileNotFoundError, ModuleNotFoundError: naming what is missing.
         MemoryError, OSError, LimiterTimeoutError: as ``Store.add_episode``; whole episodes remain.
 
     Cost: an episode is in memory at a time.
     """
-    return load_noting(source, into, lane=lane, progress=progress, **settings)[0]
+    return load_noting(source, into, lane=lane, progress=progress, trust=trust, **settings)[0]
 
 
 def load_noting(
@@ -66,10 +69,11 @@ def load_noting(
     *,
     lane: int | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
+    trust: bool = False,
     **settings: Any,
 ) -> tuple[Store, dict[str, Any]]:
     """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
-    opened = open_source(source)
+    opened = open_source(source, trust=trust, progress=False if callable(progress) else progress)
     made: Store | None = None
     try:
         if into is not None and settings:
@@ -97,7 +101,10 @@ def _store_for(source: Source, settings: dict[str, Any]) -> Store:
         disk is not None and not {"capacity", "disk_limit"} & settings.keys()
     ):
         settings = settings | {"capacity": max(2, source.steps)}
-    return Store(source.spec, **settings)
+    try:
+        return Store(source.spec, **settings)
+    except MemoryError as error:
+        raise MemoryError(f"{source.name}: a store of its steps: {error}") from error
 
 
 def _import(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 import sharpwave as sw
+from sharpwave.data import videos
+from sharpwave.data.files import Budget, File, open_path
 from sharpwave.views.episodes import StoredEpisode
 
 
@@ -70,3 +74,14 @@ def whole(one: StoredEpisode) -> dict[str, Any]:
     found = {"obs": one.obs, "action": one.action, "reward": one.reward}
     found |= {"terminated": one.terminated, "truncated": one.truncated}
     return found | {name: one[name] for name in one.spec.extra_names}
+
+
+def opened(path: Path) -> File:
+    """Open a file as importers do."""
+    return open_path(path, Budget())
+
+
+def decode_video(path: Path, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
+    """Decode the frames of a video file at some times into ``out``."""
+    with opened(path) as file:
+        videos.decode(file, times, out)

@@ -16,7 +16,7 @@ import sharpwave as sw
 from sharpwave.data import tfrecord
 from tests.data.lerobot import frames
 from tests.data.rlds import LENGTHS, SPLITS, steps_of
-from tests.data_sets.data import same
+from tests.data_sets.data import opened, same
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -59,8 +59,9 @@ def test_crc_and_numbers_of_tfrecords() -> None:
 
 
 def test_damaged_examples_raise_value_errors() -> None:
-    place = next(iter(tfrecord.records(DATA / "rlds" / "toy-train.tfrecord-00000-of-00001")))
-    content, rng = tfrecord.read(place), np.random.default_rng(0)
+    with opened(DATA / "rlds" / "toy-train.tfrecord-00000-of-00001") as file:
+        content = tfrecord.read(file, next(iter(tfrecord.records(file, "toy"))))
+    rng = np.random.default_rng(0)
     for _ in range(300):
         data = bytearray(content[: rng.integers(1, len(content))])
         for at in rng.integers(0, len(data), 3):

@@ -29,6 +29,12 @@ def import_command(
     ] = None,
     ram: Annotated[str | None, typer.Option(help="limit of its memory, as 2GiB")] = None,
     disk_limit: Annotated[str | None, typer.Option(help="limit of its files, as 50GiB")] = None,
+    trust: Annotated[
+        bool,
+        typer.Option(
+            "--trust", help="lift the bounds on what files of strangers may take, and follow links in a folder"
+        ),
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
     """Import a data set into a store on disk. An import that was broken off goes on where it stopped.
@@ -46,7 +52,8 @@ def import_command(
     settings: dict[str, Any] = {"ram": ram, "disk_limit": disk_limit}
     settings["capacity"] = None if capacity is None else parse_count(capacity)
     given = {name: value for name, value in settings.items() if value is not None}
-    imported, note = load_noting(source, disk=store, lane=lane, progress=False if quiet else None, **given)
+    shown = False if quiet else None
+    imported, note = load_noting(source, disk=store, lane=lane, progress=shown, trust=trust, **given)
     with imported:
         stats = imported.stats()
         typer.echo(f"{note['episodes']:,} episodes, {note['steps']:,} steps of {printable(note['name'])}")

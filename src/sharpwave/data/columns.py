@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode, check_bytes, existing, field_of, usable_name
+from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
+from sharpwave.data.files import Budget, File, open_path
+from sharpwave.data.progress import shown
 from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
@@ -34,23 +36,27 @@ class Columns(Protocol):
         """Return an array's dtype."""
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows [end - begin, ...].  Raises: ValueError: they cannot be read."""
+        """Read rows [end - begin, ...]."""
 
     def close(self) -> None:
         """Close the files."""
 
 
-def open_columns(kind: str, place: str, columns: Callable[[Path], Columns]) -> ColumnSource:
-    """Open a file whose arrays are in the D4RL layout.
+def open_columns(kind: str, place: str, columns: Callable[[File], Columns], budget: Budget) -> ColumnSource:
+    """Open a file whose arrays are in the D4RL layout; ``columns`` finds them.
 
     Raises: FileNotFoundError, ValueError; ModuleNotFoundError: ``columns`` needs a package.
     """
     path = existing(place, kind)
-    found = columns(path)
+    file = open_path(path, budget)
+    found: Columns | None = None
     try:
-        return ColumnSource(f"{kind}:{path}", found)
+        found = columns(file)
+        return ColumnSource(f"{kind}:{path}", found, budget)
     except BaseException:
-        found.close()
+        if found is not None:
+            found.close()
+        file.close()
         raise
 
 
@@ -70,8 +76,8 @@ class ColumnSource:
         ValueError: arrays are missing, or do not fit each other.
     """
 
-    def __init__(self, name: str, columns: Columns) -> None:
-        self.name, self._columns = name, columns
+    def __init__(self, name: str, columns: Columns, budget: Budget) -> None:
+        self.name, self._columns, self._budget = name, columns, budget
         self.left_out: list[str] = []
         found: dict[str, str] = {}
         for one in columns.names():
@@ -98,10 +104,13 @@ class ColumnSource:
                 raise ValueError(
                     f"{name}: {one} has {self._length(one):,} rows, expected {self._count:,}, as {self._reward}"
                 )
+        budget.check_steps(name, self._count)
         self._check_flags()
         self._fields = self._further(found, used)
         self.spec = self._spec()
+        budget.check_total(name, self._count, self.spec.fields)
         self._episodes = self._find()
+        budget.check_count(name, len(self._episodes), "episodes")
         self.steps = int((self._episodes[:, 1] - self._episodes[:, 0]).sum())
 
     @staticmethod
@@ -154,11 +163,19 @@ class ColumnSource:
             if one(name) != one(self._obs[key]):
                 raise ValueError(f"{self.name}: {name} is {one(name)}, expected {one(self._obs[key])}")
         further: dict[str, Any] = {key: one(name) for key, name in self._fields.items()}
-        return Spec(obs=_tree(self._obs, one), action=_tree(self._actions, one), **further)
+        return Spec(
+            obs=self._tree({key: one(name) for key, name in self._obs.items()}),
+            action=self._tree({key: one(name) for key, name in self._actions.items()}),
+            **further,
+        )
+
+    def _tree(self, values: dict[str, Any]) -> Any:
+        """Return values by the paths of their arrays, nested as these are."""
+        return _tuples(nested(self.name, values, "/"))
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         names = [*self._obs.values(), *self._nexts.values()] if self._nexts else [self._reward]
-        row = max(int(np.prod(self._columns.shape(name)[1:])) * self._columns.dtype(name).itemsize for name in names)
+        row = max(math.prod(self._columns.shape(name)[1:]) * self._columns.dtype(name).itemsize for name in names)
         size = max(2, CHUNK_BYTES // max(1, row))
         return ((begin, min(begin + size, self._count)) for begin in range(0, self._count, size))
 
@@ -167,24 +184,26 @@ class ColumnSource:
         ends: list[npt.NDArray[np.int64]] = []
         terminal: list[npt.NDArray[np.int64]] = []
         last: dict[str, npt.NDArray[Any]] = {}
-        for begin, end in self._chunks():
-            self._check_rewards(begin, end)
-            cut = self._flag(self._terminals, begin, end)
-            terminal.append(begin + 1 + np.flatnonzero(cut))
-            if self._timeouts is not None:
-                cut = cut | self._flag(self._timeouts, begin, end)
-            if self._nexts:
-                broken = np.zeros(end - begin + 1, np.bool_)  # after the step before each, and after the last
-                for key, name in self._nexts.items():
-                    after = self._columns.rows(name, begin, end)
-                    there = self._columns.rows(self._obs[key], begin, end)
-                    if key in last:
-                        broken[0] |= last[key].tobytes() != there[0].tobytes()
-                    broken[1:-1] |= _differ(after[:-1], there[1:])
-                    last[key] = after[-1].copy()
-                ends.append(np.array([begin] if broken[0] else [], np.int64))
-                cut = cut | broken[1:]
-            ends.append(begin + 1 + np.flatnonzero(cut))
+        with shown(self._budget.progress, f"{self.name}: episodes", self._count) as report:
+            for begin, end in self._chunks():
+                self._check_rewards(begin, end)
+                cut = self._flag(self._terminals, begin, end)
+                terminal.append(begin + 1 + np.flatnonzero(cut))
+                if self._timeouts is not None:
+                    cut = cut | self._flag(self._timeouts, begin, end)
+                if self._nexts:
+                    broken = np.zeros(end - begin + 1, np.bool_)  # after the step before each, and after the last
+                    for key, name in self._nexts.items():
+                        after = self._columns.rows(name, begin, end)
+                        there = self._columns.rows(self._obs[key], begin, end)
+                        if key in last:
+                            broken[0] |= last[key].tobytes() != there[0].tobytes()
+                        broken[1:-1] |= _differ(after[:-1], there[1:])
+                        last[key] = after[-1].copy()
+                    ends.append(np.array([begin] if broken[0] else [], np.int64))
+                    cut = cut | broken[1:]
+                ends.append(begin + 1 + np.flatnonzero(cut))
+                report(end - begin)
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
         starts = np.concatenate([[0], stops[:-1]])
         if not self._nexts:  # the step before an unknown observation goes, unless it terminated
@@ -219,9 +238,7 @@ class ColumnSource:
     def read(self, number: int) -> Episode:
         """Read an episode."""
         begin, end = self._episodes[number].tolist()
-        for name in (*self._obs.values(), *self._actions.values(), *self._fields.values()):
-            shape, dtype = self._columns.shape(name)[1:], self._columns.dtype(name)
-            check_bytes(f"{self.name}: {name}", end - begin + 1, field_of(name, shape, dtype))
+        self._budget.check_episode(f"{self.name}: episode {number}", end - begin + 1, self.spec.fields)
         terminated = bool(self._flag(self._terminals, end - 1, end)[0])
         truncated = self._timeouts is not None and bool(self._flag(self._timeouts, end - 1, end)[0])
 
@@ -236,8 +253,8 @@ class ColumnSource:
 
         obs = {key: observed(key) for key in self._obs}
         return Episode(
-            _tree({key: key for key in self._obs}, obs.__getitem__),
-            _tree(self._actions, lambda name: self._columns.rows(name, begin, end)),
+            self._tree(obs),
+            self._tree({key: self._columns.rows(name, begin, end) for key, name in self._actions.items()}),
             self._columns.rows(self._reward, begin, end),
             terminated,
             truncated,
@@ -252,20 +269,6 @@ class ColumnSource:
 def _branch(found: dict[str, str], name: str) -> dict[str, str]:
     """Return the array ``name``, or those of the group of that name, by their path below it; "" is the array."""
     return {one[len(name) + 1 :]: found[one] for one in found if one == name or one.startswith(f"{name}/")}
-
-
-def _tree(paths: dict[str, str], value: Any) -> Any:
-    """Return ``value`` of each name, nested as the paths are."""
-    if list(paths) == [""]:
-        return value(paths[""])
-    nested: dict[str, Any] = {}
-    for path, name in paths.items():
-        *parents, key = path.split("/")
-        place = nested
-        for parent in parents:
-            place = place.setdefault(parent, {})
-        place[key] = value(name)
-    return _tuples(nested)
 
 
 def _tuples(tree: Any) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,8 +13,6 @@ import numpy.typing as npt
 
 from sharpwave.spec import RESERVED, Field, Spec
 
-MAX_EPISODE_BYTES = 1 << 32
-"""Limit for the arrays of an episode, which is read as a whole: sizes that a file declares are checked before."""
 PARTIAL = ".partial"
 """End of the name that an export has before it is complete."""
 
@@ -89,13 +86,27 @@ def field_of(
         raise ValueError(f"{what}: {error}") from error
 
 
-def check_bytes(what: str, rows: int, field: Field) -> None:
-    """Refuse values too large for memory.  Raises: ValueError."""
-    if rows * max(1, math.prod(field.shape)) * field.np_dtype.itemsize > MAX_EPISODE_BYTES:
-        raise ValueError(
-            f"{what}: {rows:,} x {field.shape} {field.dtype} in one episode, expected at most "
-            f"{MAX_EPISODE_BYTES >> 30} GiB; split it into episodes"
-        )
+def nested(what: str, values: Mapping[str, Any], separator: str) -> Any:
+    """Return values by their paths, such as ``arm/joints``, as dicts in dicts; the value itself where its path is "".
+
+    Raises: ValueError: a path lies within another one's value.
+    """
+    if list(values) == [""]:
+        return values[""]
+    tree: dict[str, Any] = {}
+    for path, value in values.items():
+        *parents, last = path.split(separator)
+        place = tree
+        for parent in parents:
+            place = place.setdefault(parent, {})
+            if not isinstance(place, dict):
+                break
+        if not isinstance(place, dict) or last in place or not path:
+            raise ValueError(
+                f"{what}: {path!r} lies within, or around, another array of {sorted(values)[:8]}; rename one"
+            )
+        place[last] = value
+    return tree
 
 
 def usable_name(name: str) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any
 
-from sharpwave.data.episode import Source
+from sharpwave.data.episode import Episode, Source
+from sharpwave.data.files import Budget
 
 SOURCES = {
     "minari": ("minari", "open_minari"),
@@ -36,13 +36,48 @@ def split(text: str, known: tuple[str, ...], what: str) -> tuple[str, str]:
     raise ValueError(f"{what}: got {text!r}, expected one of {', '.join(f'{one}:...' for one in known)}")
 
 
-def open_source(text: str) -> Source:
-    """Open a data set.  Raises: ValueError, FileNotFoundError, ModuleNotFoundError."""
+class HeldSource:
+    """Data set held to the bounds of its files: whatever goes wrong in it is a ValueError that names it."""
+
+    def __init__(self, source: Source, budget: Budget) -> None:
+        self._source, self._budget = source, budget
+        self.name, self.spec, self.steps, self.left_out = source.name, source.spec, source.steps, source.left_out
+        budget.check_steps(self.name, self.steps)
+        budget.check_count(self.name, len(source), "episodes")
+        budget.check_total(self.name, self.steps, self.spec.fields)
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def read(self, number: int) -> Episode:
+        """Read an episode.  Raises: ValueError: the data set is damaged."""
+        with self._budget.held(f"{self.name}: episode {number}", self.name):
+            return self._source.read(number)
+
+    def close(self) -> None:
+        """Close the files."""
+        self._source.close()
+
+
+def open_source(text: str, *, trust: bool = False, progress: bool | None = False) -> Source:
+    """Open a data set.
+
+    Args:
+        trust: lift the bounds that a stranger's files are held to, and follow links.
+        progress: show a bar while its episodes are found; ``None``: in a terminal.
+
+    Raises: ValueError, FileNotFoundError, ModuleNotFoundError; OSError: its files cannot be read.
+    """
     kind, place = split(text, tuple(SOURCES), "load")
     module, name = SOURCES[kind]
-    opener: Callable[[str], Any] = getattr(import_module(f"sharpwave.data.{module}"), name)
-    source: Source = opener(place)
-    if not len(source):
-        source.close()
-        raise ValueError(f"{source.name}: no episodes with steps to import")
-    return source
+    opener: Callable[[str, Budget], Source] = getattr(import_module(f"sharpwave.data.{module}"), name)
+    budget = Budget(trust, progress)
+    with budget.held(f"{kind}:{place}", f"{kind}:"):
+        source = opener(place, budget)
+        try:
+            if not len(source):
+                raise ValueError(f"{source.name}: no episodes with steps to import")
+            return HeldSource(source, budget)
+        except BaseException:
+            source.close()
+            raise

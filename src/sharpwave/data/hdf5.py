@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,59 +13,129 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.columns import ColumnSource, open_columns
+from sharpwave.data.files import REMEDY, Budget, File, explained
 from sharpwave.data.packages import needed
 from sharpwave.native.interrupts import Lock
 
-FREE_BYTES, MAX_RATIO = 1 << 26, 2000
-"""What an array may declare beyond what it holds, as reading takes time for what is declared: gzip reaches 1,032."""
 METADATA = "metadata"
 """Group that describes a D4RL data set."""
+MAX_DEPTH = 8
+"""Limit of groups in groups."""
+FREE_BYTES, MAX_RATIO = 1 << 26, 2000
+"""What an array may declare beyond what it holds: gzip reaches 1,032."""
+FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
+"""Filters of HDF5 and h5py. For others HDF5 looks for a library to load."""
+
+
+class Hdf5File:
+    """Groups and arrays of an HDF5 file, each checked before anything of it is read.
+
+    Nothing that leads to another file is followed: links, virtual arrays, values in other files.
+    """
+
+    def __init__(self, file: File, budget: Budget) -> None:
+        self._h5py = needed("h5py", "data")
+        self._what, self._budget, self._input = f"hdf5: {str(file.path)!r}", budget, file
+        with explained(f"{self._what} is no HDF5 file, or damaged"):
+            self.root: Any = self._h5py.File(file, "r")
+
+    def _address(self, one: Any) -> int:
+        return int(self._h5py.h5o.get_info(one.id).addr)
+
+    def arrays(self, group: Any, prefix: str = "", leave: str = "") -> dict[str, Any]:
+        """Return the arrays of a group and of those in it, by their paths; but for the group ``leave``.
+
+        Raises: ValueError: something leads elsewhere, is nested too deep, or declares more than there may be.
+        """
+        with explained(f"{self._what} is damaged", self._what):
+            self._found = self._declared = 0
+            return dict(self._walk(group, prefix, leave, {self._address(self.root), self._address(group)}, 0))
+
+    def group(self, group: Any, name: str) -> Any:
+        """Return a group in another one, for ``arrays``.  Raises: ValueError: there is none."""
+        with explained(f"{self._what} is damaged", self._what):
+            if not isinstance(found := self._member(group, name, name), self._h5py.Group):
+                raise ValueError(f"{self._what}: {name} is no group, expected one; write the data set anew")
+            return found
+
+    def _member(self, group: Any, key: str, name: str) -> Any:
+        if not isinstance(group.get(key, getlink=True), self._h5py.HardLink):
+            raise ValueError(
+                f"{self._what}: {name} is a link to elsewhere, which is not followed; copy what it leads to "
+                "into the file"
+            )
+        return group[key]
+
+    def _walk(self, group: Any, prefix: str, leave: str, groups: set[int], depth: int) -> Iterator[tuple[str, Any]]:
+        for key in group:
+            name = prefix + key
+            if name == leave:
+                continue
+            self._found += 1
+            self._budget.check_count(f"{self._what}: names", self._found, "names")
+            self._budget.check_time()
+            found = self._member(group, key, name)
+            if isinstance(found, self._h5py.Group):
+                if depth >= MAX_DEPTH:
+                    raise ValueError(
+                        f"{self._what}: {name} is nested deeper than {MAX_DEPTH} groups; write its arrays further up"
+                    )
+                if (address := self._address(found)) in groups:  # or a few names are any number of paths
+                    raise ValueError(
+                        f"{self._what}: {name} is a second name of a group, expected one; nested in itself?"
+                    )
+                groups.add(address)
+                yield from self._walk(found, f"{name}/", leave, groups, depth + 1)
+            elif isinstance(found, self._h5py.Dataset):
+                self._check(found, name)
+                yield name, found
+
+    def _check(self, array: Any, name: str) -> None:
+        what = f"{self._what}: {name}"
+        plist = array.id.get_create_plist()
+        if array.is_virtual or plist.get_external_count():
+            raise ValueError(f"{what} is kept in other files, which are not read; copy it into this one")
+        codes = [plist.get_filter(number)[0] for number in range(plist.get_nfilters())]
+        if not self._budget.trust and (len(codes) != len(set(codes)) or not set(codes) <= FILTERS.keys()):
+            raise ValueError(
+                f"{what} has the filters {[FILTERS.get(code, code) for code in codes]}, expected each of "
+                f"{', '.join(FILTERS.values())} once at most; {REMEDY}"
+            )
+        itemsize = array.id.get_type().get_size()
+        declared = math.prod(array.shape or ()) * itemsize
+        there = min(array.id.get_storage_size(), self._input.nbytes)
+        if not self._budget.trust and declared > FREE_BYTES + MAX_RATIO * there:
+            raise ValueError(
+                f"{what} declares {declared:,} bytes, and holds {there:,}; not read. Is the file complete? {REMEDY}"
+            )
+        self._declared += declared
+        self._budget.check_total_bytes(what, self._declared)
+        if array.chunks is not None:  # one is decoded for any value in it
+            self._budget.check_bytes(f"{what}: chunks of {array.chunks}", math.prod(array.chunks) * itemsize)
+
+    def read(self, array: Any, name: str, rows: slice | tuple[()] = ()) -> npt.NDArray[Any]:
+        """Read rows of an array, or all of it, in the machine's byte order.  Raises: ValueError."""
+        which = f"rows {rows.start} to {rows.stop}" if isinstance(rows, slice) else "values"
+        with explained(f"{self._what}: {name}: {which} cannot be read", self._what):
+            found = np.asarray(array[rows])
+            return found.astype(found.dtype.newbyteorder("="), copy=False)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.root.close()
+        self._input.close()
 
 
 class Hdf5Columns:
-    """Arrays of an HDF5 file. Links to other files, and arrays that are kept in others, are not followed."""
+    """Arrays of an HDF5 file in the D4RL layout."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        h5py = needed("h5py", "data")
+    def __init__(self, file: File, budget: Budget) -> None:
+        self._file = Hdf5File(file, budget)
         try:
-            self._file: Any = h5py.File(path, "r")
-        except (OSError, RuntimeError) as error:
-            raise ValueError(f"hdf5: {str(path)!r} is no HDF5 file, or damaged ({error})") from error
-        self._arrays: dict[str, Any] = {}
-        try:
-            self._collect(h5py, self._file, "", 0)
-        except (RuntimeError, OSError, KeyError) as error:
-            self._file.close()
-            raise ValueError(f"hdf5: {str(path)!r} is damaged ({error})") from error
+            self._arrays = self._file.arrays(self._file.root, leave=METADATA)
         except BaseException:
             self._file.close()
             raise
-
-    def _collect(self, h5py: Any, group: Any, prefix: str, depth: int) -> None:
-        for key in group:
-            name = prefix + key
-            if name == METADATA:
-                continue
-            if not isinstance(group.get(key, getlink=True), h5py.HardLink):
-                raise ValueError(f"hdf5: {str(self.path)!r}: {name} is a link to elsewhere, which is not followed")
-            found = group[key]
-            if isinstance(found, h5py.Group):
-                if depth >= 8:
-                    raise ValueError(f"hdf5: {str(self.path)!r}: {name} is nested deeper than 8 groups")
-                self._collect(h5py, found, f"{name}/", depth + 1)
-            elif isinstance(found, h5py.Dataset):
-                if found.is_virtual or found.external:
-                    raise ValueError(f"hdf5: {str(self.path)!r}: {name} is kept in other files, which are not read")
-                nbytes, there = (
-                    int(np.prod(found.shape or (), dtype=object)) * found.dtype.itemsize,
-                    found.id.get_storage_size(),
-                )
-                if nbytes > FREE_BYTES + MAX_RATIO * there:
-                    raise ValueError(
-                        f"hdf5: {str(self.path)!r}: {name} declares {nbytes:,} bytes, and holds {there:,}; not read"
-                    )
-                self._arrays[name] = found
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""
@@ -80,22 +152,16 @@ class Hdf5Columns:
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Read rows.  Raises: ValueError."""
-        try:
-            array = np.asarray(self._arrays[name][begin:end])
-        except (OSError, RuntimeError, KeyError, MemoryError) as error:
-            raise ValueError(
-                f"hdf5: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})"
-            ) from error
-        return array.astype(array.dtype.newbyteorder("="), copy=False)
+        return self._file.read(self._arrays[name], name, slice(begin, end))
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
 
-def open_hdf5(path: str) -> ColumnSource:
+def open_hdf5(path: str, budget: Budget) -> ColumnSource:
     """Open an HDF5 file in the D4RL layout.  Raises: as ``open_columns``."""
-    return open_columns("hdf5", path, Hdf5Columns)
+    return open_columns("hdf5", path, lambda file: Hdf5Columns(file, budget), budget)
 
 
 class Hdf5Output(io.RawIOBase):

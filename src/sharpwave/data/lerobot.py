@@ -5,39 +5,41 @@ Source of the layouts: huggingface.co/docs/lerobot/lerobot-dataset-v3.
 
 from __future__ import annotations
 
-import json
+import math
 import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, videos
-from sharpwave.data.episode import Episode, check_bytes, existing, field_of, usable_name
+from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
+from sharpwave.data.files import VIDEO_WEIGHT, Budget, Folder, explained
 from sharpwave.data.packages import needed
+from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.spec import Field, Spec
 
 COUNTERS = ("frame_index", "episode_index", "index")
 """Columns that say what the place of a row says."""
 DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "timestamp"
 VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-MAX_META_BYTES = 1 << 28
+MAX_TASKS_BYTES = 1 << 28
+"""Limit of what a file of ``meta/episodes`` says of its episodes."""
 
 
 class _Video(NamedTuple):
     """Part of a video that shows an episode, in seconds; the end is unknown where no other episode follows."""
 
-    path: Path
+    name: str
     begin_s: float = 0.0
     end_s: float = np.inf
 
 
 class _Place(NamedTuple):
-    """Rows of an episode in a file; ``steps`` of which are steps. ``videos``: by feature."""
+    """Rows of an episode in a file of the folder; ``steps`` of which are steps. ``videos``: by feature."""
 
-    path: Path
+    name: str
     begin: int
     rows: int
     steps: int
@@ -59,28 +61,39 @@ class LeRobotSource:
         ValueError: it is damaged, or of another layout.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, budget: Budget) -> None:
         folder = existing(path, "lerobot")
-        self.name, self.left_out, self._folder = f"lerobot:{folder}", list[str](), folder.resolve()
+        self.name, self.left_out, self._budget = f"lerobot:{folder}", list[str](), budget
         self._arrow: Any = needed("pyarrow", "data")
-        self._parquet: Any = needed("pyarrow.parquet", "data")
-        self._open: tuple[Path, Any] | None = None
-        self._group: tuple[Path, int, Any] | None = None
-        self._ends: tuple[Path, int, Any] | None = None
+        self._open: tuple[str, ParquetFile] | None = None
+        self._group: tuple[str, int, Any] | None = None
+        self._ends: tuple[str, int, Any] | None = None
+        self._folder = Folder(folder, budget)
         try:
-            info = json.loads((folder / "meta" / "info.json").read_text())
-            self._version = str(info["codebase_version"])
-            if not re.fullmatch(r"v?(2\.[01]|3\.0)", self._version):
-                raise ValueError(f"codebase_version {self._version!r}, expected v2.0, v2.1 or v3.0")
-            self._data_path, self._video_path = str(info["data_path"]), str(info.get("video_path"))
-            self._chunk = int(info.get("chunks_size", 1000))
-            self._fields = self._read_features(info["features"])
-            self._places = self._read_episodes()
+            with explained(f"{self.name}: meta/info.json is damaged, or no LeRobot data set's", self.name):
+                self._read_info()
+            with explained(f"{self.name}: is damaged, or no LeRobot data set", self.name):
+                self._places = self._read_episodes()
+                self.steps = sum(place.steps for place in self._places)
         except FileNotFoundError as error:
+            self.close()
             raise FileNotFoundError(f"{self.name}: is not complete, or no LeRobot data set ({error})") from error
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError, self._arrow.ArrowException) as error:
-            raise ValueError(f"{self.name}: is damaged, or no LeRobot data set ({error!r})") from error
-        self.steps = sum(place.steps for place in self._places)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_info(self) -> None:
+        """Read what the data set says of itself.  Raises: FileNotFoundError; whatever its values make of it."""
+        info = self._folder.json("meta/info.json")
+        self._version = str(info["codebase_version"])
+        if not re.fullmatch(r"v?(2\.[01]|3\.0)", self._version):
+            raise ValueError(f"codebase_version {self._version!r}, expected v2.0, v2.1 or v3.0")
+        self._data_path, self._video_path = str(info["data_path"]), str(info.get("video_path"))
+        self._chunk = int(info.get("chunks_size", 1000))
+        if self._chunk < 1:
+            raise ValueError(f"{self.name}: meta/info.json: chunks_size {self._chunk}, expected at least 1")
+        self._fields = self._read_features(info["features"])
+        self._columns = [name for name in self._fields if name not in self._videos]
         names = [name for name in self._fields if name.split(".")[0] not in ("observation", "action")]
         self._further = {usable_name(name): name for name in names if name not in (REWARD, DONE, TRUNCATED)}
         if not self._under("observation") or not self._under("action"):
@@ -94,18 +107,8 @@ class LeRobotSource:
         return [name for name in self._fields if name.split(".")[0] == root]
 
     def _nested(self, root: str, values: dict[str, Any]) -> Any:
-        if root in self._fields:
-            return values[root]
-        nested: dict[str, Any] = {}
-        for name in self._under(root):
-            *parents, last = name.split(".")[1:]
-            place = nested
-            for parent in parents:
-                place = place.setdefault(parent, {})
-                if not isinstance(place, dict):
-                    raise ValueError(f"{self.name}: {name} lies within another feature")
-            place[last] = values[name]
-        return nested
+        paths = {name[len(root) + 1 :]: values[name] for name in self._under(root)}
+        return nested(f"{self.name}: {root}", paths, ".")
 
     def _read_features(self, features: dict[str, Any]) -> dict[str, Field]:
         fields: dict[str, Field] = {}
@@ -140,99 +143,131 @@ class LeRobotSource:
         if self._videos:
             needed("av", "lerobot")
         places: list[_Place] = []
-        files: dict[Path, int] = {}  # index of the first row of each
+        files: dict[str, int] = {}  # index of the first row of each
         for said in self._episode_lines():
             number, rows = int(said["episode_index"]), int(said["length"])
+            self._budget.check_count(self.name, len(places), "episodes")
             if self._version.endswith("3.0"):
                 values = {"chunk_index": int(said["data/chunk_index"]), "file_index": int(said["data/file_index"])}
-                path, first = self._path(self._data_path, values), int(said["dataset_from_index"])
-                begin = first - files.setdefault(path, first)
+                name, first = self._path(self._data_path, values), int(said["dataset_from_index"])
             else:
                 values = {"episode_chunk": number // self._chunk, "episode_index": number}
-                path, begin = self._path(self._data_path, values), 0
-            steps = rows if self._terminated(path, begin + rows - 1) else rows - 1
+                name, first = self._path(self._data_path, values), 0
+            if name not in files:
+                self._folder.count(name)
+            begin = first - files.setdefault(name, first)
             if rows < 1 or begin < 0:
-                raise ValueError(f"episode {number} of {rows} rows")
+                raise ValueError(
+                    f"{self.name}: episode {number} of {rows} rows from row {begin} on, expected one at least"
+                )
+            steps = rows if self._terminated(name, begin + rows - 1) else rows - 1
             if steps:
-                shown = {name: self._video(name, said, values) for name in self._videos}
-                places.append(_Place(path, begin, rows, steps, [str(one) for one in said.get("tasks", [])], shown))
+                shown = {one: self._video(one, said, values, files) for one in self._videos}
+                places.append(_Place(name, begin, rows, steps, [str(one) for one in said.get("tasks") or []], shown))
         return places
 
-    def _episode_lines(self) -> list[dict[str, Any]]:
-        meta = self._folder / "meta"
+    def _episode_lines(self) -> Iterator[Mapping[str, Any]]:
+        """Yield what is said of each episode."""
         if not self._version.endswith("3.0"):
-            path = meta / "episodes.jsonl"
-            if path.stat().st_size > MAX_META_BYTES:
-                raise ValueError(f"{path} is larger than {MAX_META_BYTES:,} bytes")
-            return [json.loads(line) for line in path.read_text().splitlines() if line.strip()]
+            yield from self._folder.json_lines("meta/episodes.jsonl")
+            return
         wanted = ["episode_index", "tasks", "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
         wanted += [f"videos/{name}/{column}" for name in self._videos for column in VIDEO_COLUMNS]
         lines: list[dict[str, Any]] = []
-        for path in sorted((meta / "episodes").glob("*/*.parquet")):
-            lines += self._parquet.read_table(path, columns=wanted).to_pylist()
-        return sorted(lines, key=lambda one: int(one["episode_index"]))
+        folder, found = self._folder, "meta/episodes"
+        chunks = [one for one in folder.names(found) if folder.is_folder(f"{found}/{one}")]
+        for name in (f"{found}/{one}/{file}" for one in chunks for file in folder.names(f"{found}/{one}")):
+            if not name.endswith(".parquet"):
+                continue
+            file = ParquetFile(folder.open(name), self._budget)
+            try:
+                self._budget.check_count(str(file.path), len(lines) + sum(file.rows), "episodes")
+                for group in range(len(file.rows)):
+                    lines += file.read(group, wanted, MAX_TASKS_BYTES).to_pylist()
+            finally:
+                file.close()
+        yield from sorted(lines, key=lambda one: int(one["episode_index"]))
 
-    def _video(self, name: str, said: dict[str, Any], values: dict[str, int]) -> _Video:
+    def _video(self, feature: str, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Video:
         """Return where an episode's video lies.  Raises: FileNotFoundError, ValueError."""
         if self._version.endswith("3.0"):
-            chunk, file, begin, end = (said[f"videos/{name}/{column}"] for column in VIDEO_COLUMNS)
+            chunk, file, begin, end = (said[f"videos/{feature}/{column}"] for column in VIDEO_COLUMNS)
             values = {"chunk_index": int(chunk), "file_index": int(file)}
-            video = _Video(self._path(self._video_path, {**values, "video_key": name}), float(begin), float(end))
+            video = _Video(self._path(self._video_path, {**values, "video_key": feature}), float(begin), float(end))
         else:
-            video = _Video(self._path(self._video_path, {**values, "video_key": name}))
-        if not video.path.is_file():
-            raise FileNotFoundError(f"the video {str(video.path)!r} of episode {said['episode_index']} is missing")
+            video = _Video(self._path(self._video_path, {**values, "video_key": feature}))
+        if video.name not in files:
+            try:
+                self._folder.count(video.name, VIDEO_WEIGHT)
+            except FileNotFoundError as error:
+                path = str(self._folder.path / video.name)
+                raise FileNotFoundError(f"the video {path!r} of episode {said['episode_index']} is missing") from error
+            files[video.name] = 0
         return video
 
-    def _path(self, template: str, values: Mapping[str, int | str]) -> Path:
-        """Return a file's path.  Raises: ValueError: it leaves the data set's folder."""
+    def _path(self, template: str, values: Mapping[str, int | str]) -> str:
+        """Return a file's name in the folder, which the folder checks."""
 
         def value(found: re.Match[str]) -> str:
             one = values[found[1]]
             return one if isinstance(one, str) else f"{one:0{int(found[2] or 0)}d}"
 
-        path = self._folder / re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, template)
-        if not path.resolve().is_relative_to(self._folder):
-            raise ValueError(f"path {template!r} leaves the folder")
-        return path
+        return re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, template)
 
-    def _terminated(self, path: Path, row: int) -> bool:
+    def _terminated(self, name: str, row: int) -> bool:
         if DONE not in self._fields:
             return False
-        ends = [name for name in (DONE, TRUNCATED) if name in self._fields]
-        table = self._rows(path, row, 1, ends)
-        said = [bool(np.asarray(_values(table.column(name), ())).reshape(-1)[0]) for name in ends]
-        return said[0] and not (len(said) == 2 and said[1])
+        ends = [one for one in (DONE, TRUNCATED) if one in self._fields]
+        table = self._rows(name, row, 1, ends)
+        said = [self._array(table, one, self._fields[one]).reshape(-1) for one in ends]
+        if any(len(one) != 1 for one in said):
+            raise ValueError(
+                f"{self.name}: {name}: row {row} has {[len(one) for one in said]} values of {ends}, expected one"
+            )
+        return bool(said[0][0]) and not (len(said) == 2 and bool(said[1][0]))
 
-    def _rows(self, path: Path, begin: int, count: int, columns: list[str] | None = None) -> Any:
+    def _rows(self, name: str, begin: int, count: int, columns: list[str] | None = None) -> Any:
         """Return rows of a file as a table.  Raises: ValueError."""
-        if self._open is None or self._open[0] != path:
-            self.close()
-            self._open = path, self._parquet.ParquetFile(path)
+        if self._open is None or self._open[0] != name:
+            self._close_file()
+            self._open = name, ParquetFile(self._folder.open(name), self._budget)
         file = self._open[1]
         parts, at = [], 0
-        for number in range(file.num_row_groups):
-            rows = file.metadata.row_group(number).num_rows
+        for number, rows in enumerate(file.rows):
             first, last = max(begin, at), min(begin + count, at + rows)
             if first < last:
-                parts.append(self._row_group(path, file, number, columns).slice(first - at, last - first))
+                parts.append(self._row_group(name, file, number, columns).slice(first - at, last - first))
             at += rows
         table = self._arrow.concat_tables(parts) if parts else None
         if table is None or table.num_rows != count:
-            raise ValueError(f"{path} has {at:,} rows, expected rows {begin:,} to {begin + count - 1:,}")
+            raise ValueError(f"{file.path} has {at:,} rows, expected rows {begin:,} to {begin + count - 1:,}")
         return table
 
-    def _row_group(self, path: Path, file: Any, number: int, columns: list[str] | None) -> Any:
+    def _row_group(self, name: str, file: ParquetFile, number: int, columns: list[str] | None) -> Any:
         """Return a row group, or columns of it, always the same ones; the last one read stays in memory."""
         kept = self._group if columns is None else self._ends
-        if kept is None or kept[:2] != (path, number):
+        if kept is None or kept[:2] != (name, number):
             self._group, self._ends = (None, self._ends) if columns is None else (self._group, None)
-            kept = path, number, file.read_row_group(number, columns=columns)
+            for one in columns or self._columns:
+                self._check_type(file, one)
+            kept = name, number, file.read(number, columns or self._columns)
             if columns is None:
                 self._group = kept
             else:
                 self._ends = kept
         return kept[2]
+
+    def _check_type(self, file: ParquetFile, name: str) -> None:
+        """Check a column's type: lists of a fixed size take it even where they are null.  Raises: ValueError."""
+        if name not in file.schema.names:
+            raise ValueError(
+                f"{file.path}: has no column {name!r}, which info.json lists; its columns are {file.schema.names[:12]}"
+            )
+        kind, size = file.schema.field(name).type, 1
+        while self._arrow.types.is_fixed_size_list(kind):
+            kind, size = kind.value_type, size * kind.list_size
+        if size > 1 and size > math.prod(self._fields[name].shape):
+            raise ValueError(f"{file.path}: {name} has lists of {size:,}, expected {self._fields[name].shape}")
 
     def __len__(self) -> int:
         return len(self._places)
@@ -241,18 +276,15 @@ class LeRobotSource:
         """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
         what = f"{self.name}: episode {number}"
-        for name, field in self._fields.items():
-            check_bytes(f"{what}: {name}", place.rows, field)
-        try:
-            table = self._rows(place.path, place.begin, place.rows)
+        self._budget.check_episode(what, place.rows + 1, self._fields)
+        with explained(f"{what} cannot be read", self.name):
+            table = self._rows(place.name, place.begin, place.rows)
             arrays = {
                 name: self._frames(table, place.videos[name], field)
                 if name in place.videos
                 else self._array(table, name, field)
                 for name, field in self._fields.items()
             }
-        except (ValueError, KeyError, TypeError, OSError, self._arrow.ArrowException) as error:
-            raise ValueError(f"{what} cannot be read ({error})") from error
         terminated, steps = place.steps == place.rows, place.steps
         observed = {
             name: np.concatenate([arrays[name], arrays[name][-1:]]) if terminated else arrays[name]
@@ -270,35 +302,47 @@ class LeRobotSource:
     def _array(self, table: Any, name: str, field: Field) -> npt.NDArray[Any]:
         column = table.column(name).combine_chunks()
         if name in self._images:
-            contents = [one.get("bytes") for one in column.to_pylist()]
-            if not all(isinstance(one, bytes) for one in contents):
-                raise ValueError(f"{name}: an image is not in the file")
-            return np.stack([images.decode(one, field.shape, name) for one in contents])
-        values = _values(column, field.shape)
+            frames = np.empty((len(column), *field.shape), field.np_dtype)
+            for row, one in enumerate(column.to_pylist()):
+                content = one.get("bytes") if isinstance(one, dict) else None
+                if not isinstance(content, bytes):
+                    raise ValueError(f"{name}: the image of row {row} is not in the file, expected a PNG or JPEG")
+                frames[row] = images.decode(content, field.shape, name)
+            return frames
+        values = _values(column)
         if values.dtype != field.np_dtype:
             raise ValueError(f"{name}: {values.dtype}, expected {field.dtype}")
+        if values.size != len(column) * math.prod(field.shape):
+            raise ValueError(f"{name}: {values.size:,} values in {len(column):,} rows, expected {field.shape} in each")
         return values.reshape(len(column), *field.shape)
 
     def _frames(self, table: Any, video: _Video, field: Field) -> npt.NDArray[Any]:
         """Return what a camera showed in an episode.  Raises: FileNotFoundError, ValueError."""
-        times = video.begin_s + _values(table.column(TIME), ()).reshape(-1).astype(np.float64)
+        times = video.begin_s + self._array(table, TIME, self._fields[TIME]).reshape(-1).astype(np.float64)
+        if len(times) != table.num_rows:
+            raise ValueError(f"{TIME}: {len(times):,} values in {table.num_rows:,} rows, expected one in each")
         if not times[-1] < video.end_s + videos.TOLERANCE_S:
             raise ValueError(
-                f"{video.path}: the last row is shown at {times[-1]:.4f} s, the episode's part ends at "
-                f"{video.end_s:.4f} s"
+                f"{self._folder.path / video.name}: the last row is shown at {times[-1]:.4f} s, the episode's part "
+                f"ends at {video.end_s:.4f} s"
             )
         found = np.empty((len(times), *field.shape), np.uint8)
-        videos.decode(video.path, times, found)
+        with self._folder.open(video.name, VIDEO_WEIGHT) as file:
+            videos.decode(file, times, found)
         return found
 
     def close(self) -> None:
-        """Close the file that is open."""
+        """Close the folder, and the file in it that is open."""
+        self._close_file()
+        self._folder.close()
+
+    def _close_file(self) -> None:
         if self._open is not None:
             self._open[1].close()
         self._open = self._group = self._ends = None
 
 
-def _values(column: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+def _values(column: Any) -> npt.NDArray[Any]:
     """Return the numbers in a column, of lists in lists.  Raises: ValueError: values are missing."""
     column = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     while hasattr(column.type, "value_type") and hasattr(column, "flatten"):
@@ -310,6 +354,6 @@ def _values(column: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def open_lerobot(path: str) -> LeRobotSource:
+def open_lerobot(path: str, budget: Budget) -> LeRobotSource:
     """Open a data set's folder.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    return LeRobotSource(path)
+    return LeRobotSource(path, budget)

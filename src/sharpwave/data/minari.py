@@ -1,21 +1,24 @@
-"""Local Minari data sets, through the minari package; nothing is downloaded."""
+"""Local Minari data sets, read through h5py and written through the minari package; nothing is downloaded."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import json
+import math
 import os
 import re
 import shutil
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import PARTIAL, Episode, field_of, usable_name
-from sharpwave.data.hdf5 import Hdf5Output
+from sharpwave.data import images
+from sharpwave.data.episode import PARTIAL, Episode, field_of, nested, usable_name
+from sharpwave.data.files import REMEDY, Budget, Folder, explained, parse_json
+from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.packages import needed
 from sharpwave.native.interrupts import Lock
 from sharpwave.spec import Spec
@@ -48,85 +51,212 @@ class MinariSource:
 
     Observations and actions keep their dicts and tuples. Infos that are one number or array a step become further
     fields: the infos of each step; those of the reset are left out. Seeds and options become annotations.
+
+    minari makes the spaces of ``metadata.json``. The arrays are read here, where they can be checked beforehand; those
+    that are not in HDF5 by minari, and only if trusted.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, budget: Budget) -> None:
         folder = folder_of(name)
-        if not (folder / "data" / "metadata.json").is_file():
+        if not (folder / "data" / "metadata.json").exists():
             raise FileNotFoundError(
                 f"minari: no data set {name!r} in {folder.parent}; `minari download {name}` fetches a public one, "
                 "and MINARI_DATASETS_PATH says where they are"
             )
-        self.name = f"minari:{folder}"
+        self.name, self._budget = f"minari:{folder}", budget
+        self._closing = contextlib.ExitStack()
         try:
-            said = json.loads((folder / "data" / "metadata.json").read_text())
-            if not {"observation_space", "action_space"} <= said.keys():  # minari would import the environment's code
-                raise ValueError("its metadata.json has no spaces")
+            with explained(f"{self.name}: is damaged, or not a Minari data set", self.name):
+                files = Folder(folder, budget)
+                self._closing.callback(files.close)
+                self._open(files, folder)
+                self._describe()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self, files: Folder, folder: Path) -> None:
+        said = files.json("data/metadata.json")
+        if not {"observation_space", "action_space"} <= said.keys():  # minari would import the environment's code
+            raise ValueError(
+                f"{self.name}: its metadata.json has no spaces, expected observation_space and action_space"
+            )
+        self._spaces = [_parsed_space(said[key], self._budget) for key in ("observation_space", "action_space")]
+        self._jpeg = bool(said.get("jpeg_encoding", True))
+        self._count, self.steps = int(said["total_episodes"]), int(said["total_steps"])
+        if self._count < 0 or self.steps < 0:
+            raise ValueError(f"{self.name}: {self._count} episodes of {self.steps} steps, expected none below 0")
+        self._file: Hdf5File | None = None
+        if (kind := said.get("data_format")) == "hdf5":
+            self._file = Hdf5File(files.open("data/main_data.hdf5"), self._budget)
+            self._closing.callback(self._file.close)
+        elif self._budget.trust:
             from minari import MinariDataset
 
             self._data: Any = MinariDataset(folder / "data")
-            self._numbers = [int(one) for one in self._data.episode_indices]
-            self.steps = int(self._data.total_steps)
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, AssertionError) as error:
-            raise ValueError(f"{self.name}: is damaged, or not a Minari data set ({error!r})") from error
+        else:
+            raise ValueError(
+                f"{self.name}: data_format {kind!r}, expected hdf5: others are read by minari, without bounds; {REMEDY}"
+            )
+
+    def _describe(self) -> None:
+        """Find the fields by the first episode."""
         self.left_out = ["infos of resets"]
-        spaces = self._data.observation_space, self._data.action_space
-        first = self._raw(0) if self._numbers else None
-        infos = {} if first is None else _flat(first.infos or {}, len(first.rewards) + 1)
-        self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in infos}
+        if not self._count:
+            raise ValueError(f"{self.name}: no episodes with steps to import")
+        first = self._raw(0)
+        self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in first.infos}
         if not self._infos:
-            self.left_out = [] if first is None or not first.infos else ["infos: none is one value a step"]
+            self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
         further: dict[str, Any] = {
-            field: field_of(f"{self.name}: infos {key}", infos[key].shape[1:], infos[key].dtype)
+            field: field_of(f"{self.name}: infos {key}", first.infos[key].shape[1:], first.infos[key].dtype)
             for field, key in self._infos.items()
         }
-        obs, action = (
-            (None, None)
-            if first is None
-            else (_arrays(first.observations, spaces[0]), _arrays(first.actions, spaces[1]))
-        )
         self.spec = Spec(
-            obs=_fields(f"{self.name}: observations", obs, spaces[0]),
-            action=_fields(f"{self.name}: actions", action, spaces[1]),
+            obs=_fields(f"{self.name}: observations", first.obs, self._spaces[0]),
+            action=_fields(f"{self.name}: actions", first.action, self._spaces[1]),
             **further,
         )
 
     def __len__(self) -> int:
-        return len(self._numbers)
+        return self._count
 
-    def _raw(self, number: int) -> Any:
-        return next(iter(self._data.iterate_episodes([self._numbers[number]])))
+    def _raw(self, number: int) -> _Raw:
+        if self._file is not None:
+            return self._read_group(self._file, number)
+        found = next(iter(self._data.iterate_episodes([self._data.episode_indices[number]])))
+        said = next(iter(self._data.storage.get_episode_metadata([found.id])))
+        return _Raw(
+            _arrays(found.observations, self._spaces[0]),
+            _arrays(found.actions, self._spaces[1]),
+            np.asarray(found.rewards),
+            np.asarray(found.terminations, np.bool_),
+            np.asarray(found.truncations, np.bool_),
+            _flat(found.infos or {}, len(found.rewards) + 1),
+            bool(found.infos),
+            said,
+        )
+
+    def _read_group(self, file: Hdf5File, number: int) -> _Raw:
+        group = file.group(file.root, f"episode_{number}")
+        arrays = file.arrays(group, f"episode_{number}/")
+        tree = nested(f"{self.name}: episode_{number}", arrays, "/")[f"episode_{number}"]
+        # Texts among the infos are not read.
+        plain = [one for one in arrays.values() if one.dtype.kind in "buif"]
+        self._budget.check_bytes(f"{self.name}: episode {number}", sum(one.size * one.dtype.itemsize for one in plain))
+
+        def read(array: Any) -> npt.NDArray[Any]:
+            if array.dtype.kind not in "buif":
+                field_of(f"{self.name}: {array.name}", (), array.dtype)
+            return file.read(array, array.name)
+
+        rewards = read(tree["rewards"])
+        infos = tree.get("infos", {})
+        return _Raw(
+            self._values(tree["observations"], self._spaces[0], read),
+            self._values(tree["actions"], self._spaces[1], read),
+            rewards,
+            read(tree["terminations"]).astype(np.bool_),
+            read(tree["truncations"]).astype(np.bool_),
+            {key: read(one) for key, one in _flat(infos, len(rewards) + 1).items()},
+            bool(infos),
+            _attributes(group),
+        )
+
+    def _values(self, tree: Any, space: Any, read: Callable[[Any], npt.NDArray[Any]]) -> Any:
+        """Return observations or actions, nested as their space."""
+        from minari.dataset.minari_storage import is_image_space
+
+        inner = getattr(space, "spaces", None)
+        if isinstance(inner, dict):
+            return {key: self._values(tree[key], one, read) for key, one in inner.items()}
+        if inner is not None:
+            return tuple(self._values(tree[f"_index_{n}"], one, read) for n, one in enumerate(inner))
+        if not (self._jpeg and is_image_space(space)):
+            return read(tree)
+        shape = (*space.shape, 1)[:3]
+        found = np.empty((len(tree), *shape), np.uint8)
+        self._budget.check_bytes(f"{self.name}: {tree.name}", found.nbytes)
+        for row in range(len(tree)):  # one by one: any number of rows may be the same bytes of the file
+            found[row] = images.decode(np.asarray(tree[row], np.uint8).tobytes(), shape, f"{self.name}: {tree.name}")
+        return found.reshape(len(tree), *space.shape)
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: it is damaged."""
-        try:
-            found = self._raw(number)
-            said = next(iter(self._data.storage.get_episode_metadata([self._numbers[number]])))
-            steps = len(found.rewards)
-            infos = _flat(found.infos or {}, steps + 1)
-            obs = _arrays(found.observations, self._data.observation_space)
-            action = _arrays(found.actions, self._data.action_space)
-            rewards = np.asarray(found.rewards)
-            ends = np.asarray(found.terminations, np.bool_), np.asarray(found.truncations, np.bool_)
-            fields = {field: infos[key][1:] for field, key in self._infos.items()}
-        except (ValueError, KeyError, TypeError, OSError, RuntimeError, AssertionError, StopIteration) as error:
-            raise ValueError(f"{self.name}: episode {number} cannot be read ({error!r})") from error
+        what = f"{self.name}: episode {number}"
+        with explained(f"{what} cannot be read", self.name):
+            raw = self._raw(number)
+            fields = {field: raw.infos[key][1:] for field, key in self._infos.items()}
+        steps, ends = len(raw.rewards), (raw.terminations, raw.truncations)
         if not steps or len(ends[0]) != steps or len(ends[1]) != steps or (ends[0] | ends[1])[:-1].any():
             raise ValueError(
-                f"{self.name}: episode {number} has {steps} rewards, and terminations and truncations "
+                f"{what} has {steps} rewards, and terminations and truncations "
                 f"{np.flatnonzero(ends[0])[:4].tolist()} and {np.flatnonzero(ends[1])[:4].tolist()}; expected one "
                 "at its end only"
             )
-        info = {key: said[key] for key in ("seed", "options") if said.get(key) is not None}
-        return Episode(obs, action, rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info)
+        info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
+        return Episode(raw.obs, raw.action, raw.rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info)
 
     def close(self) -> None:
-        """Do nothing: minari opens the files for each episode."""
+        """Close the files."""
+        self._closing.close()
 
 
-def open_minari(name: str) -> MinariSource:
+class _Raw(NamedTuple):
+    """Episode as it is in the file; ``said``: its metadata."""
+
+    obs: Any
+    action: Any
+    rewards: npt.NDArray[Any]
+    terminations: npt.NDArray[np.bool_]
+    truncations: npt.NDArray[np.bool_]
+    infos: dict[str, npt.NDArray[Any]]
+    has_infos: bool
+    said: Mapping[str, Any]
+
+
+def open_minari(name: str, budget: Budget) -> MinariSource:
     """Open a local data set.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    return MinariSource(name)
+    return MinariSource(name, budget)
+
+
+def _parsed_space(text: Any, budget: Budget) -> Any:
+    """Return the space that a JSON text describes.  Raises: ValueError, whatever gymnasium raises."""
+    said = parse_json(text) if isinstance(text, str) else text
+    _check_space(said, budget, 0)
+    from minari.serialization import deserialize_space
+
+    return deserialize_space(said)
+
+
+def _check_space(said: Any, budget: Budget, depth: int) -> None:
+    """Check what a space would take before it is made.  Raises: ValueError."""
+    if depth > 16:
+        raise ValueError("metadata.json: spaces nested deeper than 16")
+    inner = said.get("subspaces", [])
+    for one in inner.values() if isinstance(inner, dict) else inner:
+        _check_space(one, budget, depth + 1)
+    if "dtype" in said and np.dtype(said["dtype"]).kind not in "buif":
+        raise ValueError(f"metadata.json: a space of dtype {said['dtype']!r}, expected booleans, integers or floats")
+    shape = said.get("shape") or said.get("n") or ()
+    sizes = [int(one) for one in shape] if isinstance(shape, list) else []
+    budget.check_bytes(f"metadata.json: a space of shape {tuple(sizes)}", 64 * math.prod(sizes))
+
+
+def _attributes(group: Any) -> dict[str, Any]:
+    """Return the seed and the options in an episode's attributes, but for arrays of texts."""
+    found: dict[str, Any] = {}
+    for name in group.attrs:
+        *parents, last = name.split("/")
+        if name != "seed" and (parents or [last])[0] != "options":
+            continue
+        if (described := group.attrs.get_id(name)).dtype.kind not in "buif" and described.shape:
+            continue
+        place = found
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = int(group.attrs[name]) if name == "seed" else group.attrs[name]
+    return found
 
 
 def _arrays(value: Any, space: Any) -> Any:
@@ -166,15 +296,15 @@ def _description(space: Any) -> dict[str, Any]:
     return said
 
 
-def _flat(infos: Any, rows: int, prefix: str = "") -> dict[str, npt.NDArray[Any]]:
+def _flat(infos: Any, rows: int, prefix: str = "") -> dict[str, Any]:
     """Return the infos that are one number or array for each of ``rows`` observations, by their path."""
-    found: dict[str, npt.NDArray[Any]] = {}
+    found: dict[str, Any] = {}
     for key, value in infos.items():
         if isinstance(value, dict):
             found |= _flat(value, rows, f"{prefix}{key}/")
             continue
-        array = np.asarray(value)
-        if array.shape[:1] == (rows,) and array.dtype.kind in "buif" and 0 not in array.shape:
+        array = value if hasattr(value, "dtype") else np.asarray(value)  # or one in a file, unread
+        if array.shape and array.shape[0] == rows and array.dtype.kind in "buif" and 0 not in array.shape:
             found[prefix + key] = array
     return found
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import zipfile
-import zlib
 from pathlib import Path
 from typing import IO, Any
 
@@ -13,10 +13,11 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from sharpwave.data.columns import ColumnSource, open_columns
+from sharpwave.data.files import Budget, File, explained
 
 SKIP_BYTES = 1 << 20
-UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, MemoryError, RuntimeError)
-"""Errors of damaged archives. RuntimeError: encrypted, or compressed in an unknown way."""
+NUMPYS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
+"""How numpy compresses. Others' decoders allocate what the file declares, as LZMA its dictionary."""
 
 
 class _Member:
@@ -26,26 +27,28 @@ class _Member:
     """
 
     def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
-        self._archive, self._info, self._file = archive, info, archive.open(info)
-        try:
-            version = npy.read_magic(self._file)
-            reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-            if reader is None:
-                raise ValueError(f"version {version} of the format")
-            self.shape, fortran, self.dtype = reader(self._file)
-        except (ValueError, EOFError, OSError, zipfile.BadZipFile) as error:
-            raise ValueError(f"{info.filename}: no array ({error})") from error
-        if self.dtype.hasobject:
-            raise ValueError(f"{info.filename}: holds pickled objects, which are not read; save plain arrays")
-        if fortran and len(self.shape) > 1:
-            raise ValueError(f"{info.filename}: in Fortran order, expected C order (numpy.ascontiguousarray)")
-        self._begin = self._file.tell()
-        self._row_bytes = int(np.prod(self.shape[1:], dtype=object)) * self.dtype.itemsize if self.shape else 0
-        declared = self._row_bytes * self.shape[0] if self.shape else self.dtype.itemsize
-        if self._begin + declared != info.file_size:
+        if info.compress_type not in NUMPYS:
             raise ValueError(
-                f"{info.filename}: {info.file_size - self._begin:,} bytes of values, expected {declared:,} for "
-                f"{self.shape} {self.dtype}"
+                f"compressed by method {info.compress_type}, expected {' or '.join(NUMPYS.values())}; write it by "
+                "numpy.savez_compressed"
+            )
+        self._archive, self._info, self._file = archive, info, archive.open(info)
+        version = npy.read_magic(self._file)
+        reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
+        if reader is None:
+            raise ValueError(f"version {version} of the format, expected 1.0 or 2.0; save it by numpy.savez")
+        self.shape, fortran, self.dtype = reader(self._file)
+        if self.dtype.hasobject:
+            raise ValueError("holds pickled objects, which are not read; save plain arrays")
+        if fortran and len(self.shape) > 1:
+            raise ValueError("in Fortran order, expected C order (numpy.ascontiguousarray)")
+        self._begin = self._file.tell()
+        self._row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
+        self.nbytes = math.prod(self.shape) * self.dtype.itemsize
+        if min(self.shape, default=0) < 0 or self._begin + self.nbytes != info.file_size:
+            raise ValueError(
+                f"{info.file_size - self._begin:,} bytes of values, expected {self.nbytes:,} for {self.shape} "
+                f"{self.dtype}; is the file complete?"
             )
         self._at = 0
 
@@ -57,6 +60,8 @@ class _Member:
             self._at = 0
         self._skip((begin - self._at) * self._row_bytes)
         content = self._file.read((end - begin) * self._row_bytes)
+        if len(content) < (end - begin) * self._row_bytes:
+            raise ValueError(f"ends before row {end:,}; is the file complete?")
         self._at = end
         array = np.frombuffer(content, self.dtype).reshape(end - begin, *self.shape[1:])
         return array.astype(self.dtype.newbyteorder("="), copy=False)
@@ -72,20 +77,21 @@ class _Member:
 class NpzColumns:
     """Arrays of an ``.npz`` file."""
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            self._archive = zipfile.ZipFile(path)
-        except (zipfile.BadZipFile, OSError) as error:
-            raise ValueError(f"npz: {str(path)!r} is no .npz file ({error})") from error
+    def __init__(self, file: File, budget: Budget) -> None:
+        self.path, self._file = file.path, file
+        with explained(f"npz: {str(self.path)!r}"):
+            self._archive = zipfile.ZipFile(file)
         self._members: dict[str, _Member] = {}
         try:
-            for info in self._archive.infolist():
-                if info.filename.endswith(".npy"):
+            infos = [one for one in self._archive.infolist() if one.filename.endswith(".npy")]
+            budget.check_count(f"npz: {str(self.path)!r}", len(infos), "arrays")
+            for info in infos:
+                with explained(f"npz: {str(self.path)!r}: {info.filename}"):
                     self._members[info.filename.removesuffix(".npy")] = _Member(self._archive, info)
-        except UNREADABLE as error:
+            budget.check_total_bytes(f"npz: {str(self.path)!r}", sum(one.nbytes for one in self._members.values()))
+        except BaseException:
             self.close()
-            raise ValueError(f"npz: {str(path)!r}: {error}") from error
+            raise
 
     def names(self) -> list[str]:
         """Return the names of all arrays."""
@@ -101,23 +107,20 @@ class NpzColumns:
 
     def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Read rows.  Raises: ValueError."""
-        try:
+        with explained(f"npz: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read"):
             return self._members[name].rows(begin, end)
-        except UNREADABLE as error:
-            raise ValueError(
-                f"npz: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read ({error})"
-            ) from error
 
     def close(self) -> None:
         """Close the file."""
         for member in self._members.values():
             member.close()
         self._archive.close()
+        self._file.close()
 
 
-def open_npz(path: str) -> ColumnSource:
+def open_npz(path: str, budget: Budget) -> ColumnSource:
     """Open an ``.npz`` file in the D4RL layout.  Raises: as ``open_columns``."""
-    return open_columns("npz", path, NpzColumns)
+    return open_columns("npz", path, lambda file: NpzColumns(file, budget), budget)
 
 
 class NpzWriter:

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode, check_bytes, existing
+from sharpwave.data.episode import Episode, existing
+from sharpwave.data.files import Budget, explained, open_path, parse_json
 from sharpwave.data.packages import needed
+from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.json_values import encode
 from sharpwave.spec import Field, Spec
 
 KEY = b"sharpwave"
 """Key of the file's metadata whose value is the spec, as JSON."""
 FIXED = ("episode", "step", "is_last", "reward", "terminated", "truncated", "info")
+MAX_INFO_BYTES = 1 << 26
+"""Limit of what is said of an episode."""
 
 
 def _type(pyarrow: Any, field: Field) -> Any:
@@ -85,51 +91,65 @@ class ParquetTarget:
 class ParquetSource:
     """Episodes of a file that ``ParquetTarget`` wrote."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, budget: Budget) -> None:
         found = existing(path, "parquet")
-        self.name, self.left_out = f"parquet:{found}", list[str]()
+        self.name, self.left_out, self._budget = f"parquet:{found}", list[str](), budget
         self._arrow: Any = needed("pyarrow", "data")
-        reader = needed("pyarrow.parquet", "data")
-        try:
-            self._file = reader.ParquetFile(found)
-            said = (self._file.schema_arrow.metadata or {}).get(KEY)
-            if said is None:
-                raise ValueError("no export of Sharpwave: its metadata has no key 'sharpwave'")
-            self.spec = Spec.from_json(json.loads(said))
-            names = [*FIXED, *self.spec.fields]
-            if self._file.schema_arrow.names != names:
-                raise ValueError(f"columns {self._file.schema_arrow.names[:12]}, expected {names[:12]}")
-            rows = [self._file.metadata.row_group(n).num_rows for n in range(self._file.num_row_groups)]
-            if any(count < 2 for count in rows):
-                raise ValueError(f"row groups of {rows[:8]} rows, expected an episode in each")
-        except (ValueError, TypeError, KeyError, OSError, RecursionError, self._arrow.ArrowException) as error:
-            raise ValueError(f"{self.name}: is damaged, or no export of a store ({error})") from error
-        self._rows = rows
-        self.steps = sum(rows) - len(rows)
+        with explained(f"{self.name}: is damaged, or no export of a store"):
+            file = open_path(found, budget)
+            self._closing = contextlib.ExitStack()
+            self._closing.callback(file.close)
+            try:
+                self._file = ParquetFile(file, budget)
+                self._closing.callback(self._file.close)
+                self.spec = self._read_spec(found)
+            except BaseException:
+                self._closing.close()
+                raise
+        self._rows = self._file.rows
+        self.steps = sum(self._rows) - len(self._rows)
+
+    def _read_spec(self, path: Path) -> Spec:
+        """Return the spec in the file, whose columns and row groups are as it says.  Raises: ValueError."""
+        said = (self._file.schema.metadata or {}).get(KEY)
+        if said is None:
+            raise ValueError(f"{path}: no export of Sharpwave: its metadata has no key 'sharpwave'")
+        spec = Spec.from_json(parse_json(said))
+        schema, names = self._file.schema, [*FIXED, *spec.fields]
+        if schema.names != names:
+            raise ValueError(f"{path}: columns {schema.names[:12]}, expected {names[:12]}")
+        for name, field in spec.fields.items():
+            kind, one = schema.field(name).type, self._arrow.from_numpy_dtype(field.np_dtype)
+            if self._arrow.types.is_fixed_size_list(kind) and kind.list_size == math.prod(field.shape):
+                kind = kind.value_type if field.shape else kind
+            if kind != one:
+                raise ValueError(f"{path}: {name} is {schema.field(name).type}, expected {_type(self._arrow, field)}")
+        if any(count < 2 for count in self._file.rows):
+            raise ValueError(f"{path}: row groups of {self._file.rows[:8]} rows, expected an episode in each")
+        return spec
 
     def __len__(self) -> int:
         return len(self._rows)
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: the file is damaged."""
+        what = f"{self.name}: episode {number}"
         spec, steps = self.spec, self._rows[number] - 1
-        for name, field in spec.fields.items():
-            check_bytes(f"{self.name}: {name}", steps + 1, field)
-        try:
-            table = self._file.read_row_group(number)
+        self._budget.check_episode(what, steps + 1, spec.fields)
+        with explained(f"{what} is damaged"):
+            table = self._file.read(number, ["reward", "terminated", "truncated", *spec.fields])
             arrays = {
                 name: self._values(table.column(name), field, steps + (name in spec.obs_names))
                 for name, field in spec.fields.items()
             }
             reward = self._values(table.column("reward"), Field((), "float32"), steps)
             ends = [self._values(table.column(name), Field((), "bool"), steps) for name in ("terminated", "truncated")]
-            info = json.loads(table.column("info")[0].as_py() or "{}")
+            said = self._file.read(number, ["info"], MAX_INFO_BYTES).column("info")
+            info = parse_json(said[0].as_py() or "{}")
             if not isinstance(info, dict):
-                raise ValueError("info: expected an object")
-        except (ValueError, TypeError, KeyError, OSError, RecursionError, self._arrow.ArrowException) as error:
-            raise ValueError(f"{self.name}: episode {number} is damaged ({error})") from error
+                raise ValueError(f"info: {type(info).__name__}, expected an object")
         if (ends[0] | ends[1])[:-1].any():
-            raise ValueError(f"{self.name}: episode {number} ends before its last step")
+            raise ValueError(f"{what} ends before its last step")
         further = {name: arrays[name] for name in spec.extra_names}
         return Episode(
             spec.join_obs(arrays), spec.join_action(arrays), reward, bool(ends[0][-1]), bool(ends[1][-1]), further, info
@@ -147,9 +167,9 @@ class ParquetSource:
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        self._closing.close()
 
 
-def open_parquet(path: str) -> ParquetSource:
+def open_parquet(path: str, budget: Budget) -> ParquetSource:
     """Open a file that ``Store.export`` wrote.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    return ParquetSource(path)
+    return ParquetSource(path, budget)

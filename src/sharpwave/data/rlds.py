@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import math
 import zlib
 from typing import Any, NamedTuple
 
@@ -10,10 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
-from sharpwave.data.episode import MAX_EPISODE_BYTES, Episode, existing, field_of, usable_name
+from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
+from sharpwave.data.files import Budget, Folder, check_whole, explained
+from sharpwave.data.progress import shown
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
+LAST = "steps/is_last"
+"""Feature of an Example that says how many steps there are."""
 
 
 class _Feature(NamedTuple):
@@ -34,27 +38,33 @@ class RldsSource:
         ValueError: it is damaged, or not an RLDS data set.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, budget: Budget) -> None:
         folder = existing(path, "rlds")
-        self.name, self.left_out, self._folder = f"rlds:{folder}", list[str](), folder
+        self.name, self.left_out, self._budget = f"rlds:{folder}", list[str](), budget
+        self._folder = Folder(folder, budget)
         try:
-            said = json.loads((folder / "features.json").read_text())
-            features = said["featuresDict"]["features"]
-            steps = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]
+            self._read_features()
+            self._read_places()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_features(self) -> None:
+        """Read what a step is.  Raises: FileNotFoundError, ValueError."""
+        try:
+            with explained(f"{self.name}: features.json is not that of an RLDS data set", self.name):
+                said = self._folder.json("features.json")
+                features = said["featuresDict"]["features"]
+                steps = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]
+                self._about = [f"episode_metadata/{key}" for key in _leaves(features.get("episode_metadata", {}))]
+                self._texts: list[str] = []
+                self._features: dict[str, _Feature] = {}
+                for key, feature in _leaves({"featuresDict": {"features": steps}}).items():
+                    self._add(key, feature)
         except FileNotFoundError as error:
             raise FileNotFoundError(
                 f"{self.name}: has no features.json; expected the folder of one version, as NAME/1.0.0"
             ) from error
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise ValueError(f"{self.name}: features.json is not that of an RLDS data set ({error!r})") from error
-        self._about = [f"episode_metadata/{key}" for key in _leaves(features.get("episode_metadata", {}))]
-        self._texts: list[str] = []
-        self._features: dict[str, _Feature] = {}
-        try:
-            for key, feature in _leaves({"featuresDict": {"features": steps}}).items():
-                self._add(key, feature)
-        except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{self.name}: features.json: {error!r}") from error
         missing = [key for key in ("reward", *FLAGS) if key not in self._features]
         if missing or not self._under("observation") or not self._under("action"):
             raise ValueError(
@@ -67,13 +77,30 @@ class RldsSource:
             if key.split("/")[0] not in ("observation", "action", "reward", *FLAGS)
         }
         further: dict[str, Any] = {name: self._features[key].field for name, key in self._further.items()}
-        fields = {key: one.field for key, one in self._features.items()}
+        self._row_fields = fields = {key: one.field for key, one in self._features.items()}
         self.spec = Spec(obs=self._nested("observation", fields), action=self._nested("action", fields), **further)
-        files = sorted(one for one in folder.glob("*.tfrecord*") if one.is_file())
+        self._wanted = {f"steps/{key}" for key in [*self._features, *self._texts]} | set(self._about)
+
+    def _read_places(self) -> None:
+        """Find the episodes.  Raises: ValueError."""
+        files = [one for one in self._folder.names() if ".tfrecord" in one and not self._folder.is_folder(one)]
         if not files:
-            raise ValueError(f"{self.name}: has no TFRecord files; others are not read")
-        self._places = [place for file in files for place in tfrecord.records(file)]
-        self.steps = sum(self._count(place) - 1 for place in self._places)
+            raise ValueError(
+                f"{self.name}: has no TFRecord files, expected NAME-SPLIT.tfrecord-...; others are not read"
+            )
+        self._places: list[tfrecord.Place] = []
+        self.steps = 0
+        for name in files:
+            self._folder.count(name)
+        self._budget.check_episode(self.name, 2, self._row_fields)
+        with shown(self._budget.progress, f"{self.name}: files", len(files)) as report:
+            for name in files:
+                with self._folder.open(name) as file, explained(str(file.path)):
+                    for place in tfrecord.records(file, name):
+                        check_whole(f"{self.name}: {name}: a record", place.nbytes)
+                        self._places.append(place)
+                        self.steps += self._rows(tfrecord.example(tfrecord.read(file, place), (LAST,)), place) - 1
+                report(1)
 
     def _add(self, key: str, feature: dict[str, Any]) -> None:
         tensor = feature.get("tensor") or feature.get("image") or feature.get("scalar")
@@ -101,42 +128,29 @@ class RldsSource:
         return [key for key in self._features if key.split("/")[0] == root]
 
     def _nested(self, root: str, values: dict[str, Any]) -> Any:
-        if root in self._features:
-            return values[root]
-        nested: dict[str, Any] = {}
-        for key in self._under(root):
-            *parents, last = key.split("/")[1:]
-            place = nested
-            for parent in parents:
-                place = place.setdefault(parent, {})
-            place[last] = values[key]
-        return nested
+        paths = {key[len(root) + 1 :]: values[key] for key in self._under(root)}
+        return nested(f"{self.name}: {root}", paths, "/")
 
-    def _count(self, place: tfrecord.Place) -> int:
-        return len(self._example(place)["steps/is_last"])
-
-    def _example(self, place: tfrecord.Place) -> dict[str, tfrecord.Value]:
-        if place.nbytes > MAX_EPISODE_BYTES:
-            raise ValueError(
-                f"{self.name}: an episode of {place.nbytes:,} bytes, expected {MAX_EPISODE_BYTES:,} at most"
-            )
-        try:
-            found = tfrecord.example(tfrecord.read(place))
-        except ValueError as error:
-            raise ValueError(f"{self.name}: {error}") from error
-        if not len(found.get("steps/is_last", [])):
-            raise ValueError(f"{self.name}: {place.path.name}, byte {place.offset:,}: an episode without steps/is_last")
-        return found
+    def _rows(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> int:
+        """Return the number of an episode's rows.  Raises: ValueError: it does not say."""
+        rows = len(found.get(LAST, []))
+        if not rows:
+            raise ValueError(f"{self.name}: {place.name}, byte {place.offset:,}: an episode without {LAST}")
+        return rows
 
     def __len__(self) -> int:
         return len(self._places)
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: it is damaged."""
-        found = self._example(self._places[number])
-        rows = len(found["steps/is_last"])
+        place = self._places[number]
         what = f"{self.name}: episode {number}"
-        arrays = {key: _array(found, key, one, rows, what) for key, one in self._features.items()}
+        with self._folder.open(place.name) as file, explained(what, self.name, str(file.path)):
+            found = tfrecord.example(tfrecord.read(file, place), self._wanted)
+        rows = self._rows(found, place)
+        self._budget.check_episode(what, rows, self._row_fields)
+        with explained(what, self.name):
+            arrays = {key: _array(found, key, one, rows, what) for key, one in self._features.items()}
         last = arrays["is_last"].astype(np.bool_)
         if rows < 2 or last[:-1].any() or not last[-1] or arrays["is_terminal"][:-1].any():
             raise ValueError(
@@ -170,12 +184,13 @@ class RldsSource:
         return info
 
     def close(self) -> None:
-        """Do nothing: files are opened for each episode."""
+        """Close the folder: files are opened for each episode."""
+        self._folder.close()
 
 
-def open_rlds(path: str) -> RldsSource:
+def open_rlds(path: str, budget: Budget) -> RldsSource:
     """Open a data set's folder.  Raises: FileNotFoundError, ValueError."""
-    return RldsSource(path)
+    return RldsSource(path, budget)
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
@@ -196,27 +211,28 @@ def _array(found: dict[str, tfrecord.Value], key: str, feature: _Feature, rows: 
         raise ValueError(f"{what}: has no steps/{key}")
     shape = (rows, *field.shape)
     if isinstance(values, np.ndarray):
-        if feature.encoding != "none" or values.size != np.prod(shape):
-            raise ValueError(f"{what}: {values.size:,} values of steps/{key}, expected {rows} x {field.shape}")
+        if feature.encoding != "none" or values.size != math.prod(shape):
+            raise ValueError(
+                f"{what}: {values.size:,} numbers of steps/{key}, expected {rows} x {field.shape} in encoding "
+                f"{feature.encoding}"
+            )
         array = values.reshape(shape)
-        converted: npt.NDArray[Any] = array.astype(field.np_dtype)
+        with np.errstate(invalid="ignore"):
+            converted: npt.NDArray[Any] = array.astype(field.np_dtype)
         if array.dtype.kind == "i" and (converted != array).any():
             raise ValueError(f"{what}: a value of steps/{key} does not fit {field.dtype}")
         return converted
     if len(values) != rows:
         raise ValueError(f"{what}: {len(values):,} values of steps/{key}, expected {rows:,}")
-    if feature.encoding == "image":
-        return np.stack([images.decode(one, field.shape, f"{what}: steps/{key}") for one in values]).astype(field.dtype)
-    if feature.encoding == "zlib":
-        values = [_decompressed(one, field.row_bytes, f"{what}: steps/{key}") for one in values]
-    if any(len(one) != field.row_bytes for one in values):
-        raise ValueError(f"{what}: steps/{key}: values of another size than {field.row_bytes:,} bytes")
-    return np.frombuffer(b"".join(values), field.np_dtype).reshape(shape)
-
-
-def _decompressed(content: bytes, nbytes: int, what: str) -> bytes:
-    """Decompress ``nbytes``, not more.  Raises: ValueError."""
-    try:
-        return zlib.decompressobj().decompress(content, nbytes + 1)
-    except zlib.error as error:
-        raise ValueError(f"{what}: cannot be decompressed ({error})") from error
+    made: npt.NDArray[Any] = np.empty(shape, field.np_dtype)
+    for row, one in enumerate(values):
+        if feature.encoding == "image":
+            made[row] = images.decode(one, field.shape, f"{what}: steps/{key}")
+            continue
+        content = one
+        if feature.encoding == "zlib":  # one byte more than expected at most
+            content = zlib.decompressobj().decompress(one, field.row_bytes + 1)
+        if len(content) != field.row_bytes:
+            raise ValueError(f"{what}: steps/{key}: {len(content):,} bytes in step {row}, expected {field.row_bytes:,}")
+        made[row] = np.frombuffer(content, field.np_dtype).reshape(field.shape)
+    return made

@@ -7,57 +7,53 @@ that of tensorflow/core/example/feature.proto in protocol-buffer encoding (proto
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.files import File
 from sharpwave.native.jit import njit
 
 HEADER, TRAILER_BYTES = struct.Struct("<QI"), 4
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 """Fields of a Feature."""
+PART_BYTES = 1 << 16
+"""Bytes of packed integers that are decoded at a time, as each takes some 50 meanwhile."""
 Value = list[bytes] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 
 
 class Place(NamedTuple):
     """Record in a file: the offset of its data, and their size."""
 
-    path: Path
+    name: str
     offset: int
     nbytes: int
 
 
-def records(path: Path) -> Iterator[Place]:
+def records(file: File, name: str) -> Iterator[Place]:
     """Yield the places of a file's records. Cost: a read of 12 bytes for each.  Raises: ValueError: it is damaged."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        at = 0
-        while at < size:
-            file.seek(at)
-            header = file.read(HEADER.size)
-            if len(header) < HEADER.size:
-                raise ValueError(f"{path}: ends within a record's header, at byte {at:,}")
-            nbytes, checksum = HEADER.unpack(header)
-            if checksum != masked_crc(header[:8]):
-                raise ValueError(f"{path}: no TFRecord file, or damaged at byte {at:,}")
-            if at + HEADER.size + nbytes + TRAILER_BYTES > size:
-                raise ValueError(f"{path}: ends within a record of {nbytes:,} bytes, at byte {at:,}")
-            yield Place(path, at + HEADER.size, nbytes)
-            at += HEADER.size + nbytes + TRAILER_BYTES
+    size, at = file.nbytes, 0
+    while at < size:
+        file.seek(at)
+        header = file.read(HEADER.size)
+        if len(header) < HEADER.size:
+            raise ValueError(f"{file.path}: ends within a record's header, at byte {at:,}")
+        nbytes, checksum = HEADER.unpack(header)
+        if checksum != masked_crc(header[:8]):
+            raise ValueError(f"{file.path}: no TFRecord file, or damaged at byte {at:,}")
+        if at + HEADER.size + nbytes + TRAILER_BYTES > size:
+            raise ValueError(f"{file.path}: ends within a record of {nbytes:,} bytes, at byte {at:,}")
+        yield Place(name, at + HEADER.size, nbytes)
+        at += HEADER.size + nbytes + TRAILER_BYTES
 
 
-def read(place: Place) -> bytes:
+def read(file: File, place: Place) -> memoryview:
     """Read a record's data.  Raises: ValueError: it is damaged."""
-    with place.path.open("rb") as file:
-        file.seek(place.offset)
-        content = file.read(place.nbytes + TRAILER_BYTES)
-    if len(content) < place.nbytes + TRAILER_BYTES:
-        raise ValueError(f"{place.path}: was truncated at byte {place.offset:,}")
+    content = memoryview(file.read_at(place.offset, place.nbytes + TRAILER_BYTES))
     if struct.unpack("<I", content[place.nbytes :])[0] != masked_crc(content[: place.nbytes]):
-        raise ValueError(f"{place.path}: the record at byte {place.offset:,} does not match its checksum")
+        raise ValueError(f"{file.path}: the record at byte {place.offset:,} does not match its checksum")
     return content[: place.nbytes]
 
 
@@ -80,14 +76,20 @@ def _crc32c(data: npt.NDArray[np.uint8], table: npt.NDArray[np.uint32]) -> int:
     return int(crc ^ np.uint32(0xFFFFFFFF))
 
 
-def masked_crc(data: bytes) -> int:
+def masked_crc(data: bytes | memoryview) -> int:
     """Return TensorFlow's masked CRC-32C of some bytes."""
     found = int(_crc32c(np.frombuffer(data, np.uint8), _CRC))
     return ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
-def example(data: bytes) -> dict[str, Value]:
-    """Parse an Example: each feature's bytes, float32 or int64 values by name.  Raises: ValueError: it is damaged."""
+def example(data: memoryview | bytes, wanted: Collection[str] | None = None) -> dict[str, Value]:
+    """Parse an Example: each feature's bytes, float32 or int64 values by name.
+
+    Args:
+        wanted: names of the features to parse; ``None``: all.
+
+    Raises: ValueError: it is damaged.
+    """
     found: dict[str, Value] = {}
     for number, features in _fields(data):
         if number != 1:
@@ -95,41 +97,61 @@ def example(data: bytes) -> dict[str, Value]:
         for entry_number, entry in _fields(_submessage(features)):
             if entry_number != 1:
                 continue
-            parts = dict(_fields(_submessage(entry)))
-            name = bytes(_submessage(parts.get(1, b""))).decode("utf-8", "replace")
-            found[name] = _feature(_submessage(parts.get(2, b"")))
+            name, feature = b"", memoryview(b"")
+            for part, content in _fields(_submessage(entry)):
+                if part == 1:
+                    name = bytes(_submessage(content))
+                elif part == 2:
+                    feature = _submessage(content)
+            text = name.decode("utf-8", "replace")
+            if wanted is None or text in wanted:
+                found[text] = _feature(feature)
     return found
 
 
 def _feature(data: memoryview) -> Value:
     for number, content in _fields(data):
-        inner = list(_fields(_submessage(content)))
         if number == BYTES:
-            return [bytes(_submessage(value)) for _, value in inner]
-        packed = [value for _, value in inner]
-        if number == FLOATS:
-            return np.concatenate([np.zeros(0, "<f4"), *(_floats(value) for value in packed)]).astype(np.float32)
-        if number == INTEGERS:
-            parts = [np.array([value], np.uint64) if isinstance(value, int) else _varints(value) for value in packed]
-            return np.concatenate([np.zeros(0, np.uint64), *parts]).view(np.int64)
+            return [bytes(_submessage(value)) for _, value in _fields(_submessage(content))]
+        if number in (FLOATS, INTEGERS):
+            values = (value for _, value in _fields(_submessage(content)))
+            if number == FLOATS:
+                return np.concatenate([np.zeros(0, np.float32), *map(_floats, values)])
+            return np.concatenate([np.zeros(0, np.int64), *map(_integers, values)])
     return []
 
 
 def _floats(value: memoryview | int) -> npt.NDArray[np.float32]:
-    content = value.to_bytes(4, "little") if isinstance(value, int) else value
+    content = (value & 0xFFFFFFFF).to_bytes(4, "little") if isinstance(value, int) else value
     if len(content) % 4:
         raise ValueError("Example: floats of a size that is no multiple of 4")
-    return np.frombuffer(content, "<f4")
+    return np.frombuffer(content, "<f4").astype(np.float32, copy=False)
 
 
-def _varints(data: memoryview) -> npt.NDArray[np.uint64]:
-    """Decode packed variable-length integers."""
-    array = np.frombuffer(data, np.uint8)
+def _integers(value: memoryview | int) -> npt.NDArray[np.int64]:
+    """Decode an integer, or packed variable-length ones."""
+    if isinstance(value, int):
+        return np.array([value & 0xFFFFFFFFFFFFFFFF], np.uint64).view(np.int64)
+    array = np.frombuffer(value, np.uint8)
     if not array.size:
-        return np.zeros(0, np.uint64)
-    ends = np.flatnonzero(array < 0x80)
-    if not ends.size or ends[-1] != array.size - 1:
+        return np.zeros(0, np.int64)
+    if array[-1] >= 0x80:
         raise ValueError("Example: ends within a number")
+    found = np.empty(int(np.count_nonzero(array < 0x80)), np.uint64)
+    at = done = 0
+    while at < array.size:
+        part = array[at : at + PART_BYTES]
+        ends = np.flatnonzero(part < 0x80)
+        if not ends.size:
+            raise ValueError("Example: a number of more than 64 bits")
+        part = part[: ends[-1] + 1]
+        found[done : done + ends.size] = _varints(part, ends)
+        at, done = at + part.size, done + ends.size
+    return found.view(np.int64)
+
+
+def _varints(array: npt.NDArray[np.uint8], ends: npt.NDArray[np.intp]) -> npt.NDArray[np.uint64]:
+    """Decode variable-length integers that end at ``ends``."""
     starts = np.concatenate([[0], ends[:-1] + 1])
     if (ends - starts >= 10).any():
         raise ValueError("Example: a number of more than 64 bits")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.files import REMEDY, File, explained
 from sharpwave.data.packages import needed
 
 TOLERANCE_S = 1e-4
@@ -18,9 +18,14 @@ STEPS_BACK_S = (0.0, 1.0, 10.0, np.inf)
 """How far before the time asked for a key frame is sought, until one is shown in time."""
 SLACK_PIXELS = 128
 """Pixels by which decoders may enlarge a side, to whole blocks."""
+COUNTED = {b"stsz": 12, b"stz2": 12, b"trun": 8, b"elst": 8}
+"""Tables of MP4, by the offset of their number of entries behind the name: of frames, and of a track's parts. FFmpeg
+allocates as many as they declare, whether they are in the file or not; and all frames again for each part."""
+MAX_PARTS, MAX_TRACKS = 16, 64
+MAX_INDEX_BYTES = 1 << 28
 
 
-def decode(path: Path, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
+def decode(file: File, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
     """Decode the frames of a video that are shown at given times: one each, the others are passed over.
 
     Args:
@@ -28,40 +33,89 @@ def decode(path: Path, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
         out: uint8 [N, height, width, 3], for the frames in RGB.
 
     Raises:
-        ValueError: the video is missing or damaged, of another size, or has no frame at one of the times.
+        ValueError: the video is damaged, of another size, or has no frame at one of the times.
     """
     av = needed("av", "lerobot")
+    path = file.path
     if not np.isfinite(times).all() or (np.diff(times) <= TOLERANCE_S).any():
         raise ValueError(f"{path}: times of rows, expected finite ones that rise by more than {TOLERANCE_S:g} s")
-    try:
+    with explained(f"{path} cannot be decoded", str(path)):
+        _check_index(file)
+        limit = {"max_pixels": str((out.shape[1] + SLACK_PIXELS) * (out.shape[2] + SLACK_PIXELS))}
+        file.seek(0)
         # As MP4, whatever it looks like: a playlist would lead FFmpeg to other files.
-        options = {"protocol_whitelist": "file"}
-        with av.open(str(path), format="mp4", options=options, metadata_errors="replace") as file:
-            if not file.streams.video:
+        with av.open(file, format="mp4", options=limit, metadata_errors="replace") as opened:
+            if not opened.streams.video:
                 raise ValueError(f"{path} has no video")
-            stream = file.streams.video[0]
+            stream = opened.streams.video[0]
             if stream.codec_context is None:
                 raise ValueError(f"{path} is in an encoding that this PyAV does not decode")
-            if stream.frames > (nbytes := path.stat().st_size):
-                raise ValueError(f"{path} declares {stream.frames:,} frames in {nbytes:,} bytes")
-            check_size(path, stream.codec_context, out)
-            stream.codec_context.options = {
-                "max_pixels": str((out.shape[1] + SLACK_PIXELS) * (out.shape[2] + SLACK_PIXELS)),
-                "err_detect": "explode",  # rather than frames with what is lost made up
-            }
+            if stream.frames > file.nbytes:
+                raise ValueError(f"{path} declares {stream.frames:,} frames in {file.nbytes:,} bytes")
+            check_size(file, stream.codec_context, out)
+            # Rather than frames with what is lost made up.
+            stream.codec_context.options = {**limit, "err_detect": "explode"}
             stream.thread_type = "AUTO"
             try:
-                found = _fill(path, _from(file, stream, float(times[0])), times, out)
+                found = _fill(file, _from(opened, stream, float(times[0])), times, out)
             except av.InvalidDataError:  # H.264 may miss what came before an open GOP; nothing comes before the start
-                file.seek(0, stream=stream)
-                found = _fill(path, file.decode(stream), times, out)
-    except av.FFmpegError as error:
-        raise ValueError(f"{path} cannot be decoded ({error})") from error
+                opened.seek(0, stream=stream)
+                found = _fill(file, opened.decode(stream), times, out)
     if found < len(times):
         raise ValueError(
             f"{path} ends before {times[found]:.4f} s: it has frames for {found:,} of {len(times):,} rows; is the file "
             "complete?"
         )
+
+
+def _check_index(file: File) -> None:
+    """Check what the tables of an MP4 file declare, but for its frames' own bytes.  Raises: ValueError."""
+    at, index = 0, b""
+    while at + 8 <= file.nbytes:
+        head = file.read_at(at, min(16, file.nbytes - at))
+        nbytes, kind = int.from_bytes(head[:4]), head[4:8]
+        nbytes = int.from_bytes(head[8:16]) if nbytes == 1 else nbytes
+        end = at + nbytes if nbytes >= 8 else file.nbytes
+        if kind != b"mdat":
+            index += file.read_at(at, min(end, file.nbytes) - at)
+            if len(index) > MAX_INDEX_BYTES:
+                raise ValueError(f"{file.path}: {len(index):,} bytes beside its frames; {REMEDY}")
+        at = end
+    if b"cmov" in index:
+        raise ValueError(f"{file.path}: its tables are compressed, which is not read; write it anew by FFmpeg")
+    if (tracks := index.count(b"trak")) > MAX_TRACKS:
+        raise ValueError(f"{file.path}: {tracks:,} tracks, expected {MAX_TRACKS} at most")
+    for kind, offset in COUNTED.items():
+        counts = [int.from_bytes(index[at + offset : at + offset + 4]) for at in _places(index, kind)]
+        if kind == b"elst" and max(counts, default=0) > MAX_PARTS:
+            raise ValueError(f"{file.path}: a track of {max(counts):,} parts, expected {MAX_PARTS} at most")
+        if sum(counts) > file.nbytes:
+            raise ValueError(f"{file.path} declares {sum(counts):,} frames in {file.nbytes:,} bytes; is it complete?")
+    if (samples := _sound_samples(index)) > 64 * file.nbytes:
+        raise ValueError(f"{file.path} declares {samples:,} samples of sound in {file.nbytes:,} bytes; is it complete?")
+
+
+def _sound_samples(index: bytes) -> int:
+    """Return how many samples the chunks have that the tables declare: so many a chunk, from a chunk on."""
+    found = 0
+    chunks = max(
+        (int.from_bytes(index[at + 8 : at + 12]) for kind in (b"stco", b"co64") for at in _places(index, kind)),
+        default=0,
+    )
+    for at in _places(index, b"stsc"):
+        count = min(int.from_bytes(index[at + 8 : at + 12]), (len(index) - at - 12) // 12)
+        table = np.frombuffer(index, ">u4", 3 * count, at + 12).reshape(count, 3).astype(object)
+        lasts = [*table[1:, 0], chunks + 1]
+        found += sum(max(0, last - first) * each for (first, each, _), last in zip(table.tolist(), lasts, strict=False))
+    return found
+
+
+def _places(index: bytes, kind: bytes) -> Iterator[int]:
+    """Yield where a table's name stands."""
+    at = index.find(kind)
+    while at >= 0:
+        yield at
+        at = index.find(kind, at + 4)
 
 
 def _from(file: Any, stream: Any, time: float) -> Iterator[Any]:
@@ -82,10 +136,12 @@ def _from(file: Any, stream: Any, time: float) -> Iterator[Any]:
             yield from packet.decode()
 
 
-def _fill(path: Path, decoded: Iterator[Any], times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> int:
+def _fill(file: File, decoded: Iterator[Any], times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> int:
     """Fill ``out``; return how many frames were found before the video's end.  Raises: ValueError."""
-    found = 0
-    for frame in decoded:
+    found, path = 0, file.path
+    for number, frame in enumerate(decoded):
+        file.budget.check_total_bytes(f"{path}: frames decoded for {len(times):,} rows", number * out[0].nbytes)
+        file.budget.check_time()
         if frame.time is None:
             raise ValueError(f"{path}: a frame has no time")
         if frame.time >= times[found] + TOLERANCE_S:
@@ -94,7 +150,7 @@ def _fill(path: Path, decoded: Iterator[Any], times: npt.NDArray[np.float64], ou
                 f"{len(times):,}; the next one is at {frame.time:.4f} s"
             )
         if frame.time > times[found] - TOLERANCE_S:
-            check_size(path, frame, out)
+            check_size(file, frame, out)
             out[found] = frame.to_ndarray(format="rgb24")
             found += 1
             if found == len(times):
@@ -102,10 +158,10 @@ def _fill(path: Path, decoded: Iterator[Any], times: npt.NDArray[np.float64], ou
     return found
 
 
-def check_size(path: Path, given: Any, out: npt.NDArray[np.uint8]) -> None:
+def check_size(file: File, given: Any, out: npt.NDArray[np.uint8]) -> None:
     """Check the size of a frame, or of those that a decoder expects.  Raises: ValueError."""
     if (given.height, given.width) != out.shape[1:3]:
         raise ValueError(
-            f"{path}: frames of {given.height} x {given.width} pixels, expected {out.shape[1]} x {out.shape[2]} as "
-            "info.json says"
+            f"{file.path}: frames of {given.height} x {given.width} pixels, expected {out.shape[1]} x {out.shape[2]} "
+            "as info.json says"
         )
