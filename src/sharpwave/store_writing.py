@@ -292,8 +292,8 @@ class StoreWriting:
         """Break off the lane's unfinished episode, if there is one; the next step begins another.
 
         The last step becomes truncated, with its ``next_obs`` as the final observation. If it was appended without
-        one, it cannot be learned from and is dropped: its observation becomes the previous step's final one, and its
-        id the lane's next step's.
+        one, it cannot be learned from and is dropped: its observation becomes the previous step's final one. Its id is
+        stale, and the lane's next step begins another segment.
 
         Returns:
             whether the lane had an unfinished episode; one without steps has none.

@@ -127,6 +127,7 @@ class Admission:
         """Remove a segment from the store, but not its bytes. A call that raised can be repeated."""
         self._inventory.announce(slot)
         self._remove(slot)
+        self._note_not_kept()
 
     def _remove(self, slot: int) -> None:
         if self._disk is not None:
@@ -141,7 +142,7 @@ class Admission:
         return False
 
     def _note_not_kept(self) -> None:
-        """Note on disk that a segment is not kept: rows of it may have been flushed."""
+        """Note on disk that a segment is not kept: rows of it may have been flushed, and its ids were handed out."""
         if self._disk is not None:
             self._disk.try_note()
 

@@ -19,6 +19,7 @@ from sharpwave.log.growing_arrays import appended
 from sharpwave.log.open_columns import OpenColumns
 from sharpwave.log.row_kernels import (
     ENDED,
+    SEALED_NEXT,
     WHOLE,
     any_ended,
     as_bytes,
@@ -52,7 +53,7 @@ class Lanes:
         any_known: whether it may be set for any lane.
         shares: int32 [lanes], how full each open segment gets before it is sealed, ``WHOLE`` being full. The first
             segments of lanes differ, so that lanes written to together are not sealed in the same call, unless
-            ``staggered`` is False.
+            ``staggered`` is False. ``SEALED_NEXT``: a step was removed, and the next one begins another segment.
         staging: int64 [lanes], offset of each lane's rows from the arena's first chunk; -1: its open segment is empty
             and has no memory, as no step was appended here. ``bare``: how many such lanes there are.
         first_lane: number of lane 0 in segments.
@@ -353,8 +354,11 @@ class Lanes:
         self.successor_known[lane] = False
 
     def drop_last(self, lane: int) -> None:
-        """Remove the last step of the lane's open segment: its observation becomes the successor of the one before."""
-        index, slot, slots = self.index, self.slots[lane], self.slots[[lane]]
+        """Remove the last step of the lane's open segment: its observation becomes the successor of the one before.
+
+        The segment gets no further step, which would have the id of the one removed.
+        """
+        index, slot, slots = self.index, int(self.slots[lane]), self.slots[[lane]]
         began = self.columns.of(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1
         index.frames[slot] -= 1
@@ -364,6 +368,10 @@ class Lanes:
             self.annotations.drop(lane, int(self.steps[lane]))
         self.successor_known[lane] = not began
         self.any_known |= not began
+        if index.rows[slot]:
+            self.shares[lane] = SEALED_NEXT
+        else:
+            index.renew(slot)
 
     def begin_episode(self, lane: int) -> None:
         """Mark the lane's next step, the first of its open segment, as beginning an episode."""

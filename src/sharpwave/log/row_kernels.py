@@ -17,6 +17,8 @@ Ints = npt.NDArray[np.int64]
 ENDED = TERMINATED | TRUNCATED
 WHOLE = 1 << 16
 """Share of a segment's steps after which it is sealed, but for a lane's first: all of them."""
+SEALED_NEXT = 1
+"""Share of a segment that is sealed before its lane's next step, however few steps it has, unless it has none."""
 
 
 def as_bytes(rows: npt.NDArray[Any], count: int) -> Bytes:

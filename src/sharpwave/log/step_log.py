@@ -369,8 +369,7 @@ class StepLog:
         opened, index, slot = self.opened, self.index, int(self.opened.slots[lane])
         self.inventory.changes += 1
         if index.rows[slot] and final is None and not opened.successor_known[lane]:
-            opened.drop_last(lane)
-            self.inventory.drop_last()
+            self._drop_last(lane, slot)
             if opened.ended(lane):  # it was the episode's only step
                 return
         if index.rows[slot]:
@@ -381,6 +380,15 @@ class StepLog:
         if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
             # With the frame that is there: what came next when it was sealed.
             self.sealed.rewrite_truncated([before], release=True)
+
+    def _drop_last(self, lane: int, slot: int) -> None:
+        """Remove the last step of the lane's open segment, which is in ``slot``; its id is never used again."""
+        flushed = self.index.segment_id(slot)
+        self.opened.drop_last(lane)
+        self.inventory.drop_last()
+        if self.disk is not None and not self.index.rows[slot]:
+            self.disk.drop_tail(flushed)
+            self.disk.try_note()  # of the segment's new ids, which a crash must not make forgotten
 
     def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:
         """Restore the lane's last rows, from ``pack_raw`` and decoded, to its open segment."""

@@ -137,10 +137,14 @@ class SegmentIndex:
     def give_back(self, slot: int) -> None:
         """Free a slot; ids of its steps are stale from now on."""
         self.rows[slot] = 0
+        self.renew(slot)
+        heapq.heappush(self._worn if self._is_worn(slot) else self._returned, slot)
+
+    def renew(self, slot: int) -> None:
+        """Give the coming steps of a segment that is empty ids that were never used."""
         # A segment restored after a crash may be older than the last one in its slot.
         self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
         self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
-        heapq.heappush(self._worn if self._is_worn(slot) else self._returned, slot)
 
     def _is_worn(self, slot: int) -> bool:
         """Return whether ids of the slot's steps have no bits left for a shard's number, though other slots' may."""
