@@ -42,8 +42,8 @@ agents envs
 training
 viewer
 bench
-cli
 testing
+cli
 """.strip()
 FLOOR = {room: floor for floor, rooms in enumerate(ROOMS.splitlines()) for room in rooms.split()}
 STORE = {room for room in FLOOR if FLOOR[room] <= FLOOR["store"]}

@@ -6,7 +6,21 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import actors, bench, data_sets, inspect, plan, record, saliency, serve, train, verify, view, warmup
+from sharpwave.cli import (
+    actors,
+    bench,
+    data_sets,
+    inspect,
+    plan,
+    record,
+    saliency,
+    serve,
+    torture,
+    train,
+    verify,
+    view,
+    warmup,
+)
 from sharpwave.cli import eval as eval_command
 
 app = typer.Typer(
@@ -38,5 +52,6 @@ app.command("inspect")(inspect.inspect)
 app.command("verify")(verify.verify)
 app.command("serve")(serve.serve)
 app.command("actors")(actors.actors)
+app.command("torture")(torture.torture)
 app.command("view")(view.view)
 app.command("warmup")(warmup.warmup)

@@ -1,0 +1,334 @@
+"""A process's life with a store: it carries out operations as they come through a pipe, and says what it sees."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import warnings
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import sharpwave as sw
+from sharpwave import store_writing
+from sharpwave.disk import disk_budget, mergeable_regions, region_files
+from sharpwave.persistence import settings as store_settings
+from sharpwave.testing.torture.faults import Faults, faults
+from sharpwave.testing.torture.program import GAMMA, VIEWS, Program
+
+SAMPLERS: dict[str, Any] = {"Uniform": sw.Uniform, "Prioritized": sw.Prioritized, "Fifo": sw.Fifo}
+RETENTIONS: dict[str, Any] = {"Fifo": sw.Fifo, "Reservoir": sw.Reservoir, "LowestPriority": sw.LowestPriority}
+FINAL, NEXT = 1 << 40, 1 << 41
+"""Added to a step's serial number: the code of the observation after it, if it ended its episode; if it was given
+``next_obs`` and nothing came that begins with it."""
+
+
+def observations(codes: Any, width: int) -> npt.NDArray[np.uint8]:
+    """Return observations [*codes.shape, width]: a background, and six bytes that tell the code."""
+    codes = np.asarray(codes, np.int64)
+    found = np.broadcast_to(np.arange(width, dtype=np.uint8), (*codes.shape, width)).copy()
+    x: Any = codes.astype(np.uint64)[..., None] * np.uint64(0x9E3779B97F4A7C15)
+    x = (x ^ (x >> np.uint64(31))) * np.uint64(0xBF58476D1CE4E5B9)
+    found[..., :6] = (x ^ (x >> np.uint64(29))).view(np.uint8)[..., :6]
+    return found
+
+
+def rewards(serials: Any) -> npt.NDArray[np.float32]:
+    """Return whole rewards, which differ between neighbours."""
+    return (np.asarray(serials, np.int64) * 7919 % 251).astype(np.float32)
+
+
+def where(batch: Any) -> list[tuple[int, int]]:
+    """Return the lane of each item of a batch, and the number there of its first (trained) step."""
+    return list(zip(batch.lane.tolist(), batch.step.tolist(), strict=True))
+
+
+def small(region_bytes: int) -> None:
+    """Let stores of this process have small regions, and retry a failing disk only briefly."""
+    disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = region_bytes
+    store_settings.MIN_DISK_BYTES = region_bytes
+    region_files.FIRST_EXTENT, region_files.MAX_EXTENT = region_bytes // 4, region_bytes // 2
+    mergeable_regions.MIN_COPY_BYTES = region_bytes // 4
+    store_writing.MAX_BLOCK_S, store_writing.RETRY_S = 0.1, 0.005
+
+
+class Life:
+    """One process's use of a store.
+
+    Args:
+        folder: of the store.  checkpoint: folder to write checkpoints to.
+    """
+
+    def __init__(self, program: Program, folder: Path, checkpoint: Path, control: Faults) -> None:
+        self.program, self.folder, self.checkpoint, self.control = program, folder, checkpoint, control
+        self.store: sw.Store | None = None
+        self.views: dict[str, Any] = {}
+        small(program.settings["region_bytes"])
+
+    # operations, each by its name
+
+    def open(self, source: str | None = None, limits: dict[str, Any] | None = None) -> dict[str, Any]:
+        """Open the store, or make it; with ``source`` go on from that checkpoint."""
+        limits = limits or {}
+        if source is not None:
+            self.store = sw.Store.open(source, disk=self.folder, **limits)
+        elif (self.folder / "store.json").exists():
+            self.store = sw.Store.open(self.folder, **limits)
+        else:
+            program = self.program
+            settings = {name: value for name, value in program.settings.items() if name != "region_bytes"}
+            retention = RETENTIONS[settings.pop("retention")]()
+            obs = sw.Field((program.width,), "uint8", stack=program.stack or None)
+            spec = sw.Spec(obs=obs, action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+            self.store = sw.Store(spec, disk=self.folder, retention=retention, **settings)
+        self.views = {name: self._view(name) for name in self.program.views}
+        damages = self.store.recovery.damages if self.store.recovery is not None else []
+        return {"damages": [str(one) for one in damages]}
+
+    def _view(self, name: str) -> Any:
+        assert self.store is not None
+        settings = dict(VIEWS[name])
+        kind, sampler = settings.pop("kind"), SAMPLERS[settings.pop("sampler", "Uniform")]()
+        return getattr(self.store, kind)(name=name, gamma=GAMMA, sampler=sampler, **settings)
+
+    def steps(self, how: str, lanes: list[int], rows: dict[str, Any], whole: bool = False) -> dict[str, Any]:
+        """Append rows by name, [T, lanes]: serial, obs, next (codes; -1: not given), terminated, truncated."""
+        store, width = self.store, self.program.width
+        assert store is not None
+        serial = rows["serial"]
+        given: dict[str, Any] = {
+            "obs": observations(rows["obs"], width),
+            "action": serial * 3,
+            "reward": rewards(serial),
+            "terminated": rows["terminated"],
+            "truncated": rows["truncated"],
+            "serial": serial,
+            "final_obs": observations(serial + FINAL, width),
+        }
+        if (rows["next"] >= 0).all():
+            given["next_obs"] = observations(rows["next"], width)
+        ids, done = np.full(serial.shape, -1, np.int64), 0
+        try:
+            if how == "episode":
+                last = int(serial[-1, 0])
+                obs = np.concatenate([given["obs"][:, 0], observations([last + FINAL], width)])
+                ends = bool(rows["terminated"][-1, 0]), bool(rows["truncated"][-1, 0])
+                more = {"action": given["action"][:, 0], "reward": given["reward"][:, 0], "serial": serial[:, 0]}
+                ids[:, 0] = store.add_episode(
+                    lane=lanes[0], obs=obs, terminated=ends[0], truncated=ends[1], whole=whole, **more
+                )
+            elif how == "block":
+                ids[:] = store.extend(lanes=lanes, **given)
+            else:
+                for row in range(len(serial)):
+                    if how == "append":
+                        one = {name: values[row, 0] for name, values in given.items()}
+                        one |= {name: bool(one[name]) for name in ("terminated", "truncated")}
+                        ids[row, 0] = store.append(lane=lanes[0], **one)
+                    else:
+                        ids[row] = store.extend(lanes=lanes, **{name: values[row] for name, values in given.items()})
+                    done += 1
+        except OSError as error:
+            return {"ids": ids, "done": done, "error": repr(error)}
+        return {"ids": ids, "done": len(serial)}
+
+    def end_episode(self, lane: int, code: int) -> None:
+        """End a lane's episode."""
+        assert self.store is not None
+        self.store.end_episode(lane, observations(code, self.program.width))
+
+    def break_episode(self, lane: int) -> dict[str, Any]:
+        """Break a lane's episode off."""
+        assert self.store is not None
+        return {"broke": self.store.break_episode(lane)}
+
+    def sample(self, view: str, count: int, seed: int) -> dict[str, Any]:
+        """Sample a batch, and set its priorities if the view has some."""
+        replay, rng = self.views[view], np.random.default_rng(seed)
+        try:
+            batch = replay.sample(count)
+        except sw.EmptyError:
+            return {"empty": True}
+        said: dict[str, Any] = {"ids": np.array(batch.ids), "where": where(batch)}
+        if VIEWS[view].get("sampler") == "Prioritized":
+            errors = np.round(rng.exponential(2.0, len(batch)), 3)
+            said |= {"errors": errors, "stale": self._update(view, said["ids"], errors)}
+        return said
+
+    def _update(self, view: str, ids: Any, errors: Any) -> int:
+        if VIEWS[view]["kind"] == "sequences":
+            errors = np.repeat(errors[:, None], VIEWS[view]["length"], 1)
+        stale: int = self.views[view].update_priorities(ids, errors)
+        return stale
+
+    def prioritize(self, view: str, error: float) -> dict[str, Any]:
+        """Give all items of a view the same priority."""
+        ids = np.array(self.views[view].sampleable_ids())
+        if not len(ids):
+            return {"where": []}
+        return {"where": where(self.views[view].fetch(ids)), "stale": self._update(view, ids, np.full(len(ids), error))}
+
+    def flush(self, views: bool = True) -> None:
+        """Flush."""
+        assert self.store is not None
+        self.store.flush(views=views)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        assert self.store is not None
+        self.store.checkpoint(self.checkpoint)
+
+    def resize(self, **limits: Any) -> None:
+        """Change limits."""
+        assert self.store is not None
+        self.store.resize(**limits)
+
+    def clear(self) -> None:
+        """Evict everything."""
+        assert self.store is not None
+        self.store.clear()
+
+    def close(self) -> None:
+        """Close the store."""
+        store, self.store, self.views = self.store, None, {}
+        assert store is not None
+        store.close()
+
+    def fault(self, **armed: Any) -> None:
+        """Arm a fault for the next operation."""
+        self.control.arm(**armed)
+
+    def full(self, free_bytes: int) -> None:
+        """Make the disk full."""
+        self.control.limit(free_bytes)
+
+    # reports
+
+    def held(self) -> dict[str, Any]:
+        """Return which steps are held: the id of each step of each lane, -1 where it is not; and the counts."""
+        store = self.store
+        if store is None:
+            return {}
+        counts = store.lane_steps.tolist()
+        lanes = np.repeat(np.arange(len(counts)), counts)
+        numbers = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, np.int64)])
+        ids = np.array(store.ids(lanes, numbers, missing="mask"))
+        stats = store.stats()
+        names = ("steps", "total_steps", "evicted_steps", "evicted_segments")
+        return {
+            "lanes": np.split(ids, np.cumsum(counts)[:-1]) if counts else [],
+            "length": len(store),
+            "stats": {name: stats[name] for name in names} | {"dropped_steps": stats["disk"]["dropped_steps"]},
+            "bytes": stats["disk"]["bytes"],
+        }
+
+    def look(self, exact: list[str]) -> dict[str, Any]:
+        """Return all items of all views, all episodes, and the probabilities in the views named ``exact``."""
+        store = self.store
+        assert store is not None
+        views: dict[str, Any] = {}
+        for name, replay in self.views.items():
+            ids = replay.sampleable_ids()
+            found: dict[str, Any] = {"ids": np.array(ids), "count": len(replay)}
+            if len(ids):
+                batch = replay.fetch(ids)
+                names = ["obs", "action", "reward", "discount", "terminated", "truncated", "n", "serial"]
+                names += ["next_obs"] if VIEWS[name]["kind"] == "transitions" else ["mask", "step_reward", "first"]
+                found |= {one: np.array(batch[one]) for one in names} | {"where": where(batch)}
+                if name in exact:
+                    drawn = replay.draw(4 * len(ids))
+                    found |= {"drawn": np.array(drawn.ids), "probabilities": np.array(drawn.probabilities)}
+            views[name] = found
+        episodes = [
+            (e.lane, e.first_step, e.length, e.total_reward, e.begun, e.ended, e["serial"], np.array(e.obs), e.reward)
+            for e in store.episodes()
+        ]
+        return {"views": views, "episodes": episodes}
+
+
+def live(program: Program, folder: Path, checkpoint: Path, pipe: Connection) -> None:
+    """Carry out operations until the pipe is closed; answer each with what it returned, and what is held then."""
+    warnings.simplefilter("ignore")
+    control = faults()
+    control.watch(folder.parent)
+    life = Life(program, folder, checkpoint, control)
+    while True:
+        try:
+            operation: dict[str, Any] = pipe.recv()
+        except EOFError:
+            os._exit(0)
+        do = operation.pop("do")
+        answer: dict[str, Any] = {}
+        try:
+            answer = getattr(life, do)(**operation) or {}
+        except OSError as error:
+            answer = {"error": repr(error)}
+        except BaseException as error:
+            import traceback
+
+            pipe.send({"broken": f"{do}: {error!r}\n{traceback.format_exc()}"})
+            os._exit(1)
+        if do != "fault":
+            control.arm(None)
+        pipe.send(answer | {"held": life.held()})
+
+
+def warm_up() -> None:
+    """Compile or load the kernels that lives need, which processes forked from this one then share."""
+
+    class No:
+        def watch(self, folder: Path) -> None: ...
+        def arm(self, kind: str | None, at: int = 1, times: int = 1) -> None: ...
+        def limit(self, free_bytes: int) -> None: ...
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, retention in enumerate(RETENTIONS):
+            for codec in ("raw", "auto", "zstd"):
+                settings = {
+                    "retention": retention,
+                    "codec": codec,
+                    "segment_steps": 4,
+                    "capacity": 60,
+                    "region_bytes": 8192,
+                }
+                program = Program(settings, [], 2, 2 * number, 40, tuple(VIEWS))
+                with tempfile.TemporaryDirectory() as base:
+                    life = Life(program, Path(base) / "store", Path(base) / "checkpoint", No())
+                    life.open()
+                    at = 1
+                    for how, lanes, times in (
+                        ("append", [0], 8),
+                        ("extend", [0, 1], 20),
+                        ("block", [0, 1], 30),
+                        ("episode", [0], 9),
+                    ):
+                        serial = at + np.arange(times * len(lanes)).reshape(times, len(lanes))
+                        at += serial.size
+                        ends = np.zeros(serial.shape, np.bool_)
+                        ends[-1] = True
+                        rows = {
+                            "serial": serial,
+                            "obs": serial,
+                            "next": serial + 1,
+                            "terminated": ends,
+                            "truncated": ~ends & ends,
+                        }
+                        life.steps(how, lanes, rows)
+                        rows["next"] = rows["next"] * 0 - 1
+                        life.steps(how, lanes, rows | {"serial": serial + 500})
+                    for view in VIEWS:
+                        life.sample(view, 2, 0)
+                        life.prioritize(view, 1.0) if "loss" in view or "prior" in view else None
+                    life.held()
+                    life.break_episode(0)
+                    life.save()
+                    life.look(["priorities", "loss"])
+                    life.close()
+                    life.open(limits={"capacity": 40})
+                    life.look([])
+                    life.clear()
+                    life.close()
