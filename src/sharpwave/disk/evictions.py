@@ -36,21 +36,23 @@ class Evictions:
         self._generations, self._regions = np.zeros(0, np.int64), np.zeros(0, np.int32)
 
     def take(self, note: Evicted, sequence: int, region: int) -> None:
-        """Take in a note that is in ``region``, in any order.  Cost: O(ids)."""
-        if sequence > self._sequence:
-            self.latest, self._sequence = note, sequence
-        self.since = min(self.since, sequence)
+        """Take in a note that is in ``region``, in any order.  Raises: MemoryError; nothing changed.  Cost: O(ids)."""
         slots, generations = (note.ids & LEAF_MASK) // self._stride, note.ids >> LEAF_BITS
         ours = slots < self._max_slots
         slots, generations = slots[ours], generations[ours]
         more = int(slots.max(initial=-1)) + 1 - len(self._generations)
         if more > 0:
             more = max(more, len(self._generations), 1024)
-            self._generations = np.concatenate([self._generations, np.full(more, -1)])
-            self._regions = np.concatenate([self._regions, np.full(more, -1, np.int32)])
+            generations_of, regions = np.full(more, -1), np.full(more, -1, np.int32)
+            generations_of = np.concatenate([self._generations, generations_of])
+            regions = np.concatenate([self._regions, regions])
+            self._generations, self._regions = generations_of, regions
         np.maximum.at(self._generations, slots, generations)
         told = self._generations[slots] == generations
         self._regions[slots[told]] = region
+        self.since = min(self.since, sequence)
+        if sequence > self._sequence:
+            self.latest, self._sequence = note, sequence
 
     def covers(self, id_: int) -> bool:
         """Return whether the segment was evicted."""
