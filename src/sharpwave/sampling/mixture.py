@@ -97,6 +97,11 @@ class Mixture:
             raise
         return undo
 
+    def readmit(self, items: Ints) -> bool:
+        """Have every part take excluded items back; return False if there is one that cannot."""
+        takes = [getattr(sampler, "readmit", None) for sampler in self._samplers]
+        return all(take is not None for take in takes) and all([take(items) for take in takes if take is not None])
+
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw from every part. Cost: the parts' together, and each part's look-up of the others' items."""
         count = len(draw.items)

@@ -19,12 +19,16 @@ SLACK = 1024
 
 
 @njit(nogil=True, cache=True)
-def _append(order: Ints, place: Ints, tail: int, group_size: int, groups: Ints, begins: Ints, ends: Ints) -> int:
+def _append(
+    order: Ints, place: Ints, rank: Ints, tail: int, last: int, group_size: int, groups: Ints, begins: Ints, ends: Ints
+) -> int:
+    """Append items, with ranks above ``last``; return the new tail."""
     for i in range(groups.size):
         for item in range(groups[i] * group_size + begins[i], groups[i] * group_size + ends[i]):
             order[tail] = item
             tail += 1
-            place[item] = tail
+            last += 1
+            place[item], rank[item] = tail, last
     return tail
 
 
@@ -85,19 +89,21 @@ class _InOrder:
     _order: Ints | None = field(default=None, init=False, repr=False)
 
     def bind(self, groups: int, group_size: int) -> None:
-        """Allocate items in order, and each item's position there, from 1. Pages take memory as they fill."""
+        """Allocate items in order, and each item's position there, from 1, and its rank, which stays its own when it is
+        excluded. Pages take memory as they fill."""
         check_unbound(self, self._order)
         self._order = zeros(2 * groups * group_size + SLACK, np.int64)
-        self._place = zeros(groups * group_size, np.int64)
+        self._place, self._rank = zeros(groups * group_size, np.int64), zeros(groups * group_size, np.int64)
         self._group_size = group_size
-        self._head = self._tail = self._count = self._highest = 0
+        self._head = self._tail = self._count = self._highest = self._last = 0
         self._drawn = np.empty(0, np.int64)
 
     def grow(self, groups: int) -> None:
-        """Enlarge both arrays. Cost: O(items)."""
+        """Enlarge the arrays. Cost: O(items)."""
         assert self._order is not None
         self._order = extended(self._order, 2 * groups * self._group_size + SLACK)
         self._place = extended(self._place, groups * self._group_size)
+        self._rank = extended(self._rank, groups * self._group_size)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Append items to the order. Cost: O(items), spread over the calls."""
@@ -106,8 +112,9 @@ class _InOrder:
         if self._tail - self._head > 2 * self._count + SLACK or self._tail + coming > len(self._order):
             self._tail = _close_up(self._order, self._place, self._head, self._tail)
             self._head = 0
-        self._tail = _append(self._order, self._place, self._tail, self._group_size, groups, begins, ends)
-        self._count += coming
+        arrays = self._order, self._place, self._rank
+        self._tail = _append(*arrays, self._tail, self._last, self._group_size, groups, begins, ends)
+        self._count, self._last = self._count + coming, self._last + coming
         self._highest = max(self._highest, self._tail)
 
     def remove(self, group: int) -> None:
@@ -130,6 +137,22 @@ class _InOrder:
             self._head, self._tail = ends
 
         return undo
+
+    def readmit(self, items: Ints) -> bool:
+        """Put excluded items back to where they were in the order. Cost: O(count log count)."""
+        assert self._order is not None
+        order = np.concatenate([items, self.state()["order"]])
+        self._arrange(order[np.argsort(self._rank[order], kind="stable")])
+        self._count += len(items)
+        return True
+
+    def _arrange(self, order: Ints) -> None:
+        """Make ``order`` the items in order."""
+        assert self._order is not None
+        self._order[: len(order)] = order
+        self._place[order] = np.arange(1, len(order) + 1)
+        self._head, self._tail = 0, len(order)
+        self._highest = max(self._highest, self._tail)
 
     def _take(self, draw: Draw, newest: bool) -> None:
         assert self._order is not None
@@ -167,14 +190,14 @@ class _InOrder:
         if len(np.unique(before)) < len(before):
             raise ValueError(f"{type(self).__name__}: state: order names an item twice, expected each at most once")
         order = np.concatenate([before, there[~np.isin(there, before)]])
-        self._order[: len(order)] = order
-        self._place[order] = np.arange(1, len(order) + 1)
-        self._head, self._tail = 0, len(order)
+        self._arrange(order)
+        self._rank[order] = np.arange(self._last + 1, self._last + len(order) + 1)  # those that are used up were before
+        self._last += len(order)
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        return 0 if self._order is None else 8 * (self._highest + min(self._highest, len(self._place)))
+        return 0 if self._order is None else 8 * (self._highest + 2 * min(self._highest, len(self._place)))
 
 
 @dataclass

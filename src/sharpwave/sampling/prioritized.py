@@ -114,6 +114,12 @@ class Prioritized:
         assert self._tree is not None
         return self._tree.swap(items, np.zeros(len(items)))
 
+    def readmit(self, items: Ints) -> bool:
+        """Take excluded items back, with the largest priority so far. Cost: O(n log8 leaves)."""
+        assert self._tree is not None
+        self._tree.swap(items, np.full(len(items), self.max_priority**self.alpha))
+        return True
+
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw in proportion to ``p^alpha``, stratified. Cost: O(n log8 leaves)."""
         rng.random(out=draw.uniforms)

@@ -140,6 +140,16 @@ class DrawsByMass(Protocol):
         """
 
 
+class Readmits(Protocol):
+    """Sampler that takes excluded items back, which a stream has drawn ahead and not returned."""
+
+    def readmit(self, items: Ints) -> bool:
+        """Add distinct items that were excluded, and whose groups were not removed since; return whether it can.
+
+        Samplers that keep an order put them where they were, others count them as new.
+        """
+
+
 def draws_by_mass(sampler: Any) -> bool:
     """Return whether a sampler is a ``DrawsByMass``."""
     return hasattr(type(sampler), "draw_at") and hasattr(type(sampler), "mass")

@@ -192,6 +192,14 @@ class RankPrioritized:
 
         return undo
 
+    def readmit(self, items: Ints) -> bool:
+        """Take excluded items back, with the largest priority so far. Cost: O(n log2 count)."""
+        assert self._heap is not None
+        values = np.full(len(items), self.max_priority)
+        self._count = _put_back(self._heap, self._place, self._priority, self._count, items, values)
+        self._changes += len(items)
+        return True
+
     def _drop(self, items: Ints) -> None:
         assert self._heap is not None
         before = self._count

@@ -90,6 +90,14 @@ class Uniform:
 
         return undo
 
+    def readmit(self, items: Ints) -> bool:
+        """Take excluded items back. Cost: O(n log8 groups)."""
+        assert self._tree is not None
+        self._excluded[items] = 0
+        groups, counts = np.unique(items // self._group_size, return_counts=True)
+        self._tree.swap(groups, self._tree.get(groups) + counts)
+        return True
+
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw items equally often, stratified. Cost: O(n log8 groups), and 0.1 us an item once items were excluded."""
         rng.random(out=draw.uniforms)

@@ -47,7 +47,8 @@ class BatchSource:
 
     Attributes:
         items: items that can be drawn. ``rng``: generator of the draws. ``tag``: of the ids.
-        drawn_ahead: returns the ids of each draw for a batch that is still to come.
+        drawn_ahead: returns the ids of each draw for a batch that is still to come. ``forget_dropped``: lets those of
+            streams go that were deleted.
         steps_before: steps of the store that the limiter does not count as inserts.
 
     Raises:
@@ -79,12 +80,14 @@ class BatchSource:
         self.items = Items(log, view, sampler, uses)
         self.layouts: dict[int, Layout] = {}  # by batch size, the latest
         self.drawn_ahead: Callable[[], list[Ints]] = list
+        self.forget_dropped: Callable[[], None] = _nothing
 
     # waiting
 
     def sample_waits(self, batch_size: int) -> str | None:
         """Return what a batch must wait for; ``None`` if it need not."""
         self.log.check_open()
+        self.forget_dropped()
         self.items.follow()
         if self.limiter is None:
             return None

@@ -85,6 +85,8 @@ class BlendStream(Generic[B]):
                     self._go_on(first)
                     raise
                 except BaseException:
+                    for k, part in first.parts.items():
+                        source.views[k].source.items.take_back(part.ids)
                     self._drop(first)
                     raise
                 self._drop(first)
@@ -136,7 +138,7 @@ class BlendStream(Generic[B]):
         return all(next(left, None) is None for left in parts)
 
     def close(self) -> None:
-        """Discard batches that were drawn and not used."""
+        """Discard batches that were drawn and not used, as ``Stream.close`` does."""
         seconds = check_timeout("stream", self._timeout)
         with held(self._turn, seconds, "stream", self._source.waits), self._source.held():
             self.drawn.clear()

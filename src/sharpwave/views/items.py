@@ -186,6 +186,23 @@ class Items:
 
         return undo
 
+    def take_back(self, ids: Ints) -> None:
+        """Make ``ids``, drawn for a batch that nobody gets, available again where their uses are limited; those that
+        were lost since stay so."""
+        readmit: Callable[[Ints], bool] | None = getattr(self.sampler, "readmit", None)
+        if self.uses is None or readmit is None:
+            return
+        items, there = self.resolve(ids)
+        items = items[there]
+        ended = np.unique(items[~self.uses.remaining(items)])
+        if len(ended) and not readmit(ended):
+            return
+        self.uses.take_back(items)
+        self.count += len(ended)
+        self.samples -= len(items)
+        if self.kept is not None:
+            self.kept()
+
     def weigh(self, draw: Draw, beta: float | None) -> None:
         """Compute importance weights of a draw from its probabilities; ``beta`` overrides the sampler's."""
         beta = self.sampler.beta if beta is None else float(beta)

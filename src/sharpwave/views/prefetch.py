@@ -106,8 +106,8 @@ class DrawsAhead:
             self.drawn.append(Drawn(ids, batch["probabilities"], batch["weights"], batch.get("uniforms")))
 
     def clear(self) -> None:
-        """Discard all draws."""
-        release(self.source.log, self.drawn)
+        """Discard all draws; what they counted as sampled can be sampled again, where that is limited."""
+        release(self.source.log, self.drawn, self.source)
         self.source.gate.notify()
 
 
@@ -159,6 +159,11 @@ class Stream(Generic[B]):
             if one is not None:
                 self.drawn.appendleft(one)
             raise
+        except BaseException:  # an interrupt by the user, or damage
+            if one is not None:
+                with ahead.lock:
+                    release(source.log, deque([one]), source)
+            raise
         finally:
             if one is not None:
                 with ahead.lock:
@@ -166,7 +171,7 @@ class Stream(Generic[B]):
                     ahead.go_on(one)
 
     def close(self) -> None:
-        """Discard batches that were drawn and not used."""
+        """Discard batches that were drawn and not used. With ``max_times_sampled`` their items can be drawn again."""
         with self._ahead.lock:
             self._ahead.clear()
 
@@ -178,8 +183,8 @@ class Streams:
         resumed: draws of streams before a checkpoint, for the next streams made.
     """
 
-    def __init__(self, log: StepLog) -> None:
-        self._log = log
+    def __init__(self, source: BatchSource) -> None:
+        self._log, self._source = source.log, weakref.ref(source)  # no cycle: its memory goes with the last reference
         self._made: list[tuple[weakref.ref[DrawsAhead], deque[Drawn]]] = []
         self._dropped: deque[Any] = deque()  # draws of deleted streams, appended by any thread
         self.resumed: list[list[dict[str, Any]]] = []
@@ -192,16 +197,16 @@ class Streams:
         self._made.append((weakref.ref(stream, self._dropped.append), stream.drawn))
 
     def forget_dropped(self) -> None:
-        """Release draws of streams that were deleted."""
+        """Release draws of streams that were deleted, as ``Stream.close`` does."""
         if self._dropped:
             self._dropped.clear()
-            for ref, drawn in self._made:
-                if ref() is None:
-                    release(self._log, drawn)
+            unused = deque(one for ref, drawn in self._made if ref() is None for one in drawn)
             self._made = [one for one in self._made if one[0]() is not None]
+            release(self._log, unused, self._source())
 
     def state(self) -> list[list[dict[str, Any]]]:
         """Return each stream's unused draws, in the order of making, for ``resumed``."""
+        self.forget_dropped()
         in_use = (drawn for ref, drawn in self._made if ref() is not None)
         return [*([_state(one) for one in drawn] for drawn in in_use), *self.resumed]
 
@@ -235,10 +240,15 @@ def checked(batch: Any) -> dict[str, Any]:
     return found
 
 
-def release(log: StepLog, drawn: deque[Drawn]) -> None:
-    """Discard draws, and unpin their segments. The store's lock is held."""
-    while drawn:
-        unpin(log, drawn.popleft())
+def release(log: StepLog, drawn: deque[Drawn], source: BatchSource | None) -> None:
+    """Discard draws: unpin their segments, and make their items available again where their uses are limited. The
+    store's lock is held."""
+    if drawn:
+        ids = np.concatenate([one.ids for one in drawn])
+        while drawn:
+            unpin(log, drawn.popleft())
+        if source is not None and not log.closed:
+            source.items.take_back(ids)
 
 
 def unpin(log: StepLog, one: Drawn) -> None:

@@ -56,8 +56,8 @@ class Replay(Generic[B]):
     ) -> None:
         self.name, self.view = name, view
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
-        self.streams = Streams(log)
-        self.source.drawn_ahead = self.streams.ids
+        self.streams = Streams(self.source)
+        self.source.drawn_ahead, self.source.forget_dropped = self.streams.ids, self.streams.forget_dropped
         self._log, self.lock, self._items = log, lock, self.source.items
         self.life: object = None  # of the store, which lives as long as this view
 
@@ -82,6 +82,7 @@ class Replay(Generic[B]):
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, without those sampled ``max_times_sampled`` times."""
         with self.lock:
+            self.streams.forget_dropped()
             self._items.follow()
             return self._items.count
 
@@ -111,7 +112,6 @@ class Replay(Generic[B]):
         _check_batch_size(batch_size)
         check_beta(beta)
         with self.lock:
-            self.streams.forget_dropped()
             self.source.wait(batch_size, timeout)
             batch: B = self.source.sample(batch_size, beta)
             return batch
@@ -136,8 +136,9 @@ class Replay(Generic[B]):
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
         probabilities are those of the draw. Items evicted since the draw are resampled, and the batch's weights
         recomputed. A batch counts as sampled when it is drawn; the limiter delays only a batch that is not drawn yet.
-        Where the stream is closed or dropped, what it has drawn ahead is not given out again; under a ``Queue`` nothing
-        of that is evicted until then, so a stream that is kept and not used holds the writer up.
+        Where the stream is closed or dropped, what it has drawn ahead no longer counts as sampled if
+        ``max_times_sampled`` limits that: it can be drawn again, with ``Fifo`` in its old order. Under a ``Queue``
+        nothing of that is evicted until then, so a stream that is kept and not used holds the writer up.
 
         Raises:
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
@@ -160,7 +161,6 @@ class Replay(Generic[B]):
         _check_batch_size(count)
         check_beta(beta)
         with self.lock:
-            self.streams.forget_dropped()
             self.source.wait(count, timeout)
             return self.source.draw_ids(count, beta)
 
@@ -187,6 +187,7 @@ class Replay(Generic[B]):
     def sampleable_ids(self) -> Ints:
         """Return the ids of all items that can be sampled now, in no particular order."""
         with self.lock:
+            self.streams.forget_dropped()
             self._items.follow()
             return tagged(self._items.ids(), self.source.tag)
 

@@ -58,6 +58,7 @@ class SavedView:
     @classmethod
     def of_parts(cls, source: BatchSource, streams: Streams, log: StepLog) -> SavedView:
         """Return the state of a view, which may be gone, by its parts; items that it has not found yet are new."""
+        streams.forget_dropped()  # which changes what follows
         items = source.items
         return cls(
             {"kind": source.view.kind, **as_json(source.view.settings())},

@@ -111,6 +111,11 @@ class Uses:
             raise
         return ended, undo
 
+    def take_back(self, items: Ints) -> None:
+        """Uncount a use of each of ``items``, which may repeat."""
+        np.subtract.at(self._given, items, 1)
+        self.left += len(items)
+
     def given(self, items: int) -> npt.NDArray[np.int32]:
         """Return how often each of the first ``items`` items was sampled: int32 [items], a copy."""
         return self._given[:items].copy()
