@@ -45,6 +45,7 @@ def serve(
     from sharpwave.errors import ShardFailedError
     from sharpwave.serve.addresses import Address, Security
     from sharpwave.serve.ending import Ending
+    from sharpwave.serve.log_lines import unhurried
     from sharpwave.serve.service import Service
 
     if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
@@ -63,7 +64,7 @@ def serve(
         address = Address.parse(listen)
         files = [None if one is None else str(one) for one in (tls_certificate, tls_key)]
         security = Security.of(None, certificate=files[0], key=files[1])
-        with Service(address, shards, disk, security, **limits) as service:
+        with unhurried(), Service(address, shards, disk, security, **limits) as service:
             running = 0 if service.shards is None else len(service.shards.addresses)
             there = f" with {running} shards" if running else ""
             console.print(f"Serving at {service.address}{there}; Ctrl-C stops.", highlight=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import os
 import threading
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from sharpwave.serve.draining import Count, Drain
 from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.local_shards import MAX_SHARDS, LocalShards, Plan
+from sharpwave.serve.log_lines import LOG, failure
 from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.ray_cluster import RayShards
 from sharpwave.serve.requests import Request
@@ -24,7 +24,6 @@ from sharpwave.spec import Spec
 
 LOOK_S = 0.2
 """Pause between looks at shards that are drained."""
-LOG = logging.getLogger("sharpwave.serve")
 
 
 class Fleet:
@@ -165,8 +164,8 @@ class Fleet:
                     self._look()
                 except ShardLostError:
                     pass  # it is started again
-                except Exception:
-                    LOG.exception("a drain does not get on")
+                except Exception as error:
+                    LOG.error("a drain does not get on: %s", failure(error))
 
     def _look(self) -> None:
         """Evict what is due of the shards that are drained, and remove the last if it is empty and nobody writes to it.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -20,6 +19,7 @@ from sharpwave.errors import ShardFailedError, StoreInUseError
 from sharpwave.persistence.settings import LEAST, Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
 from sharpwave.serve.cuts import delete_when_free
+from sharpwave.serve.log_lines import LOG
 from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
 from sharpwave.serve.process import ShardSettings, delete_shard
 from sharpwave.spec import Spec
@@ -36,7 +36,6 @@ PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
 """Pauses before a shard is started again that died repeatedly, soon after it began."""
 LIVED_S = 5.0
 """How long a shard lives that is then started again at once."""
-LOG = logging.getLogger("sharpwave.serve")
 MAX_SHARDS = 1024
 MAX_PORT = 65535
 SEGMENT_STEPS = 32

@@ -27,6 +27,7 @@ from sharpwave.serve.addresses import HERE, Address, Security
 from sharpwave.serve.ending import Ending, tell_on_request
 from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.log_lines import LOG, failure, unhurried
 from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.replicas import Keeper, Neighbour
 from sharpwave.serve.server import Server
@@ -171,6 +172,11 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
 
 def main() -> None:
     """Run a shard until its parent ends, or SIGTERM."""
+    with unhurried():
+        _run()
+
+
+def _run() -> None:
     logging.basicConfig(format="sharpwave shard: %(message)s", level=logging.WARNING)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal's, meant for the parent
     ending = Ending()
@@ -212,8 +218,8 @@ def _stay_level(neighbour: Neighbour, over: threading.Event) -> None:
             neighbour.replicate()
         except ShardLostError:
             pass  # it is started again
-        except Exception:
-            logging.getLogger("sharpwave.serve").exception("the replica differs")
+        except Exception as error:
+            LOG.error("the replica differs: %s", failure(error))
         over.wait(LEVEL_S)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import socket
 import threading
 import time
@@ -15,6 +14,7 @@ from sharpwave.serve.addresses import UNIX, Address, Security, accept, listen
 from sharpwave.serve.budget import Budget
 from sharpwave.serve.client import Client
 from sharpwave.serve.intake import MAX_WAIT_S
+from sharpwave.serve.log_lines import LOG, failure
 from sharpwave.serve.requests import FAILED, Request
 from sharpwave.serve.shard import Reply
 from sharpwave.serve.wire import Frame, WireError
@@ -22,7 +22,6 @@ from sharpwave.serve.wire import Frame, WireError
 MAX_CONNECTIONS = 4096
 MAX_GREETING = 128
 """Connections that may be in the handshake at a time; one more ends the oldest of them, which said nothing so long."""
-LOG = logging.getLogger("sharpwave.serve")
 
 
 class Answering(Protocol):
@@ -67,15 +66,15 @@ class Server:
                 if self._closed.wait(0.05):  # out of descriptors, perhaps: others may end
                     return
                 continue
-            if self._admitted(made):
-                try:
+            try:
+                if self._admitted(made):
                     threading.Thread(target=self._serve, args=(made,), name="sharpwave-client", daemon=True).start()
-                except RuntimeError as error:
-                    LOG.warning("a connection was refused: %s", error)
-                    self._left(made)
-            else:
-                LOG.warning("a connection was refused: there are %d already", MAX_CONNECTIONS)
-                made.close()
+                else:
+                    LOG.warning("a connection was refused: there are %d already", MAX_CONNECTIONS)
+                    made.close()
+            except Exception as error:  # no thread, or no memory; this one has to go on
+                LOG.warning("a connection was refused: %s", failure(error))
+                self._left(made)
 
     def _left(self, made: socket.socket) -> None:
         with self._lock:
@@ -114,6 +113,8 @@ class Server:
         except (OSError, MemoryError) as error:
             if not self._closed.is_set():
                 LOG.info("a connection ended: %s", error)
+        except Exception as error:  # ours, whatever the peer has sent
+            LOG.error("a connection ended: %s", failure(error))
         finally:
             self.shard.left(client)
             client.close()
@@ -136,7 +137,10 @@ class Server:
             holding.since = None
             head, parts, kind = self._answered(client, frame)
             holding.since = time.monotonic()
-            wire.send(made, kind, frame.number, head, parts)
+            try:
+                wire.send(made, kind, frame.number, head, parts)
+            except ValueError as error:  # more than a message may hold: nothing was sent
+                wire.send(made, FAILED, frame.number, {"kind": "ValueError", "text": f"the reply is {error}"})
             del frame, head, parts
             budget.answered(holding)
 
@@ -152,7 +156,7 @@ class Server:
             if isinstance(error, ShardFailedError):  # a matter of whoever serves
                 LOG.error("%s", error)
             elif not isinstance(error, (ValueError, LookupError, OSError, MemoryError)):
-                LOG.exception("request %d failed", frame.kind)
+                LOG.error("request %d failed: %s", frame.kind, failure(error))
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
             return {"kind": type(error).__name__, "text": str(text)}, {}, FAILED
 

@@ -1,0 +1,156 @@
+"""Log of a process that serves strangers: one line a failure, few of a kind, and none that waits for its reader."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from queue import SimpleQueue
+from typing import TextIO
+
+from sharpwave.escaping import escaped
+
+LOG = logging.getLogger("sharpwave.serve")
+BURST = 5
+"""Lines of one kind that are written at once."""
+EVERY_S = 10.0
+"""After those, one is written in so many seconds."""
+MAX_CHARACTERS = 300
+"""Limit of what a line says of an error, whose text may be a peer's."""
+MAX_UNREAD_CHARACTERS = 1 << 20
+"""Limit of what waits until standard error is read; more is dropped and counted."""
+DRAIN_S = 1.0
+"""How long a process that ends waits for the reader."""
+
+
+def failure(error: BaseException) -> str:
+    """Return one line: an error's type, its text, and where it was raised."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    where = f" ({os.path.basename(frames[0].filename)}:{frames[0].lineno})" if frames else ""
+    text = escaped(str(error))
+    cut = text if len(text) <= MAX_CHARACTERS else f"{text[:MAX_CHARACTERS]}..."
+    return f"{type(error).__name__}: {cut}{where}"
+
+
+class FewOfAKind(logging.Filter):
+    """Filter that bounds the rate of lines of one kind, which peers may cause at will, and tells how many it dropped.
+
+    Lines are of one kind if their format is the same, so there are as many kinds as calls that log.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._kinds: dict[str, tuple[float, float, int]] = {}  # lines left, when that was so, lines dropped since
+        self._lock = threading.Lock()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether a line is written; it says then how many of its kind were not."""
+        kind, now = str(record.msg), time.monotonic()
+        with self._lock:
+            left, then, dropped = self._kinds.get(kind, (float(BURST), now, 0))
+            left = min(BURST, left + (now - then) / EVERY_S)
+            written = left >= 1
+            self._kinds[kind] = (left - 1, now, 0) if written else (left, now, dropped + 1)
+        if written and dropped and isinstance(record.args, tuple):
+            record.msg, record.args = f"{kind} (%d more such lines were suppressed)", (*record.args, dropped)
+        return written
+
+    def tell(self) -> None:
+        """Write how many lines were dropped since the last one of their kind that was written."""
+        with self._lock:
+            dropped = sum(count for _, _, count in self._kinds.values())
+            self._kinds.clear()
+        if dropped:
+            LOG.warning("%d more lines were suppressed", dropped)
+
+
+FEW = FewOfAKind()
+LOG.addFilter(FEW)
+
+
+class Unhurried(io.TextIOBase):
+    """Text stream whose ``write`` never waits: a thread writes to a descriptor, perhaps a pipe that nobody reads."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._queue: SimpleQueue[str] = SimpleQueue()  # may be put into by a signal's handler, too
+        self._unread = self._dropped = 0
+        threading.Thread(target=self._write_all, name="sharpwave-log", daemon=True).start()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Encoding of the text."""
+        return "utf-8"
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def isatty(self) -> bool:
+        """Return whether a terminal is written to."""
+        return os.isatty(self._descriptor)
+
+    def writable(self) -> bool:
+        """Return True."""
+        return True
+
+    def write(self, text: str) -> int:
+        """Have a text written, or count it where too much is not read yet."""
+        if self._unread + len(text) > MAX_UNREAD_CHARACTERS:
+            self._dropped += 1
+        else:
+            self._unread += len(text)
+            self._queue.put(text)
+        return len(text)
+
+    def _write_all(self) -> None:
+        while True:
+            text = self._queue.get()
+            with contextlib.suppress(OSError):  # nobody will read it
+                self._write(text)
+                if self._dropped:
+                    dropped, self._dropped = self._dropped, 0
+                    self._write(f"sharpwave: {dropped} more lines were not read in time, and dropped\n")
+            self._unread -= len(text)
+
+    def _write(self, text: str) -> None:
+        rest = memoryview(text.encode(errors="backslashreplace"))
+        while rest:
+            rest = rest[os.write(self._descriptor, rest) :]
+
+    def drain(self, seconds: float = DRAIN_S) -> None:
+        """Wait until all is written, but no longer than that."""
+        end = time.monotonic() + seconds
+        while self._unread and time.monotonic() < end:
+            time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def unhurried() -> Iterator[None]:
+    """Let nothing of this process wait for whoever reads its standard error, and threads fail with one line."""
+    before: TextIO = sys.stderr
+    hook = threading.excepthook
+    try:
+        stream = Unhurried(before.fileno())
+    except (AttributeError, OSError, ValueError):  # it is closed, or no file
+        yield
+        return
+    sys.stderr, threading.excepthook = stream, _thread_failed  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        FEW.tell()
+        sys.stderr, threading.excepthook = before, hook
+        stream.drain()
+
+
+def _thread_failed(args: threading.ExceptHookArgs) -> None:
+    if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
+        name = "a thread" if args.thread is None else args.thread.name
+        LOG.error("%s failed: %s", name, failure(args.exc_value))
