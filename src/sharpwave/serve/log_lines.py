@@ -141,7 +141,7 @@ def unhurried() -> Iterator[None]:
     except (AttributeError, OSError, ValueError):  # it is closed, or no file
         yield
         return
-    sys.stderr, threading.excepthook = stream, _thread_failed  # type: ignore[assignment]
+    sys.stderr, threading.excepthook = stream, _thread_failed
     try:
         yield
     finally:
