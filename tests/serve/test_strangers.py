@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 import socket
 import struct
+import subprocess
 import threading
 import zlib
 from pathlib import Path
@@ -23,6 +25,7 @@ from sharpwave.serve import link as link_module
 from sharpwave.serve.addresses import Address, Security, connect, listen
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import FAILED, Request, ViewState
+from sharpwave.serve.server import Server
 from tests.serve.serving import SPEC, fill, sealed, served
 
 
@@ -169,6 +172,45 @@ def test_the_secret_is_needed_and_the_servers_is_checked(tmp_path: Path) -> None
         with pytest.raises(ConnectionError, match="does not know the secret"):
             connect(address, Security(b"right secret, long"))
         thread.join(10)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="makes a certificate with openssl")
+@pytest.mark.parametrize("encrypted", ["server", "client"])
+def test_encryption_at_one_end_only_always_names_its_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encrypted: str
+) -> None:
+    """Whichever end gives up first: both wait for the other's first word, or one hangs up on nonsense."""
+    key, certificate = str(tmp_path / "key.pem"), str(tmp_path / "certificate.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
+         "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    files = {"certificate": certificate, "key": key}
+    at_server, at_client = Security(**files), Security()
+    remedy = "where the server has a --tls-certificate, pass tls_authority="
+    if encrypted == "client":
+        at_server, at_client = Security(), Security(authority=certificate)
+        remedy = "where the server has no --tls-certificate, connect without tls_authority="
+    with served(1, tmp_path, "tcp") as there:
+        monkeypatch.setattr(addresses, "CONNECT_S", 0.3)  # the server's
+        server = Server(there.shards[0], Address.parse("127.0.0.1:0"), at_server)
+        errors: list[str] = []
+
+        def one(timeout: float) -> None:
+            try:
+                connect(server.address, at_client, timeout)[0].close()
+                errors.append("connected")
+            except ConnectionError as error:
+                errors.append(str(error))
+
+        clients = [threading.Thread(target=one, args=(0.2 + 0.002 * number,)) for number in range(100)]
+        for client in clients:
+            client.start()
+        for client in clients:
+            client.join()
+        server.close()
+    assert len(errors) == 100 and {error.partition("; ")[2] for error in errors} == {remedy}, set(errors)
 
 
 def test_other_machines_are_served_only_with_a_secret() -> None:

@@ -266,30 +266,28 @@ def connect(
         ConnectionError: nobody listens there, the secret is another, or the peer speaks another language.
         OSError: it cannot be reached.
     """
-    made = _reached(address, timeout, started_by)
+    made, remedy = _reached(address, timeout, started_by), ""
     try:
         made.settimeout(timeout)
         if address.kind == TCP:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            # Both ends may wait for the other's first word, and either gives up first: name the remedy in any case.
             if security.authority is not None:
                 context = ssl.create_default_context(cafile=security.authority)
+                remedy = "; where the server has no --tls-certificate, connect without tls_authority="
                 made = context.wrap_socket(made, server_hostname=address.host)
-        return made, _greet(made, security)
+                remedy = ""
+            else:
+                remedy = "; where the server has a --tls-certificate, pass tls_authority="
+        hello = _received(made, HELLO)
+        remedy = ""
+        return made, _greet(made, security, hello)
     except BaseException as error:
         made.close()
         if isinstance(error, OSError) and not str(error).startswith(str(address)):
-            raise ConnectionError(f"{address}: {error}{_of_encryption(error, address, security)}") from error
+            certain = isinstance(error, ssl.SSLCertVerificationError)  # it has a certificate
+            raise ConnectionError(f"{address}: {error}{'' if certain else remedy}") from error
         raise
-
-
-def _of_encryption(error: OSError, address: Address, security: Security) -> str:
-    """Return what to say of encryption beside an error: a server that encrypts waits for the client's first word, one
-    that does not is no end of TLS."""
-    if isinstance(error, TimeoutError) and address.kind == TCP and security.authority is None:
-        return "; where the server has a --tls-certificate, pass tls_authority="
-    if isinstance(error, ssl.SSLError) and error.reason == "WRONG_VERSION_NUMBER":
-        return "; where the server has no --tls-certificate, connect without tls_authority="
-    return ""
 
 
 def _reached(address: Address, timeout: float, started_by: str) -> socket.socket:
@@ -311,8 +309,8 @@ def _reached(address: Address, timeout: float, started_by: str) -> socket.socket
         ) from error
 
 
-def _greet(made: socket.socket, security: Security) -> dict[str, Any]:
-    hello = _received(made, HELLO)
+def _greet(made: socket.socket, security: Security, hello: wire.Frame) -> dict[str, Any]:
+    """Answer a server's greeting; return what it says of itself."""
     theirs, ours = _nonce(hello), secrets.token_bytes(NONCE_BYTES)
     wire.send(made, PROOF, 0, {"nonce": ours.hex(), "proof": _proof(security.secret, b"client", theirs, ours)})
     welcome = _received(made, WELCOME)
