@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import as_array
 from sharpwave.environment_kinds import is_vec_env, is_vector
 from sharpwave.spec import Field, Spec
 
@@ -194,7 +195,7 @@ class Observations:
             if part.parts and batched:
                 array = np.stack([np.asarray(one) for one in value], axis=1)
             else:
-                array = np.asarray(value)
+                array = as_array("obs", value)
                 array = array if batched else array[None]
             if array.shape[1:] != part.shape:
                 raise ValueError(

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import as_array, is_integer
 from sharpwave.environment_kinds import Result, framework_wrapper, is_vector, kind_of, steps_in_halves, wrapper_class
 from sharpwave.environment_spec import info_spaces
 from sharpwave.errors import not_to_be_copied
@@ -77,7 +78,7 @@ class Recorder:
                 f"Recorder: store is {store!r}, expected a sharpwave.Store or SegmentWriter; of "
                 "a cluster, cluster.writer(lanes=...)"
             )
-        if not isinstance(first_lane, (int, np.integer)) or first_lane < 0:
+        if not is_integer(first_lane) or first_lane < 0:
             raise ValueError(f"Recorder: first_lane={first_lane!r}, expected an integer of at least 0")
         base: Any = framework_wrapper(env)
         if base is not None and isinstance(self, base):
@@ -163,7 +164,7 @@ class Recorder:
             return
         env = self._kind.env_id()
         for row in rows:
-            mine = seed + row if isinstance(seed, (int, np.integer)) else None if seed is None else seed[row]
+            mine = seed + row if is_integer(seed) else None if seed is None else seed[row]
             known = {"env": env, "seed": mine}
             said = {name: value for name, value in known.items() if value is not None}
             if self._said.get(row) == said:  # 20 us less for each of many short episodes
@@ -235,7 +236,7 @@ class Recorder:
         given = step_values(store.spec, action, fields)
         for name, value in given.items():  # copied now: as in step_async
             if not isinstance(value, (int, float, np.generic)):
-                given[name] = np.array(value)
+                given[name] = np.array(as_array(name, value))
         if isinstance(action, np.ndarray):
             action = action.copy()
         self._lost[0] = True  # until all is recorded: KeyboardInterrupt may be raised between any two lines
@@ -306,7 +307,10 @@ class Recorder:
             check_timeout("Recorder.step", timeout)
         # Copied now: some environments write into it, and the caller may reuse it.
         given = step_values(self.store.spec, action, fields, self._in_infos)
-        values = {name: np.array(value) if self._vector else np.array(value)[None] for name, value in given.items()}
+        values = {
+            name: np.array(as_array(name, value)) if self._vector else np.array(as_array(name, value))[None]
+            for name, value in given.items()
+        }
         for name, value in values.items():
             if value.shape[:1] != self._lanes.shape:
                 raise ValueError(
@@ -388,7 +392,7 @@ class Recorder:
                 self._break_off(self._lanes[rows[ended[rows]]])
                 rows = rows[~ended[rows]]
         said = self._annotate_ends(info, rows[ended[rows]].tolist()) if np.count_nonzero(ended) else []
-        values = values | {"reward": np.atleast_1d(np.asarray(reward)), "terminated": te, "truncated": tr}
+        values = values | {"reward": np.atleast_1d(as_array("reward", reward)), "terminated": te, "truncated": tr}
         spec, wait = self.store.spec, {} if timeout is None else {"timeout": timeout}
         for name in self._in_infos:
             if name not in values:

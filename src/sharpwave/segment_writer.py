@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.format.segment import Column
 from sharpwave.log.open_segments import Rows
 from sharpwave.log.sealing import Sealing
@@ -115,7 +116,7 @@ class SegmentWriter:
         codec: str | Mapping[str, str] = "auto",
         segment_steps: int = 32,
     ) -> None:
-        if not isinstance(lanes, (int, np.integer)) or lanes < 1 or not 0 <= first_lane <= MAX_LANES - lanes:
+        if not is_integer(lanes) or lanes < 1 or not is_integer(first_lane) or not 0 <= first_lane <= MAX_LANES - lanes:
             raise ValueError(f"SegmentWriter: lanes={lanes!r} from {first_lane!r} on, expected 1 to {MAX_LANES}")
         begins = np.zeros(lanes, np.int64) if first_steps is None else np.asarray(first_steps, np.int64)
         if begins.shape != (lanes,) or (begins < 0).any():

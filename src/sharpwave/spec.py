@@ -15,12 +15,16 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import as_array, is_integer
 from sharpwave.codecs.registry import codec_choice
 from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain
 from sharpwave.nesting import Structure, tree_of
 
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: whether the step's episode terminated, was truncated, or began with it."""
+
+MAX_REWARD = float(np.finfo(np.float32).max)
+"""Limit of rewards, and of n-step returns: what is beyond it is cut to it."""
 
 RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", "lane", "next_obs", "timeout"} | {
     "discount",
@@ -67,8 +71,8 @@ class Field:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if isinstance(self.shape, int) else self.shape
-        if not isinstance(shape, (tuple, list)) or any(not isinstance(n, (int, np.integer)) or n < 1 for n in shape):
+        shape = (self.shape,) if is_integer(self.shape) else self.shape
+        if not isinstance(shape, (tuple, list)) or any(not is_integer(n) or n < 1 for n in shape):
             raise ValueError(f"Field: shape {self.shape!r} must be a tuple of positive integers; () for a scalar")
         try:
             dtype = np.dtype(self.dtype)
@@ -76,13 +80,13 @@ class Field:
             raise TypeError(f"Field: {self.dtype!r} is not a numpy dtype; write e.g. 'uint8'") from error
         if dtype.kind not in "buif":
             raise TypeError(f"Field: dtype {dtype} cannot be stored; use a boolean, integer or floating dtype")
-        if self.stack is not None and (not isinstance(self.stack, (int, np.integer)) or not 1 <= self.stack <= 64):
+        if self.stack is not None and (not is_integer(self.stack) or not 1 <= self.stack <= 64):
             raise ValueError(f"Field: stack {self.stack!r} must be None or an integer from 1 to 64")
         if self.pad not in ("repeat", "zeros"):
             raise ValueError(f"Field: pad {self.pad!r} must be 'repeat' or 'zeros'")
         if self.codec is not None:
             codec_choice(self.codec, "Field")
-        if self.every is not None and not (isinstance(self.every, (int, np.integer)) and 1 <= self.every <= MAX_EVERY):
+        if self.every is not None and not (is_integer(self.every) and 1 <= self.every <= MAX_EVERY):
             raise ValueError(f"Field: every {self.every!r} must be None or an integer from 1 to {MAX_EVERY:,}")
         if self.every is not None and self.stack is not None:
             raise ValueError(f"Field: every={self.every} and stack={self.stack}; every frame of a stack is needed")
@@ -125,13 +129,13 @@ class Field:
         """Check ``value`` as ``count`` rows of this field and return it as C-contiguous ``[count, *shape]``.
 
         A ``count`` of ``None`` means one value without a leading axis; it is returned with one. Integers of another
-        width are accepted if every value fits, floats of another width are rounded.
+        width, or for a field of floats, are accepted if every value fits exactly; floats of another width are rounded.
 
         Raises:
             ValueError: another shape, or an integer out of range.
-            TypeError: a dtype of another kind.
+            TypeError: a dtype of another kind, or a masked array.
         """
-        array, dtype = np.asarray(value), self.np_dtype
+        array, dtype = as_array(name, value), self.np_dtype
         expected = self.shape if count is None else (count, *self.shape)
         if array.shape != expected:
             rows = "" if count is None else ", one row a lane"
@@ -147,13 +151,15 @@ class Field:
 
 def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     kinds = (array.dtype.kind, dtype.kind)
-    if kinds == ("f", "f") or (kinds[1] == "f" and kinds[0] in "iu"):
+    if kinds == ("f", "f"):
         with np.errstate(over="ignore"):
             converted = array.astype(dtype)
         wrong = np.isinf(converted) & np.isfinite(array)
         if wrong.any():
             raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
         return converted
+    if kinds[0] in "iu" and kinds[1] == "f":
+        return integers_as_floats(name, array, dtype)
     if kinds[0] in "iu" and kinds[1] in "iu":
         converted = array.astype(dtype)
         wrong = converted != array
@@ -161,6 +167,23 @@ def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.
             raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
         return converted
     raise TypeError(f"{name}: got dtype {array.dtype}, expected {dtype}; convert it, or declare the field with it")
+
+
+def integers_as_floats(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Convert integers to floats.  Raises: ValueError: one is not exactly a float of that width."""
+    bits = 8 * array.dtype.itemsize - (array.dtype.kind == "i")
+    with np.errstate(over="ignore", invalid="ignore"):
+        converted = array.astype(dtype)
+        if bits <= np.finfo(dtype).nmant + 1:
+            return converted
+        beyond = 2.0**bits  # converted back it would be any integer
+        wrong = (converted.astype(array.dtype) != array) | (converted.astype(np.float64) >= beyond)
+    if wrong.any():
+        raise ValueError(
+            f"{name}: integer {array[wrong].flat[0]} is not exact in {dtype}; declare a wider dtype, or pass floats, "
+            "which are rounded"
+        )
+    return converted
 
 
 Fields = Field | Mapping[str, Any] | Sequence[Any]

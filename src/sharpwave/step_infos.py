@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import as_array
 from sharpwave.observations import Frames, Observations
 from sharpwave.spec import Field
 
@@ -90,7 +91,7 @@ def info_rows(
                 f"Recorder: the step's info has {what} under {name!r}, expected {field.shape} {field.dtype}, as the "
                 "environment's metadata['info_fields'] declares"
             )
-        values[row] = np.asarray(value)
+        values[row] = as_array(name, value)
     dtype = np.result_type(*values.values()) if values else field.np_dtype
     found = np.zeros((len(stepped), *field.shape), dtype)
     for row, one in values.items():

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.json_values import decode
 from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.log.step_log import StepLog
@@ -89,5 +89,5 @@ class StoreAnnotations:
         if lane is None and episode:
             raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
         lane_limit = max_lanes(self._log.admission.capacity)
-        if lane is not None and not (isinstance(lane, (int, np.integer)) and 0 <= lane < lane_limit):
+        if lane is not None and not (is_integer(lane) and 0 <= lane < lane_limit):
             raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {lane_limit - 1}")

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
+from sharpwave.arguments import is_integer
 from sharpwave.data.exporting import export as write_data_set
 from sharpwave.log import whole_episodes
 from sharpwave.log.step_log import StepLog
@@ -89,7 +88,7 @@ class StoreEpisodes:
             OSError: the disk is full or fails; the steps may be back when the store is opened after a crash.
         """
         number = int(checked_lane("drop_steps", lane)[0])
-        if not all(isinstance(one, (int, np.integer)) for one in (first, end)):
+        if not all(is_integer(one) for one in (first, end)):
             raise ValueError(
                 f"drop_steps: first={first!r}, end={end!r}, expected integers: numbers of the lane's steps"
             )

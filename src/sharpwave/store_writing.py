@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
 from sharpwave.log.remote_segments import settle_lane, take_in
@@ -32,6 +33,7 @@ from sharpwave.validation import (
 )
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.registry import Views
+from sharpwave.views.replay import checked_errors
 from sharpwave.views.view import STEPS
 
 Ints = npt.NDArray[np.int64]
@@ -79,7 +81,8 @@ class StoreWriting:
                 observation the action was chosen for. All arguments but ``lanes`` may be [T, rows, *shape] instead, as
                 a rollout is: then T steps a lane.
             action: [rows, *shape], or dicts and tuples of those.
-            reward, terminated, truncated, extra: [rows, *shape]: the action's outcome, and further fields.
+            reward, terminated, truncated, extra: [rows, *shape]: the action's outcome, and further fields. Floats are
+                rounded to the field's dtype (a reward's is float32); integers must be exact in it; no array is masked.
             final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
                 required where it was truncated. Where it terminated ``obs`` may stand in: the discount is 0.
             next_obs: [rows, *shape], the newest frame after the step; used as ``final_obs`` where that is absent. If a
@@ -253,11 +256,7 @@ class StoreWriting:
             LimiterTimeoutError, MemoryError, OSError: as for ``extend``.
         """
         steps = segment.parse(packed, self.spec).steps
-        errors = None if td_error is None else np.asarray(td_error, np.float32)
-        if errors is not None and (errors.shape != (steps,) or not np.isfinite(errors).all()):
-            raise ValueError(
-                f"add_segment: td_error has shape {errors.shape}, expected {(steps,)} of finite numbers, one a step"
-            )
+        errors = None if td_error is None else checked_errors(td_error, (steps,), "add_segment").astype(np.float32)
 
         def write() -> None:
             slot, header = take_in(self._log, packed, dictionaries)
@@ -279,7 +278,7 @@ class StoreWriting:
         final = checked_final(self.spec, final_obs)
         with self._lock:
             self._log.check_open()
-            if not isinstance(lane, (int, np.integer)) or not 0 <= lane < self._log.lanes:
+            if not is_integer(lane) or not 0 <= lane < self._log.lanes:
                 raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
             if self._settle(int(lane)):
                 return
@@ -302,7 +301,7 @@ class StoreWriting:
         """
         with self._lock:
             self._log.check_open()
-            if not isinstance(lane, (int, np.integer)) or lane < 0:
+            if not is_integer(lane) or lane < 0:
                 raise ValueError(f"break_episode: lane {lane!r}, expected an integer of at least 0")
             if lane >= self._log.lanes:
                 return False

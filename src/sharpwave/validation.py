@@ -11,12 +11,13 @@ from typing import Any, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import as_array, is_integer
 from sharpwave.native.jit import njit
-from sharpwave.spec import TERMINATED, TRUNCATED, Spec
+from sharpwave.spec import MAX_REWARD, TERMINATED, TRUNCATED, Spec, integers_as_floats
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 MAX_LANES = 1 << 20
-MAX_REWARD = float(np.finfo(np.float32).max)
+_FLOAT32 = np.dtype(np.float32)
 
 Rows = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
@@ -28,7 +29,7 @@ Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
 
 def parse_bytes(size: int | str, name: str = "ram") -> int:
     """Convert ``"512MiB"``, ``"2GB"`` or a number of bytes to bytes.  Raises: ValueError."""
-    if isinstance(size, (int, np.integer)) and not isinstance(size, bool):
+    if is_integer(size):
         return int(size)
     found = re.fullmatch(r"\s*([0-9.]+)\s*([A-Za-z]*)\s*", size) if isinstance(size, str) else None
     if found and found[2] in _UNITS:
@@ -125,7 +126,7 @@ def checked_block(
     times, count = np.shape(reward)
 
     def merged(name: str, value: Any) -> npt.NDArray[Any]:
-        array = np.asarray(value)
+        array = as_array(name, value)
         if array.shape[:2] != (times, count):
             raise ValueError(
                 f"{name}: got {_told(array)}, expected [{times}, {count}, ...]: reward has axes of time and of lanes, "
@@ -191,7 +192,7 @@ def checked_places(lanes: npt.ArrayLike, steps: npt.ArrayLike) -> tuple[Ints, In
 
     Raises: TypeError, ValueError.
     """
-    arrays = np.asarray(lanes), np.asarray(steps)
+    arrays = as_array("ids: lanes", lanes), as_array("ids: steps", steps)
     for name, array in zip(("lanes", "steps"), arrays, strict=True):
         if array.size and array.dtype.kind not in "iu":
             raise TypeError(f"ids: {name} are {array.dtype}, expected integers [n], or one")
@@ -222,7 +223,7 @@ def check_capacity(capacity: Any) -> int | None:
         return None
     if isinstance(capacity, float) and capacity.is_integer():  # 1e6
         capacity = int(capacity)
-    if isinstance(capacity, bool) or not isinstance(capacity, (int, np.integer)) or not 2 <= capacity <= 2**31:
+    if not is_integer(capacity) or not 2 <= capacity <= 2**31:
         raise ValueError(f"Store: capacity={capacity!r}, expected an integer number of steps from 2 to 2**31")
     return int(capacity)
 
@@ -255,7 +256,7 @@ def check_names(given: Collection[str], expected: Collection[str]) -> None:
 
 
 def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np.bool_]:
-    array = np.asarray(value)
+    array = as_array(name, value)
     expected = () if count is None else (count,)
     if array.dtype != np.bool_ and array.dtype.kind in "iuf" and ((array == 0) | (array == 1)).all():
         array = array != 0
@@ -267,12 +268,14 @@ def _flags(name: str, value: npt.ArrayLike, count: int | None) -> npt.NDArray[np
 def _rewards(reward: npt.ArrayLike, count: int | None) -> npt.NDArray[np.float32]:
     if count is None and type(reward) is float and -MAX_REWARD <= reward <= MAX_REWARD:  # 3 us less
         return np.array((reward,), np.float32)
-    array = np.asarray(reward)
+    array = as_array("reward", reward)
     expected = () if count is None else (count,)
     if array.shape != expected or array.dtype.kind not in "iuf":
         raise ValueError(f"reward: got {_told(array)}, expected shape {expected} float32, one for each step")
     if array.dtype == np.float32:
         rewards = np.ascontiguousarray(array).reshape(-1)
+    elif array.dtype.kind in "iu":
+        rewards = np.ascontiguousarray(integers_as_floats("reward", array, _FLOAT32)).reshape(-1)
     else:
         with np.errstate(over="ignore"):  # found below, and named
             rewards = np.ascontiguousarray(array, np.float32).reshape(-1)
@@ -320,7 +323,7 @@ def highest(lanes: npt.NDArray[np.int64]) -> int:
 
 def checked_lane(call: str, lane: Any) -> npt.NDArray[np.int64]:
     """Return one lane's number as int64 [1].  Raises: ValueError."""
-    if not isinstance(lane, (int, np.integer)) or not 0 <= lane < MAX_LANES:
+    if not is_integer(lane) or not 0 <= lane < MAX_LANES:
         raise ValueError(f"{call}: lane {lane!r}, expected an integer from 0 to {MAX_LANES - 1}")
     return np.array([lane], np.int64)
 
@@ -328,7 +331,7 @@ def checked_lane(call: str, lane: Any) -> npt.NDArray[np.int64]:
 def lane_numbers(lanes: npt.ArrayLike | None, count: int) -> npt.NDArray[np.int64]:
     if lanes is None:
         return np.arange(count)
-    array = np.asarray(lanes)
+    array = as_array("lanes", lanes)
     if array.shape != (count,) or array.dtype.kind not in "iu":
         raise ValueError(f"lanes: got {_told(array)}, expected shape ({count},) of integers, one for each row of obs")
     if count and (array.min() < 0 or array.max() >= MAX_LANES):

@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sharpwave.spec import TERMINATED, TRUNCATED
-from sharpwave.validation import MAX_REWARD, all_within, highest, join_flags
+from sharpwave.spec import MAX_REWARD, TERMINATED, TRUNCATED
+from sharpwave.validation import all_within, highest, join_flags
 
 
 @given(st.lists(st.tuples(st.booleans(), st.booleans()), max_size=20))

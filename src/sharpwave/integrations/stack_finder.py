@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.integrations.frame_stacks import Stack, channel_axis, same_bits, ways
 
 Array = npt.NDArray[Any]
@@ -33,7 +34,7 @@ class StackFinder:
         self.whole = Stack(shape, np.dtype(dtype).name)
         self._moved, self._looked = 0, False
         self._open: list[Stack] = []
-        known = isinstance(frames, (int, np.integer)) and not isinstance(frames, bool) and frames >= 1
+        known = is_integer(frames) and frames >= 1
         if frames is not None and frames != "auto" and not known:
             raise ValueError(
                 f"frame_stack={frames!r}, expected 'auto', None, or the number of frames in an observation"

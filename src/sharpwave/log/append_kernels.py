@@ -14,7 +14,7 @@ from sharpwave.log.inventory import CHANGES, HELD, TOTAL
 from sharpwave.log.row_kernels import ENDED, WHOLE
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import array_at, copy, load_word, prefetch
-from sharpwave.spec import START, TERMINATED, TRUNCATED
+from sharpwave.spec import MAX_REWARD, START, TERMINATED, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -38,7 +38,6 @@ MEMORY_BYTES, SLOTS, LANES, STRIDE, MAX_ROWS, MAX_FRAMES, CAPACITY = range(12, 1
 COUNT, TERMINATED_AT, TRUNCATED_AT, REWARD_AT, LANES_AT, FIRST_PLACE = 0, 1, 2, 3, 4, 5
 """Places of a plan: number of steps, and offsets in the staged bytes. Then, of each column, those of the steps' rows,
 of final and of next observations."""
-MAX_REWARD = float(np.finfo(np.float32).max)
 
 
 def write_words(

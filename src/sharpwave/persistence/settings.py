@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
+from sharpwave.arguments import is_integer
 from sharpwave.codecs.registry import codec_choice, is_known, not_loaded
 from sharpwave.disk.store_folder import MANIFEST_BYTES
 from sharpwave.errors import DamagedError, UnknownCodecError
@@ -75,7 +74,7 @@ class Settings:
             raise TypeError(
                 f"Store: retention is {retention!r}, expected sharpwave.Fifo(), Reservoir() or LowestPriority()"
             )
-        if not isinstance(seed, (int, np.integer)) or seed < 0:
+        if not is_integer(seed) or seed < 0:
             raise ValueError(f"Store: seed={seed!r}, expected an integer of at least 0")
         limits = checked_limits(capacity, ram, disk_limit, on_disk)
         settings = cls(
@@ -201,7 +200,7 @@ def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> d
 
 def _stride(spec: Spec, segment_steps: Any, limits: Mapping[str, int | None], on_disk: bool) -> int:
     if segment_steps is not None:
-        if not isinstance(segment_steps, (int, np.integer)) or not 1 <= segment_steps <= MAX_SEGMENT_STEPS:
+        if not is_integer(segment_steps) or not 1 <= segment_steps <= MAX_SEGMENT_STEPS:
             raise ValueError(
                 f"Store: segment_steps={segment_steps!r}, expected an integer from 1 to {MAX_SEGMENT_STEPS}"
             )

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sharpwave.arguments import is_number
 from sharpwave.sampling.protocol import Draw, Floats, Ints, Sampler, check_exponents, check_sampler, described
 
 
@@ -45,7 +46,7 @@ class Mixture:
                 )
             check_sampler(f"Mixture: part {part!r} is no (share, sampler): sampler", part[1])
             share = part[0]
-            if not isinstance(share, (int, float, np.floating)) or not 0 < share < math.inf:
+            if not is_number(share) or not 0 < share < math.inf:
                 raise ValueError(f"Mixture: share {share!r} of {part[1]!r}, expected a positive, finite number")
         if len({id(sampler) for _, sampler in self.parts}) < len(self.parts):
             raise ValueError("Mixture: the same sampler object twice; make a new one for each part")

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from sharpwave.arguments import is_number
 from sharpwave.native.jit import njit
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
@@ -80,7 +81,7 @@ class Prioritized:
 
     def __post_init__(self) -> None:
         check_exponents(self, alpha=self.alpha, beta=self.beta)
-        if not (isinstance(self.eps, (int, float, np.floating)) and MIN_EPS <= self.eps <= MAX_EPS):
+        if not (is_number(self.eps) and MIN_EPS <= self.eps <= MAX_EPS):
             raise ValueError(
                 f"Prioritized: eps={self.eps!r}, expected a number from {MIN_EPS:g} to {MAX_EPS:g}; with 0 an item of "
                 "TD error 0 would never be sampled again"

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_number
 from sharpwave.native.jit import njit
 from sharpwave.native.untouched import zeros
 
@@ -182,7 +183,7 @@ def check_unbound(sampler: object, bound: object) -> None:
 def check_exponents(sampler: object, **values: float) -> None:
     """Refuse a value that is not a number from 0 to 1.  Raises: ValueError: naming it."""
     for name, value in values.items():
-        if not (isinstance(value, (int, float, np.floating)) and 0 <= value <= 1):
+        if not (is_number(value) and 0 <= value <= 1):
             raise ValueError(f"{type(sampler).__name__}: {name}={value!r}, expected a number from 0 to 1")
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
+from sharpwave.arguments import is_integer
 from sharpwave.sampling.protocol import Floats, Ints, checked_array
 
 Priorities = Callable[[Ints], Floats | None]
@@ -90,7 +91,7 @@ class Reservoir:
     _heap: list[tuple[float, int]] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if isinstance(self.seed, bool) or not isinstance(self.seed, (int, np.integer)) or self.seed < 0:
+        if not is_integer(self.seed) or self.seed < 0:
             raise ValueError(f"Reservoir: seed={self.seed!r}, expected an integer of at least 0")
         self.threshold = 1.0
 

@@ -8,8 +8,7 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
+from sharpwave.arguments import is_integer
 from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.delivery import Delivery
@@ -116,6 +115,6 @@ class ClusterWriters:
 
 def _checked(name: str, value: Any, most: int) -> int:
     """Return an argument as an integer.  Raises: ValueError."""
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or not 1 <= value <= most:
+    if not is_integer(value) or not 1 <= value <= most:
         raise ValueError(f"writer: {name}={value!r}, expected an integer from 1 to {most}")
     return int(value)

@@ -110,7 +110,7 @@ class Batch(Arrays):
             spec has them. ``next_obs`` is the observation after the last step that ``reward`` sums, the true final one
             where that step ended the episode.
         action: [B, *shape], likewise.
-        reward: float32 [B], the discounted sum of up to n rewards.
+        reward: float32 [B], the discounted sum of up to n rewards; float32's largest value where the sum is beyond it.
         discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
         weights: float32 [B], importance weights, 1 for uniform sampling.
         probabilities: float64 [B], with which each was drawn.
@@ -157,7 +157,7 @@ class SequenceBatch(Arrays):
             and tuples, as the spec has them. Each step's observation, then those that returns bootstrap from; after an
             episode's last step its true final one; zeros beyond.
         action: [B, T, *shape], likewise.
-        reward: float32 [B, T], n-step returns: the discounted sum of up to n rewards.
+        reward: float32 [B, T], n-step returns: the discounted sum of up to n rewards, as of ``Batch``.
         step_reward: float32 [B, T], of each step alone.
         discount: float32 [B, T], ``gamma**n_used * (1 - terminated)``: what the value of the observation in column
             ``bootstrap`` counts for.

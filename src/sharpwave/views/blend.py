@@ -10,6 +10,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.views.batch import Arrays
 from sharpwave.views.blend_source import BlendSource, Choice, Share
 from sharpwave.views.blend_stream import BlendStream
@@ -101,7 +102,7 @@ class Blend(Generic[B]):
 
         All of a batch is drawn or, where an error or an interrupt comes first, nothing.
         """
-        if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
+        if not is_integer(batch_size) or not 1 <= batch_size <= MAX_BATCH_SIZE:
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
         check_beta(beta)
         source = self._source

@@ -16,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
@@ -90,7 +91,7 @@ class BlendSource(Generic[B]):
         self._waits = 0  # the process, while the thread whose turn it is waits for steps; a fork has another
         self._locks = in_order([view.lock for view in views])
         self.tag = object()
-        if isinstance(seed, bool) or not isinstance(seed, (int, np.integer)) or seed < 0:
+        if not is_integer(seed) or seed < 0:
             raise ValueError(f"Blend: seed={seed!r}, expected an integer of at least 0")
         self._rng: Mapping[str, Any] = np.random.default_rng(seed).bit_generator.state
         self._limited = any(view.source.limiter is not None for view in views)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.spec import Spec
+from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views.batch import Batch
 from sharpwave.views.ended_steps import EndedSteps
 from sharpwave.views.goals import GoalFunction, Goals
@@ -23,7 +23,6 @@ Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-MAX_REWARD = float(np.finfo(np.float32).max)
 STRATEGIES = {"future": FUTURE, "final": FINAL, "episode": EPISODE}
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.disk.view_files import ViewFiles
 from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_MASK
@@ -156,7 +157,7 @@ class Views(LogListener):
         """
         self._log.check_open()
         sampler = Uniform() if sampler is None else sampler
-        if seed is not None and (not isinstance(seed, (int, np.integer)) or seed < 0):
+        if seed is not None and (not is_integer(seed) or seed < 0):
             raise ValueError(f"{view.kind}: seed={seed!r}, expected an integer of at least 0, or None")
         if any(one.view is view for one in self):
             raise ValueError(f"{view.kind}: this view serves a replay already; make a new one for each")

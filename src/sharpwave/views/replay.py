@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import as_array, is_integer, is_number
 from sharpwave.errors import not_to_be_copied
 from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
@@ -199,8 +200,10 @@ class Replay(Generic[B]):
         were not skipped.
 
         Raises:
-            ValueError: shapes differ, a value is NaN or beyond float32, or ``batch.ids`` (or slices, copies, selections
-                of them) are those of another store, or of a view of other items; then nothing changed.
+            TypeError: ``td_error`` is masked.
+            ValueError: shapes differ, a value is no real number, NaN or beyond float32, or ``batch.ids`` (or slices,
+                copies, selections of them) are those of another store, or of a view of other items; then nothing
+                changed.
         """
         checked = _checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
@@ -221,7 +224,7 @@ class Replay(Generic[B]):
 
 
 def _check_batch_size(batch_size: int) -> None:
-    if not isinstance(batch_size, (int, np.integer)) or not 1 <= batch_size <= MAX_BATCH_SIZE:
+    if not is_integer(batch_size) or not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
 
 
@@ -229,29 +232,38 @@ def check_stream(batch_size: int, lookahead: int, beta: float | None, timeout: f
     """Check the arguments of ``stream``.  Raises: ValueError: naming the one out of range."""
     _check_batch_size(batch_size)
     check_beta(beta)
-    if not isinstance(lookahead, (int, np.integer)) or not 0 <= lookahead <= MAX_LOOKAHEAD:
+    if not is_integer(lookahead) or not 0 <= lookahead <= MAX_LOOKAHEAD:
         raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")
     check_timeout("stream", timeout)
 
 
 def check_beta(beta: float | None) -> None:
     """Check an argument.  Raises: ValueError."""
-    if beta is not None and not (isinstance(beta, (int, float, np.floating)) and 0 <= beta <= 1):
+    if beta is not None and not (is_number(beta) and 0 <= beta <= 1):
         raise ValueError(f"sample: beta={beta!r}, expected a number from 0 to 1")
 
 
-def checked_errors(td_error: Any, expected: tuple[int, ...]) -> npt.NDArray[np.float64]:
-    """Return TD errors as float64 of the shape ``expected``.  Raises: ValueError: another shape, or no such number."""
+def checked_errors(
+    td_error: Any, expected: tuple[int, ...], call: str = "update_priorities"
+) -> npt.NDArray[np.float64]:
+    """Return TD errors as float64 of the shape ``expected``; a tensor's gradient and device do not matter.
+
+    Raises:
+        ValueError: another shape, or values that are no real numbers, or not finite.  TypeError: a masked array.
+    """
     try:
-        errors = np.asarray(td_error, np.float64, order="C")  # any other order would compile kernels again
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"update_priorities: td_error cannot be read as numbers ({error})") from error
+        array = as_array(f"{call}: td_error", _without_gradient(td_error))
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{call}: td_error cannot be read as numbers ({error})") from error
+    if array.dtype.kind not in "iuf":
+        raise ValueError(f"{call}: td_error cannot be read as numbers (got {array.dtype}, expected floats)")
+    errors = np.asarray(array, np.float64, order="C")  # any other order would compile kernels again
     if errors.shape != expected:
-        raise ValueError(f"update_priorities: td_error has shape {errors.shape}, expected {expected}, one for each id")
+        raise ValueError(f"{call}: td_error has shape {errors.shape}, expected {expected}, one for each id")
     if not all_within(errors.reshape(-1), MAX_TD_ERROR):
         worst = np.argwhere(~(np.abs(errors) <= MAX_TD_ERROR))[0].tolist()
         raise ValueError(
-            f"update_priorities: td_error{worst} is {errors[*worst]}, expected finite numbers of at most "
+            f"{call}: td_error{worst} is {errors[*worst]}, expected finite numbers of at most "
             f"{MAX_TD_ERROR:.2g}, float32's largest; look for a diverging loss"
         )
     return errors
@@ -272,6 +284,15 @@ def _checked_ids(what: str, ids: Any, tag: Tag) -> Ints:
     return array.astype(np.int64, copy=False)
 
 
+def _without_gradient(value: Any) -> Any:
+    """Return a tensor's values where numpy can read them; anything else as it is."""
+    if not hasattr(value, "detach"):
+        return value
+    values = value.detach().cpu()
+    short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16
+    return (values.float() if short else values).numpy()
+
+
 def on_host(array: Any) -> npt.NDArray[Any]:
     """Return an array, or a tensor on any device, as a numpy array."""
-    return np.asarray(array.cpu() if hasattr(array, "cpu") else array)
+    return as_array("ids", array.cpu() if hasattr(array, "cpu") else array)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.log.sparse_kernels import step_number
 from sharpwave.native.jit import njit
-from sharpwave.spec import START, TERMINATED, TRUNCATED
+from sharpwave.spec import MAX_REWARD, START, TERMINATED, TRUNCATED
 from sharpwave.views.log_arrays import LogArrays, read_arrays
 from sharpwave.views.transition_kernels import frame_of, next_flagged
 
@@ -251,7 +251,7 @@ def locate(
                 behind += 1
                 if flag & ENDED or behind == j + n_step:
                     break
-            step_reward[i, j], reward[i, j] = rewards[j], total
+            step_reward[i, j], reward[i, j] = rewards[j], min(max(total, -MAX_REWARD), MAX_REWARD)
             discount[i, j] = 0.0 if flag & TERMINATED else factor
             bootstrap[i, j], n[i, j] = behind, behind - j
             mask[i, j], first[i, j] = True, flags[j] & START != 0

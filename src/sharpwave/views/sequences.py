@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer, is_number
 from sharpwave.native.untouched import zeros
 from sharpwave.views import sequence_kernels as kernels
 from sharpwave.views.batch import SequenceBatch
@@ -54,20 +55,20 @@ class Windows(DividedView[SequenceBatch]):
     def __init__(self, length: int, burn_in: int, stride: int | None, n_step: int, gamma: float, eta: float) -> None:
         stride = length if stride is None else stride
         for name, value, lowest in (("length", length, 1), ("burn_in", burn_in, 0), ("n_step", n_step, 1)):
-            if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < lowest:
+            if not is_integer(value) or value < lowest:
                 raise ValueError(f"sequences: {name}={value!r}, expected an integer of at least {lowest}")
         if length + burn_in + n_step > MAX_COLUMNS:
             raise ValueError(
                 f"sequences: length={length}, burn_in={burn_in} and n_step={n_step} are {length + burn_in + n_step:,} "
                 f"columns, expected at most {MAX_COLUMNS:,}"
             )
-        if isinstance(stride, bool) or not isinstance(stride, (int, np.integer)) or not 1 <= stride <= length:
+        if not is_integer(stride) or not 1 <= stride <= length:
             raise ValueError(
                 f"sequences: stride={stride!r}, expected an integer from 1 to length={length}: with a larger one some "
                 "steps would be in no window"
             )
         for name, share in (("gamma", gamma), ("eta", eta)):
-            if not isinstance(share, (int, float, np.floating)) or not 0 <= share <= 1:
+            if not is_number(share) or not 0 <= share <= 1:
                 raise ValueError(f"sequences: {name}={share!r}, expected a number from 0 to 1")
         self.length, self.burn_in, self.stride, self.n_step = int(length), int(burn_in), int(stride), int(n_step)
         self.reach_back = self.burn_in

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import load_word, prefetch
-from sharpwave.spec import START, TERMINATED, TRUNCATED
+from sharpwave.spec import MAX_REWARD, START, TERMINATED, TRUNCATED
 from sharpwave.views.log_arrays import read_arrays
 
 Bytes = npt.NDArray[np.uint8]
@@ -233,7 +233,7 @@ def locate(
             if r == rows[s]:
                 s = np.int64(log.next[s])
                 r = np.int64(0)
-        reward[i] = total
+        reward[i] = min(max(total, -MAX_REWARD), MAX_REWARD)  # float64 so far
         discount[i] = 0.0 if flag & TERMINATED else factor
         terminated[i], truncated[i], n[i] = flag & TERMINATED != 0, flag & TRUNCATED != 0, used
         lane[i], step[i] = log.lane[slot[i]], log.first_step[slot[i]] + row[i]

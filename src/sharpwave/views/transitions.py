@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer, is_number
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReaders, Read
 from sharpwave.views.known_steps import KnownSteps
@@ -46,9 +47,9 @@ class NStep(DividedView[Batch]):
     scratch_rows = 7
 
     def __init__(self, n_step: int, gamma: float, newest: bool = False) -> None:
-        if not isinstance(n_step, (int, np.integer)) or not 1 <= n_step <= MAX_N_STEP:
+        if not is_integer(n_step) or not 1 <= n_step <= MAX_N_STEP:
             raise ValueError(f"transitions: n_step={n_step!r}, expected an integer from 1 to {MAX_N_STEP:,}")
-        if not isinstance(gamma, (int, float, np.floating)) or not 0 <= gamma <= 1:
+        if not is_number(gamma) or not 0 <= gamma <= 1:
             raise ValueError(f"transitions: gamma={gamma!r}, expected a number from 0 to 1")
         self.n_step, self.gamma, self.newest = int(n_step), float(gamma), bool(newest)
 

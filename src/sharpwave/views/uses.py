@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.native.jit import njit
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw, Sampler, extended
@@ -48,7 +49,7 @@ class Uses:
     """
 
     def __init__(self, max_uses: Any, items: int) -> None:
-        if isinstance(max_uses, bool) or not isinstance(max_uses, (int, np.integer)) or not 1 <= max_uses < 2**31:
+        if not is_integer(max_uses) or not 1 <= max_uses < 2**31:
             raise ValueError(f"max_times_sampled={max_uses!r}, expected an integer of at least 1, or None")
         self.max_uses = int(max_uses)
         self.left = 0
