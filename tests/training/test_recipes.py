@@ -35,6 +35,8 @@ def test_every_setting_says_what_it_is_and_has_an_option_of_its_own(recipe):
         ({"loss": "l1"}, "--loss: got 'l1', expected one of huber, mse"),
         ({"gamma": 1.5}, "--gamma: got 1.5, expected from 0 to 1"),
         ({"batch_size": 0}, "--batch-size: got 0, expected at least 1"),
+        ({"num_envs": 10**9}, "--num-envs: got 1000000000, expected from 1 to 65536"),
+        ({"stack": 10**9}, "--stack: got 1000000000, expected from 1 to 64"),
         ({"frame": "84"}, "--frame: got '84', expected height x width"),
         ({"frame": "5x84"}, "--frame: got '5x84', expected height x width of at least 8x8 pixels"),
         ({"frame": "84xx"}, "--frame: got '84xx', expected positive integers"),

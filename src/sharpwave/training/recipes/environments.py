@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from sharpwave.envs import AtariSettings
 
 GROUP = "Environment"
+MAX_ENVIRONMENTS, MAX_STACK = 1 << 16, 64
+"""Limits of settings that a run's ``config.json`` may hold: environments are made before anything else is checked."""
 MIN_FRAME_SIDE = 8
 """Pixels of the shorter side of an Atari frame, at least."""
 
@@ -26,10 +28,10 @@ class Atari:
     """ale-py's seeds are int32; environment i has the run's seed + i."""
 
     name: str = setting("pong", "Atari game: pong, breakout, ...", GROUP, flag="--env")
-    num_envs: int = setting(8, "environments stepped together", GROUP, at_least=1)
+    num_envs: int = setting(8, "environments stepped together", GROUP, at_least=1, at_most=MAX_ENVIRONMENTS)
     frame: str = setting("84x84", "height x width of a frame, after cropping", GROUP)
     crop: str = setting("0:210", "first:last of the screen's 210 lines that are kept", GROUP)
-    stack: int = setting(4, "newest frames that an observation carries", GROUP, at_least=1)
+    stack: int = setting(4, "newest frames that an observation carries", GROUP, at_least=1, at_most=MAX_STACK)
     rgb: bool = setting(False, "frames in colour, [H, W, 3]", GROUP)
     max_pool: bool = setting(True, "a frame is the brighter, pixel by pixel, of the emulator's last two", GROUP)
     actions: str = setting("", "the agent's actions, as NOOP,RIGHT,LEFT; empty: all of the game's", GROUP)
@@ -100,8 +102,10 @@ class Gymnasium:
     name: str = setting(
         "CartPole-v1", "Gymnasium id: CartPole-v1, ALE/Pong-v5, module:Name-v0, ...", GROUP, flag="--env"
     )
-    num_envs: int = setting(4, "environments stepped together", GROUP, at_least=1)
-    stack: int = setting(1, "newest observations that the agent sees together", GROUP, at_least=1)
+    num_envs: int = setting(4, "environments stepped together", GROUP, at_least=1, at_most=MAX_ENVIRONMENTS)
+    stack: int = setting(
+        1, "newest observations that the agent sees together", GROUP, at_least=1, at_most=MAX_STACK
+    )
 
     def __post_init__(self) -> None:
         check(self)
