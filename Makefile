@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: pong cartpole test check tests slow coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check tests slow fuzz coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -27,6 +27,9 @@ tests: $(VENV)/.test
 
 slow: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist worksteal -m slow
+
+fuzz: $(VENV)/.test
+	PYTHONPATH=src:. $(BIN)/python -W ignore -m tests.data_sets.fuzzing --seed $$(date +%Y%m%d)
 
 coverage: $(VENV)/.test
 	$(BIN)/pytest -m '' -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml

@@ -737,7 +737,7 @@ def _wait(child: int) -> int:
     while True:
         done, _, used = os.wait4(child, os.WNOHANG)
         if done:
-            return used.ru_maxrss << 10
+            return used.ru_maxrss if sys.platform == "darwin" else used.ru_maxrss << 10
         if time.monotonic() > deadline:
             os.kill(child, 9)
             deadline += 60

@@ -37,6 +37,8 @@ VIDEO_WEIGHT = 16
 """Bytes that a byte of a video counts for: a picture that hardly changes takes a few thousandths of a raw one."""
 MAX_JSON_BYTES, MAX_LINE_BYTES, MAX_LINES_BYTES = 1 << 25, 1 << 20, 1 << 28
 """Limits of a JSON file, and of a line and the whole of a file of JSON lines. Values take some 20 times their text."""
+MAX_NAME_BYTES = 255
+"""Limit of a name in a folder, on most systems."""
 REMEDY = "if you know who wrote it, lift the bounds by trust=True (sharpwave import --trust)"
 
 
@@ -284,16 +286,16 @@ class Folder:
     def _enter(self, parts: list[str], stack: contextlib.ExitStack) -> Directory:
         place = self._top
         for part in parts:
-            if part in ("", ".", "..") or os.sep in part or "\0" in part:
-                raise ValueError(f"{self.path}: the path {'/'.join(parts)!r} leaves the folder, or is none")
             place = stack.enter_context(place.directory(part))
         return place
 
     @contextlib.contextmanager
     def _refusing(self, name: str) -> Iterator[None]:
-        last = name.rpartition("/")[2]
-        if name and (last in ("", ".", "..") or os.sep in last or "\0" in name or name.startswith("/")):
-            raise ValueError(f"{self.path}: the path {name!r} leaves the folder, or is none")
+        parts = name.split("/") if name else []
+        if any(part in ("", ".", "..") or os.sep in part or "\0" in part for part in parts):
+            raise ValueError(f"{self.path}: the path {name[:200]!r} leaves the folder, or is none")
+        if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts):
+            raise ValueError(f"{self.path}: the path {name[:200]!r} has a name of more than {MAX_NAME_BYTES} bytes")
         try:
             yield
         except IrregularError as error:

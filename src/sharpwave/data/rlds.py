@@ -95,7 +95,7 @@ class RldsSource:
         self._budget.check_episode(self.name, 2, self._row_fields)
         with shown(self._budget.progress, f"{self.name}: files", len(files)) as report:
             for name in files:
-                with self._folder.open(name) as file, explained(str(file.path)):
+                with self._folder.open(name) as file, explained(str(file.path), self.name):
                     for place in tfrecord.records(file, name):
                         check_whole(f"{self.name}: {name}: a record", place.nbytes)
                         self._places.append(place)

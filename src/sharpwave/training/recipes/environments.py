@@ -103,9 +103,7 @@ class Gymnasium:
         "CartPole-v1", "Gymnasium id: CartPole-v1, ALE/Pong-v5, module:Name-v0, ...", GROUP, flag="--env"
     )
     num_envs: int = setting(4, "environments stepped together", GROUP, at_least=1, at_most=MAX_ENVIRONMENTS)
-    stack: int = setting(
-        1, "newest observations that the agent sees together", GROUP, at_least=1, at_most=MAX_STACK
-    )
+    stack: int = setting(1, "newest observations that the agent sees together", GROUP, at_least=1, at_most=MAX_STACK)
 
     def __post_init__(self) -> None:
         check(self)
