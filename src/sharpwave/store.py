@@ -54,7 +54,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             ``capacity`` or ``disk_limit``.
         disk_limit: limit in bytes of the files in that folder: a number, or "50GiB".
         on_full: behaviour of an append when the disk is full or fails: "raise" an OSError and leave the store
-            unchanged; "block" for up to 60 s, then raise; "drop_oldest", evict steps until there is room;
+            unchanged; "block" for up to 60 s, then raise; "drop_oldest", evict steps until a full disk has room;
             "drop_newest", drop the segment that could not be written. ``stats()`` counts failures and dropped steps.
         codec: "auto" (measured on the data) or the name of a codec; or a dict of those by field name, in which absent
             fields have "auto". ``Field(codec=)`` takes precedence.

@@ -14,6 +14,13 @@ UNLIMITED_REGIONS = 64
 """Without a limit a region is at least this fraction of the store: a terabyte has some 400."""
 MAX_HELD_SHARE = 0.75
 """Where segments are evicted in any order: limit of the held share of the files, and of a region to compact."""
+FULL_SHARE = 7 / 8
+"""On a full disk that evicts, limit of the held share of a region to compact."""
+DROPPED_SHARE = 1 / 8
+"""Where a full disk evicts the oldest segments, limit of a new region as a share of all files: one region is deleted at
+a time, from the first few hundred KiB on."""
+SPARE_BYTES = 64 << 10
+"""Disk space held there for notes, and for the rest of a region that is nearly empty."""
 FRAGMENTED_SHARE = 0.25
 """Once more than this share of the limit is dead, regions are compacted before segments are evicted."""
 
@@ -28,6 +35,7 @@ class DiskBudget:
 
     Attributes:
         compacts: segments are evicted in any order, so regions become half empty and are compacted.
+        drops: segments are evicted when the disk is full, so regions are small parts of the store.
         unreadable: regions that could not be copied from.
     """
 
@@ -36,7 +44,7 @@ class DiskBudget:
     ) -> None:
         self._regions, self._held = regions, held
         self.limit_bytes, self._max_step_bytes = limit_bytes, max_step_bytes
-        self.compacts = False
+        self.compacts = self.drops = False
         self.unreadable: set[int] = set()
 
     def evict_in_any_order(self) -> None:
@@ -53,10 +61,30 @@ class DiskBudget:
         self._regions.region_bytes = region_bytes(limit_bytes, max_step_bytes, 32 if self.compacts else 8)
 
     def grow_regions(self) -> None:
-        """Enlarge future regions as the store grows, where there is no limit."""
+        """Fit the size of future regions to that of the store, where there is no limit or a full disk drops steps."""
+        size = region_bytes(self.limit_bytes, self._max_step_bytes, 32 if self.compacts else 8)
         if self.limit_bytes is None:
-            least = region_bytes(None, self._max_step_bytes)
-            self._regions.region_bytes = max(least, self._regions.nbytes // UNLIMITED_REGIONS)
+            size = max(size, self._regions.nbytes // UNLIMITED_REGIONS)
+        if self.drops:
+            size = min(size, max(MIN_REGION_BYTES // 4, int(DROPPED_SHARE * self._regions.nbytes)))
+        if self.limit_bytes is None or self.drops:
+            self._regions.region_bytes = size
+
+    def drop_when_full(self) -> None:
+        """Prepare for evicting segments when the disk is full."""
+        self.drops = True
+        self.grow_regions()
+
+    @property
+    def reserve_bytes(self) -> int:
+        """Disk space to hold for what a full disk must take before a file is deleted: notes and, where segments are
+        evicted in any order, a copy of a region."""
+        return max(SPARE_BYTES, self._regions.region_bytes if self.compacts else 0)
+
+    def emptied(self) -> int | None:
+        """Return a region so nearly empty that a copy of what it holds fits the disk space in reserve; else ``None``."""
+        number = self.emptiest(FULL_SHARE)
+        return None if number is None or self.needed_bytes(number) > self.reserve_bytes else number
 
     def room_for(self, nbytes: int) -> bool:
         """Return whether the limit has room for ``nbytes`` beside the region kept free."""
@@ -82,8 +110,8 @@ class DiskBudget:
 
     @property
     def spare_bytes(self) -> int:
-        """Bytes of the limit kept free to copy a region into."""
-        return self._regions.region_bytes if self.compacts else 0
+        """Bytes of the limit kept free to copy a region into, or held in reserve for a full disk."""
+        return max(self._regions.region_bytes if self.compacts else 0, self._regions.spare_bytes)
 
     @property
     def wasteful(self) -> bool:

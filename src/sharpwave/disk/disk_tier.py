@@ -127,16 +127,19 @@ class DiskTier:
         self.bytes_written = self.failures = 0
         self.described: dict[str, Any] = {}
 
-    def begin(self, claims: Claims, stride: int, in_order: bool) -> None:
+    def begin(self, claims: Claims, stride: int, in_order: bool, drops: bool = False) -> None:
         """Begin to serve a log, whose ``claims`` are recorded in notes.
 
         Args:
             stride: limit of steps in a segment.
             in_order: whether segments are evicted in the order in which they were added.
+            drops: whether segments are evicted when the disk is full.
         """
         self._claims, self.evictions = claims, Evictions(stride)
         if not in_order:
             self.budget.evict_in_any_order()
+        if drops:
+            self.budget.drop_when_full()
 
     @property
     def folder(self) -> Path:
@@ -328,9 +331,9 @@ class DiskTier:
     def write_note(self, payload: bytes, generation: int) -> int:
         """Write a note, a record that holds no steps, behind the newest record; return its region.
 
-        A full disk has room for it: every segment leaves ``RegionFiles.note_room`` bytes allocated behind it, 8 KiB in
-        regions of usual size, for all notes until the next segment. A longer note needs disk space, and so does one
-        behind a finished region (a checkpoint finishes it); ``on_full="drop_oldest"`` holds some for that.
+        A full disk has room for it: every segment leaves ``RegionFiles.note_room`` bytes allocated behind it, 8 KiB or
+        more, for all notes until the next segment. More notes need disk space, and so does one behind a finished
+        region (a checkpoint finishes it); ``on_full="drop_oldest"`` holds some in reserve for that.
 
         Args:
             generation: the highest of any id so far, or one that the note reserves.
@@ -379,6 +382,8 @@ class DiskTier:
         if not self.regions.room_for(len(packed)):
             self.budget.grow_regions()
         try:
+            if self.budget.drops:
+                self.regions.hold_spare(self.budget.reserve_bytes)
             self.note()
             region, offset = self.write(SEGMENT, id_, packed, generation, dictionaries, sequence)
         except OSError:
@@ -401,6 +406,8 @@ class DiskTier:
             return
         checksum, before = checksum_of(packed), self._tails.get(id_)
         try:
+            if self.budget.drops:
+                self.regions.hold_spare(self.budget.reserve_bytes)
             self.note()
             region, offset = self.write(TAIL, id_, packed, generation, {})
         except OSError:
@@ -430,7 +437,12 @@ class DiskTier:
         Raises nothing: deleting a file is tried again at the next eviction.
         """
         self.held.release(region, nbytes)
-        unused = [n for n in list(self.regions.regions)[:-1] if not self.held.holds(n)]
+        newest = self.regions.newest
+        unused = [
+            number
+            for number, region in self.regions.regions.items()
+            if (region is not newest or (region.finished and self.budget.drops)) and not self.held.holds(number)
+        ]
         if not unused:
             return
         try:

@@ -61,6 +61,8 @@ FIRST_EXTENT, MAX_EXTENT = 1 << 18, 8 << 20
 NOTE_ROOM, NOTE_SHARE = 8 << 10, 128
 """Disk space allocated behind the records of the region being written, for notes on a disk that became full: at least
 so much, and this part of a region. A note of all segments in a region takes less."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Errors of a full disk, which deleting files may remedy."""
 MAX_DIRECT_REGIONS = 256
 """Limit of the regions with a second descriptor, for reads that bypass the page cache."""
 
@@ -75,6 +77,7 @@ class RegionFiles:
 
     Attributes:
         goes_on: whether another process began the newest.
+        spare_bytes: disk space held in a file that is deleted when a full disk must take a note or a copy.
         scarce: the process may not open so many files; each is opened when it is read.
     """
 
@@ -94,6 +97,7 @@ class RegionFiles:
         self.next_number = 0
         self.goes_on = self.scarce = False
         self._visited: Region | None = None
+        self.spare_bytes, self._spare = 0, -1
 
     @property
     def nbytes(self) -> int:
@@ -144,6 +148,20 @@ class RegionFiles:
         """
         need = sum(space(len(data)) for data in dictionaries.values()) + space(len(payload))
         need += 0 if kind == NOTE else self.note_room
+        try:
+            region = self._region_for(need, generation)
+        except OSError as error:
+            if kind != NOTE or error.errno not in FULL or not self.release_spare():
+                raise
+            region = self._region_for(need, generation)
+        for (column, key), data in dictionaries.items():
+            if (column, key) not in region.keys:
+                self._write(region, DICTIONARY, key, column, data)
+                region.keys.add((column, key))
+        return region.number, self._write(region, kind, id_, 0, payload, sequence)
+
+    def _region_for(self, need: int, generation: int) -> Region:
+        """Return the region to append ``need`` bytes to, with disk space allocated for them.  Raises: OSError."""
         region = self.newest
         if region is None or self._full(region, need):
             if region is not None:
@@ -154,11 +172,33 @@ class RegionFiles:
                 self.sync()
             region = self._create(FIRST + need, generation)
         self._allocate(region, region.used + need)
-        for (column, key), data in dictionaries.items():
-            if (column, key) not in region.keys:
-                self._write(region, DICTIONARY, key, column, data)
-                region.keys.add((column, key))
-        return region.number, self._write(region, kind, id_, 0, payload, sequence)
+        return region
+
+    def hold_spare(self, nbytes: int) -> None:
+        """Allocate disk space, if none is held, in a file that ``release_spare`` deletes.  Raises: OSError."""
+        if self.spare_bytes:
+            return
+        self._check()
+        name = partial_name(MAX_NUMBER, self.identity)  # after a crash, opening deletes it as any partial file
+        self.files.unlink(self.directory, name)
+        descriptor = self.files.open(self.directory, name)
+        try:
+            self.files.allocate(descriptor, 0, nbytes)
+        except OSError:
+            self._unlink(name, descriptor)
+            os.close(descriptor)
+            raise
+        self._spare, self.spare_bytes = descriptor, nbytes
+
+    def release_spare(self) -> bool:
+        """Free the disk space of ``hold_spare``; return whether any was held."""
+        if self._spare < 0:
+            return False
+        with contextlib.suppress(OSError):  # an opening process deletes it
+            self._unlink(partial_name(MAX_NUMBER, self.identity), self._spare)
+        os.close(self._spare)
+        self._spare, self.spare_bytes = -1, 0
+        return True
 
     def finish(self) -> None:
         """Close the newest region to writing, so that its file can be shared.  Raises: OSError."""
@@ -234,6 +274,7 @@ class RegionFiles:
 
     def close(self) -> None:
         """Close the files."""
+        self.release_spare()
         for region in self.regions.values():
             with contextlib.suppress(OSError):  # opening the store finds the file, at no cost
                 self._clean(region)
@@ -244,6 +285,9 @@ class RegionFiles:
 
     def leave(self) -> None:
         """Close the files without writing: they are another process's."""
+        if self._spare >= 0:
+            os.close(self._spare)
+            self._spare, self.spare_bytes = -1, 0
         for region in self.regions.values():
             region.close()
         self.regions.clear()

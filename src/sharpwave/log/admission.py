@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from enum import Enum
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
+from sharpwave.disk.region_files import FULL
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region_notes import Evicted
 from sharpwave.log.inventory import Inventory
@@ -20,6 +23,9 @@ from sharpwave.sampling.retention import Newcomer, Retention
 
 MAX_HELD_OF_COPIED = 0.95
 """A region of which at most this share is held is compacted when a limit was lowered."""
+
+
+W = TypeVar("W")
 
 
 class Made(Enum):
@@ -294,13 +300,29 @@ class Admission:
         dictionaries: dict[tuple[int, int], bytes],
     ) -> tuple[int, int] | None:
         """Append a segment to the newest region; return its region and offset. ``None`` as ``keep``."""
-        disk = compaction.disk
+        disk, generation = compaction.disk, self._space.index.latest_generation
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
+        return self._with_room(
+            compaction, need, lambda: disk.append(newcomer.id, packed, generation, dictionaries), newcomer
+        )
+
+    def write_tail(self, id_: int, packed: bytes) -> None:
+        """Write an open segment's rows so far to the region files, evicting for them.  Raises: OSError."""
+        assert self._compaction is not None
+        disk, generation = self._compaction.disk, self._space.index.latest_generation
+        self._with_room(self._compaction, len(packed), lambda: disk.append_tail(id_, packed, generation))
+
+    def _with_room(
+        self, compaction: Compaction, need: int, write: Callable[[], W], newcomer: Newcomer | None = None
+    ) -> W | None:
+        """Make room for ``need`` bytes within the limit, and as ``on_full`` says on a full disk; return what ``write``
+        does. ``None``: the retention chose the ``newcomer``."""
+        disk = compaction.disk
         while True:
             refusal: OSError | None = None
             try:
                 if compaction.make_room(need):
-                    return disk.append(newcomer.id, packed, self._space.index.latest_generation, dictionaries)
+                    return write()
             except OSError as error:
                 if not is_refusal(error):
                     raise
@@ -309,20 +331,57 @@ class Admission:
                     f"disk: {disk.folder} could not be written to ({error.strerror}); make room, or choose another "
                     f"on_full= (now {self.on_full!r}). This step was not appended",
                 )
-                if self.on_full != "drop_oldest":
+                if self.on_full != "drop_oldest" or error.errno not in FULL:
                     raise refusal from error
-            made = self.evict(newcomer)
+            made = self.evict(newcomer) if refusal is None else self._drop(compaction, newcomer)
             if made is Made.NOT_KEPT:
                 return None
             if made is Made.NOTHING:
                 raise refusal or too_large(disk.budget.limit_bytes, need)
 
-    def make_room_on_disk(self, need: int) -> None:
-        """Evict until ``need`` bytes can be appended to the region files.  Raises: OSError."""
-        assert self._compaction is not None
-        while not self._compaction.make_room(need):
-            if self.evict() is Made.NOTHING:
-                raise too_large(self._compaction.disk.budget.limit_bytes, need)
+    def _drop(self, compaction: Compaction, newcomer: Newcomer | None) -> Made:
+        """Evict until a file on a full disk could be deleted; count the steps as dropped."""
+        disk, inventory = compaction.disk, self._inventory
+        before, nbytes = inventory.evicted_steps, disk.nbytes
+        most = self._sealed.nbytes - 2 * max((one.allocated for one in disk.regions.regions.values()), default=0)
+        try:
+            if len(disk.regions.regions) == 1:  # it is deleted only once nothing is written to it any more
+                with contextlib.suppress(OSError):
+                    disk.regions.finish()
+            while disk.nbytes >= nbytes:
+                emptied = disk.budget.emptied()
+                if emptied is not None or self._sealed.nbytes < most:
+                    return self._drop_region(compaction)
+                made = self.evict(newcomer)
+                if made is Made.NOT_KEPT and newcomer is not None:
+                    inventory.dropped_steps += int(self._space.index.rows[newcomer.slot])
+                if made is not Made.ROOM:
+                    tried = made is Made.NOTHING and inventory.evicted_steps > before
+                    return Made.ROOM if tried else made
+            return Made.ROOM
+        finally:
+            inventory.dropped_steps += inventory.evicted_steps - before
+
+    def _drop_region(self, compaction: Compaction) -> Made:
+        """Delete the emptiest region: copy what it holds, or evict it where a full disk takes no copy."""
+        disk, index = compaction.disk, self._space.index
+        number = disk.budget.emptiest(1.0)
+        if number is None:
+            return Made.NOTHING
+        disk.regions.release_spare()
+        with contextlib.suppress(OSError):
+            if disk.budget.emptied() == number and compaction.compact(1.0):
+                return Made.ROOM
+        used = slice(0, index.highest)
+        held = (index.region[used] == number) & (index.sealed[used] > 0) & (index.rows[used] > 0)
+        for slot in np.flatnonzero(held).tolist():
+            self.evict_one(slot)
+        if number not in disk.regions.regions:
+            return Made.ROOM
+        try:
+            return Made.ROOM if disk.vacate([number], index.latest_generation) else Made.NOTHING
+        except OSError:
+            return Made.NOTHING
 
     def free_memory(self, newcomer: Newcomer | None = None) -> Made:
         """Uncache segments; without a disk, evict one."""

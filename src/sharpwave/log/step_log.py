@@ -136,7 +136,7 @@ class StepLog:
         )
         self.batches = BatchMemory(space, self.inventory, ledger, self.admission)
         if disk is not None:
-            disk.begin(self.admission, stride, retention.in_order)
+            disk.begin(self.admission, stride, retention.in_order, on_full == "drop_oldest")
         self.closed = False
         self.tag = object()
         self.annotations = Annotations()

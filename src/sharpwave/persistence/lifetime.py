@@ -55,8 +55,7 @@ def _write_tails(log: StepLog, disk: DiskTier) -> None:
             id_, packed = pack_raw(log.opened, lane)
             if disk.has_tail(id_, packed):
                 continue  # no eviction for a tail
-            log.admission.make_room_on_disk(len(packed))
-            disk.append_tail(id_, packed, log.index.latest_generation)
+            log.admission.write_tail(id_, packed)
     disk.note_counts()  # and the evictions for these rows
     disk.note_ends(log.index.first_step[log.opened.slots])  # beyond the files' steps, where segments were evicted
 
