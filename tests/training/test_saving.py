@@ -4,14 +4,16 @@ real, and work again when it is lifted."""
 import contextlib
 import io
 import json
+import re
 import resource
 import shutil
 
+import numpy as np
 import pytest
 from rich.console import Console
 from torch import nn
 
-from sharpwave.training.callbacks import Lasting
+from sharpwave.training.callbacks import Callback, Lasting
 from sharpwave.training.checkpoints import checkpoints, save_checkpoint
 from sharpwave.training.event_logs import JsonLines
 from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_text
@@ -19,6 +21,8 @@ from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
 from sharpwave.training.run import run
 from sharpwave.training.saving import NotSavedError
+
+from tests.support.small_disk import fill, mounted
 
 from ..agents.linear import make_dqn
 
@@ -71,7 +75,7 @@ def test_a_checkpoint_that_fails_is_told_and_tried_again_sooner(tmp_path):
         folder, summary = run("cartpole", CARTPOLE, tmp_path / "run", console(out))
     text = out.getvalue()
     assert "The checkpoint at 1,600 steps could not be written: [Errno 27] File too large" in text
-    assert "No checkpoint has been written yet; the next attempt is made within 160 steps" in text
+    assert "No checkpoint has been written yet; the next attempt is made at 1,760 steps" in text
     assert "The checkpoint at 1,760 steps was written" in text
     assert summary["steps"] == 3_600 and names(folder) == [3_200, 3_600]
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -100,7 +104,37 @@ def test_a_full_disk_does_not_call_for_longer_between_checkpoints(tmp_path):
     with full_above(BELOW_REPLAY), pytest.raises(NotSavedError):
         run("cartpole", recipe, tmp_path / "run", console(out))
     text = out.getvalue()
-    assert "The checkpoint at 6,000 steps could not be written" in text and "--checkpoint-every" not in text
+    assert "--checkpoint-every" not in text
+    steps = [int(at.replace(",", "")) for at in re.findall(r"The checkpoint at ([0-9,]+) steps could not be", text)]
+    waits = np.diff(steps[:-1]).tolist()  # the last is that of the run's end
+    assert len(steps) == 5 and waits == sorted(waits) and waits[1] >= 1.5 * waits[0], "attempts back off"
+
+
+def test_a_checkpoint_without_room_breaks_nothing_off(tmp_path):
+    recipe = CARTPOLE.override(steps=3_600, checkpoint_every=800, warmup_steps=3_400)
+    with mounted(tmp_path / "full", 4) as disk:
+        _, whole = run("cartpole", recipe.override(checkpoint_every=10**6), tmp_path / "whole", console(io.StringIO()))
+        out = Told("resume", lambda: None)
+        filled = FillsAt(disk, 1)
+        with pytest.raises(NotSavedError, match="could not be written"):
+            run("cartpole", recipe, disk / "run", console(out), callbacks=[filled])
+    text = out.getvalue()
+    assert "bytes left, a checkpoint takes at least" in text and "the next attempt is made at 880 steps" in text
+    assert filled.episodes == whole["episodes"]
+
+
+class FillsAt(Callback):
+    """Other programs that fill the disk after some steps, and a count of the episodes that end."""
+
+    def __init__(self, disk, steps):
+        self.disk, self.steps, self.episodes = disk, steps, 0
+
+    def on_step(self, training):
+        if training.state.progress.steps >= self.steps:
+            fill(self.disk)
+
+    def on_end(self, metrics):
+        self.episodes = metrics["episodes"]
 
 
 def test_a_disk_that_is_full_altogether_loses_no_good_checkpoint(tmp_path):

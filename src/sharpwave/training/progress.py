@@ -46,7 +46,7 @@ class Progress:
 
     Attributes:
         steps: environment steps.  updates: gradient steps.
-        unsaved: whether the last checkpoint could not be written.
+        retry_at: steps of the next attempt at a checkpoint after one that could not be written; None: it was.
         minutes_then: minutes at the last ``advance``, by which runs end: all who ask until the next hear the same.
         ratio_since: the steps and updates from which the replay ratio is counted, the warm-up included.
     """
@@ -55,7 +55,8 @@ class Progress:
         self.recipe = recipe
         self.steps = self.updates = 0
         self._steps_before = 0
-        self.unsaved = False
+        self.retry_at: int | None = None
+        self._failures = 0  # attempts in a row to write a checkpoint
         self._metrics: dict[str, list[torch.Tensor]] = {}  # of the updates since the last report
         self._avg_loss: float | None = None
         self._learn_after = recipe.training.warmup_steps
@@ -101,15 +102,26 @@ class Progress:
         """Return whether the last ``advance`` reached or passed a multiple of ``period`` steps."""
         return self.steps // period > self._steps_before // period
 
-    @property
-    def retry_every(self) -> int:
-        """Steps between attempts to write a checkpoint after a failed one."""
-        return max(1, self.recipe.training.checkpoint_every // 10)
+    def saved(self, written: bool) -> int:
+        """Count an attempt to write a checkpoint; return the steps at which the next is due.
+
+        A failed one is tried again after a tenth of the period, then after twice as long each time, up to the period.
+        """
+        every = self.recipe.training.checkpoint_every
+        if written:
+            self.retry_at, self._failures = None, 0
+            return (self.steps // every + 1) * every
+        wait = min(every, max(1, every // 10) << min(self._failures, 30))
+        self._failures += 1
+        self.retry_at = self.steps + wait
+        return self.retry_at
 
     @property
     def checkpoint_due(self) -> bool:
         """Whether the last ``advance`` reached the steps of a checkpoint or of another attempt at a failed one."""
-        return self.passed(self.recipe.training.checkpoint_every) or (self.unsaved and self.passed(self.retry_every))
+        if self.retry_at is not None:
+            return self.steps >= self.retry_at
+        return self.passed(self.recipe.training.checkpoint_every)
 
     def warm_up_again(self) -> None:
         """Delay updates until the replay memory, empty after a resume or a loss, has ``warmup_steps`` new steps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ import sharpwave as sw
 from sharpwave.agents.demonstrations import DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.training.callbacks import Callback, Training
-from sharpwave.training.checkpoints import newest_checkpoint, save_checkpoint
+from sharpwave.training.checkpoints import least_bytes, newest_checkpoint, save_checkpoint
 from sharpwave.training.folder import BEST, LAST
 from sharpwave.training.policies import keep_policy
 from sharpwave.training.progress import Metrics, TrainingState
@@ -61,10 +62,40 @@ class Saver(Callback):
         self.lost = ""
 
     def wants_checkpoint(self, training: Training) -> bool:
-        return self._state.progress.checkpoint_due or training.reason is not None
+        """Return whether a checkpoint is due, and the disk has room for one: it breaks off all episodes.
+
+        Where it has none, that is reported as a failure, and the run goes on as if no checkpoint had been due.
+        """
+        if training.reason is not None:
+            return True
+        if not self._state.progress.checkpoint_due:
+            return False
+        lacking = self._lacking()
+        if lacking:
+            self._failed(lacking)
+        return not lacking
+
+    def _lacking(self) -> str:
+        """Return what says that the disk has no room for a checkpoint, which is deleted again if it fails; or ""."""
+        with suppress(OSError):
+            free = shutil.disk_usage(self._folder if self._folder.exists() else self._folder.parent).free
+            demonstrations = self._blend.demonstrations if self._blend is not None else None
+            need = least_bytes(self._agent, self._state.held_out.best_weights, self._store, demonstrations)
+            if free < need:
+                return f"the disk has {free:,} bytes left, a checkpoint takes at least {need:,}; make room"
+        return ""
+
+    def _failed(self, why: str) -> None:
+        """Report a checkpoint that is not written, and when it is tried again."""
+        self.lost, progress = why, self._state.progress
+        retry_at = progress.saved(False)
+        self._say(
+            f"The checkpoint at {progress.steps:,} steps could not be written: {why}. {self._kept()}; the next attempt "
+            f"is made at {retry_at:,} steps"
+        )
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        """Write a checkpoint; on failure report it and retry after a tenth of the period."""
+        """Write a checkpoint; on failure report it and retry later."""
         progress, count = self._state.progress, self._state.scores.count
         every = self._recipe.training.checkpoint_every
         passed = progress.passed(every)
@@ -86,16 +117,12 @@ class Saver(Callback):
         try:
             self._save(self._store)
         except OSError as error:
-            self.lost = str(error)
-            self._say(
-                f"The checkpoint at {progress.steps:,} steps could not be written: {self.lost}. {self._kept()}; the "
-                f"next attempt is made within {progress.retry_every:,} steps"
-            )
+            self._failed(str(error))
         else:
             self.lost = ""
+            progress.saved(True)
             if before:
                 self._say(f"The checkpoint at {progress.steps:,} steps was written; the run is saved again")
-        progress.unsaved = bool(self.lost)
 
     def on_evaluation(self, metrics: Metrics) -> None:
         """Write the policy if this evaluation is the best so far; report a failure."""
