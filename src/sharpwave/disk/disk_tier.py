@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -311,13 +312,20 @@ class DiskTier:
     def begin_life(self) -> None:
         """Write a note of what opening found, so that no id is ever reused, even after a crash.
 
-        Raises: OSError.
+        A full disk does not keep a store closed: the note is then written before the next record.
+
+        Raises: OSError: for another reason.
         """
         newest = self.regions.newest
         if newest is not None and self.regions.goes_on and self.budget.newest_is_worn:
             self.regions.finish()
-        if self._claims.evicted().counts != Evicted().counts or (newest is not None and not newest.finished):
+        try:
             self.note(always=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self.failures += 1
+            self._noted = _Noted(generation=0)  # below all ids of this life
 
     def try_note(self) -> None:
         """Write a note as ``note`` does, if limit and disk allow it, using the spare room too."""

@@ -147,7 +147,7 @@ class Adoption:
         self._dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
         generations = [region.generation for region in regions.regions.values()]
         generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
-        self._generation = max(generations, default=-1) + 1  # above all that were ever used
+        self._generation = max(generations, default=0) + 1  # above all that were ever used
         self._max_slots = max_slots(found)
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
