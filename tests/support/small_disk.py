@@ -14,7 +14,7 @@ import pytest
 
 @contextmanager
 def mounted(folder: Path, mib: int) -> Iterator[Path]:
-    """Mount an empty file system of ``mib`` MiB, in memory, on a new ``folder``; skip the test where it is refused."""
+    """Mount an empty file system of ``mib`` MiB, in memory, on a new ``folder``; skip the test if refused."""
     folder.mkdir()
     if shutil.which("mount") is None:
         pytest.skip("no mount command: a full disk needs a small file system of its own")

@@ -21,7 +21,6 @@ from sharpwave.training.recipes import load_recipe
 from sharpwave.training.resume import resume
 from sharpwave.training.run import run
 from sharpwave.training.saving import NotSavedError
-
 from tests.support.small_disk import fill, mounted
 
 from ..agents.linear import make_dqn

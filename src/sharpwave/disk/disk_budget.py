@@ -82,7 +82,7 @@ class DiskBudget:
         return max(SPARE_BYTES, self._regions.region_bytes if self.compacts else 0)
 
     def emptied(self) -> int | None:
-        """Return a region so nearly empty that a copy of what it holds fits the disk space in reserve; else ``None``."""
+        """Return a region so nearly empty that a copy of its records fits the disk space in reserve, or ``None``."""
         number = self.emptiest(FULL_SHARE)
         return None if number is None or self.needed_bytes(number) > self.reserve_bytes else number
 

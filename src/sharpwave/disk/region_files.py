@@ -151,7 +151,8 @@ class RegionFiles:
         try:
             region = self._region_for(need, generation)
         except OSError as error:
-            if kind != NOTE or error.errno not in FULL or not self.release_spare():
+            takes_spare = kind == NOTE or self._spare < 0  # or that of a process that crashed
+            if not takes_spare or error.errno not in FULL or not self.release_spare():
                 raise
             region = self._region_for(need, generation)
         for (column, key), data in dictionaries.items():
@@ -191,9 +192,13 @@ class RegionFiles:
         self._spare, self.spare_bytes = descriptor, nbytes
 
     def release_spare(self) -> bool:
-        """Free the disk space of ``hold_spare``; return whether any was held."""
+        """Free the disk space of ``hold_spare``, or of that of a process that crashed; return whether any was held."""
         if self._spare < 0:
-            return False
+            name = partial_name(MAX_NUMBER, self.identity)
+            left = self.directory.is_file(name)
+            if left:
+                self.files.unlink(self.directory, name)
+            return left
         with contextlib.suppress(OSError):  # an opening process deletes it
             self._unlink(partial_name(MAX_NUMBER, self.identity), self._spare)
         os.close(self._spare)
@@ -274,7 +279,8 @@ class RegionFiles:
 
     def close(self) -> None:
         """Close the files."""
-        self.release_spare()
+        if self._spare >= 0:
+            self.release_spare()
         for region in self.regions.values():
             with contextlib.suppress(OSError):  # opening the store finds the file, at no cost
                 self._clean(region)
