@@ -317,7 +317,7 @@ class Admission:
     ) -> W | None:
         """Make room for ``need`` bytes within the limit, and as ``on_full`` says on a full disk; return what ``write``
         does. ``None``: the retention chose the ``newcomer``."""
-        disk = compaction.disk
+        disk, copies = compaction.disk, True
         while True:
             refusal: OSError | None = None
             try:
@@ -333,14 +333,20 @@ class Admission:
                 )
                 if self.on_full != "drop_oldest" or error.errno not in FULL:
                     raise refusal from error
-            made = self.evict(newcomer) if refusal is None else self._drop(compaction, newcomer)
+            before = self._inventory.evicted_steps
+            made = self.evict(newcomer) if refusal is None else self._drop(compaction, newcomer, copies)
+            copies = self._inventory.evicted_steps > before  # else copying made no room: evict next
             if made is Made.NOT_KEPT:
                 return None
             if made is Made.NOTHING:
                 raise refusal or too_large(disk.budget.limit_bytes, need)
 
-    def _drop(self, compaction: Compaction, newcomer: Newcomer | None) -> Made:
-        """Evict until a file on a full disk could be deleted; count the steps as dropped."""
+    def _drop(self, compaction: Compaction, newcomer: Newcomer | None, copies: bool) -> Made:
+        """Evict until a file on a full disk could be deleted; count the steps as dropped.
+
+        Args:
+            copies: a nearly empty file may be deleted behind a copy of what it holds.
+        """
         disk, inventory = compaction.disk, self._inventory
         before, nbytes = inventory.evicted_steps, disk.nbytes
         most = self._sealed.nbytes - 2 * max((one.allocated for one in disk.regions.regions.values()), default=0)
@@ -349,8 +355,7 @@ class Admission:
                 with contextlib.suppress(OSError):
                     disk.regions.finish()
             while disk.nbytes >= nbytes:
-                emptied = disk.budget.emptied()
-                if emptied is not None or self._sealed.nbytes < most:
+                if (copies and disk.budget.emptied() is not None) or self._sealed.nbytes < most:
                     return self._drop_region(compaction)
                 made = self.evict(newcomer)
                 if made is Made.NOT_KEPT and newcomer is not None:
