@@ -46,7 +46,8 @@ def test_drop_oldest_drops_until_there_is_room(tmp_path: Path, retention: Any, l
             play(store, first, 100)
             if len(store) < before + 100:
                 least = min(least or len(store), len(store))
-        assert least > 0.5 * (6 << 20) / 1056, "a region is dropped at a time, not nearly everything"
+        share = 0.5 if retention.in_order else 0.2  # a reservoir's threshold also turns newcomers away
+        assert least > share * (6 << 20) / 1056, "a region is dropped at a time, not nearly everything"
         stats, held, total = store.stats(), actions(store), 12_000
         assert stats["evicted_steps"] == total - len(store)
         assert 0 < stats["disk"]["dropped_steps"] <= stats["evicted_steps"]
@@ -55,7 +56,8 @@ def test_drop_oldest_drops_until_there_is_room(tmp_path: Path, retention: Any, l
             assert stats["disk"]["dropped_steps"] == stats["evicted_steps"]
         store.flush()
         killed(store)
-        fill(folder)
+        if retention.in_order:
+            fill(folder)
         with sw.Store.open(folder / "s") as again:
             assert actions(again) >= held - {max(held)} and actions(again) <= held | {total - 1}
             assert again.stats()["disk"]["dropped_steps"] == stats["disk"]["dropped_steps"]
@@ -76,7 +78,8 @@ def test_drop_oldest_goes_on_while_others_fill_the_disk(tmp_path: Path, retentio
         theirs.unlink()
         dropped, held = store.stats()["disk"]["dropped_steps"], len(store)
         play(store, 6000, 1500)
-        assert len(store) == held + 1500 and store.stats()["disk"]["dropped_steps"] == dropped
+        assert store.stats()["disk"]["dropped_steps"] == dropped
+        assert isinstance(retention, sw.Reservoir) or len(store) == held + 1500
         store.close()
 
 
