@@ -112,7 +112,7 @@ def mutated(content: bytes, rng: random.Random, name: str) -> bytes:
             data[at] ^= 1 << rng.randrange(8)
         elif how < 0.75:
             width, value = rng.choice([2, 4, 8]), rng.choice(NUMBERS)
-            packed = value.to_bytes(8, rng.choice(["little", "big"]))  # type: ignore[arg-type]
+            packed = value.to_bytes(8, rng.choice(["little", "big"]))
             data[at : at + width] = packed[:width] if packed[0] else packed[-width:]
         elif how < 0.85:
             del data[at : at + rng.choice([1, 2, 4, 100])]

@@ -611,6 +611,60 @@ def minari(folder: Path, change: Callable[[Path], None]) -> str:
     return "minari:me/toy-v0"
 
 
+def holes(path: Path, begin: int, nbytes: int) -> None:
+    """Put a hole into a file."""
+    content = path.read_bytes()
+    with path.open("wb") as file:
+        file.write(content[:begin])
+        file.seek(begin + nbytes)
+        file.write(content[begin:])
+        file.truncate(len(content) + nbytes)
+
+
+@case
+def npz_directory_in_a_hole(folder: Path) -> str:
+    """An archive whose directory is said to be of a terabyte."""
+    npz_with(folder / "x.npz")
+    content = (folder / "x.npz").read_bytes()
+    at = content.rindex(b"PK\5\6")
+    hole = 1 << 40
+    with (folder / "x.npz").open("wb") as file:
+        file.write(content[:at])
+        file.seek(at + hole)
+        file.write(struct.pack("<4sQHHIIQQQQ", b"PK\6\6", 44, 45, 45, 0, 0, 10, 10, at + hole, 0))
+        file.write(struct.pack("<4sIQI", b"PK\6\7", 0, at + hole, 1))
+        file.write(content[at : at + 8] + b"\xff" * 12 + content[at + 20 :])
+    return f"npz:{folder / 'x.npz'}"
+
+
+@case
+def parquet_footer_in_a_hole(folder: Path) -> str:
+    path = exported(folder)
+    holes(path, path.stat().st_size - 8, 1 << 32)
+    with path.open("r+b") as file:
+        file.seek(-8, os.SEEK_END)
+        file.write(struct.pack("<I", (1 << 32) - 64))
+    return f"parquet:{path}"
+
+
+@case
+def rlds_record_in_a_hole(folder: Path) -> str:
+    name = rlds(folder, {}, example(sound(10)))
+    path = next(folder.glob("*.tfrecord*"))
+    head = struct.pack("<Q", 3 << 30)
+    path.write_bytes(head + struct.pack("<I", masked_crc(head)))
+    os.truncate(path, (3 << 30) + 64)
+    return name
+
+
+@case
+def video_tables_in_a_hole(folder: Path) -> str:
+    name = change_video(folder, lambda content: content.extend(struct.pack(">I4sQ", 1, b"free", 1 << 36)))
+    path = next(one for one in sorted((folder / "set").rglob("*_000000.mp4")))
+    os.truncate(path, 1 << 36)
+    return name
+
+
 @case
 def minari_link_out(folder: Path) -> str:
     def change(data: Path) -> None:

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.data import files
 from tests.data_sets.data import d4rl
+from tests.data_sets.fuzzing import FORMATS
 from tests.data_sets.hostile import CASES
 
 LOADED = {"lerobot_unlisted_column"}
@@ -110,3 +112,14 @@ def test_a_virtual_data_set_is_read_by_nobody(tmp_path: Path) -> None:
         file["observations"] = h5py.ExternalLink("other.hdf5", "/x")
     with pytest.raises(ValueError, match="link to elsewhere, which is not followed"):
         sw.load(f"hdf5:{tmp_path / 'x.h5'}", trust=True)
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_reading_for_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """Also from within a library that is reading, which makes another error of it."""
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    place = FORMATS[kind](tmp_path)
+    monkeypatch.setattr(files, "FREE_S", -2.0)
+    with pytest.raises(ValueError, match=rf"{kind.partition('_')[0]}:.*reading has taken .* trust=True"):
+        sw.load(place)
+    assert len(sw.load(place, trust=True).episodes())

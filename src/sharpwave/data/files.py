@@ -177,17 +177,19 @@ class File(io.BufferedReader):
     """Regular file that is read only, and held open.
 
     Attributes:
-        path: for messages only. ``nbytes``: its size without holes.
+        path: for messages only. ``size``: in bytes. ``nbytes``: without holes, which cost their writer nothing.
     """
 
     def __init__(self, descriptor: int, path: Path, budget: Budget, weight: int = 1) -> None:
         self.path, self.budget = path, budget
-        self.nbytes, self._end = budget.count(descriptor, weight), os.fstat(descriptor).st_size
+        self.nbytes, self.size = budget.count(descriptor, weight), os.fstat(descriptor).st_size
         super().__init__(io.FileIO(descriptor, "rb"), 1 << 16)
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.budget.check_time()
-        return super().read(size if size is None or size <= self._end else self._end)  # what is asked for is allocated
+        wanted = self.size if size is None or size < 0 else min(size, self.size)  # what is asked for is allocated
+        self.budget.check_bytes(f"{self.path}: a part", wanted)
+        return super().read(wanted)
 
     def readinto(self, buffer: Any, /) -> int:
         self.budget.check_time()
@@ -195,8 +197,8 @@ class File(io.BufferedReader):
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
         """Read exactly ``nbytes``.  Raises: ValueError: the file ends before."""
-        if not 0 <= nbytes <= self.nbytes:  # before so much is allocated
-            raise ValueError(f"{self.path}: {nbytes:,} bytes at byte {offset:,}, of {self.nbytes:,} in the file")
+        if not 0 <= offset <= offset + nbytes <= self.size:
+            raise ValueError(f"{self.path}: {nbytes:,} bytes at byte {offset:,}, expected them in {self.size:,} bytes")
         self.seek(offset)
         content = self.read(nbytes)
         if len(content) < nbytes:

@@ -46,6 +46,10 @@ class ParquetFile:
         }
         self._texts: Any = None
         with explained(f"{file.path}: is no Parquet file, or damaged"):
+            footer = int.from_bytes(file.read_at(file.size - 8, 4), "little")
+            if footer > file.nbytes:
+                raise ValueError(f"{file.path}: declares {footer:,} bytes of metadata in {file.nbytes:,}")
+            file.seek(0)
             self._file: Any = module.ParquetFile(file, **self._settings)
             self.schema: Any = self._file.schema_arrow
             metadata = self._file.metadata
@@ -137,7 +141,8 @@ class ParquetFile:
         at, total = int(column.data_page_offset), int(column.num_values)
         if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < at:
             at = int(column.dictionary_page_offset)
-        end = min(at + int(column.total_compressed_size), self._input.nbytes)
+        end = min(at + int(column.total_compressed_size), self._input.size)
+        self._budget.check_bytes(f"{self.path}: a column", end - at)  # which pyarrow reads as a whole
         values = largest = nbytes = 0
         encodings: set[int] = set()
         while at < end and values < total:

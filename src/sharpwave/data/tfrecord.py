@@ -34,7 +34,7 @@ class Place(NamedTuple):
 
 def records(file: File, name: str) -> Iterator[Place]:
     """Yield the places of a file's records. Cost: a read of 12 bytes for each.  Raises: ValueError: it is damaged."""
-    size, at = file.nbytes, 0
+    size, at = file.size, 0
     while at < size:
         file.seek(at)
         header = file.read(HEADER.size)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.files import REMEDY, File, explained
+from sharpwave.data.files import File, explained
 from sharpwave.data.packages import needed
 
 TOLERANCE_S = 1e-4
@@ -71,15 +71,17 @@ def decode(file: File, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
 def _check_index(file: File) -> None:
     """Check what the tables of an MP4 file declare, but for its frames' own bytes.  Raises: ValueError."""
     at, index = 0, b""
-    while at + 8 <= file.nbytes:
-        head = file.read_at(at, min(16, file.nbytes - at))
+    while at + 8 <= file.size:
+        head = file.read_at(at, min(16, file.size - at))
         nbytes, kind = int.from_bytes(head[:4]), head[4:8]
         nbytes = int.from_bytes(head[8:16]) if nbytes == 1 else nbytes
-        end = at + nbytes if nbytes >= 8 else file.nbytes
+        end = min(at + nbytes, file.size) if nbytes >= 8 else file.size
         if kind != b"mdat":
-            index += file.read_at(at, min(end, file.nbytes) - at)
-            if len(index) > MAX_INDEX_BYTES:
-                raise ValueError(f"{file.path}: {len(index):,} bytes beside its frames; {REMEDY}")
+            if len(index) + end - at > MAX_INDEX_BYTES:
+                raise ValueError(
+                    f"{file.path}: {end - at:,} bytes beside its frames, expected {MAX_INDEX_BYTES:,} at most"
+                )
+            index += file.read_at(at, end - at)
         at = end
     if b"cmov" in index:
         raise ValueError(f"{file.path}: its tables are compressed, which is not read; write it anew by FFmpeg")
