@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sharpwave.disk.mergeable_regions import DEAD_SHARE, MIN_COPY_BYTES, emptiest, small_ones
 from sharpwave.disk.occupancy import Occupancy
 from sharpwave.disk.region_files import RegionFiles
@@ -37,6 +39,7 @@ class DiskBudget:
         compacts: segments are evicted in any order, so regions become half empty and are compacted.
         drops: segments are evicted when the disk is full, so regions are small parts of the store.
         unreadable: regions that could not be copied from.
+        noted_bytes: returns the bytes of a region's notes that are written again before it is deleted.
     """
 
     def __init__(
@@ -46,6 +49,7 @@ class DiskBudget:
         self.limit_bytes, self._max_step_bytes = limit_bytes, max_step_bytes
         self.compacts = self.drops = False
         self.unreadable: set[int] = set()
+        self.noted_bytes: Callable[[int], int] = lambda number: 0
 
     def evict_in_any_order(self) -> None:
         """Prepare for regions that become half empty: make them smaller, and keep one free within the limit to copy
@@ -87,8 +91,11 @@ class DiskBudget:
         return None if number is None or self.needed_bytes(number) > self.reserve_bytes else number
 
     def room_for(self, nbytes: int) -> bool:
-        """Return whether the limit has room for ``nbytes`` beside the region kept free."""
-        if self.limit_bytes is None or (self.compacts and self.over_limit):
+        """Return whether the limit has room for ``nbytes`` beside the region kept free.
+
+        Opening a store writes beyond the limit rather than evict: the first write afterwards makes room.
+        """
+        if self.limit_bytes is None or self.over_limit:
             return self.limit_bytes is None
         growth = self._regions.growth(nbytes)
         return not growth or self._regions.nbytes + growth <= self.limit_bytes - self.spare_bytes
@@ -140,10 +147,10 @@ class DiskBudget:
         return self._held.total <= self.limit_bytes - 2 * self._regions.region_bytes - self.spare_bytes
 
     def needed_bytes(self, number: int) -> int:
-        """Return an upper bound of the bytes that a copy of a region's held records takes."""
+        """Return an upper bound of the bytes that a copy of a region's held records and of its notes takes."""
         if not self._held.holds(number):
-            return 0
-        return self._held.nbytes(number) + self._regions.regions[number].shared
+            return self.noted_bytes(number)
+        return self._held.nbytes(number) + self._regions.regions[number].shared + self.noted_bytes(number)
 
     def emptiest(self, max_share: float, left_out: frozenset[int] = frozenset()) -> int | None:
         """Return the region with the smallest held share; see ``mergeable_regions.emptiest``."""

@@ -123,6 +123,7 @@ class DiskTier:
         self._noted = _Noted()
         self.ends, self.evictions = LaneEnds(), Evictions(1)
         self.budget = DiskBudget(self.regions, self.held, limit, max_step_bytes)
+        self.budget.noted_bytes = lambda number: self.evictions.bytes_in(number)
         self._claims: Claims = _NoClaims()
         self.reads = SegmentReads(self.regions)
         self.bytes_written = self.failures = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import numpy.typing as npt
 
@@ -34,6 +36,7 @@ class Evictions:
         self.latest = Evicted()
         self.since, self._sequence = MAX_NUMBER, -1
         self._generations, self._regions = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        self._told: Counter[int] = Counter()  # slots by region
 
     def take(self, note: Evicted, sequence: int, region: int) -> None:
         """Take in a note that is in ``region``, in any order.  Raises: MemoryError; nothing changed.  Cost: O(ids)."""
@@ -48,8 +51,10 @@ class Evictions:
             regions = np.concatenate([self._regions, regions])
             self._generations, self._regions = generations_of, regions
         np.maximum.at(self._generations, slots, generations)
-        told = self._generations[slots] == generations
-        self._regions[slots[told]] = region
+        told = slots[self._generations[slots] == generations]
+        self._told.subtract(self._regions[told].tolist())
+        self._regions[told] = region
+        self._told[region] += len(told)
         self.since = min(self.since, sequence)
         if sequence > self._sequence:
             self.latest, self._sequence = note, sequence
@@ -58,6 +63,21 @@ class Evictions:
         """Return whether the segment was evicted."""
         slot = (id_ & LEAF_MASK) // self._stride
         return slot < len(self._generations) and int(self._generations[slot]) >= id_ >> LEAF_BITS
+
+    def forget_all_but(self, slots: Ints) -> None:
+        """Forget what was evicted of slots of which no file has a record any more: no note need tell it again.
+
+        Args:
+            slots: those of all records.
+        """
+        left = np.zeros(len(self._generations), np.bool_)
+        left[slots[slots < len(left)]] = True
+        self._regions[~left] = -1
+        self._told = Counter(self._regions[left].tolist())
+
+    def bytes_in(self, region: int) -> int:
+        """Return an upper bound of the bytes of ids that are noted again where a region is deleted."""
+        return 8 * self._told[region]
 
     def told_by(self, regions: list[int]) -> Ints:
         """Return the slots whose evictions notes in these regions tell."""

@@ -58,7 +58,7 @@ def partial_name(number: int, identity: Identity) -> str:
 
 FIRST_EXTENT, MAX_EXTENT = 1 << 18, 8 << 20
 """Disk space allocated for a new region, and at most in one step as it fills."""
-NOTE_ROOM, NOTE_SHARE = 8 << 10, 128
+NOTE_ROOM, NOTE_SHARE = 8 << 10, 256
 """Disk space allocated behind the records of the region being written, for notes on a disk that became full: at least
 so much, and this part of a region. A note of all segments in a region takes less."""
 FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -117,7 +117,7 @@ class StepLog:
         self.space = space = SegmentSpace(layout, capacity, ram, disk, slots, retention.in_order)
         self.arena, self.index, self.segment_cache = space.arena, space.index, space.segment_cache
         self.ledger = ledger = MemoryLedger(ram)
-        ledger.enter("index", lambda: space.index_bytes)
+        ledger.enter("index", lambda: space.index_bytes + (disk.evictions.nbytes if disk is not None else 0))
         ledger.enter("dictionaries", lambda: sum(table.nbytes for table in tables))
         ledger.enter("encoders", lambda: sum(encoder.nbytes for encoder in encoders.values()))
         self.inventory = Inventory(self.index)

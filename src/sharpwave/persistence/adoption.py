@@ -152,6 +152,8 @@ class Adoption:
         self._read: dict[int, bytes] = {}  # dictionaries, by key
         self._lanes: dict[int, list[int]] = {}
         self.noted = read_notes(log.spec, log.stride, regions, found, log.layout.chunk_bytes, max_lanes)
+        slots = [(record.id & LEAF_MASK) // log.stride for _, record in found if record.kind in (SEGMENT, TAIL)]
+        self.noted.evictions.forget_all_but(np.array(slots, np.int64))
         if disk is not None:
             disk.ends, disk.evictions = self.noted.ends, self.noted.evictions
 
