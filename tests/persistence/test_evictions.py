@@ -196,6 +196,24 @@ def test_records_of_evicted_segments_outlive_the_notes_of_their_eviction(
         same(before, contents(store, learner(store)))
 
 
+def test_counts_outlive_an_opening_that_writes_ends_of_episodes(tmp_path: Path) -> None:
+    """A lane's open segment has one step, which is dropped: the segment before it is written again, with a note."""
+    store = sw.Store(SPEC, disk=tmp_path, capacity=182, segment_steps=8)
+    for lanes, times in (([0, 2], 3), ([0, 1, 2], 21), ([1, 2], 5), ([0, 1, 2], 3)):
+        no = np.zeros(len(lanes), np.bool_)
+        obs = np.zeros((len(lanes), 6), np.float32)
+        for _ in range(times):
+            store.extend(lanes=lanes, obs=obs, action=no * 1, reward=no * 1.0, terminated=no, truncated=no)
+    store.resize(capacity=87)
+    counts = [store.stats()["evicted_segments"]]
+    for _ in range(3):
+        store.close()
+        store = sw.Store.open(tmp_path)
+        counts.append(store.stats()["evicted_segments"])
+    store.close()
+    assert counts == [1, 1, 1, 1]
+
+
 def test_a_note_of_evictions_is_read_as_it_was_written() -> None:
     note = Evicted(0.25, 7, 9, np.array([1 << 32 | 64, 3 << 32 | 16]))
     assert len(pack_evicted(note)) == note.nbytes == 52

@@ -65,9 +65,9 @@ def adopt_all(
                 break
     if isinstance(log.retention, Reservoir):
         log.retention.threshold = min(adoption.noted.threshold, evictions.latest.threshold)
-    adoption.link(writers_go_on)
     inventory, latest = log.inventory, evictions.latest
     inventory.evicted_segments, inventory.dropped_steps = latest.segments, latest.dropped_steps
+    adoption.link(writers_go_on)  # which may write records, and a note of these counts before them
     inventory.evicted_steps = inventory.total_steps - inventory.held_steps
     return adoption.report
 
