@@ -71,7 +71,7 @@ class Field:
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        shape = (self.shape,) if is_integer(self.shape) else self.shape
+        shape: Any = (self.shape,) if is_integer(self.shape) else self.shape
         if not isinstance(shape, (tuple, list)) or any(not is_integer(n) or n < 1 for n in shape):
             raise ValueError(f"Field: shape {self.shape!r} must be a tuple of positive integers; () for a scalar")
         try:
