@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve.requests import Request
 from tests.serve.serving import SPEC, play, served
 
 
@@ -111,3 +113,62 @@ def test_an_address_that_is_no_text(address: Any) -> None:
     for connect in (sw.connect, lambda address: sw.Cluster(SPEC, address=address)):
         with pytest.raises(TypeError, match=r"address .*, expected unix:PATH"):
             connect(address)
+
+
+def test_more_lanes_than_a_shard_has_are_refused_by_name_and_leave_no_traceback(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with served(1, tmp_path) as there:
+        with pytest.raises(
+            ValueError, match=r"lanes=500,000 .*at most 50,000, 2 steps each of its capacity of 100,000"
+        ):
+            there.cluster.writer(lanes=500_000)
+        writer = there.cluster.writer(lanes=40_000)
+        assert writer.delivery.first_lane == 0 and writer.delivery.lane_steps == [0] * 40_000
+        writer.delivery.close()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_lanes_of_a_lease_that_failed_are_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(1, tmp_path) as there:
+        with monkeypatch.context() as patch:
+            patch.setattr(there.stores[0], "flush", _full)
+            with pytest.raises(OSError, match="full"):
+                there.cluster.links[0].call(Request.LEASE, {"name": "two", "lanes": 8, "durable": True, "turn": 0})
+        assert not there.shards[0].intake.leases()
+        assert json.loads((tmp_path / "0" / "writers.json").read_text()) == {}
+        writers = [there.cluster.writer(lanes=lanes, name=f"{lanes}") for lanes in (2, 3)]
+        assert [one.delivery.first_lane for one in writers] == [0, 2]
+        for number, one in enumerate(writers):
+            play(one, one.delivery.lanes, 10, number)
+            one.close()
+
+
+def _full(**_: object) -> None:
+    raise OSError(28, "the disk is full")
+
+
+def test_a_writers_extend_takes_a_timeout_as_a_stores_does(tmp_path: Path) -> None:
+    step: dict[str, Any] = {
+        "obs": np.zeros((1, 6, 5), np.uint8), "action": [1], "reward": [0.0], "terminated": [True],
+        "truncated": [False], "noise": np.zeros((1, 2), np.float32),
+    }  # fmt: skip
+    with served(1, tmp_path) as there:
+        link = there.cluster.links[0]
+        writer = there.cluster.writer(segment_steps=1)
+        for wrong in (-1, float("nan"), "1", True):
+            with pytest.raises(ValueError, match="append: timeout="):
+                there.stores[0].extend(**step, timeout=wrong)
+            with pytest.raises(ValueError, match="append: timeout="):
+                writer.extend(**step, timeout=wrong)
+        writer.extend(**step, timeout=5)
+        link.call(Request.PAUSE)  # as a checkpoint does
+        taken = 1
+        with pytest.raises(sw.LimiterTimeoutError, match=r"were not taken in 0\.05 s"):
+            for _ in range(1000):
+                writer.extend(**step, timeout=0.05)
+                taken += 1
+        link.call(Request.RESUME)
+        writer.extend(**step)
+        writer.close()
+        assert len(there.cluster) == taken + 1

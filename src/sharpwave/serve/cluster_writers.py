@@ -65,7 +65,11 @@ class ClusterWriters:
         while True:
             try:
                 delivery = self._delivery(lanes, name, shard, durability, timeout, deadline)
-                return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
+                try:
+                    return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
+                except BaseException:
+                    delivery.close()
+                    raise
             except ShardLostError:  # the one that has the name may have been lost just after it said so
                 if name is None or shard is not None or time.monotonic() >= deadline:
                     raise

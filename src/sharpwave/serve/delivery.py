@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -72,6 +73,7 @@ class Delivery:
         self.name, self.lanes, self._durable, self._others = name, lanes, durable, others
         self._check_open = check_open
         self._timeout = check_timeout("writer", timeout)
+        self._asked = threading.local()  # what a call's own timeout is
         self._process = os.getpid()
         self._asked_at = 0.0  # whether a shard is gone
         lease = self._leased(link, number, name)
@@ -212,7 +214,7 @@ class Delivery:
             LimiterTimeoutError: the shard took none for so long.  DamagedError, ...: it refuses them.
         """
         self._check_open(True)
-        self._go_on(WINDOW - 1, WINDOW_BYTES, self._timeout)
+        self._go_on(WINDOW - 1, WINDOW_BYTES, getattr(self._asked, "timeout", self._timeout))
         lease = self._route(segment)
         lane = segment.lane - self.first_lane
         if lease is not self._leases[0] or self._moved_by[lane] or lease.first_lane != self.first_lane:
@@ -237,6 +239,18 @@ class Delivery:
             self._unplaced.discard(lane)
             self._moved_by[lane] = _begin(self._of_lane[lane], lane) - segment.first_step
         return self._of_lane[lane]
+
+    @contextlib.contextmanager
+    def within(self, timeout: float | None) -> Iterator[None]:
+        """Let ``put`` wait so many seconds at most, in this thread; ``None``: as it does.  Raises: ValueError."""
+        if timeout is None:
+            yield
+            return
+        self._asked.timeout = check_timeout("append", timeout)
+        try:
+            yield
+        finally:
+            del self._asked.timeout
 
     def flush(self, timeout: float | None = None) -> None:
         """Wait until the shard has every segment.  Raises: LimiterTimeoutError: it did not take them in time."""

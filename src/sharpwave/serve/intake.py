@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import threading
@@ -9,13 +10,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sharpwave.log.sealed_after import Copy
 from sharpwave.serve.client import Client, Holder
 from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
-from sharpwave.validation import MAX_LANES
+from sharpwave.validation import MAX_LANES, max_lanes
 
 MAX_DICTIONARIES = 1024
 MAX_DICTIONARY_BYTES = 1 << 28
@@ -31,6 +35,7 @@ MAX_NAME_CHARACTERS = 200
 CEDED = -1
 """Who has paused the intake for good, among connections that did so for a while."""
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
+Reply = tuple[dict[str, Any], dict[str, Any]]
 LEASES = "writers.json"
 """File in a shard's folder: the lanes of each writer."""
 
@@ -81,11 +86,13 @@ class Intake:
             turn = self._holders[name].turn if name in self._holders else 0
         return {"lanes": lanes, "turn": turn, "complete": complete, "drained": self.elsewhere is not None}
 
-    def lease(self, client: Client, frame: Frame) -> dict[str, Any]:
+    def lease(self, client: Client, frame: Frame) -> Reply:
         """Give a writer lanes: those that it had, if its name is known, else new ones.
 
         The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
         disk; with a neighbour, also there. While the shard is drained, only a writer that is here already gets lanes.
+
+        Lanes of a lease that fails are free again.
         """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
@@ -99,39 +106,72 @@ class Intake:
                 holder = self._holders.get(name)
             if holder is not None:  # whoever wrote here under that name would follow, and replace the later one there
                 self._take_turn(client, name, holder, since)
-            return {"elsewhere": elsewhere}
+            return {"elsewhere": elsewhere}, {}
         self._level(client)
+        new: list[str] = []
+        try:
+            return self._given(client, frame, name, lanes, since, elsewhere, new)
+        except BaseException:
+            if new and self.neighbour is None:  # which keeps the lease, too
+                self._give_back(client, name)
+            raise
+
+    def _given(
+        self,
+        client: Client,
+        frame: Frame,
+        name: str,
+        lanes: int,
+        since: Any,
+        elsewhere: dict[str, Any] | None,
+        new: list[str],
+    ) -> Reply:
+        """Return the reply to a lease; a name that had none is appended to ``new``."""
         with self._lock:
             first, count = self._leased.get(name, (-1, 0))
             if count and count != lanes:
                 raise ValueError(f"writer {name!r} has {count} lanes, asked for were {lanes}; give another name=")
             if not count:
-                first = max(self._lanes, self._store.lanes)
-                if first + lanes > MAX_LANES:
+                first, most = max(self._lanes, self._store.lanes), max_lanes(self._store.capacity)
+                if first + lanes > most:
+                    limit = "" if most == MAX_LANES else f", 2 steps each of its capacity of {self._store.capacity:,}"
                     raise ValueError(
-                        f"writer {name!r}: there are {first} lanes already, of at most {MAX_LANES}; give writers a "
-                        "name= that they have again when they are started again, or add a shard"
+                        f"writer {name!r}: lanes={lanes:,} from lane {first:,} on, but a shard has at most "
+                        f"{most:,}{limit}; use fewer, add a shard, or give writers a name= that they have again when "
+                        "they are started again"
                     )
                 self._leased[name] = first, lanes
+                new.append(name)
                 self._lanes = max(self._lanes, first + lanes)
                 self.keep_leases()
             holder = self._holders.setdefault(name, Holder())
             self._writing[id(client)] = time.monotonic()
         self._take_turn(client, name, holder, frame.head.get("turn", 0) or since)
         durable = bool(frame.head.get("durable"))
-        held = self._store.lane_steps.tolist()
-        safe = held if self.neighbour is None else self._replicated(client, [], durable)
+        held = self._store.lane_steps
+        safe = held if self.neighbour is None else np.array(self._replicated(client, [], durable), np.int64)
         if durable:
             self._store.flush(views=False)
-        of_writer = slice(first, first + lanes)
-        return {
+        lane_steps = _of_lanes(held, first, lanes)
+        safe_steps = np.minimum(lane_steps, _of_lanes(safe, first, lanes))
+        head = {
             "first_lane": first,
-            "lane_steps": [*held[of_writer], *[0] * lanes][:lanes],
-            "safe_steps": [*map(min, held[of_writer], [*safe[of_writer], *[0] * lanes]), *[0] * lanes][:lanes],
             "segment_steps": self._store._log.stride,
             "turn": client.turn,
             "elsewhere": elsewhere,
         }
+        return head, {"lane_steps": lane_steps, "safe_steps": safe_steps}
+
+    def _give_back(self, client: Client, name: str) -> None:
+        """Free the lanes of a writer whose first lease failed, unless a later one has them by now."""
+        with self._lock:
+            if name in self._holders and self._holders[name].turn > client.turn:
+                return
+            first, lanes = self._leased.pop(name, (0, 0))
+            if first + lanes == self._lanes:
+                self._lanes = max(first, self._store.lanes)
+            with contextlib.suppress(OSError):  # then they are kept once it is started again
+                self.keep_leases()
 
     def _take_turn(self, client: Client, name: str, holder: Holder, turn: Any) -> None:
         """Let a writer go on with its ``turn``, or, with 0, replace the one that has the name."""
@@ -306,3 +346,11 @@ class Intake:
         with self._changed:
             self._paused.discard(id(client))
             self._changed.notify_all()
+
+
+def _of_lanes(steps: npt.NDArray[np.int64], first: int, lanes: int) -> npt.NDArray[np.int64]:
+    """Return the ``steps`` of so many lanes, of which the last may be none of the store's yet."""
+    found = np.zeros(lanes, np.int64)
+    there = steps[first : first + lanes]
+    found[: len(there)] = there
+    return found

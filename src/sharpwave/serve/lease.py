@@ -87,7 +87,8 @@ class Lease:
         asked = {"name": self._name, "lanes": self._lanes, "durable": self._durable, "turn": self.turn}
         if self._since:
             asked["since"] = self._since
-        head = self.link.call(Request.LEASE, asked).head
+        reply = self.link.call(Request.LEASE, asked)
+        head, parts = reply.head, reply.parts
         if "first_lane" not in head:
             raise DrainedError(head["elsewhere"])
         first = int(head["first_lane"])
@@ -101,8 +102,8 @@ class Lease:
         self._connection = self.link.connections
         self._dictionaries.clear()
         self.elsewhere = head.get("elsewhere")
-        self._safe_steps: list[int] = list(head.get("safe_steps", head["lane_steps"]))
-        return list(head["lane_steps"])
+        self._safe_steps: list[int] = parts["safe_steps"].tolist()
+        return list(parts["lane_steps"].tolist())
 
     @property
     def waiting(self) -> int:

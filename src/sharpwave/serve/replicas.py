@@ -76,7 +76,7 @@ class Keeper:
                 append_once(self.store, *one)
         if frame.head.get("durable"):
             self.store.flush(views=False)
-        return {"lane_steps": self.store.lane_steps.tolist(), "leases": self._leases}, {}
+        return {"leases": self._leases}, {"lane_steps": self.store.lane_steps}
 
     def give(self, frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return segments that a shard lacks which has had ``lane_steps``; none: it has all."""
@@ -147,7 +147,7 @@ class Neighbour:
             Request.REPLICATE, {**head, "of": self._number, "leases": self._leases(), "durable": durable}, parts
         )
         self._adopt(checked_leases(reply.head.get("leases")))
-        return [int(steps) for steps in reply.head["lane_steps"]]
+        return [int(steps) for steps in reply.parts["lane_steps"]]
 
     def _bring_level(self) -> None:
         connection = self._link.connections

@@ -223,7 +223,8 @@ class Shard:
         return self.intake.find(frame), {}
 
     def _lease(self, client: Client, frame: Frame) -> Reply:
-        return self.intake.lease(client, frame) | {"shard": self.incarnation}, {}
+        head, parts = self.intake.lease(client, frame)
+        return head | {"shard": self.incarnation}, parts
 
     def _put(self, client: Client, frame: Frame) -> Reply:
         return self.intake.put(client, frame) | {"shard": self.incarnation}, {}
