@@ -90,10 +90,10 @@ class IdMachine(RuleBasedStateMachine):
 
     @rule(lane=st.integers(0, LANES - 1), end=ends, told=st.booleans())
     def append(self, lane: int, end: str, told: bool) -> None:
-        given = {name: int(value[0]) for name, value in self.fields(1).items()}
+        given: dict[str, Any] = {name: int(value[0]) for name, value in self.fields(1).items()}
         after = -1 if end else self.serial if told else None
-        ends = dict(terminated=end == "terminated", truncated=end == "truncated", final_obs=after, next_obs=after)
-        self.give(self.store.append(lane=lane, **given | ends), given["serial"])
+        ends: dict[str, Any] = {"terminated": end == "terminated", "truncated": end == "truncated"}
+        self.give(self.store.append(lane=lane, final_obs=after, next_obs=after, **given | ends), given["serial"])
         self.serial += 1
         self.check()
 
@@ -271,11 +271,11 @@ def test_nor_does_it_name_a_step_of_a_segment_from_elsewhere(dropped: int) -> No
     writer = sw.SegmentWriter(SPEC, 1, sent.append)
     for k in range(2):
         serial = np.array([7 + k])
-        one = dict(obs=serial, action=serial, serial=serial, reward=[0.0], terminated=[k == 1], truncated=[False])
-        writer.extend(**one)
+        step: dict[str, Any] = {"obs": serial, "action": serial, "serial": serial, "reward": [0.0]}
+        writer.extend(terminated=[k == 1], truncated=[False], **step)
     writer.seal()
-    for one in sent:
-        store.add_segment(one.packed, one.dictionaries)
+    for sealed in sent:
+        store.add_segment(sealed.packed, sealed.dictionaries)
     batch = store.transitions().fetch(np.array(gone), missing="mask")
     assert (batch.ids == -1).all() and len(store) == 2
 
@@ -298,7 +298,12 @@ def test_nor_do_ids_come_back_that_a_killed_process_gave_to_steps_it_dropped(tmp
     store.flush()
     patience = Patience()
     view = store.transitions(limiter=patience)
-    given = {"action": np.arange(11), "serial": np.arange(11), "reward": np.zeros(11), "obs": np.arange(12)}
+    given: dict[str, Any] = {
+        "action": np.arange(11),
+        "serial": np.arange(11),
+        "reward": np.zeros(11),
+        "obs": np.arange(12),
+    }
     for _ in range(150):
         patience.left = 2
         with pytest.raises(sw.LimiterTimeoutError):

@@ -134,9 +134,9 @@ def test_returns_beyond_float32_are_its_largest(gamma: float, sign: int) -> None
     batch = view.fetch(view.sampleable_ids())
     assert batch.reward.tolist() == [sign * MAX] * 6
     windows = kept.sequences(length=4, stride=4, n_step=3, gamma=gamma)
-    batch = windows.fetch(windows.sampleable_ids())
-    assert np.unique(batch.reward[batch.mask]).tolist() == [sign * MAX]
-    assert np.isfinite(batch.step_reward).all()
+    sequences = windows.fetch(windows.sampleable_ids())
+    assert np.unique(sequences.reward[sequences.mask]).tolist() == [sign * MAX]
+    assert np.isfinite(sequences.step_reward).all()
 
 
 def test_large_rewards_that_cancel_out_are_summed() -> None:

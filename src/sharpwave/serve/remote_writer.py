@@ -47,17 +47,18 @@ class RemoteWriter(SegmentWriter):
         """Take a lock that no thread of the parent holds, so that ``extend`` can say whose writer it is."""
         self._lock._at_fork_reinit()
 
-    def extend(self, *, timeout: float | None = None, **step: Any) -> None:
+    def extend(self, **step: Any) -> None:
         """Append one step to each of several lanes: as ``Store.extend``.
 
         Args:
-            timeout: seconds to wait while too many segments are on the way; default: the writer's.
+            step: its arguments, ``timeout`` among them: seconds to wait while too many segments are on the way;
+                default: the writer's.
 
         Raises:
             ValueError: the cluster was closed.  LimiterTimeoutError: too many segments wait for the shard.
         """
         self.delivery.check()
-        with self.delivery.within(timeout):
+        with self.delivery.within(step.pop("timeout", None)):
             super().extend(**step)
             if self.delivery.moving:
                 self.delivery.leave(self)
