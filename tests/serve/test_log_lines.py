@@ -92,7 +92,7 @@ with unhurried():
 
 def test_lines_are_bounded_by_kind_and_say_how_many_were_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     few, now = log_lines.FewOfAKind(), [0.0]
-    monkeypatch.setattr(log_lines.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("sharpwave.serve.log_lines.time.monotonic", lambda: now[0])
 
     def written(text: str, *args: object) -> str | None:
         record = logging.LogRecord("sharpwave.serve", logging.ERROR, "", 0, text, args, None)

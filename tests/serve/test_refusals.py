@@ -156,7 +156,8 @@ def test_a_writers_extend_takes_a_timeout_as_a_stores_does(tmp_path: Path) -> No
     with served(1, tmp_path) as there:
         link = there.cluster.links[0]
         writer = there.cluster.writer(segment_steps=1)
-        for wrong in (-1, float("nan"), "1", True):
+        wrongs: list[Any] = [-1, float("nan"), "1", True]
+        for wrong in wrongs:
             with pytest.raises(ValueError, match="append: timeout="):
                 there.stores[0].extend(**step, timeout=wrong)
             with pytest.raises(ValueError, match="append: timeout="):

@@ -12,6 +12,7 @@ import threading
 import zlib
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -186,7 +187,7 @@ def test_encryption_at_one_end_only_always_names_its_remedy(
          "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate],
         check=True, capture_output=True,
     )  # fmt: skip
-    files = {"certificate": certificate, "key": key}
+    files: dict[str, Any] = {"certificate": certificate, "key": key}
     at_server, at_client = Security(**files), Security()
     remedy = "where the server has a --tls-certificate, pass tls_authority="
     if encrypted == "client":

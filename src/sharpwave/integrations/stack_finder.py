@@ -34,7 +34,7 @@ class StackFinder:
         self.whole = Stack(shape, np.dtype(dtype).name)
         self._moved, self._looked = 0, False
         self._open: list[Stack] = []
-        known = is_integer(frames) and frames >= 1
+        known = is_integer(frames) and int(frames or 0) >= 1
         if frames is not None and frames != "auto" and not known:
             raise ValueError(
                 f"frame_stack={frames!r}, expected 'auto', None, or the number of frames in an observation"

@@ -128,9 +128,9 @@ def least_bytes(agent: Agent, best: Mapping[str, torch.Tensor], *stores: sw.Stor
     Stores on disk count for nothing: their files are linked where that is possible.
     """
     groups = [value for value in agent.state().values() if _is_tensors(value)]
-    tensors = sum(tensor.nbytes for group in (*groups, best) for tensor in group.values())
+    tensors: int = sum(tensor.nbytes for group in (*groups, best) for tensor in group.values())
     figures = [store.stats() for store in stores if store is not None]
-    return tensors + sum(one["bytes"]["arena_used"] for one in figures if "disk" not in one)
+    return tensors + sum(int(one["bytes"]["arena_used"]) for one in figures if "disk" not in one)
 
 
 def milestones(found: list[Path], every: int) -> list[Path]:

@@ -94,7 +94,7 @@ class InFiles(Files):
     quota: int | None = None
 
     def __init__(self) -> None:
-        sharpwave.store.Files = lambda: self  # type: ignore[attr-defined]
+        sharpwave.store.Files = lambda: self  # type: ignore[attr-defined, assignment]
 
     def watch(self, folder: Path) -> None:
         self.folder = folder
