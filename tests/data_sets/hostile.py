@@ -160,6 +160,44 @@ def hdf5_twice_compressed(folder: Path) -> str:
 
 
 @case
+def hdf5_chunk_of_more_than_its_shape(folder: Path) -> str:
+    def change(file: Any) -> None:
+        made = file.create_dataset("observations", (100, 4), "f4", chunks=(100, 4), compression=9)
+        inflate = zlib.compressobj(9)
+        parts = [inflate.compress(bytes(1 << 20)) for _ in range(1000)]
+        made.id.write_direct_chunk((0, 0), b"".join(parts) + inflate.flush())
+
+    return hdf5(folder, change)
+
+
+@case
+def hdf5_parameters_of_a_filter(folder: Path) -> str:
+    def change(file: Any) -> None:
+        file.create_dataset("observations", (100, 4), "i4", chunks=(100, 4), scaleoffset=0)
+
+    return hdf5(folder, change)
+
+
+@case
+def hdf5_compressor_of_any_ratio(folder: Path) -> str:
+    def change(file: Any) -> None:
+        file.create_dataset("observations", (100, 4), "f4", chunks=(100, 4), compression="lzf")
+
+    return hdf5(folder, change)
+
+
+@case
+def hdf5_name_of_kilobytes(folder: Path) -> str:
+    def change(file: Any) -> None:
+        group = file.create_group("g" * 60_000)
+        group["0"] = np.zeros(100)
+        for number in range(1, 40):
+            group[str(number)] = group["0"]
+
+    return hdf5(folder, change)
+
+
+@case
 def hdf5_one_episode(folder: Path) -> str:
     def change(file: Any) -> None:
         made = file.create_dataset("observations", (100, 1 << 25), "u1", chunks=(1, 1 << 25), compression=9)

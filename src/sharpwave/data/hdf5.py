@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,16 @@ MAX_DEPTH = 8
 """Limit of groups in groups."""
 FREE_BYTES, MAX_RATIO = 1 << 26, 2000
 """What an array may declare beyond what it holds: gzip reaches 1,032."""
-FILTERS = {1: "gzip", 2: "shuffle", 3: "fletcher32", 4: "szip", 5: "nbit", 6: "scaleoffset", 32000: "lzf"}
-"""Filters of HDF5 and h5py. For others HDF5 looks for a library to load."""
+PART_BYTES = 1 << 20
+"""Bytes that are inflated at a time, to count them."""
+GZIP = 1
+FILTERS = {GZIP: "gzip", 2: "shuffle", 3: "fletcher32"}
+"""Filters whose work follows from an array's bytes. Parameters of nbit and scaleoffset are trusted by HDF5, which then
+reads beyond the chunk; lzf and szip make any number of bytes of few; for others HDF5 looks for a library to load."""
+GZIP_RATIO = 1032
+"""Bytes that gzip makes of one, at most."""
+MAX_NAME_CHARACTERS = 1024
+"""Limit of an array's path: links to one array repeat it."""
 
 
 class Hdf5File:
@@ -68,7 +77,14 @@ class Hdf5File:
 
     def _walk(self, group: Any, prefix: str, leave: str, groups: set[int], depth: int) -> Iterator[tuple[str, Any]]:
         for key in group:
+            if isinstance(key, bytes):
+                raise ValueError(f"{self._what}: {prefix}{key!r} is no UTF-8, expected a name that is; rename it")
             name = prefix + key
+            if len(name) > MAX_NAME_CHARACTERS:
+                raise ValueError(
+                    f"{self._what}: {name[:64]}... has {len(name):,} characters, expected at most "
+                    f"{MAX_NAME_CHARACTERS:,}; rename it"
+                )
             if name == leave:
                 continue
             self._found += 1
@@ -111,7 +127,28 @@ class Hdf5File:
         self._declared += declared
         self._budget.check_total_bytes(what, self._declared)
         if array.chunks is not None:  # one is decoded for any value in it
-            self._budget.check_bytes(f"{what}: chunks of {array.chunks}", math.prod(array.chunks) * itemsize)
+            nbytes = math.prod(array.chunks) * itemsize
+            self._budget.check_bytes(f"{what}: chunks of {array.chunks}", nbytes)
+            if GZIP in codes and GZIP_RATIO * there > self._budget.array_bytes:
+                self._check_chunks(array, what, nbytes, codes.index(GZIP))
+
+    def _check_chunks(self, array: Any, what: str, nbytes: int, place: int) -> None:
+        """Refuse chunks of which gzip makes more than they declare: HDF5 gives them what memory they ask for."""
+        for number in range(array.id.get_num_chunks()):
+            chunk = array.id.get_chunk_info(number)
+            if GZIP_RATIO * chunk.size <= self._budget.array_bytes or chunk.filter_mask >> place & 1:
+                continue
+            _, packed = array.id.read_direct_chunk(chunk.chunk_offset)
+            inflate, made = zlib.decompressobj(), 0
+            while not inflate.eof and made <= nbytes and packed:
+                self._budget.check_time()
+                made += len(inflate.decompress(packed, PART_BYTES))
+                packed = inflate.unconsumed_tail
+            if made > nbytes:
+                raise ValueError(
+                    f"{what}: a chunk makes more than the {nbytes:,} bytes that it declares, expected so many; write "
+                    "the data set anew"
+                )
 
     def read(self, array: Any, name: str, rows: slice | tuple[()] = ()) -> npt.NDArray[Any]:
         """Read rows of an array, or all of it, in the machine's byte order.  Raises: ValueError."""

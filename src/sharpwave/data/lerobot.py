@@ -28,6 +28,10 @@ MAX_TASKS_BYTES = 1 << 28
 """Limit of what a file of ``meta/episodes`` says of its episodes."""
 
 
+MAX_PATH_CHARACTERS = 4096
+"""Limit of a file's path, as systems have it."""
+
+
 class _Video(NamedTuple):
     """Part of a video that shows an episode, in seconds; the end is unknown where no other episode follows."""
 
@@ -206,7 +210,13 @@ class LeRobotSource:
         return video
 
     def _path(self, template: str, values: Mapping[str, int | str]) -> str:
-        """Return a file's name in the folder, which the folder checks."""
+        """Return a file's name in the folder, which the folder checks.  Raises: ValueError: it is too long."""
+        longest = max(len(str(one)) for one in values.values())
+        if len(template) + template.count("{") * longest > MAX_PATH_CHARACTERS:
+            raise ValueError(
+                f"{self.name}: the path {template[:64]!r}... gets more than {MAX_PATH_CHARACTERS:,} characters, as no "
+                "file's name has; write info.json anew"
+            )
 
         def value(found: re.Match[str]) -> str:
             one = values[found[1]]

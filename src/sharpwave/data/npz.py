@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import math
 import zipfile
 from pathlib import Path
@@ -20,6 +21,10 @@ NUMPYS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
 """How numpy compresses. Others' decoders allocate what the file declares, as LZMA its dictionary."""
 
 
+MAX_HEADER_BYTES = 10_000
+"""Limit of an array's header, as numpy has it."""
+
+
 class _Member:
     """Array in an archive, read forwards; going back opens it anew.
 
@@ -34,10 +39,15 @@ class _Member:
             )
         self._archive, self._info, self._file = archive, info, archive.open(info)
         version = npy.read_magic(self._file)
-        reader = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}.get(version)
-        if reader is None:
+        readers = {(1, 0): (2, npy.read_array_header_1_0), (2, 0): (4, npy.read_array_header_2_0)}
+        if version not in readers:
             raise ValueError(f"version {version} of the format, expected 1.0 or 2.0; save it by numpy.savez")
-        self.shape, fortran, self.dtype = reader(self._file)
+        size, reader = readers[version]
+        length = self._file.read(size)
+        if int.from_bytes(length, "little") > MAX_HEADER_BYTES:  # numpy would read all of it first
+            raise ValueError(f"a header of {int.from_bytes(length, 'little'):,} bytes, expected {MAX_HEADER_BYTES:,}")
+        header = io.BytesIO(length + self._file.read(int.from_bytes(length, "little")))
+        self.shape, fortran, self.dtype = reader(header)
         if self.dtype.hasobject:
             raise ValueError("holds pickled objects, which are not read; save plain arrays")
         if fortran and len(self.shape) > 1:

@@ -20,6 +20,10 @@ LAST = "steps/is_last"
 """Feature of an Example that says how many steps there are."""
 
 
+MAX_NAME_CHARACTERS = 1024
+"""Limit of a feature's path."""
+
+
 class _Feature(NamedTuple):
     """Feature of a step: how it is encoded, and the field that it becomes."""
 
@@ -200,6 +204,11 @@ def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, An
         return {prefix[:-1]: feature} if prefix else {}
     found: dict[str, dict[str, Any]] = {}
     for key, one in inner.get("features", {}).items():
+        if len(prefix) + len(key) > MAX_NAME_CHARACTERS:
+            raise ValueError(
+                f"features.json: the name {prefix}{key[:64]}... has more than {MAX_NAME_CHARACTERS:,} characters; "
+                "rename the feature"
+            )
         found |= _leaves(one, f"{prefix}{key}/")
     return found
 
