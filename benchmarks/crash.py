@@ -1,9 +1,9 @@
 """Crash test: a store is killed, its disk fails, its files are damaged; acknowledged steps must survive.
 
     python benchmarks/crash.py [--rounds 1000] [--flips 10000] [--whole-opens 500] [--retention all]
-                               [--fault-rounds 1300] [--seed 0] [--out FILE]
+                               [--fault-rounds 1300] [--held 1000] [--seed 0] [--out FILE]
 
-Three parts; each prints what it did and how much was lost (0).
+Four parts; each prints what it did and how much was lost (0).
 
 kills: one store lives through all rounds. In each a process opens it as the last one left it, appends to four lanes,
 flushes and checkpoints now and then, and is killed with SIGKILL at whatever it is doing, up to 150 ms after its first
@@ -14,6 +14,10 @@ checkpoint that returned, must be there, but for a lane's last step of a round, 
 faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
 as a power cut that leaves any sectors of what was not synced (tests/support/faulty.py). So for each retention; where
 regions are copied together there are more operations, of which --fault-rounds are tried, others for each kind.
+
+held: --held lives of small stores for each retention and each of capacity, ram and disk_limit (held_lives.py), killed
+after a flush, without one, or at a file operation. What was held at the kill is held when the store is opened, but for
+steps that were not flushed; each item and episode is what a plain log of the acknowledged steps says.
 
 flips: single bits of a small store's files are flipped, and they are cut off at every record's boundary and a byte
 before and behind it. Each must be found and named by reading the region as opening and verifying do; a sample goes
@@ -35,6 +39,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import held_lives
 import numpy as np
 
 import sharpwave as sw
@@ -363,6 +368,13 @@ def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
         shutil.rmtree(folder)
 
 
+def held(lives: int, seed: int) -> dict[str, Any]:
+    """Kill small stores, and compare what they hold before and after."""
+    say(held_lives.HEAD)
+    found = held_lives.compare(lives, ["flushed and killed", "killed", "killed amid writing"], seed, say)
+    return {"losses": sum(row["failed_stores"] for row in found.values()), "stores": found}
+
+
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -372,6 +384,7 @@ def main() -> None:
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--retention", choices=[*LIVES, "all"], default="all", help="retention of stores with faults")
     parser.add_argument("--fault-rounds", type=int, default=1300, help="rounds with faults for each retention, at most")
+    parser.add_argument("--held", type=int, default=1000, help="lives for each retention and limit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "crash.json")
     arguments = parser.parse_args()
@@ -386,6 +399,8 @@ def main() -> None:
         parts["flips"] = lambda: flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
     if arguments.rounds:
         parts["kills"] = lambda: kills(arguments.rounds, arguments.seed, base)
+    if arguments.held:
+        parts["held"] = lambda: held(arguments.held, arguments.seed)
     for name, part in parts.items():
         results[name] = part()
         arguments.out.write_text(json.dumps(results, indent=1) + "\n")

@@ -1,6 +1,6 @@
 """One store through a thousand processes, in a folder with foreign files; each process first checks all steps.
 
-    python benchmarks/lifetimes.py [--lives 1000] [--retention fifo] [--seed 0] [--out FILE]
+    python benchmarks/lifetimes.py [--lives 1000] [--retention fifo] [--held 1000] [--seed 0] [--out FILE]
 
 A life is a process of its own: it opens the store, checks it, appends to some of eight lanes, flushes, checkpoints and
 samples now and then, and ends: by close(), at the end of ``with``, by dropping the store, by leaving the interpreter,
@@ -19,12 +19,17 @@ What is checked in each life, against a log of all lives that the store has no p
 - other people's files are where they were, byte for byte;
 - files stay within the limit and one region; descriptors and the time to open stay as they were.
 
+Then --held lives of small stores for each retention and each of ``capacity``, ``ram`` and ``disk_limit``
+(``held_lives.py``): before and after each life the held set is the same, and every item of every view, every priority
+and every episode is what a plain log of the acknowledged steps says. They are closed, or flushed and killed.
+
 Prints a line every fifty lives and a table, writes results/lifetimes.json; exit status 1 if anything was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import os
 import shutil
@@ -36,6 +41,7 @@ import traceback
 from pathlib import Path
 from typing import Any
 
+import held_lives
 import numpy as np
 from one_life import LIMIT, OTHER_LIMITS, POLITE, RETENTIONS, SPEC, History, Log, frames, live, rewards
 
@@ -227,29 +233,37 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--lives", type=int, default=1000)
+    parser.add_argument("--lives", type=int, default=1000, help="of one store among other people's files; 0: none")
+    parser.add_argument("--held", type=int, default=1000, help="of small stores, for each retention and limit; 0: none")
     parser.add_argument("--retention", choices=list(RETENTIONS), default="fifo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", action="store_true", help="keep the folder")
     parser.add_argument("--verbose", action="store_true", help="print a line for each life")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "lifetimes.json")
     arguments = parser.parse_args()
-    base = Path(tempfile.mkdtemp(prefix="sharpwave-lives-"))
-    begin = time.perf_counter()
-    result = run(arguments.lives, arguments.seed, arguments.retention, base, arguments.verbose)
-    result["seconds"] = round(time.perf_counter() - begin, 1)
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    results[arguments.retention] = result
+    bad_count = 0
+    if arguments.lives:
+        base = Path(tempfile.mkdtemp(prefix="sharpwave-lives-"))
+        begin = time.perf_counter()
+        result = run(arguments.lives, arguments.seed, arguments.retention, base, arguments.verbose)
+        result["seconds"] = round(time.perf_counter() - begin, 1)
+        results[arguments.retention] = result
+        for name, value in result.items():
+            print(f"{name:28} {value}")
+        if arguments.keep:
+            print(base)
+        else:
+            shutil.rmtree(base)
+        bad = ("wrong", "lost", "early_evictions", "strangers_touched", "failed_lives")
+        bad_count += sum(result[name] for name in bad) + max(0, result["over_limit_bytes"])
+        print("all right" if not bad_count else f"NOT RIGHT: {[(name, result[name]) for name in bad]}")
+    if arguments.held:
+        print(held_lives.HEAD)
+        ends = ["closed", "closed", "flushed and killed"]
+        results["held"] = held_lives.compare(arguments.held, ends, arguments.seed, functools.partial(print, flush=True))
+        bad_count += sum(row["failed_stores"] for row in results["held"].values())
     arguments.out.write_text(json.dumps(results, indent=1) + "\n")
-    for name, value in result.items():
-        print(f"{name:28} {value}")
-    if arguments.keep:
-        print(base)
-    else:
-        shutil.rmtree(base)
-    bad = ("wrong", "lost", "early_evictions", "strangers_touched", "failed_lives")
-    bad_count = sum(result[name] for name in bad) + max(0, result["over_limit_bytes"])
-    print("all right" if not bad_count else f"NOT RIGHT: {[(name, result[name]) for name in bad]}")
     sys.exit(1 if bad_count else 0)
 
 

@@ -41,6 +41,12 @@ def rewards(serials: Any) -> npt.NDArray[np.float32]:
     return (np.asarray(serials, np.int64) * 7919 % 251).astype(np.float32)
 
 
+def told(pictures: Any) -> npt.NDArray[np.uint8]:
+    """Return the six bytes of observations' codes, and a seventh: whether the background is right."""
+    right = (pictures[..., 6:] == np.arange(pictures.shape[-1], dtype=np.uint8)[6:]).all(-1, keepdims=True)
+    return np.concatenate([pictures[..., :6], right.astype(np.uint8)], axis=-1)
+
+
 def where(batch: Any) -> list[tuple[int, int]]:
     """Return the lane of each item of a batch, and the number there of its first (trained) step."""
     return list(zip(batch.lane.tolist(), batch.step.tolist(), strict=True))
@@ -67,6 +73,11 @@ class Life:
         self.store: sw.Store | None = None
         self.views: dict[str, Any] = {}
         small(program.settings["region_bytes"])
+
+    @property
+    def items_at_a_time(self) -> int:
+        """Items of a batch that fits a store with little memory."""
+        return max(1, min(1000, (1 << 18) // (8 * self.program.width * max(1, self.program.stack))))
 
     # operations, each by its name
 
@@ -169,7 +180,9 @@ class Life:
         ids = np.array(self.views[view].sampleable_ids())
         if not len(ids):
             return {"where": []}
-        return {"where": where(self.views[view].fetch(ids)), "stale": self._update(view, ids, np.full(len(ids), error))}
+        few = self.items_at_a_time
+        there = [one for k in range(0, len(ids), few) for one in where(self.views[view].fetch(ids[k : k + few]))]
+        return {"where": there, "stale": self._update(view, ids, np.full(len(ids), error))}
 
     def flush(self, views: bool = True) -> None:
         """Flush."""
@@ -234,16 +247,22 @@ class Life:
             ids = replay.sampleable_ids()
             found: dict[str, Any] = {"ids": np.array(ids), "count": len(replay)}
             if len(ids):
-                batch = replay.fetch(ids)
                 names = ["obs", "action", "reward", "discount", "terminated", "truncated", "n", "serial"]
                 names += ["next_obs"] if VIEWS[name]["kind"] == "transitions" else ["mask", "step_reward", "first"]
-                found |= {one: np.array(batch[one]) for one in names} | {"where": where(batch)}
+                parts = []
+                for begin in range(0, len(ids), self.items_at_a_time):
+                    batch = replay.fetch(ids[begin : begin + self.items_at_a_time])
+                    part = {one: np.array(batch[one]) for one in names}
+                    part |= {one: told(part[one]) for one in ("obs", "next_obs") if one in part}
+                    parts.append(part | {"where": np.array(where(batch))})
+                found |= {one: np.concatenate([part[one] for part in parts]) for one in (*names, "where")}
+                found["where"] = list(map(tuple, found["where"].tolist()))
                 if name in exact:
                     drawn = replay.draw(4 * len(ids))
                     found |= {"drawn": np.array(drawn.ids), "probabilities": np.array(drawn.probabilities)}
             views[name] = found
         episodes = [
-            (e.lane, e.first_step, e.length, e.total_reward, e.begun, e.ended, e["serial"], np.array(e.obs), e.reward)
+            (e.lane, e.first_step, e.length, e.total_reward, e.begun, e.ended, e["serial"], told(e.obs), e.reward)
             for e in store.episodes()
         ]
         return {"views": views, "episodes": episodes}

@@ -117,11 +117,21 @@ class Run:
             fresh = self._append(lanes, rows, [done] * len(lanes))
         self.counts["steps"] += len(fresh)
         self._observe(answer, fresh)
+        if "error" in answer:
+            self._settle(lanes, rows["obs"][min(done, times - 1)].tolist())
         if "error" not in answer:
             for (row, column), id_ in np.ndenumerate(answer["ids"]):
                 key = lanes[column], len(self.log.lanes[lanes[column]]) - times + row
                 held = self.log.held.get(key)
                 check(held is None or held == id_, "ids", f"step {key} got id {id_}, is held as {held}")
+
+    def _settle(self, lanes: list[int], codes: list[int]) -> None:
+        """Break off the episodes that steps would have broken off which were not appended."""
+        for lane, code in zip(lanes, codes, strict=True):
+            last = self.log.last(lane)
+            if last is not None and not last.ended and last.next not in (None, code):
+                self.log.break_off(lane, False)
+                self._observe(self._call({"do": "break_episode", "lane": lane}))
 
     def _append(self, lanes: list[int], rows: dict[str, Any], counts: list[int]) -> set[tuple[int, int]]:
         fresh = set()
