@@ -30,7 +30,7 @@ LIMITS: dict[str, dict[str, Any]] = {
 WIDTHS = {"capacity": 6, "ram": 10_000, "disk_limit": 200}
 VIEWS = ("one", "priorities", "queue", "windows")
 ENDS: dict[str, tuple[str, ...]] = {
-    "closed": ("close",),
+    "closed": ("flush", "close"),  # closing writes the rows of open segments, too, and evicts for them at a disk_limit
     "flushed and killed": ("flush", "kill"),
     "killed": ("kill",),
     "killed amid writing": ("fault", "steps", "kill"),

@@ -261,6 +261,8 @@ class Run:
     def _do_close(self) -> None:
         self._ready()
         faulty = self._faulty
+        if not faulty and self.program.settings.get("disk_limit"):
+            self._do_flush()  # closing writes the rows of open segments, and evicts for them
         answer = self._call({"do": "close"})
         self._exact = "error" not in answer
         if self._exact:
