@@ -225,14 +225,17 @@ class DiskTier:
         """Delete regions without held records, after repeating their notes.  Raises: OSError."""
         if not numbers:
             return
-        self._repeat_notes(numbers)
+        self.repeat_notes(numbers)
         self.regions.sync()  # replacements of their records are on disk before they are deleted
         for number in numbers:
             self.regions.delete(number)
             self.held.forget(number)
 
-    def _repeat_notes(self, numbers: list[int]) -> None:
-        """Write what notes in regions ``numbers`` tell that no other file does, and evictions that none tells yet."""
+    def repeat_notes(self, numbers: list[int]) -> None:
+        """Write what records in regions ``numbers`` tell of evictions and of lanes' ends that no other file does.
+
+        Evictions that no file tells yet are written with them.  Raises: OSError.
+        """
         slots = self.evictions.told_by(numbers)
         again = self.evictions.ids(slots[self._claims.unsealed(slots)])  # a sealed segment replaces those before it
         if again.size or self.evictions.pending or self._noted.region in numbers:
@@ -434,9 +437,10 @@ class DiskTier:
         if tail is not None:
             self.release(tail.region, tail.nbytes)
 
-    def evict_tail(self, id_: int) -> None:
-        """Evict the flushed rows of an open segment, if any."""
+    def evict_tail(self, id_: int, lane: int, end: int) -> None:
+        """Evict the flushed rows of an open segment, if any.  ``end``: the number after its last step."""
         if id_ in self._tails:
+            self.ends.reach(lane, end, self._tails[id_].region)  # noted before that file is deleted
             self.evict(id_)
             self._drop_tail(id_)
 

@@ -137,7 +137,9 @@ class Admission:
 
     def _remove(self, slot: int) -> None:
         if self._disk is not None:
-            self._disk.evict_tail(self._space.index.segment_id(slot))
+            index = self._space.index
+            end = int(index.first_step[slot]) + int(index.rows[slot])
+            self._disk.evict_tail(index.segment_id(slot), int(index.lane[slot]), end)
         self._inventory.remove(slot)
 
     def admits(self, slot: int) -> bool:

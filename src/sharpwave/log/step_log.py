@@ -387,7 +387,7 @@ class StepLog:
         self.opened.drop_last(lane)
         self.inventory.drop_last()
         if self.disk is not None and not self.index.rows[slot]:
-            self.disk.evict_tail(flushed)
+            self.disk.evict_tail(flushed, lane, int(self.opened.steps[lane]))
             self.disk.try_note()  # of the segment's new ids, which a crash must not make forgotten
 
     def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:

@@ -32,13 +32,16 @@ class Life:
         self._end.detach()
 
 
-def flush(log: StepLog, *, views: bool = True) -> None:
+def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
     """Sync everything appended so far to disk, open segments included, and what ``views`` remember.
+
+    Args:
+        evict: evict for the rows of open segments where the files' limit has no room; else exceed it, as opening does.
 
     Raises: OSError.
     """
     if log.disk is not None:
-        _write_tails(log, log.disk)
+        _write_tails(log, log.disk, evict)
         if log.annotations.changed:
             before = {name: said for name, said in log.disk.described.items() if name != "annotations"}
             log.disk.describe(before | log.annotations.manifest())
@@ -48,14 +51,17 @@ def flush(log: StepLog, *, views: bool = True) -> None:
             log.keeping.write()
 
 
-def _write_tails(log: StepLog, disk: DiskTier) -> None:
+def _write_tails(log: StepLog, disk: DiskTier, evict: bool) -> None:
     """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
     for lane in range(log.lanes):
         if log.index.rows[log.opened.slots[lane]]:
             id_, packed = pack_raw(log.opened, lane)
             if disk.has_tail(id_, packed):
                 continue  # no eviction for a tail
-            log.admission.write_tail(id_, packed)
+            if evict:
+                log.admission.write_tail(id_, packed)
+            else:
+                disk.append_tail(id_, packed, log.index.latest_generation)
     disk.note_counts()  # and the evictions for these rows
     disk.note_ends(log.index.first_step[log.opened.slots])  # beyond the files' steps, where segments were evicted
 

@@ -248,7 +248,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         if regions.scarce:
             open_all_files(regions)
         if left.checkpoint:
-            flush(log)  # the state's open segments are in none of its regions
+            flush(log, evict=False)  # the state's open segments are in none of its regions
             about = {"store": left.manifest["store"]}
             disk.describe(settings.manifest() | about | log.annotations.manifest())
         if disk.directory.is_file(OPENING):

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.ownership import is_of, unfinished
-from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
 from sharpwave.format.region import SEGMENT, TAIL, Damage, Record
 from sharpwave.log.step_log import StepLog
@@ -102,7 +102,10 @@ def _rank(record: Record) -> tuple[int, bool, int]:
 def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
     """Delete regions that hold nothing any more; move those of which nothing could be used to ``quarantine``.
 
-    Only files that name this store; others stay where they are.
+    Only files that name this store; others stay where they are. What their notes tell is written again first; on a full
+    disk they stay until it can be.
+
+    Raises: OSError.
     """
     regions, files = disk.regions, disk.files
     regions.sync()  # rewritten records are on disk before the old ones are deleted
@@ -110,10 +113,19 @@ def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
     newest = regions.newest
     written_to = -1 if newest is None or newest.finished else newest.number
     unused = [number for number in regions.regions if not disk.held.holds(number) and number != written_to]
-    disk.delete([number for number in unused if regions.regions[number].path not in damaged])
+    full = False
+    try:
+        disk.repeat_notes(unused)
+        disk.delete([number for number in unused if regions.regions[number].path not in damaged])
+    except OSError as error:
+        full = error.errno in FULL
+        if not full:
+            raise
     for number in unused:
-        if number in regions.regions:
+        if number in regions.regions and regions.regions[number].path in damaged:
             regions.regions.pop(number).close()
+    if full:
+        return
     for name in unfinished(regions.directory, regions.identity):
         files.unlink(regions.directory, name)
     used = {region.path for region in regions.regions.values()}

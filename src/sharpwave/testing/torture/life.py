@@ -55,6 +55,7 @@ def where(batch: Any) -> list[tuple[int, int]]:
 def small(region_bytes: int) -> None:
     """Let stores of this process have small regions, and retry a failing disk only briefly."""
     disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = region_bytes
+    disk_budget.SPARE_BYTES = region_bytes // 2
     store_settings.MIN_DISK_BYTES = region_bytes
     region_files.FIRST_EXTENT, region_files.MAX_EXTENT = region_bytes // 4, region_bytes // 2
     mergeable_regions.MIN_COPY_BYTES = region_bytes // 4

@@ -189,9 +189,17 @@ class Log:
             steps[-1] = None
         else:
             steps.pop()
+            self._forget_from(lane, len(steps))
         before = steps[-1 - keep_number] if len(steps) > keep_number else None
         if before is not None and not before.ended:
             before.truncated, before.final = True, last.obs
+
+    def _forget_from(self, lane: int, number: int) -> None:
+        """Forget what views remember of a lane's steps from one on: their numbers are used again."""
+        for one in (*self.views.values(), *self.saved.values()):
+            for known in (one.priority, one.uses):
+                for key in [key for key in known if key[0] == lane and key[1] >= number]:
+                    del known[key]  # type: ignore[attr-defined]
 
     def cleared(self) -> None:
         """Note that the store was cleared."""
@@ -349,6 +357,7 @@ class Log:
             if step is not None and (id_ := self.held.get((lane, number))) is not None and number == end:
                 self.ids.pop(id_, None)  # the last step, which has no successor: its number is the next one's
         del steps[end:]
+        self._forget_from(lane, end)
         for key in [key for key in self.gone if key[0] == lane and key[1] >= end]:
             self.gone.discard(key)
         if not steps or (last := steps[-1]) is None or last.ended:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -211,8 +212,10 @@ class Run:
         self._end()
         self._folders += 1
         wrong: Violation | None = None
-        answer = self._begin({"source": str(self.base / "checkpoint")})
-        if "error" in answer:  # a fault: once more
+        answer: dict[str, Any] | None = None
+        with contextlib.suppress(Died):
+            answer = self._begin({"source": str(self.base / "checkpoint")})
+        if answer is None or "error" in answer:  # a fault: once more
             self._end()
             shutil.rmtree(self.base / f"store{self._folders}", ignore_errors=True)
             self._quota = -1
@@ -261,8 +264,10 @@ class Run:
     def _do_close(self) -> None:
         self._ready()
         faulty = self._faulty
-        if not faulty and self.program.settings.get("disk_limit"):
+        settings = self.program.settings
+        if not faulty and settings.get("disk_limit"):
             self._do_flush()  # closing writes the rows of open segments, and evicts for them
+        self._lax |= faulty and ("disk_limit" in settings or settings["on_full"] == "drop_oldest")
         answer = self._call({"do": "close"})
         self._exact = "error" not in answer
         if self._exact:
@@ -329,11 +334,7 @@ class Run:
         for log, exact, loose in [(self.log, self._exact, lax), *((one, False, True) for one in self._under_way)]:
             candidate = log.copy()
             candidate.limits = dict(self.log.limits)
-            if not self._exact or self._under_way:
-                candidate.lose_views()
-            else:
-                for name in candidate.dirty:
-                    candidate.views[name].known = name not in candidate.dirty
+            candidate.lose_views()
             try:
                 candidate.reopen(answer["held"], exact and not self._under_way, loose or bool(self._under_way))
                 break
@@ -355,7 +356,7 @@ class Run:
                 items = self.log.items(name)[0].keys()
                 there = [key for key in answer["where"] if key in items]
                 self.log.updated(name, there, [highest] * len(there))
-                one.known = True
+                one.known = bool(there)  # else it is unknown which priority new items get
 
     def _begin(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Begin a process that opens the store."""
