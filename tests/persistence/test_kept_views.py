@@ -218,20 +218,34 @@ def test_a_checkpoint_counts_more_than_what_its_folder_had(tmp_path: Path) -> No
         assert levels(learner(store)) == {9.0}
 
 
-def test_a_view_of_whose_steps_none_is_left_is_forgotten(tmp_path: Path) -> None:
+def test_the_largest_priority_outlives_all_the_steps_that_had_one(tmp_path: Path) -> None:
+    with store_in(tmp_path / "d") as store:
+        fill(store, 5)
+        view = learner(store)
+        view.update_priorities(view.sampleable_ids(), np.full(5, 7.0))
+        store.clear()
+    with sw.Store.open(tmp_path / "d") as store:
+        fill(store, 5)
+        assert levels(learner(store)) == {7.0}
+
+
+def test_views_of_whose_steps_none_is_left_do_not_pile_up(tmp_path: Path) -> None:
     with store_in(tmp_path / "d", capacity=64) as store:
         fill(store, 60)
-        view = learner(store, "old")
-        view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
-        store.flush()
-        del view
-        fill(store, 30)
+        for number in range(10):
+            view = learner(store, f"old {number}")
+            view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
+            fill(store, 1)
+            store.flush()
+            del view
     with sw.Store.open(tmp_path / "d") as store:
-        assert store.recovery is not None and store.recovery.views == ["old"]
+        assert store.recovery is not None and len(store.recovery.views) == 10
         fill(store, 100)
-    with sw.Store.open(tmp_path / "d") as store:
-        assert store.recovery is not None and store.recovery.views == []
-        assert not view_files(tmp_path / "d") and not store.recovery.damages
+    for _ in range(2):
+        with sw.Store.open(tmp_path / "d") as store:
+            assert store.recovery is not None and not store.recovery.damages
+            assert sorted(store.recovery.views) == [f"old {number}" for number in (6, 7, 8, 9)]
+            assert len(view_files(tmp_path / "d")) == 4
 
 
 def test_a_flush_of_steps_only_leaves_views_for_later(tmp_path: Path) -> None:

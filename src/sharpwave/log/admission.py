@@ -358,7 +358,10 @@ class Admission:
                     disk.regions.finish()
             while disk.nbytes >= nbytes:
                 if (copies and disk.budget.emptied() is not None) or self._sealed.nbytes < most:
-                    return self._drop_region(compaction)
+                    made = self._drop_region(compaction)
+                    if made is Made.ROOM or not self.retention.in_order:
+                        return made
+                    copies, most = False, -1
                 made = self.evict(newcomer)
                 if made is Made.NOT_KEPT and newcomer is not None:
                     inventory.dropped_steps += int(self._space.index.rows[newcomer.slot])
@@ -370,7 +373,10 @@ class Admission:
             inventory.dropped_steps += inventory.evicted_steps - before
 
     def _drop_region(self, compaction: Compaction) -> Made:
-        """Delete the emptiest region: copy what it holds, or evict it where a full disk takes no copy."""
+        """Delete the emptiest region: copy what it holds, or evict it where a full disk takes no copy.
+
+        Segments that are evicted in order stay: the oldest go first.
+        """
         disk, index = compaction.disk, self._space.index
         number = disk.budget.emptiest(1.0)
         if number is None:
@@ -379,6 +385,8 @@ class Admission:
         with contextlib.suppress(OSError):
             if disk.budget.emptied() == number and compaction.compact(1.0):
                 return Made.ROOM
+        if self.retention.in_order:
+            return Made.NOTHING
         used = slice(0, index.highest)
         held = (index.region[used] == number) & (index.sealed[used] > 0) & (index.rows[used] > 0)
         for slot in np.flatnonzero(held).tolist():

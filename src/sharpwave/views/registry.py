@@ -32,6 +32,8 @@ R = TypeVar("R", bound=Replay[Any])
 
 MAX_NAME_CHARACTERS = 100
 DAMAGED = "is damaged"
+MAX_GONE = 4
+"""Views kept in a store's folder of whose steps none is left."""
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
 """Errors of restoring a state that is not one."""
 
@@ -108,16 +110,23 @@ class Views(LogListener):
         if of_checkpoint:
             keeping.write((name, state_of(saved, self._log)) for name, (_, saved) in self._saved.items())
             return
-        for number, state in enumerate(files.read(damages)):
+        found = list[dict[str, Any]]()
+        for state in files.read(damages):
             try:
-                state = recovered(state, self._log)
-                if (state["generation"] < 0).all():  # all of it was evicted: or views of old names would pile up
-                    files.delete(state["name"])
-                    continue
+                found.append(recovered(state, self._log))
+            except NO_STATE as error:
+                damages.append(_begins_anew(state, files, error))
+        gone = [state for state in found if (state["generation"] < 0).all()]  # their largest priorities count on
+        gone.sort(key=lambda state: int(state.get("total_steps", 0)))
+        for number, state in enumerate(found):
+            if any(state is one for one in gone[:-MAX_GONE]):  # or views of old names would pile up
+                files.delete(state["name"])
+                continue
+            try:
                 self.restore(number, state)
                 self._of_files.add(state["name"])
             except NO_STATE as error:
-                damages.append(f"view {state.get('name')!r:.100} in {files.disk.folder}: {error!r}; it begins anew")
+                damages.append(_begins_anew(state, files, error))
 
     def write(self) -> None:
         """Write the states of views to the store's folder, if it has one."""
@@ -345,3 +354,7 @@ def checked_name(name: Any) -> str | None:
     if name is None or (isinstance(name, str) and 0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
         return name
     raise ValueError(f"name={name!r}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
+
+
+def _begins_anew(state: dict[str, Any], files: ViewFiles, error: Exception) -> str:
+    return f"view {state.get('name')!r:.100} in {files.disk.folder}: {error!r}; it begins anew"
