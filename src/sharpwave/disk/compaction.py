@@ -20,7 +20,7 @@ from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.mergeable_regions import DEAD_SHARE
 from sharpwave.disk.segment_cache import SegmentCache
-from sharpwave.format.region import SEGMENT
+from sharpwave.format.region import MAX_NUMBER, SEGMENT
 from sharpwave.memory.segment_index import SegmentIndex
 
 
@@ -39,15 +39,20 @@ class Compaction:
     ) -> None:
         self.disk, self._index, self._tables, self._segment_cache = disk, index, tables, segment_cache
 
-    def compact(self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset()) -> bool:
+    def compact(
+        self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset(), before: int = MAX_NUMBER
+    ) -> bool:
         """Copy the records held of the emptiest region, and delete it; return False if none is empty enough.
 
         Args:
             max_share: of the region that is held.  left_out: regions not to copy.
+            before: only regions of lower numbers. Whoever calls this again and again gives ``RegionFiles.next_number``
+                of the first call: where few records fit into a region, its copy is as empty, and this would never end.
 
         Raises:
             OSError: the disk is full or failing. Records copied by then count, and none is lost.
         """
+        left_out |= {number for number in self.disk.regions.regions if number >= before}
         number = self.disk.budget.emptiest(max_share, left_out)
         return number is not None and self._copy([number])
 
@@ -64,16 +69,17 @@ class Compaction:
         eviction.  Raises: OSError."""
         budget, regions = self.disk.budget, self.disk.regions
         need += self.disk.note_bytes
+        before = regions.next_number
         if budget.crowded(need):
             return False
         if not regions.room_for(need):  # a new region will be needed
             with contextlib.suppress(OSError):
                 while self.merge():
                     pass
-            while not regions.room_for(need) and budget.wasteful and self.compact():
+            while not regions.room_for(need) and budget.wasteful and self.compact(before=before):
                 pass
         while not budget.room_for(need):
-            if not (self.compact() if budget.compacts else budget.fragmented and self._try_compact()):
+            if not (self.compact(before=before) if budget.compacts else budget.fragmented and self._try(before)):
                 return False
         return True
 
@@ -86,13 +92,14 @@ class Compaction:
         with contextlib.suppress(OSError):
             while self.merge(left_out):
                 pass
-            while self.compact(1 - DEAD_SHARE, left_out):
+            before = self.disk.regions.next_number
+            while self.compact(1 - DEAD_SHARE, left_out, before):
                 pass
 
-    def _try_compact(self) -> bool:
+    def _try(self, before: int) -> bool:
         """Compact where evicting would make room as well: a full disk is no error then."""
         try:
-            return self.compact()
+            return self.compact(before=before)
         except OSError:
             return False
 

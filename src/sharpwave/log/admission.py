@@ -427,14 +427,14 @@ class Admission:
         compaction = self._compaction
         if compaction is None:
             return
-        budget = compaction.disk.budget
+        budget, before = compaction.disk.budget, compaction.disk.regions.next_number
         with contextlib.suppress(OSError):
             while budget.crowded() and self.evict() is Made.ROOM:
                 pass
             while budget.over_limit:
                 # Evictions in order free whole regions, except those that are older than a lowered limit.
                 share = MAX_HELD_SHARE if budget.compacts else MAX_HELD_OF_COPIED
-                if not (budget.fits and compaction.compact(share)) and self.evict() is Made.NOTHING:
+                if not (budget.fits and compaction.compact(share, before=before)) and self.evict() is Made.NOTHING:
                     break
 
 

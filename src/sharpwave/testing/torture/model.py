@@ -360,7 +360,11 @@ class Log:
         self._forget_from(lane, end)
         for key in [key for key in self.gone if key[0] == lane and key[1] >= end]:
             self.gone.discard(key)
-        if not steps or (last := steps[-1]) is None or last.ended:
+        if not steps or (last := steps[-1]) is None:
+            return
+        if last.ended:
+            if not exact and last.next is not None:  # it may have been ended after the last flush, with another frame
+                last.final = None
             return
         following = cut[0] if cut and cut[0] is not None and cut[0].number else None
         if last.next is None and following is None:
@@ -520,7 +524,7 @@ class Log:
     def _same(self, name: str, what: str, got: Any, expected: Any, serials: Any) -> None:
         expected = np.asarray(expected)
         wrong = np.asarray(got) != expected
-        rows = np.flatnonzero(wrong.reshape(len(wrong), -1).any(1))
+        rows = np.flatnonzero(wrong.any(axis=tuple(range(1, wrong.ndim))))
         if len(rows):
             row = rows[0]
             message = f"view {name}: {what} of {len(rows)} items of {len(wrong)}; of step {serials[row]} "
