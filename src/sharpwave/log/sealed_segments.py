@@ -53,6 +53,7 @@ class Sealed:
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
         self.nbytes = 0
         self._undecodable: dict[int, str] = {}
+        self._unwritten: set[int] = set()  # slots of segments whose records lack the end of their episode
 
     @property
     def damaged(self) -> dict[int, str]:
@@ -138,6 +139,7 @@ class Sealed:
             space.segment_cache.forget(slot)
         self.drop_dictionaries(index.dictionary[:, slot].tolist())
         self._undecodable.pop(slot, None)
+        self._unwritten.discard(slot)
         if self._disk is None:
             space.arena.free(int(index.base[slot]), nbytes)
         else:
@@ -176,8 +178,8 @@ class Sealed:
         """Write the segments in ``slots``, of which ``truncate`` changed only what is in memory, to disk again.
 
         A process that ended in mid-episode leaves a last segment whose episode goes on; what comes behind it, in a
-        later process, begins an episode and says so (START). From that alone the break is known, so a disk that
-        refuses is no error; a segment that says so itself shows the break to who reads the file alone.
+        later process, begins an episode and says so (START). From that alone the break is known, unless that segment is
+        evicted, or dropped. So a disk that refuses is no error, and ``rewrite_left`` tries again.
 
         Args:
             release: the region of the old record goes if nothing in it is held; else it stays for now.
@@ -185,9 +187,16 @@ class Sealed:
         if self._disk is None or self._space.segment_cache is None:
             return
         for slot in slots:
+            self._unwritten.add(slot)
             with contextlib.suppress(OSError, MemoryError):
                 self._space.segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
                 self._rewrite_truncated(self._disk, slot, release)
+                self._unwritten.discard(slot)
+
+    def rewrite_left(self) -> None:
+        """Write the segments again that ``rewrite_truncated`` could not."""
+        if self._unwritten:
+            self.rewrite_truncated(sorted(self._unwritten), release=True)
 
     def _rewrite_truncated(self, disk: DiskTier, slot: int, release: bool) -> None:
         index = self._space.index

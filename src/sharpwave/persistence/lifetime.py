@@ -41,6 +41,7 @@ def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
     Raises: OSError.
     """
     if log.disk is not None:
+        log.sealed.rewrite_left()
         _write_tails(log, log.disk, evict)
         if log.annotations.changed:
             before = {name: said for name, said in log.disk.described.items() if name != "annotations"}

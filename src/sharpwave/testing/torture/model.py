@@ -56,6 +56,7 @@ class Step:
         obs, final, next: codes of the observation, of the final one after it if it ended its episode, and of the
             successor that it was given; ``None``: none was.
         number: in its episode.
+        perhaps: code of the next step's observation, if that step failed: the segment may have been sealed with it.
     """
 
     serial: int
@@ -65,6 +66,7 @@ class Step:
     final: int | None
     next: int | None
     number: int
+    perhaps: int | None = None
 
     @property
     def ended(self) -> bool:
@@ -193,6 +195,17 @@ class Log:
         before = steps[-1 - keep_number] if len(steps) > keep_number else None
         if before is not None and not before.ended:
             before.truncated, before.final = True, last.obs
+
+    def take_back(self, lane: int, count: int, ids: list[int]) -> None:
+        """Note that the last ``count`` steps of a lane, of a whole episode that failed, are not held any more.
+
+        Args:
+            ids: of the lane's steps, -1 of those that are not held.
+        """
+        steps = self.lanes[lane]
+        for number in range(len(steps) - count, len(steps)):
+            if ids[number] < 0:
+                steps[number] = None
 
     def _forget_from(self, lane: int, number: int) -> None:
         """Forget what views remember of a lane's steps from one on: their numbers are used again."""
@@ -369,12 +382,12 @@ class Log:
         following = cut[0] if cut and cut[0] is not None and cut[0].number else None
         if last.next is None and following is None:
             check(
-                (lane, end - 1) not in now,
+                (lane, end - 1) not in now or last.perhaps is not None,
                 "invented",
                 f"lane {lane}: its last step is held, though nothing followed it",
             )
         last.truncated = True
-        last.final = last.next if last.next is not None else None if following is None else following.obs
+        last.final = last.next if last.next is not None else last.perhaps if following is None else following.obs
 
     def restore(self, report: dict[str, Any]) -> None:
         """Compare a store that was opened from a checkpoint with this log, which was copied when that was written."""

@@ -21,7 +21,7 @@ from sharpwave.testing.torture.life import FINAL, NEXT, live
 from sharpwave.testing.torture.model import Log, Violation, check
 from sharpwave.testing.torture.program import VIEWS, Operation, Program
 
-ANSWER_S = float(os.environ.get("ANS","60"))
+ANSWER_S = 60.0
 """Time after which an operation counts as hanging."""
 MAX_OPENINGS = 3
 
@@ -114,25 +114,32 @@ class Run:
             for column, lane in enumerate(lanes):
                 if 0 < parts[column] < times and self.log.unfinished(lane):
                     self.log.truncate(lane, int(rows["obs"][parts[column], column]))
+                if whole and parts[column]:
+                    self.log.take_back(lane, parts[column], answer["held"]["lanes"][lane].tolist())
         else:
             fresh = self._append(lanes, rows, [done] * len(lanes))
         self.counts["steps"] += len(fresh)
         self._observe(answer, fresh)
         if "error" in answer:
-            self._settle(lanes, rows["obs"][min(done, times - 1)].tolist())
+            self._settle(lanes, rows["obs"][min(done, times - 1)].tolist(), many or len(lanes) > 1)
         if "error" not in answer:
             for (row, column), id_ in np.ndenumerate(answer["ids"]):
                 key = lanes[column], len(self.log.lanes[lanes[column]]) - times + row
                 held = self.log.held.get(key)
                 check(held is None or held == id_, "ids", f"step {key} got id {id_}, is held as {held}")
 
-    def _settle(self, lanes: list[int], codes: list[int]) -> None:
-        """Break off the episodes that steps would have broken off which were not appended."""
+    def _settle(self, lanes: list[int], codes: list[int], sealed: bool) -> None:
+        """Break off the episodes that steps would have broken off which were not appended.
+
+        Args:
+            codes: of their observations.  sealed: some lanes' segments may have been sealed with them.
+        """
         for lane, code in zip(lanes, codes, strict=True):
             last = self.log.last(lane)
-            if last is not None and not last.ended and last.next not in (None, code):
-                self.log.break_off(lane, False)
-                self._observe(self._call({"do": "break_episode", "lane": lane}))
+            if last is not None and not last.ended:
+                last.perhaps = code if sealed else None
+                if sealed or last.next not in (None, code):
+                    self._break(lane)
 
     def _append(self, lanes: list[int], rows: dict[str, Any], counts: list[int]) -> set[tuple[int, int]]:
         fresh = set()
@@ -163,13 +170,22 @@ class Run:
     def _do_break_episode(self, lane: int) -> None:
         self._ready()
         there = self.log.unfinished(lane)
-        answer = self._call({"do": "break_episode", "lane": lane}, lambda: self.log.break_off(lane, False))
+        answer = self._break(lane)
         if "error" not in answer:
             check(answer["broke"] == there, "break_episode", f"returned {answer['broke']}, expected {there}")
-            if there:
-                kept = len(answer["held"]["lanes"][lane]) == len(self.log.lanes[lane])
-                self.log.break_off(lane, kept)
+
+    def _break(self, lane: int) -> dict[str, Any]:
+        """Break off a lane's episode, if it has an unfinished one."""
+        answer = self._call({"do": "break_episode", "lane": lane}, lambda: self.log.break_off(lane, False))
+        last = self.log.last(lane)
+        if "error" not in answer and last is not None:
+            ids = answer["held"]["lanes"][lane]
+            kept = len(ids) == len(self.log.lanes[lane])
+            if kept and ids[-1] >= 0 and last.next is None:
+                last.next = last.perhaps
+            self.log.break_off(lane, kept)
         self._observe(answer)
+        return answer
 
     def _do_sample(self, view: str, count: int, seed: int) -> None:
         if view not in self.program.views:
@@ -319,13 +335,13 @@ class Run:
     def _open(self) -> None:
         limits, faulty = self._limits, self._faulty
         answer = self._begin({"limits": limits})
-        self._limits = {}
         if "error" in answer:
             self.counts["failed openings"] += 1
             check(faulty, "opening", answer["error"])
             self._end()
             self._quota = -1
             return
+        self._limits = {}
         self.counts["openings"] += 1
         lower = any(value < self.log.limits.get(name, 1 << 62) for name, value in limits.items())
         self.log.limits.update(limits)
@@ -348,6 +364,8 @@ class Run:
         self.log.dirty = set(self.program.views) if faulty else {n for n, v in self.log.views.items() if not v.known}
         self.log.saved = {name: one.copy() for name, one in self.log.views.items() if name not in self.log.dirty}
         self._do_look()
+        if faulty and self._child:
+            self._end_episodes()
         for name, one in self.log.views.items():
             if not one.known and VIEWS[name].get("sampler") == "Prioritized" and self._child:
                 highest = one.largest + 1
@@ -357,6 +375,16 @@ class Run:
                 there = [key for key in answer["where"] if key in items]
                 self.log.updated(name, there, [highest] * len(there))
                 one.known = bool(there)  # else it is unknown which priority new items get
+
+    def _end_episodes(self) -> None:
+        """Let the store write the ends of broken-off episodes that a fault kept it from writing as it was opened."""
+        quota, self._quota = self._quota, -1
+        if quota >= 0:
+            self._send({"do": "full", "free_bytes": -1})
+        self._do_flush(views=False)
+        self._quota = quota
+        if quota >= 0:
+            self._send({"do": "full", "free_bytes": quota})
 
     def _begin(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """Begin a process that opens the store."""
@@ -424,6 +452,8 @@ class Run:
                 self._lax |= lax or rows is not None or do in ("clear", "resize")
                 self._maybe(apply, rows)
             raise
+        if fault is not None and self.program.settings["on_full"] == "drop_oldest":
+            answer["lax"] = True
         if "error" in answer:
             self.counts["errors"] += 1
             check(fault is not None or self._quota >= 0, "error", f"{do}: {answer['error']}")
@@ -439,7 +469,7 @@ class Run:
         self._under_way, self.log = [self.log], before
 
     def _observe(self, answer: dict[str, Any], fresh: Any = (), lax: bool = False) -> None:
-        self.log.observe(answer["held"], set(fresh), lax or "error" in answer or self._quota >= 0)
+        self.log.observe(answer["held"], set(fresh), lax or "error" in answer or "lax" in answer or self._quota >= 0)
 
     def _end(self) -> None:
         """End the process by SIGKILL, if there is one."""
