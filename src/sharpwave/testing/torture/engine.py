@@ -141,3 +141,7 @@ def _end(worker: subprocess.Popen[str]) -> None:
     if worker.poll() is None:
         worker.terminate()
     worker.wait()
+    assert worker.stdin is not None
+    assert worker.stdout is not None
+    worker.stdin.close()
+    worker.stdout.close()
