@@ -74,7 +74,7 @@ def _taken(log: StepLog) -> dict[str, int]:
     used = log.sealed.nbytes if log.segment_cache is None else log.arena.used_bytes - staging
     return {
         "arena_used": used,
-        "arena_free": log.arena.committed_bytes - staging - used,
+        "arena_free": log.arena.committed_bytes + log.arena.uncounted_bytes - staging - used,
         "open_segments": staging,
         **log.ledger.parts(),
         "checkpoint": _copied(log),

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -182,3 +186,27 @@ def test_a_range_does_not_reach_into_a_chunk_beyond_the_limit() -> None:
     assert arena.allocate(2 * PAGE) is not None
     assert arena.committed_bytes == CHUNK + PAGE
     assert arena.allocate(PAGE + 8) is None
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not say which pages have memory")
+@pytest.mark.parametrize("chunks", [3, 9, 20])
+def test_the_memory_of_huge_pages_is_counted(chunks: int) -> None:
+    arena = Arena(128 << 20, 700 << 10, huge_pages=True)
+    for _ in range(chunks):
+        offset = arena.allocate(700 << 10)
+        assert offset is not None
+        arena.memory[offset : offset + (700 << 10)] = 1
+    assert arena.committed_bytes + arena.uncounted_bytes == resident(arena)
+
+
+def resident(arena: Arena) -> int:
+    """Bytes of memory of an arena, as the system counts them."""
+    address, found = arena.memory.ctypes.data, 0
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
+            begin, end = (int(part, 16) for part in line.split()[0].split("-"))
+            inside = begin < address + len(arena.memory) and end > address
+        elif inside and line.startswith("Rss:"):
+            found += 1024 * int(line.split()[1])
+    return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import sys
 import weakref
@@ -13,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native import windows
+from sharpwave.native.untouched import HUGE_PAGE
 
 PAGE = 4096
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
@@ -47,6 +49,19 @@ class AddressSpace:
             self._map.madvise(mmap.MADV_HUGEPAGE, begin)
             return True
         return False
+
+    def huge_page_behind(self, end: int) -> int:
+        """Return the bytes committed behind ``end``, the end of what was written, of a huge page that reaches across.
+
+        0 where the system does not say.  Cost: a system call.
+        """
+        begin = -(-end // PAGE) * PAGE
+        address = self.memory.ctypes.data
+        nbytes = min(-(address + begin) % HUGE_PAGE, len(self.memory) - begin)
+        pages = (ctypes.c_uint8 * (nbytes // PAGE))()
+        if sys.platform != "linux" or nbytes <= 0 or _mincore()(address + begin, nbytes, pages):
+            return 0
+        return PAGE * int(np.count_nonzero(np.frombuffer(pages, np.uint8) & 1))
 
     def commit(self, begin: int, nbytes: int) -> None:
         """Prepare a range to be written to, and a page behind it, which kernels may read.  Raises: MemoryError."""
@@ -91,6 +106,14 @@ class _Windows(AddressSpace):
     def _allocate(self, begin: int, nbytes: int) -> bool:
         place = self._address + begin
         return bool(self._kernel.VirtualAlloc(place, nbytes, windows.MEM_COMMIT, windows.PAGE_READWRITE))
+
+
+@functools.cache
+def _mincore() -> Any:
+    """Return the system call that tells which pages of a range have memory."""
+    call = ctypes.CDLL(None).mincore
+    call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
+    return call
 
 
 def _last_error() -> int:

@@ -264,6 +264,11 @@ class Arena:
         if previous not in (-1, chunk) and self._live[previous] == 0:
             self._free.append(previous)
 
+    @property
+    def uncounted_bytes(self) -> int:
+        """Bytes of memory of the last huge page that lie behind the last chunk used so far.  Cost: a system call."""
+        return self._space.huge_page_behind(self.begin_of(self._fresh)) if self._huge_pages else 0
+
     def trim(self) -> None:
         """Release the memory of empty chunks to the system."""
         for chunk in self._free:
