@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: pong cartpole test check tests slow fuzz coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check tests slow fuzz torture coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train
 	$(BIN)/sharpwave train pong
@@ -30,6 +30,10 @@ slow: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	PYTHONPATH=src:. $(BIN)/python -W ignore -m tests.data_sets.fuzzing --seed $$(date +%Y%m%d)
+
+# Random programs on stores that are killed and whose disks fail: an hour of each night.
+torture: $(VENV)/.test
+	$(BIN)/sharpwave torture --seconds $(or $(SECONDS),3600) --seed $$(date +%Y%m%d)0000 --out torture.json
 
 coverage: $(VENV)/.test
 	$(BIN)/pytest -m '' -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
