@@ -10,6 +10,7 @@ from sharpwave.data.exporting import export as write_data_set
 from sharpwave.log import whole_episodes
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
+from sharpwave.persistence.lifetime import Life
 from sharpwave.validation import checked_lane
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
 from sharpwave.views.registry import Views
@@ -20,6 +21,7 @@ class StoreEpisodes:
 
     _log: StepLog
     _lock: Lock
+    _life: Life
     _views: Views
 
     def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
@@ -43,7 +45,7 @@ class StoreEpisodes:
             self._log.check_open()
             table = find(self._log, checked_lanes(lanes, self._log.lanes))
             table = ordered(table, checked, self._log.opened.steps)
-        return Episodes(table, EpisodeReader(self._log, self._lock))
+        return Episodes(table, EpisodeReader(self._log, self._lock, self._life))
 
     def export(
         self,

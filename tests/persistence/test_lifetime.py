@@ -209,3 +209,19 @@ store._log.disk.files.pwrite = full
     code, text = ran(tmp_path, then)
     assert code == 0 and "No space left on device" in text and "10 at most, are lost" in text
     assert actions(tmp_path) == []
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_what_a_store_gave_out_keeps_it_open(disk: bool, tmp_path: Path) -> None:
+    def filled() -> sw.Store:
+        store = sw.Store(SPEC, capacity=1000, disk=tmp_path / "d" if disk and not (tmp_path / "d").exists() else None)
+        episode(store, 50)
+        return store
+
+    with no_garbage_collection():
+        assert [len(one.reward) for one in filled().episodes()] == [50]
+        first, episodes = filled().episodes()[0], filled().episodes()
+        assert len(first.obs) >= 50
+        assert len(episodes[0].ids) == 50
+        assert len(filled().transitions().sample(4)) == 4
+        assert len(next(filled().transitions().stream(4))) == 4

@@ -58,10 +58,10 @@ class AddressSpace:
         begin = -(-end // PAGE) * PAGE
         address = self.memory.ctypes.data
         nbytes = min(-(address + begin) % HUGE_PAGE, len(self.memory) - begin)
-        pages = (ctypes.c_uint8 * (nbytes // PAGE))()
-        if sys.platform != "linux" or nbytes <= 0 or _mincore()(address + begin, nbytes, pages):
+        pages = np.zeros(max(0, nbytes) // PAGE, np.uint8)
+        if sys.platform != "linux" or nbytes <= 0 or _mincore()(address + begin, nbytes, pages.ctypes.data):
             return 0
-        return PAGE * int(np.count_nonzero(np.frombuffer(pages, np.uint8) & 1))
+        return PAGE * int(np.count_nonzero(pages & 1))
 
     def commit(self, begin: int, nbytes: int) -> None:
         """Prepare a range to be written to, and a page behind it, which kernels may read.  Raises: MemoryError."""

@@ -102,10 +102,14 @@ def _find_in(log: StepLog, lane: int, with_totals: bool) -> Table | None:
 
 
 class EpisodeReader:
-    """Decoder of runs of one lane's steps, one part at a time under the store's lock."""
+    """Decoder of runs of one lane's steps, one part at a time under the store's lock.
 
-    def __init__(self, log: StepLog, lock: Any) -> None:
-        self.log, self.lock = log, lock
+    Args:
+        life: kept: the store is closed once nothing that it gave out is left.
+    """
+
+    def __init__(self, log: StepLog, lock: Any, life: object) -> None:
+        self.log, self.lock, self._life = log, lock, life
         self.spec: Spec = log.spec
         self._readers, self._words = FieldReaders(log), LogWords(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}

@@ -212,7 +212,7 @@ class Log:
         for one in (*self.views.values(), *self.saved.values()):
             for known in (one.priority, one.uses):
                 for key in [key for key in known if key[0] == lane and key[1] >= number]:
-                    del known[key]  # type: ignore[attr-defined]
+                    del known[key]
 
     def cleared(self) -> None:
         """Note that the store was cleared."""
