@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sharpwave.observations import PADS, stacking
+from sharpwave.observations import PADS, refuse_choices, stacking, stored_space, variable_parts
 from sharpwave.spec import Field, Spec
 
 
@@ -20,6 +21,9 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             and tuples of those (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
             Stable-Baselines3.
         extra: further fields; one of the name of an info takes its place.
+
+    Parts of a dict that are text, or of another length each time (Text, Sequence, Graph), are left out, with a warning
+    that names them: a store has no field for them. ``Recorder`` leaves them out too.
 
     Raises:
         ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or
@@ -39,8 +43,15 @@ def step_spec(env: Any, **extra: Field) -> Spec:
         )
     size, padding = found[0] if usable else (0, "")
     infos = {name: _fields(f"info {name!r}", one, 0, "") for name, one in info_spaces(env).items()}
+    left_out = variable_parts(space)
+    if left_out:
+        warnings.warn(
+            f"step_spec: {', '.join(left_out)}: of another length each time, and not stored; agents do not see it",
+            UserWarning,
+            stacklevel=2,
+        )
     return Spec(
-        obs=_fields("observations", space, size, padding),
+        obs=_fields("observations", stored_space(space), size, padding),
         action=_fields("actions", actions, 0, ""),
         **(infos | extra),
     )
@@ -58,6 +69,7 @@ def _fields(what: str, space: Any, size: int, padding: str) -> Any:
 
     Parts that a wrapper added to a dict of stacks are stored as they are.
     """
+    refuse_choices(f"step_spec: env has {what}", space)
     inner = getattr(space, "spaces", None)
     if isinstance(inner, Mapping):
         return {key: _fields(f"{what}[{key!r}]", one, size, padding) for key, one in inner.items()}

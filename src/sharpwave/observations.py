@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +15,9 @@ from sharpwave.environment_kinds import is_vec_env, is_vector
 from sharpwave.spec import Field, Spec
 
 Frames = dict[str, npt.NDArray[Any]]
+
+VARIABLE = ("Text", "Sequence", "Graph")
+"""Gymnasium's spaces of text, and of what has another length each time: no field holds them."""
 
 PADS: dict[str, Literal["repeat", "zeros"]] = {"reset": "repeat", "zero": "zeros"}
 """``Field(pad=)`` for each ``padding_type`` of Gymnasium's ``FrameStackObservation``."""
@@ -53,12 +57,17 @@ class Observations:
         self.spec, self.vector = spec, is_vector(env)
         single = self.vector and not is_vec_env(env)
         space = getattr(env, "single_observation_space" if single else "observation_space", None)
+        self._varying = space if variable_parts(space) else None
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
 
     @property
     def plain(self) -> bool:
         """Whether an observation is one array, stored as it is."""
-        return self.spec.array_obs and not any(part.stacked or part.parts for part in self._parts)
+        return (
+            self.spec.array_obs
+            and self._varying is None
+            and not any(part.stacked or part.parts for part in self._parts)
+        )
 
     def frames(self, obs: Any) -> Frames:
         """Return the newest frame of each lane, [lanes, *shape] by field, from ``reset`` or ``step``. Not copied."""
@@ -131,10 +140,11 @@ class Observations:
                 else f"tuple of the spec's {len(declared)} parts"
             )
             raise ValueError(f"Recorder: the environment observes {space}, expected a {parts}")
-        return self.spec.split_space(space, "Recorder: the environment's observation")
+        return self.spec.split_space(stored_space(space), "Recorder: the environment's observation")
 
     def _part(self, env: Any, name: str, space: Any) -> _Part:
         field = self.spec.fields[name]
+        refuse_choices(f"Recorder: {name} is", space)
         inner = getattr(space, "spaces", None)
         shape: tuple[int, ...] | None = getattr(space, "shape", None)
         parts = 0
@@ -189,7 +199,7 @@ class Observations:
 
     def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
         """Yield the observations' arrays by field, with one leading axis, which ``batched`` ones have already."""
-        split = self.spec.split_obs(obs)
+        split = self.spec.split_obs(obs if self._varying is None else stored_parts(self._varying, obs))
         for part in self._parts:
             value = split[part.name]
             if part.parts and batched:
@@ -203,6 +213,44 @@ class Observations:
                     "observation space says (or the field, where there is none)"
                 )
             yield part.name, part, array
+
+
+def variable_parts(space: Any, name: str = "obs") -> list[str]:
+    """Return the parts of dicts in a space that are text, or of another length each time: their names and kinds."""
+    inner = getattr(space, "spaces", None)
+    if not isinstance(inner, Mapping):
+        return []
+    found: list[str] = []
+    for key, one in inner.items():
+        part = f"{name}[{key!r}]"
+        found += [f"{part} ({type(one).__name__})"] if type(one).__name__ in VARIABLE else variable_parts(one, part)
+    return found
+
+
+def stored_space(space: Any) -> Any:
+    """Return a space without its ``variable_parts``."""
+    if not variable_parts(space):
+        return space
+    parts = {key: stored_space(one) for key, one in space.spaces.items() if type(one).__name__ not in VARIABLE}
+    return SimpleNamespace(spaces=parts)
+
+
+def stored_parts(space: Any, obs: Any) -> Any:
+    """Return an observation without its ``variable_parts``; what the space doesn't have stays, to be refused."""
+    inner = getattr(space, "spaces", None)
+    if not isinstance(inner, Mapping) or not isinstance(obs, Mapping):
+        return obs
+    variable = {key for key, one in inner.items() if type(one).__name__ in VARIABLE}
+    return {key: stored_parts(inner.get(key), one) for key, one in obs.items() if key not in variable}
+
+
+def refuse_choices(what: str, space: Any) -> None:
+    """Refuse a space each of whose observations is of one of several kinds.  Raises: ValueError."""
+    if type(space).__name__ == "OneOf":
+        raise ValueError(
+            f"{what} {space}, of one of several kinds each time, which no field holds; wrap the environment so that "
+            "it gives the kind's number, and arrays for all kinds"
+        )
 
 
 def stacking(env: Any) -> list[tuple[int, str]]:

@@ -241,3 +241,67 @@ def test_atari_vectors_pad_with_zeros() -> None:
     with pytest.raises(ValueError, match="batch_size=1 of 2 environments"):
         sw.Recorder(some, store_of(sw.Field((84, 84), "uint8", stack=4, pad="zeros")))
     some.close()
+
+
+class Mission(gym.Env[dict[str, Any], np.int64]):
+    """As MiniGrid's: a dict with a text, and a nested one with a sequence."""
+
+    observation_space = gym.spaces.Dict(
+        image=gym.spaces.Box(0, 255, (3, 3), np.uint8),
+        mission=gym.spaces.Text(30),
+        inner=gym.spaces.Dict(
+            number=gym.spaces.Discrete(9), seen=gym.spaces.Sequence(gym.spaces.Box(0, 1, (2,), np.float32))
+        ),
+    )
+    action_space = gym.spaces.Discrete(3)
+
+    def _obs(self) -> dict[str, Any]:
+        image, seen = np.full((3, 3), self.steps, np.uint8), (np.zeros(2, np.float32),) * self.steps
+        return {"image": image, "mission": "go " * self.steps, "inner": {"number": np.int64(self.steps), "seen": seen}}
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> tuple[dict[str, Any], dict[str, Any]]:
+        super().reset(seed=seed)
+        self.steps = 0
+        return self._obs(), {}
+
+    def step(self, action: np.int64) -> tuple[dict[str, Any], float, bool, bool, dict[str, Any]]:
+        self.steps += 1
+        return self._obs(), 1.0, self.steps == 4, False, {}
+
+
+@pytest.mark.parametrize("mode", [None, "NEXT_STEP", "SAME_STEP"])
+def test_text_and_what_has_another_length_each_time_is_left_out_with_a_word(mode: str | None) -> None:
+    env: Any = Mission()
+    if mode is not None:
+        env = gym.vector.SyncVectorEnv([Mission] * 2, autoreset_mode=gym.vector.AutoresetMode[mode])
+    with pytest.warns(
+        UserWarning, match=r"obs\['mission'\] \(Text\), obs\['inner'\]\['seen'\] \(Sequence\): .* not st"
+    ):
+        spec = step_spec(env)
+    assert sorted(spec.obs_names) == ["obs.image", "obs.inner.number"]
+    with sw.Store(spec, capacity=1000) as store:
+        recorder = sw.Recorder(env, store)
+        obs, _ = recorder.reset()
+        assert "mission" in obs
+        for _ in range(19):
+            result = recorder.step(np.ones(2, np.int64) if mode else 1)
+            if mode is None and result[2]:
+                recorder.reset()
+        batch = store.transitions().fetch(store.transitions().sampleable_ids())
+        assert len(batch) > 10
+        np.testing.assert_array_equal(batch.next_obs["inner"]["number"], batch.obs["inner"]["number"] + 1)
+        np.testing.assert_array_equal(batch.next_obs["image"][:, 0, 0], batch.obs["inner"]["number"] + 1)
+        np.testing.assert_array_equal(batch.terminated, batch.obs["inner"]["number"] == 3)
+
+
+def test_an_observation_of_one_of_several_kinds_is_refused_by_name() -> None:
+    class Either(Mission):
+        observation_space = gym.spaces.Dict(
+            a=gym.spaces.OneOf([gym.spaces.Discrete(2), gym.spaces.Box(0, 1, (2,), np.float32)])
+        )
+
+    with pytest.raises(ValueError, match=r"step_spec: env has observations\['a'\] OneOf\(.*one of several kinds"):
+        step_spec(Either())
+    spec = sw.Spec(obs={"a": sw.Field((), "int64")}, action=sw.Field((), "int64"))
+    with pytest.raises(ValueError, match=r"Recorder: obs.a is OneOf"):
+        sw.Recorder(Either(), sw.Store(spec, capacity=10))

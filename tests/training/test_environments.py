@@ -84,12 +84,23 @@ def test_actions_of_several_parts_are_learned():
     trained.close()
 
 
+def test_an_agent_learns_without_the_words_that_its_environment_says():
+    with pytest.warns(UserWarning, match=r"env 'Words-v0': obs\['said'\] \(Text\): .* the agent does not see it"):
+        trained = Trained(QUICK.override(env=MADE_UP + "Words-v0"))
+    assert trained.last["updates"] == 50
+    assert trained.store.spec.obs_names == ("obs.seen",)
+    trained.close()
+
+
 @pytest.mark.parametrize(
     ("env", "message"),
     [
         ("Pendulum-v1", r"dqn needs discrete actions; Pendulum-v1 has Box\(1,\); expected .* --env MODULE:NAME"),
         ("MountainCarContinuous-v0", r"dqn needs discrete actions; MountainCarContinuous-v0 has Box\(1,\)"),
-        (MADE_UP + "Words-v0", r"env 'Words-v0': observation 'said' Text\(.*\) cannot be stored; expected arrays"),
+        (
+            MADE_UP + "OnlyWords-v0",
+            r"env 'OnlyWords-v0': obs\['said'\] \(Text\): .* and there is nothing else; expected arr",
+        ),
         ("NoSuchEnv-v3", "env 'NoSuchEnv-v3' cannot be made"),
     ],
 )

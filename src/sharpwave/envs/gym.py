@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -16,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from sharpwave.envs.deep_sea import register_deep_sea
 from sharpwave.envs.memory_tasks import register_tasks
 from sharpwave.envs.teams import register_mpe
+from sharpwave.observations import VARIABLE, variable_parts
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""
@@ -111,16 +113,24 @@ def make_gym(
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
     """Wrap an environment so that it observes an array or a flat dict of arrays.
 
+    Parts of a dict that are text, or of another length each time, are left out, with a warning that names them.
+
     Raises:
-        ValueError: a part of the observation is neither.
+        ValueError: another part of the observation is neither, or no part is left.
     """
     space = env.observation_space
+    left_out = variable_parts(space)
     parts = dict(_arrays(space, space))
+    name = env.spec.id if env.spec is not None else "the environment"
     for key, part in parts.items():
         if not isinstance(part, ARRAYS):
-            name = env.spec.id if env.spec is not None else "the environment"
             where = f"observation {key!r}" if key else "observations"
             raise ValueError(f"env {name!r}: {where} {part} cannot be stored; expected arrays, or dicts of arrays")
+    if left_out:
+        said = f"env {name!r}: {', '.join(left_out)}: of another length each time"
+        if not parts:
+            raise ValueError(f"{said}, and there is nothing else; expected arrays, or dicts of arrays")
+        warnings.warn(f"{said}, and left out: the agent does not see it", UserWarning, stacklevel=2)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)) or (isinstance(space, spaces.Dict) and parts == space.spaces):
         return env
     return gymnasium.wrappers.TransformObservation(env, lambda obs: dict(_arrays(space, obs)), spaces.Dict(parts))
@@ -132,4 +142,6 @@ def _arrays(space: Any, value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
         return
     for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
+        if isinstance(space, spaces.Dict) and type(part).__name__ in VARIABLE:
+            continue
         yield from _arrays(part, value[name], f"{key}/{name}".removeprefix("/"))
