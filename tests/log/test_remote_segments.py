@@ -308,3 +308,30 @@ def test_a_store_on_disk_comes_back_with_what_arrived(tmp_path: Path) -> None:
             far.arrived.end_episode(lane, history[-1].obs)
     far.assert_same(again.transitions(n_step=3, gamma=GAMMA), 3)
     again.close()
+
+
+def test_a_gap_in_a_writers_segments_ends_no_episode_whose_later_steps_were_evicted() -> None:
+    one = sw.Spec(obs=sw.Field((1,), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(one, capacity=100, segment_steps=8, retention=sw.LowestPriority())
+    view = store.transitions(n_step=3, sampler=sw.Prioritized())
+
+    def write(first: int, steps: int) -> None:
+        def send(sealed: Any) -> None:
+            store.add_segment(sealed.packed, sealed.dictionaries)
+
+        writer = sw.SegmentWriter(one, 1, send, segment_steps=8, first_steps=[first])
+        for k in range(first, first + steps):
+            writer.extend(obs=[[k]], action=[k], reward=[1.0], terminated=[False], truncated=[False])
+
+    write(0, 25)
+    view.update_priorities(store.ids(0, np.arange(14)), np.full(14, 50.0))
+    store.resize(capacity=20)  # steps 16 to 23 are evicted
+    held = [(0, 16, None)]
+    assert [(e.first_step, e.length, e.ended) for e in store.episodes()] == held
+    store.resize(capacity=60)
+    write(int(store.lane_steps[0]) + 1, 9)
+    assert [(e.first_step, e.length, e.ended) for e in store.episodes()] == [*held, (25, 8, None)]
+    batch = view.fetch(view.sampleable_ids())
+    assert not batch.truncated.any()
+    assert batch.step.max() < 16 + 25
+    store.close()

@@ -62,9 +62,9 @@ def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path:
 
     compact_one = Compaction.compact
 
-    def compact(*args: Any) -> bool:
+    def compact(*args: Any, **more: Any) -> bool:
         begin = watched.count + 1
-        moved = compact_one(*args)
+        moved = compact_one(*args, **more)
         compactions.append(range(begin, watched.count + 1))
         return moved
 

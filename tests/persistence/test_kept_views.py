@@ -218,6 +218,46 @@ def test_a_checkpoint_counts_more_than_what_its_folder_had(tmp_path: Path) -> No
         assert levels(learner(store)) == {9.0}
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_priorities_that_come_with_segments_outlive_a_close_after_a_flush(early: bool, tmp_path: Path) -> None:
+    with store_in(tmp_path / "d", segment_steps=4) as store:
+        view = learner(store)
+        if early:
+            store.flush()
+        writer = sw.SegmentWriter(
+            SPEC,
+            1,
+            lambda one: store.add_segment(one.packed, one.dictionaries, td_error=[1, 2, 3, 4]),
+            segment_steps=4,
+        )
+        for k in range(9):
+            writer.extend(obs=[[k] * 3], action=[k], reward=[1.0], terminated=[k % 4 == 3], truncated=[False])
+        before = priorities(view)
+        assert len(set(before.values())) == 4
+    with sw.Store.open(tmp_path / "d") as store:
+        assert_same(priorities(learner(store)), before)
+
+
+@pytest.mark.parametrize("sampler", [sw.Fifo, sw.Lifo])
+def test_a_queue_keeps_its_order_over_lanes_after_a_flush(sampler: Any, tmp_path: Path) -> None:
+    def order(store: sw.Store) -> list[tuple[int, int]]:
+        batch = store.transitions(sampler=sampler(), max_times_sampled=1, name="queue").sample(24)
+        return list(zip(batch.lane.tolist(), batch.step.tolist(), strict=True))
+
+    with store_in(tmp_path / "d", segment_steps=4) as store:
+        queue = store.transitions(sampler=sampler(), max_times_sampled=1, name="queue")
+        assert not len(queue)
+        for end in [False] * 12 + [True]:
+            obs, ends = np.zeros((2, 3), np.float32), np.array([end, end])
+            store.extend(obs=obs, action=[0, 1], reward=[1, 1], terminated=ends, truncated=~ends & ends)
+            len(queue)
+            if int(store.lane_steps[0]) == 6:
+                store.flush()
+        store.checkpoint(tmp_path / "c")
+    with sw.Store.open(tmp_path / "d") as here, sw.Store.open(tmp_path / "c", disk=tmp_path / "e") as there:
+        assert order(here) == order(there)
+
+
 def test_the_largest_priority_outlives_all_the_steps_that_had_one(tmp_path: Path) -> None:
     with store_in(tmp_path / "d") as store:
         fill(store, 5)

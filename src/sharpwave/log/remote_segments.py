@@ -94,7 +94,8 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
         kept = False
         inventory.dropped_steps += rows
     before = int(index.previous[slot])
-    if before >= 0 and header.first_step > opened.steps[lane] and log.sealed.truncate(before):
+    lost = header.first_step > opened.steps[lane] and before >= 0 and not index.gap[before]
+    if lost and log.sealed.truncate(before):
         log.sealed.rewrite_truncated([before], release=True)  # its successors were lost on the way
     index.rows[slot], index.frames[slot], index.context[slot] = rows, header.frames, header.context
     index.sparse[:, slot] = sparse_rows

@@ -38,6 +38,7 @@ class Items:
     Attributes:
         spans: int32 [slots, 2], the items of each slot that can be sampled, or could until they were used up.
         count: items that can be sampled. ``samples``: how many were drawn so far.
+        grew: items were inserted since someone set this to False.
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
@@ -46,6 +47,7 @@ class Items:
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0
+        self.grew = False
         self._found: Ints | None = None  # runs of items that await memory in the sampler
         self._losing: list[Ints] = []  # items that await exclusion, for lack of memory
         self._seen = -1  # the log's changes at the last call of follow
@@ -82,7 +84,7 @@ class Items:
             else None
         )
         self.sampler.insert(groups, begins, ends)
-        self._found = None
+        self._found, self.grew = None, True
         if lost is not None:
             self._losing.append(lost)
         self.count += came

@@ -128,13 +128,17 @@ class Keeping:
         """Return the states of views that have changed, by name."""
         found, self._dropped = self._dropped, {}
         for kept in self._kept.values():
-            if kept.changed and kept.name not in self._failed:
-                with contextlib.suppress(MemoryError):  # as the copies may: next time
-                    kept.source.items.follow()
+            if kept.name in self._failed:
+                continue
+            with contextlib.suppress(MemoryError):  # as the copies may: next time
+                items = kept.source.items
+                items.follow()
+                kept.changed |= items.grew  # a queue's order, and priorities that came with the steps
+                if kept.changed:
                     state = self._copy(kept)
                     if state is not None:
                         found[kept.name] = state
-                        kept.changed = False
+                        kept.changed = items.grew = False
         return found
 
     def _copy(self, kept: Kept) -> dict[str, Any] | None:

@@ -95,7 +95,7 @@ class Life:
             retention = RETENTIONS[settings.pop("retention")]()
             obs = sw.Field((program.width,), "uint8", stack=program.stack or None)
             spec = sw.Spec(obs=obs, action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
-            self.store = sw.Store(spec, disk=self.folder, retention=retention, **settings)
+            self.store = sw.Store(spec, disk=self.folder, retention=retention, **settings | limits)
         self.views = {name: self._view(name) for name in self.program.views}
         damages = self.store.recovery.damages if self.store.recovery is not None else []
         return {"damages": [str(one) for one in damages]}
