@@ -7,6 +7,7 @@ Source of the format: github.com/apache/parquet-format, parquet.thrift, and Thri
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any, NamedTuple
 
 from sharpwave.data.files import REMEDY, Budget, File, explained
@@ -16,6 +17,8 @@ WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE
 LEVEL_BYTES = 4
 """Bytes that pyarrow takes for the place of a value in nested lists."""
 DICTIONARY_PAGE, PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 2, 2, 7, 8
+PAGES = {0: (5, 2), DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
+"""Kinds of pages that pyarrow reads: the field of the header that describes such a page, and that of its encoding."""
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 10, 1 << 20
 
 
@@ -29,7 +32,7 @@ class _Pages(NamedTuple):
 
 
 class ParquetFile:
-    """Parquet file.
+    """Parquet file; ``file`` is closed with it, and where it cannot be opened.
 
     Attributes:
         schema: of pyarrow. ``rows``: of each row group.
@@ -45,7 +48,8 @@ class ParquetFile:
             "thrift_container_size_limit": min((1 << 31) - 1, 1000 + file.nbytes // 8),
         }
         self._texts: Any = None
-        with explained(f"{file.path}: is no Parquet file, or damaged"):
+        with explained(f"{file.path}: is no Parquet file, or damaged"), contextlib.ExitStack() as closing:
+            closing.callback(file.close)
             footer = int.from_bytes(file.read_at(file.size - 8, 4), "little")
             if footer > file.nbytes:
                 raise ValueError(f"{file.path}: declares {footer:,} bytes of metadata in {file.nbytes:,}")
@@ -67,6 +71,7 @@ class ParquetFile:
                 begin += count
             if begin != metadata.num_columns:
                 raise ValueError(f"{file.path}: {metadata.num_columns} columns, expected the {begin} of its schema")
+            closing.pop_all()
 
     def _count(self, kind: Any) -> int:
         """Return how many columns of the file a column of pyarrow consists of."""
@@ -90,10 +95,16 @@ class ParquetFile:
         limit = min(self._budget.array_bytes if max_bytes is None else max_bytes, self._budget.array_bytes)
         with explained(what):
             columns = [name for name in columns if name in self._leaves]
-            nbytes, file = 0, self._file
-            for leaf in (leaf for name in columns for leaf in self._leaves[name]):
+            nbytes, unpacked, file = 0, 0, self._file
+            for name, leaf in ((one, leaf) for one in columns for leaf in self._leaves[one]):
                 pages, column = self._pages(group, leaf), self._file.schema.column(leaf)
                 text = column.physical_type == "BYTE_ARRAY"
+                kind = self.schema.field(name).type
+                if text and self._has_extension(kind):  # which is read without its dictionary
+                    raise ValueError(
+                        f"{self.path}: {name!r} is {kind}, expected texts of no extension type; write them as strings"
+                    )
+                unpacked += pages.nbytes
                 width = WIDTHS.get(column.physical_type, max(0, column.length))
                 nested = column.max_definition_level or column.max_repetition_level
                 nbytes += pages.values * (width + (LEVEL_BYTES if nested else 0)) + (
@@ -105,9 +116,10 @@ class ParquetFile:
                     nbytes += pages.values * LEVEL_BYTES
                     file = self._with_dictionaries()
             self._check(what, nbytes, limit)
+            self._budget.check_total_bytes(f"{what}: its pages", unpacked)  # no time is looked at while it is read
             table = file.read_row_group(group, columns=columns, use_threads=False)
             if file is not self._file:
-                self._check(what, nbytes + self._text_bytes(table), limit)
+                self._check(what, nbytes + self.text_bytes(table), limit)
             return table
 
     def _with_dictionaries(self) -> Any:
@@ -119,17 +131,23 @@ class ParquetFile:
             self._texts = module.ParquetFile(self._input, read_dictionary=texts, **self._settings)
         return self._texts
 
-    def _text_bytes(self, values: Any) -> int:
+    def _has_extension(self, kind: Any) -> bool:
+        if isinstance(kind, self._arrow.BaseExtensionType):
+            return True
+        children = (kind.field(number).type for number in range(kind.num_fields))
+        return any(self._has_extension(one) for one in children)
+
+    def text_bytes(self, values: Any) -> int:
         """Return the bytes of a table's or a column's texts, each time that they occur."""
         types, compute = self._arrow.types, needed("pyarrow.compute", "data")
         if isinstance(values, self._arrow.Table):
-            return sum(self._text_bytes(chunk) for column in values.columns for chunk in column.chunks)
+            return sum(self.text_bytes(chunk) for column in values.columns for chunk in column.chunks)
         if types.is_dictionary(values.type):
             lengths = compute.binary_length(values.dictionary)
             return compute.sum(compute.cast(lengths, "int64").take(values.indices)).as_py() or 0
         if types.is_struct(values.type):
-            return sum(self._text_bytes(one) for one in values.flatten())
-        return self._text_bytes(values.flatten()) if types.is_nested(values.type) else 0
+            return sum(self.text_bytes(one) for one in values.flatten())
+        return self.text_bytes(values.flatten()) if types.is_nested(values.type) else 0
 
     def _check(self, what: str, nbytes: float, limit: float) -> None:
         if nbytes > limit:
@@ -149,8 +167,9 @@ class ParquetFile:
             self._budget.check_time()
             header, size = self._header(at, end)
             kind, unpacked, packed = (int(header.get(number, 0)) for number in (1, 2, 3))
-            inner = header.get(8) or header.get(5) or header.get(7) or {}
-            count, encoding = int(inner.get(1, 0)), inner.get(4 if 8 in header else 2)
+            described, encoded = PAGES.get(kind, (0, 0))  # pyarrow passes over others
+            inner = header.get(described) or {}
+            count, encoding = int(inner.get(1, 0)), inner.get(encoded)
             if min(unpacked, packed, count) < 0:
                 raise ValueError(f"{self.path}: a page of {packed:,} bytes and {count:,} values at byte {at:,}")
             if kind != DICTIONARY_PAGE:
@@ -192,6 +211,8 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         else:
             signed, at = _number(data, at)
             number = signed >> 1 ^ -(signed & 1)
+        if number in fields:  # which of them counts is for each parser to choose
+            raise ValueError(f"a page's header with field {number} twice")
         fields[number], at = _value(data, at, head & 15, depth)
     return fields, at + 1
 
