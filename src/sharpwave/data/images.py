@@ -10,9 +10,16 @@ import numpy.typing as npt
 
 from sharpwave.data.packages import needed
 
+MODES = {"uint8": ("L", "LA", "RGB", "RGBA"), "uint16": ("I;16",)}
+"""Pillow's names of what is read as which dtype. Others hold numbers of a palette, or single bits."""
+START_OF_SCAN, MAX_SCANS = b"\xff\xda", 100
+"""Mark of a JPEG's scan, and their limit: each goes over all pixels, in 12 bytes. Encoders write some ten."""
 
-def decode(content: bytes, shape: tuple[int, ...] | None, what: str) -> npt.NDArray[Any]:
-    """Decode an image to uint8 or uint16 [height, width, channels].
+
+def decode(
+    content: bytes, shape: tuple[int, ...] | None, what: str, dtype: npt.DTypeLike = np.uint8
+) -> npt.NDArray[Any]:
+    """Decode an image to uint8 or uint16, as ``dtype`` says, [height, width, channels].
 
     Args:
         shape: expected; ``None``: any.
@@ -26,6 +33,10 @@ def decode(content: bytes, shape: tuple[int, ...] | None, what: str) -> npt.NDAr
             height, width = image.height, image.width
             if shape is not None and shape[:2] != (height, width):
                 raise ValueError(f"{height} x {width} pixels, expected {shape[0]} x {shape[1]}")
+            if image.mode not in (modes := MODES.get(np.dtype(dtype).name, ())):
+                raise ValueError(f"pixels of mode {image.mode}, expected {np.dtype(dtype)} {modes}; convert it")
+            if (scans := content.count(START_OF_SCAN) if image.format == "JPEG" else 0) > MAX_SCANS:
+                raise ValueError(f"a JPEG of {scans:,} scans, expected at most {MAX_SCANS}; write it anew")
             array = np.asarray(image)
     except (OSError, ValueError, SyntaxError, module.DecompressionBombError) as error:
         raise ValueError(f"{what}: an image cannot be decoded ({error})") from error

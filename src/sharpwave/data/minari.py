@@ -178,6 +178,7 @@ class MinariSource:
         found = np.empty((len(tree), *shape), np.uint8)
         self._budget.check_bytes(f"{self.name}: {tree.name}", found.nbytes)
         for row in range(len(tree)):  # one by one: any number of rows may be the same bytes of the file
+            self._budget.check_time()
             found[row] = images.decode(np.asarray(tree[row], np.uint8).tobytes(), shape, f"{self.name}: {tree.name}")
         return found.reshape(len(tree), *space.shape)
 

@@ -236,7 +236,7 @@ def _array(found: dict[str, tfrecord.Value], key: str, feature: _Feature, rows: 
     made: npt.NDArray[Any] = np.empty(shape, field.np_dtype)
     for row, one in enumerate(values):
         if feature.encoding == "image":
-            made[row] = images.decode(one, field.shape, f"{what}: steps/{key}")
+            made[row] = images.decode(one, field.shape, f"{what}: steps/{key}", field.np_dtype)
             continue
         content = one
         if feature.encoding == "zlib":  # one byte more than expected at most
