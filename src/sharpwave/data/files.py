@@ -17,6 +17,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sharpwave.escaping import escaped
 from sharpwave.native.directory import Directory, IrregularError, open_file
 from sharpwave.native.sparse_files import data_bytes
 from sharpwave.spec import Field
@@ -118,7 +119,7 @@ class Budget:
 
     @contextlib.contextmanager
     def held(self, what: str, *names: str) -> Iterator[None]:
-        """Hold a block that reads to the bound of time, and its errors to those of ``explained``."""
+        """Hold a block that reads to the bound of time, and its errors to those of ``explained``, in printable text."""
         self._thread, self._begun_s = threading.get_ident(), time.thread_time()
         try:
             with explained(what, *names):
@@ -129,6 +130,10 @@ class Budget:
                         self.check_time()  # a library may have made another error of it
                     raise
                 self.check_time()
+        except (ValueError, FileNotFoundError) as error:
+            if (said := escaped(error)) == str(error):
+                raise
+            raise (ValueError if isinstance(error, ValueError) else FileNotFoundError)(said) from error
         finally:
             self._spent_s += time.thread_time() - self._begun_s
             self._thread = -1

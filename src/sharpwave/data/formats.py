@@ -7,6 +7,7 @@ from importlib import import_module
 
 from sharpwave.data.episode import Episode, Source
 from sharpwave.data.files import Budget
+from sharpwave.escaping import escaped
 
 SOURCES = {
     "minari": ("minari", "open_minari"),
@@ -41,7 +42,8 @@ class HeldSource:
 
     def __init__(self, source: Source, budget: Budget) -> None:
         self._source, self._budget = source, budget
-        self.name, self.spec, self.steps, self.left_out = source.name, source.spec, source.steps, source.left_out
+        self.name, self.spec, self.steps = source.name, source.spec, source.steps
+        self.left_out = [escaped(one) for one in source.left_out]  # names of a stranger's
         budget.check_steps(self.name, self.steps)
         budget.check_count(self.name, len(source), "episodes")
         budget.check_total(self.name, self.steps, self.spec.fields)
