@@ -29,6 +29,7 @@ import h5py
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
+from PIL import Image
 
 import sharpwave as sw
 from sharpwave.data.tfrecord import masked_crc
@@ -422,6 +423,92 @@ def lerobot_one_step_episodes(folder: Path) -> str:
     ones["tasks"] = pa.nulls(count, pa.list_(pa.string()))
     parquet.write_table(pa.table(ones), path, compression="zstd", row_group_size=count)
     return f"lerobot:{folder / 'set'}"
+
+
+@case
+def lerobot_tasks_of_structs(folder: Path) -> str:
+    """Values of a byte in the file, which are dicts in Python."""
+    path = next(lerobot(folder, "images").rglob("meta/episodes/*/*.parquet"))
+
+    def values(rows: int) -> Any:
+        each = 5_000_000
+        inner = pa.StructArray.from_arrays([pa.nulls(rows * each, pa.int8())], names=["a"])
+        return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * each), inner)
+
+    change_column(path, "tasks", values, compression="zstd")
+    return f"lerobot:{folder / 'set'}"
+
+
+@case
+def lerobot_short_tasks(folder: Path) -> str:
+    """Texts of two bytes in the file, which take 51 in Python."""
+    path = next(lerobot(folder, "images").rglob("meta/episodes/*/*.parquet"))
+
+    def values(rows: int) -> Any:
+        each = 5_000_000
+        many = pa.DictionaryArray.from_arrays(pa.array(np.zeros(rows * each, np.int32)), pa.array(["xy"]))
+        return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * each), many)
+
+    change_column(path, "tasks", values, compression="zstd", store_schema=False)
+    return f"lerobot:{folder / 'set'}"
+
+
+@case
+def lerobot_row_group_a_row(folder: Path) -> str:
+    """An episode of many row groups, each of which is within the bounds."""
+    path = next(lerobot(folder, "images").rglob("meta/episodes/*/*.parquet"))
+    parquet.write_table(parquet.read_table(path).slice(0, 1), path)
+    change_column(path, "length", lambda rows: pa.array([56]))
+    path = next((folder / "set").rglob("data/*/*.parquet"))
+    each = 5_000_000
+
+    def values(rows: int) -> Any:
+        flat = pa.array(np.zeros(rows * each))
+        return pa.LargeListArray.from_arrays(pa.array(np.arange(rows + 1) * each), flat)
+
+    change_column(path, "observation.state", values, compression="zstd", row_group_size=1)
+    return f"lerobot:{folder / 'set'}"
+
+
+@case
+def lerobot_texts_of_an_extension_type(folder: Path) -> str:
+    path = next(lerobot(folder, "images").rglob("data/*/*.parquet"))
+
+    def values(rows: int) -> Any:
+        return pa.ExtensionArray.from_storage(pa.json_(), pa.array(["x" * (20 << 20)] * rows))
+
+    change_column(path, "observation.images.top", values, compression="zstd")
+    return f"lerobot:{folder / 'set'}"
+
+
+@case
+def lerobot_jpeg_of_many_scans(folder: Path) -> str:
+    """Scans of 12 bytes each, of which each goes over all pixels; the same image in every row."""
+    made = lerobot(folder, "images")
+    said = json.loads((made / "meta" / "info.json").read_text())
+    said["features"]["observation.images.top"]["shape"] = [1024, 1024, 1]
+    (made / "meta" / "info.json").write_text(json.dumps(said))
+    file = io.BytesIO()
+    Image.new("L", (1024, 1024), 128).save(file, "JPEG", progressive=True, optimize=True)
+    content = file.getvalue()
+    at = content.rindex(b"\xff\xda")
+    one = {"bytes": content[:at] + content[at:-2] * 20_000 + content[-2:], "path": None}
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    path = next(made.rglob("data/*/*.parquet"))
+    change_column(path, "observation.images.top", lambda n: pa.array([one] * n, kind), compression="zstd")
+    return f"lerobot:{made}"
+
+
+@case
+def parquet_info_of_structs(folder: Path) -> str:
+    path = exported(folder)
+
+    def values(rows: int) -> Any:
+        inner = pa.StructArray.from_arrays([pa.nulls(7_000_000, pa.int8())], names=["a"])
+        return pa.ListArray.from_arrays(pa.array([0] + [7_000_000] * rows, pa.int32()), inner)
+
+    change_column(path, "info", values, compression="zstd")
+    return f"parquet:{path}"
 
 
 @case

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from PIL import Image
 
 import sharpwave as sw
 from sharpwave.data import tfrecord
@@ -128,3 +130,93 @@ def test_hostile_lerobot_info_is_refused(tmp_path: Path, changed: dict[str, Any]
     path.write_text(json.dumps(json.loads(path.read_text()) | changed))
     with pytest.raises((ValueError, FileNotFoundError), match="lerobot:"):
         sw.load(f"lerobot:{tmp_path / 'copy'}")
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(DATA / "lerobot", tmp_path / "set"))
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A data set of a file an episode."""
+    return Path(shutil.copytree(DATA / "lerobot_video" / "v2.1", tmp_path / "set"))
+
+
+def episodes_of(folder: Path) -> Path:
+    return next(folder.glob("meta/episodes/*/*.parquet"))
+
+
+def test_rows_of_another_episode_are_not_taken_for_its_own(images: Path) -> None:
+    """As where meta/episodes lacks the first episode of a file."""
+    parquet.write_table(parquet.read_table(episodes_of(images)).slice(1), episodes_of(images))
+    with pytest.raises(ValueError, match="row 0 on has episode_index 0, expected 1 as meta/episodes says"):
+        sw.load(f"lerobot:{images}")
+
+
+def test_a_file_of_more_rows_than_its_episode(files: Path) -> None:
+    path = files / "meta" / "episodes.jsonl"
+    path.write_text(path.read_text().replace('"length": 40', '"length": 38'))
+    with pytest.raises(ValueError, match=r"has 40 rows, but meta/episodes\.jsonl says 38; fetch both anew"):
+        sw.load(f"lerobot:{files}")
+
+
+def test_an_episode_that_is_listed_twice(files: Path) -> None:
+    path = files / "meta" / "episodes.jsonl"
+    path.write_text(path.read_text() * 2)
+    with pytest.raises(ValueError, match="lists episode 0 twice"):
+        sw.load(f"lerobot:{files}")
+
+
+def test_what_is_not_imported_is_named(files: Path) -> None:
+    path = files / "meta" / "episodes.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:2]))
+    said = sw.load(f"lerobot:{files}").annotations()["imports"][f"lerobot:{files}"]["left_out"]
+    assert said[0].startswith("1 steps at the ends of episodes that did not terminate")
+    assert said[1] == "episodes: info.json says 4, meta/episodes lists 2"
+
+
+def test_episodes_behind_a_link_are_not_passed_over(images: Path, tmp_path: Path) -> None:
+    table, path = parquet.read_table(episodes_of(images)), episodes_of(images)
+    (tmp_path / "elsewhere").mkdir()
+    parquet.write_table(table.slice(2), tmp_path / "elsewhere" / "file-000.parquet")
+    parquet.write_table(table.slice(0, 2), path)
+    (path.parent.parent / "chunk-001").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"meta/episodes/chunk-001: its path leads through a symbolic link.*cp -rL"):
+        sw.load(f"lerobot:{images}")
+    whole = len(sw.load(f"lerobot:{DATA / 'lerobot'}"))
+    assert len(sw.load(f"lerobot:{images}", trust=True)) == whole
+
+
+@pytest.mark.parametrize("mode", ["I;16", "1", "P"])
+def test_pixels_of_more_or_fewer_bits(images: Path, mode: str) -> None:
+    """Their low bytes, bits and numbers of colors are no pixels."""
+    info = images / "meta" / "info.json"
+    said = json.loads(info.read_text())
+    said["features"]["observation.images.top"]["shape"] = [8, 6, 1]
+    info.write_text(json.dumps(said))
+    content = io.BytesIO()
+    Image.new(mode, (6, 8), 1).save(content, "PNG")
+    path = next(images.glob("data/*/*.parquet"))
+    table = parquet.read_table(path)
+    at = table.column_names.index("observation.images.top")
+    kind = pa.struct({"bytes": pa.binary(), "path": pa.string()})
+    rows = pa.array([{"bytes": content.getvalue(), "path": None}] * len(table), kind)
+    parquet.write_table(table.set_column(at, "observation.images.top", rows), path)
+    with pytest.raises(ValueError, match=f"pixels of mode {mode}, expected uint8"):
+        sw.load(f"lerobot:{images}")
+
+
+def test_names_drive_no_terminal(images: Path) -> None:
+    info = images / "meta" / "info.json"
+    said = json.loads(info.read_text())
+    said["features"]["\x1b]0;x\x07"] = {"dtype": "string", "shape": [1]}
+    info.write_text(json.dumps(said))
+    noted = sw.load(f"lerobot:{images}").annotations()["imports"][f"lerobot:{images}"]["left_out"]
+    assert noted[0] == r"\x1b]0;x\x07: string"
+    path = episodes_of(images)
+    path.parent.rename(path.parent.with_name("\x1b]0;x\x07"))
+    next(images.glob("meta/episodes/*/*.parquet")).write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=r"meta/episodes/\\x1b\]0;x\\x07/file-000") as caught:
+        sw.load(f"lerobot:{images}")
+    assert str(caught.value).isprintable()

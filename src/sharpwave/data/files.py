@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import stat
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -256,12 +257,15 @@ class Folder:
         return found
 
     def is_folder(self, name: str) -> bool:
-        """Return whether a name is that of a subfolder, not of a link."""
-        try:
-            self.names(name)
-        except (OSError, ValueError):
-            return False
-        return True
+        """Return whether a name is that of a subfolder.  Raises: ValueError: of a link."""
+        parts = name.split("/")
+        with self._refusing(name), contextlib.ExitStack() as stack:
+            if self.budget.trust:
+                return (self.path / name).is_dir()
+            found = self._enter(parts[:-1], stack).status(parts[-1])
+            if found is not None and stat.S_ISLNK(found.st_mode):
+                raise IrregularError(self.path / name, found.st_mode)
+            return found is not None and stat.S_ISDIR(found.st_mode)
 
     def count(self, name: str, weight: int = 1) -> None:
         """Count a file's bytes for the budget.  Raises: as ``open``."""

@@ -20,12 +20,13 @@ from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.spec import Field, Spec
 
-COUNTERS = ("frame_index", "episode_index", "index")
+EPISODE = "episode_index"
+COUNTERS = ("frame_index", EPISODE, "index")
 """Columns that say what the place of a row says."""
 DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "timestamp"
 VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
-MAX_TASKS_BYTES = 1 << 28
-"""Limit of what a file of ``meta/episodes`` says of its episodes."""
+MAX_TASKS_BYTES, TIMES_IN_PYTHON = 1 << 28, 16
+"""Limit of what a file of ``meta/episodes`` says of its episodes; and how many times that texts take as objects."""
 
 
 MAX_PATH_CHARACTERS = 4096
@@ -43,6 +44,7 @@ class _Video(NamedTuple):
 class _Place(NamedTuple):
     """Rows of an episode in a file of the folder; ``steps`` of which are steps. ``videos``: by feature."""
 
+    number: int
     name: str
     begin: int
     rows: int
@@ -92,6 +94,7 @@ class LeRobotSource:
         self._version = str(info["codebase_version"])
         if not re.fullmatch(r"v?(2\.[01]|3\.0)", self._version):
             raise ValueError(f"codebase_version {self._version!r}, expected v2.0, v2.1 or v3.0")
+        self._said_episodes = info.get("total_episodes")
         self._data_path, self._video_path = str(info["data_path"]), str(info.get("video_path"))
         self._chunk = int(info.get("chunks_size", 1000))
         if self._chunk < 1:
@@ -147,10 +150,15 @@ class LeRobotSource:
         if self._videos:
             needed("av", "lerobot")
         places: list[_Place] = []
+        numbers: set[int] = set()
+        unknown = 0
         files: dict[str, int] = {}  # index of the first row of each
         for said in self._episode_lines():
             number, rows = int(said["episode_index"]), int(said["length"])
             self._budget.check_count(self.name, len(places), "episodes")
+            if number in numbers:
+                raise ValueError(f"{self.name}: meta/episodes lists episode {number} twice; fetch it anew")
+            numbers.add(number)
             if self._version.endswith("3.0"):
                 values = {"chunk_index": int(said["data/chunk_index"]), "file_index": int(said["data/file_index"])}
                 name, first = self._path(self._data_path, values), int(said["dataset_from_index"])
@@ -165,9 +173,20 @@ class LeRobotSource:
                     f"{self.name}: episode {number} of {rows} rows from row {begin} on, expected one at least"
                 )
             steps = rows if self._terminated(name, begin + rows - 1) else rows - 1
+            unknown += rows - steps
             if steps:
                 shown = {one: self._video(one, said, values, files) for one in self._videos}
-                places.append(_Place(name, begin, rows, steps, [str(one) for one in said.get("tasks") or []], shown))
+                tasks = [str(one) for one in said.get("tasks") or []]
+                places.append(_Place(number, name, begin, rows, steps, tasks, shown))
+        if unknown:
+            self.left_out.append(
+                f"{unknown:,} steps at the ends of episodes that did not terminate: the observation after them is not "
+                "in the data"
+            )
+        if self._said_episodes not in (None, len(numbers)):
+            self.left_out.append(
+                f"episodes: info.json says {str(self._said_episodes)[:32]}, meta/episodes lists {len(numbers):,}"
+            )
         return places
 
     def _episode_lines(self) -> Iterator[Mapping[str, Any]]:
@@ -178,6 +197,7 @@ class LeRobotSource:
         wanted = ["episode_index", "tasks", "length", "data/chunk_index", "data/file_index", "dataset_from_index"]
         wanted += [f"videos/{name}/{column}" for name in self._videos for column in VIDEO_COLUMNS]
         lines: list[dict[str, Any]] = []
+        nbytes = 0
         folder, found = self._folder, "meta/episodes"
         chunks = [one for one in folder.names(found) if folder.is_folder(f"{found}/{one}")]
         for name in (f"{found}/{one}/{file}" for one in chunks for file in folder.names(f"{found}/{one}")):
@@ -186,11 +206,25 @@ class LeRobotSource:
             file = ParquetFile(folder.open(name), self._budget)
             try:
                 self._budget.check_count(str(file.path), len(lines) + sum(file.rows), "episodes")
+                self._check_lines(file, wanted)
                 for group in range(len(file.rows)):
-                    lines += file.read(group, wanted, MAX_TASKS_BYTES).to_pylist()
+                    table = file.read(group, wanted, MAX_TASKS_BYTES)
+                    nbytes += TIMES_IN_PYTHON * (table.nbytes + file.text_bytes(table))
+                    self._budget.check_bytes(f"{file.path}: what it says of episodes", nbytes)
+                    lines += table.to_pylist()
             finally:
                 file.close()
         yield from sorted(lines, key=lambda one: int(one["episode_index"]))
+
+    def _check_lines(self, file: ParquetFile, wanted: list[str]) -> None:
+        """Check types of what is said of episodes: tasks are lists of texts, all else numbers.  Raises: ValueError."""
+        types = self._arrow.types
+        for name in set(wanted) & set(file.schema.names):
+            kind = file.schema.field(name).type
+            one = kind.value_type if name == "tasks" and types.is_list(kind) else kind
+            if types.is_nested(one) or isinstance(one, self._arrow.BaseExtensionType):
+                expected = "list<string>" if name == "tasks" else "a number"
+                raise ValueError(f"{file.path}: {name} is {kind}, expected {expected}")
 
     def _video(self, feature: str, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Video:
         """Return where an episode's video lies.  Raises: FileNotFoundError, ValueError."""
@@ -242,11 +276,14 @@ class LeRobotSource:
             self._close_file()
             self._open = name, ParquetFile(self._folder.open(name), self._budget)
         file = self._open[1]
-        parts, at = [], 0
+        parts, at, nbytes = [], 0, 0
         for number, rows in enumerate(file.rows):
             first, last = max(begin, at), min(begin + count, at + rows)
             if first < last:
-                parts.append(self._row_group(name, file, number, columns).slice(first - at, last - first))
+                group = self._row_group(name, file, number, columns)
+                nbytes += group.nbytes
+                self._budget.check_bytes(f"{file.path}: row groups of rows {begin:,} to {begin + count - 1:,}", nbytes)
+                parts.append(group.slice(first - at, last - first))
             at += rows
         table = self._arrow.concat_tables(parts) if parts else None
         if table is None or table.num_rows != count:
@@ -260,7 +297,7 @@ class LeRobotSource:
             self._group, self._ends = (None, self._ends) if columns is None else (self._group, None)
             for one in columns or self._columns:
                 self._check_type(file, one)
-            kept = name, number, file.read(number, columns or self._columns)
+            kept = name, number, file.read(number, columns or [*self._columns, EPISODE])
             if columns is None:
                 self._group = kept
             else:
@@ -289,6 +326,7 @@ class LeRobotSource:
         self._budget.check_episode(what, place.rows + 1, self._fields)
         with explained(f"{what} cannot be read", self.name):
             table = self._rows(place.name, place.begin, place.rows)
+            self._check_rows(place, table)
             arrays = {
                 name: self._frames(table, place.videos[name], field)
                 if name in place.videos
@@ -309,11 +347,26 @@ class LeRobotSource:
             fields, info,
         )  # fmt: skip
 
+    def _check_rows(self, place: _Place, table: Any) -> None:
+        """Check that rows are those of the episode, and all of its file, if that is its own.  Raises: ValueError."""
+        assert self._open is not None
+        path, rows = self._folder.path / place.name, sum(self._open[1].rows)
+        if not self._version.endswith("3.0") and rows != place.rows:
+            raise ValueError(f"{path} has {rows:,} rows, but meta/episodes.jsonl says {place.rows:,}; fetch both anew")
+        numbers = _values(table.column(EPISODE)) if EPISODE in table.column_names else np.array([])
+        if (numbers != place.number).any():
+            raise ValueError(
+                f"{path}: row {place.begin:,} on has {EPISODE} {numbers[numbers != place.number][0]}, expected "
+                f"{place.number} as meta/episodes says; fetch both anew"
+            )
+
     def _array(self, table: Any, name: str, field: Field) -> npt.NDArray[Any]:
         column = table.column(name).combine_chunks()
         if name in self._images:
             frames = np.empty((len(column), *field.shape), field.np_dtype)
-            for row, one in enumerate(column.to_pylist()):
+            for row, scalar in enumerate(column):  # one by one: all may be the same bytes of the file
+                self._budget.check_time()
+                one = scalar.as_py()
                 content = one.get("bytes") if isinstance(one, dict) else None
                 if not isinstance(content, bytes):
                     raise ValueError(f"{name}: the image of row {row} is not in the file, expected a PNG or JPEG")

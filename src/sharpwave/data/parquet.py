@@ -124,6 +124,8 @@ class ParquetSource:
                 kind = kind.value_type if field.shape else kind
             if kind != one:
                 raise ValueError(f"{path}: {name} is {schema.field(name).type}, expected {_type(self._arrow, field)}")
+        if self._arrow.types.is_nested(schema.field("info").type):  # of which a row takes any number of values
+            raise ValueError(f"{path}: info is {schema.field('info').type}, expected string")
         if any(count < 2 for count in self._file.rows):
             raise ValueError(f"{path}: row groups of {self._file.rows[:8]} rows, expected an episode in each")
         return spec
