@@ -18,8 +18,8 @@ STEPS_BACK_S = (0.0, 1.0, 10.0, np.inf)
 """How far before the time asked for a key frame is sought, until one is shown in time."""
 SLACK_PIXELS = 128
 """Pixels by which decoders may enlarge a side, to whole blocks."""
-COUNTED = {b"stsz": 12, b"stz2": 12, b"trun": 8, b"elst": 8}
-"""Tables of MP4, by the offset of their number of entries behind the name: of frames, and of a track's parts. FFmpeg
+COUNTED = {b"stsz": 12, b"stz2": 12, b"trun": 8, b"elst": 8, b"iinf": 8}
+"""Tables of MP4, by the offset of their number of entries behind the name: of frames, a track's parts, pictures. FFmpeg
 allocates as many as they declare, whether they are in the file or not; and all frames again for each part."""
 MAX_PARTS, MAX_TRACKS = 16, 64
 MAX_INDEX_BYTES = 1 << 28
