@@ -114,7 +114,7 @@ def _import(
     note = _note(source, store, lane, fit.left_out)
     lane = int(note["lane"])
     done = _imported(store, lane, note)
-    saved = time.monotonic()
+    saved, steps = time.monotonic(), 0
     with shown(progress, source.name, source.steps) as report:
         if before := note["episodes"] + len(done):
             report(source.steps * before // len(source))  # about as many
@@ -122,6 +122,12 @@ def _import(
             if number < note["episodes"] or number in done:
                 continue
             episode = source.read(number)
+            steps += len(episode.reward)
+            if steps > source.steps:  # a new store has room for so many, and would evict the first ones
+                raise ValueError(
+                    f"{source.name}: its episodes to number {number} have {steps:,} steps, expected the "
+                    f"{source.steps:,} that it says of all; is its metadata of another version? Fetch or write it anew"
+                )
             _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
             report(len(episode.reward))
             if time.monotonic() - saved > FLUSH_S:

@@ -19,6 +19,7 @@ from sharpwave.data import tfrecord
 from tests.data.lerobot import frames
 from tests.data.rlds import LENGTHS, SPLITS, steps_of
 from tests.data_sets.data import opened, same
+from tests.data_sets.hostile import minari
 
 DATA = Path(__file__).parent.parent / "data"
 
@@ -220,3 +221,19 @@ def test_names_drive_no_terminal(images: Path) -> None:
     with pytest.raises(ValueError, match=r"meta/episodes/\\x1b\]0;x\\x07/file-000") as caught:
         sw.load(f"lerobot:{images}")
     assert str(caught.value).isprintable()
+
+
+def test_minari_of_other_numbers_than_its_metadata(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps beyond the number that is said would evict the first ones from a store of that capacity."""
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    path = tmp_path / "me" / "toy-v0" / "data" / "metadata.json"
+    place = minari(tmp_path, lambda data: None)
+    said = json.loads(path.read_text())
+    path.write_text(json.dumps(said | {"total_steps": 15}))
+    with pytest.raises(ValueError, match="episodes to number 1 have 20 steps, expected the 15 that it says"):
+        sw.load(place)
+    path.write_text(json.dumps(said | {"total_episodes": 2, "total_steps": 20}))
+    store = sw.load(place)
+    noted = next(iter(store.annotations()["imports"].values()))["left_out"]
+    assert len(store) == 20 and noted[-1] == "episodes: metadata.json says 2, main_data.hdf5 has 3"

@@ -108,6 +108,8 @@ class MinariSource:
         self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in first.infos}
         if not self._infos:
             self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
+        if self._file is not None and (found := len(self._file.root)) != self._count:
+            self.left_out.append(f"episodes: metadata.json says {self._count:,}, main_data.hdf5 has {found:,}")
         further: dict[str, Any] = {
             field: field_of(f"{self.name}: infos {key}", first.infos[key].shape[1:], first.infos[key].dtype)
             for field, key in self._infos.items()
