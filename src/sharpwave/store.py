@@ -166,8 +166,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
 
     @property
     def total_steps(self) -> int:
-        """Number of steps ever appended: those evicted, and until it is opened again those that ``break_episode`` dropped,
-        count."""
+        """Number of steps ever appended, those evicted since included; also those that ``break_episode`` dropped, until
+        the store is opened again."""
         return self._log.inventory.total_steps
 
     def stats(self) -> dict[str, Any]:

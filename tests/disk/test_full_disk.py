@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,44 @@ def test_drop_oldest_survives_a_checkpoint_on_a_full_disk(tmp_path: Path) -> Non
         play(store, 3000, 3000)
         assert 500 < len(store) < 6000
         store.close()
+
+
+@pytest.mark.parametrize("retention", RETENTIONS, ids=lambda one: type(one).__name__)
+def test_drop_oldest_goes_on_after_an_opening_and_a_checkpoint(tmp_path: Path, retention: Any) -> None:
+    """No disk space is held in reserve then, and no file is left that a note could be written to."""
+    with mounted(tmp_path / "full", 6) as folder:
+        with make(folder, "drop_oldest", retention=retention) as store:
+            play(store, 0, 3000)
+        store = sw.Store.open(folder / "s")
+        store.checkpoint(folder / "c")
+        shutil.rmtree(folder / "c")
+        fill(folder)
+        for first in range(3000, 8000, 500):
+            play(store, first, 500)
+        store.flush()
+        stats, held = store.stats(), actions(store)
+        assert len(store) > 500 and 0 < stats["disk"]["dropped_steps"] <= stats["evicted_steps"]
+        assert not retention.in_order or held == set(range(min(held), 8000))
+        store.close()
+        with sw.Store.open(folder / "s") as again:
+            assert actions(again) == held
+            assert again.stats()["disk"]["dropped_steps"] == stats["disk"]["dropped_steps"]
+
+
+def test_nothing_is_dropped_where_a_checkpoint_holds_the_same_files(tmp_path: Path) -> None:
+    with mounted(tmp_path / "full", 6) as folder:
+        store = make(folder, "drop_oldest")
+        play(store, 0, 3000)
+        store.checkpoint(folder / "c")
+        theirs = fill(folder)
+        with pytest.raises(OSError, match="a checkpoint holds the same files, so dropping steps frees nothing"):
+            play(store, 3000, 2000)
+        assert len(store) >= 3000 and store.stats()["disk"]["dropped_steps"] == 0
+        theirs.unlink()
+        play(store, 5000, 500)
+        store.close()
+        with sw.Store.open(folder / "s") as again:
+            assert actions(again) >= set(range(2999))
 
 
 def test_drop_newest_keeps_what_is_there(tmp_path: Path) -> None:

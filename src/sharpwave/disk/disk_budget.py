@@ -85,9 +85,9 @@ class DiskBudget:
         evicted in any order, a copy of a region."""
         return max(SPARE_BYTES, self._regions.region_bytes if self.compacts else 0)
 
-    def emptied(self) -> int | None:
+    def emptied(self, left_out: frozenset[int] = frozenset()) -> int | None:
         """Return a region so nearly empty that a copy of its records fits the disk space in reserve, or ``None``."""
-        number = self.emptiest(FULL_SHARE)
+        number = self.emptiest(FULL_SHARE, left_out)
         return None if number is None or self.needed_bytes(number) > self.reserve_bytes else number
 
     def room_for(self, nbytes: int) -> bool:

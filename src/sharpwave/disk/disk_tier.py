@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import contextlib
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ import numpy.typing as npt
 from sharpwave.disk.disk_budget import DiskBudget, region_bytes
 from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.occupancy import Occupancy
-from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.segment_reads import SegmentReads
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
@@ -93,6 +93,7 @@ class DiskTier:
         held: which records of which region are held: segments, and the newest rows of open ones.
         ends: ends of the lanes' step numbers, as the files show. ``evictions``: evicted segments, likewise.
         described: contents of ``store.json``.
+        stuck: a region that holds nothing could not be deleted last time.
 
     Raises:
         StoreInUseError: another process holds the folder.
@@ -120,7 +121,8 @@ class DiskTier:
             raise
         self.held = Occupancy()
         self._tails: dict[int, Tail] = {}  # of open segments, by id
-        self._noted = _Noted()
+        self._noted, self._ends_due = _Noted(), False
+        self.stuck = False
         self.ends, self.evictions = LaneEnds(), Evictions(1)
         self.budget = DiskBudget(self.regions, self.held, limit, max_step_bytes)
         self.budget.noted_bytes = lambda number: self.evictions.bytes_in(number)
@@ -225,11 +227,28 @@ class DiskTier:
         """Delete regions without held records, after repeating their notes.  Raises: OSError."""
         if not numbers:
             return
-        self.repeat_notes(numbers)
+        try:
+            self.repeat_notes(numbers)
+        except OSError as error:
+            if not self.budget.drops or error.errno not in FULL:
+                raise
+            # Without any reserve a full disk takes the notes once the files are gone. A crash in between loses nothing
+            # that is held: some steps that were evicted would be back.
+            self._note_later(numbers)
         self.regions.sync()  # replacements of their records are on disk before they are deleted
         for number in numbers:
             self.regions.delete(number)
             self.held.forget(number)
+        if self._ends_due:
+            with contextlib.suppress(OSError):  # else before the next record
+                self.note(always=True)
+
+    def _note_later(self, numbers: list[int]) -> None:
+        """Prepare to note, after regions ``numbers`` are deleted, what their notes tell."""
+        slots = self.evictions.told_by(numbers)
+        again = self.evictions.ids(slots[self._claims.unsealed(slots)])
+        self.evictions.pending.update(dict.fromkeys(again.tolist()))
+        self._ends_due = True
 
     def repeat_notes(self, numbers: list[int]) -> None:
         """Write what records in regions ``numbers`` tell of evictions and of lanes' ends that no other file does.
@@ -266,7 +285,9 @@ class DiskTier:
     @property
     def _has_news(self) -> bool:
         """Whether opening the files would not find the evictions, the threshold or the ids so far."""
-        if self.evictions.pending or self._claims.evicted().threshold < self.evictions.latest.threshold:
+        if self.evictions.pending or self._ends_due:
+            return True
+        if self._claims.evicted().threshold < self.evictions.latest.threshold:
             return True
         return self._claims.latest_generation > self._noted.generation >= 0
 
@@ -294,6 +315,9 @@ class DiskTier:
             self.evictions.take(note, sequence, region)
             self._noted = _Noted(region, generation)
         self.evictions.pending.clear()
+        if self._ends_due:
+            self.note_ends()
+            self._ends_due = False
 
     def note_ends(self, ends: npt.NDArray[np.int64] | None = None) -> None:
         """Write a note of the ends of the lanes' step numbers: as the files show, or beyond them ``ends`` [lanes].
@@ -323,10 +347,11 @@ class DiskTier:
         newest = self.regions.newest
         if newest is not None and self.regions.goes_on and self.budget.newest_is_worn:
             self.regions.finish()
+        self._hold_spare()
         try:
             self.note(always=True)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if error.errno not in FULL:
                 raise
             self.failures += 1
             self._noted = _Noted(generation=0)  # below all ids of this life
@@ -394,8 +419,7 @@ class DiskTier:
         if not self.regions.room_for(len(packed)):
             self.budget.grow_regions()
         try:
-            if self.budget.drops:
-                self.regions.hold_spare(self.budget.reserve_bytes)
+            self._hold_spare()
             self.note()
             region, offset = self.write(SEGMENT, id_, packed, generation, dictionaries, sequence)
         except OSError:
@@ -405,6 +429,15 @@ class DiskTier:
         self._drop_tail(id_)
         self.bytes_written += len(packed)
         return region, offset
+
+    def _hold_spare(self) -> None:
+        """Hold disk space in reserve, where segments are dropped on a full disk and it has some.  Raises: OSError."""
+        if self.budget.drops:
+            try:
+                self.regions.hold_spare(self.budget.reserve_bytes)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
 
     def has_tail(self, id_: int, packed: bytes) -> bool:
         """Return whether these very rows of an open segment were written already."""
@@ -418,8 +451,7 @@ class DiskTier:
             return
         checksum, before = checksum_of(packed), self._tails.get(id_)
         try:
-            if self.budget.drops:
-                self.regions.hold_spare(self.budget.reserve_bytes)
+            self._hold_spare()
             self.note()
             region, offset = self.write(TAIL, id_, packed, generation, {})
         except OSError:
@@ -458,10 +490,24 @@ class DiskTier:
         ]
         if not unused:
             return
+        self.stuck = True
         try:
             self.delete(unused)
+            self.stuck = False
         except (OSError, MemoryError):
             self.failures += 1
+
+    def linked(self) -> frozenset[int]:
+        """Return the regions whose files have other names too, in a checkpoint: deleting them frees no disk space."""
+        found = {number: self.regions.directory.status(one.path.name) for number, one in self.regions.regions.items()}
+        return frozenset(number for number, status in found.items() if status is not None and status.st_nlink > 1)
+
+    @property
+    def dropping_frees(self) -> bool:
+        """Whether evicting segments may free disk space: some file that is not being written to has no other name."""
+        regions, linked = self.regions.regions, self.linked()
+        written_to = [one.number for one in (self.regions.newest,) if one is not None and not one.finished]
+        return bool(regions.keys() - linked - set(written_to if len(regions) > 1 else ()))
 
     def describe(self, manifest: dict[str, Any]) -> None:
         """Write ``store.json``.  Raises: OSError."""

@@ -328,12 +328,17 @@ class Admission:
             except OSError as error:
                 if not is_refusal(error):
                     raise
+                remedy = f"make room, or choose another on_full= (now {self.on_full!r})"
+                drops = self.on_full == "drop_oldest" and error.errno in FULL
+                if drops and not disk.dropping_frees:
+                    drops = False
+                    remedy = "make room: a checkpoint holds the same files, so dropping steps frees nothing"
                 refusal = OSError(
                     error.errno,
-                    f"disk: {disk.folder} could not be written to ({error.strerror}); make room, or choose another "
-                    f"on_full= (now {self.on_full!r}). This step was not appended",
+                    f"disk: {disk.folder} could not be written to ({error.strerror}); {remedy}. This step was not "
+                    "appended",
                 )
-                if self.on_full != "drop_oldest" or error.errno not in FULL:
+                if not drops:
                     raise refusal from error
             before = self._inventory.evicted_steps
             made = self.evict(newcomer) if refusal is None else self._drop(compaction, newcomer, copies)
@@ -351,14 +356,15 @@ class Admission:
         """
         disk, inventory = compaction.disk, self._inventory
         before, nbytes = inventory.evicted_steps, disk.nbytes
+        linked = disk.linked()
         most = self._sealed.nbytes - 2 * max((one.allocated for one in disk.regions.regions.values()), default=0)
         try:
             if len(disk.regions.regions) == 1:  # it is deleted only once nothing is written to it any more
                 with contextlib.suppress(OSError):
                     disk.regions.finish()
             while disk.nbytes >= nbytes:
-                if (copies and disk.budget.emptied() is not None) or self._sealed.nbytes < most:
-                    made = self._drop_region(compaction)
+                if (copies and disk.budget.emptied(linked) is not None) or self._sealed.nbytes < most:
+                    made = self._drop_region(compaction, linked)
                     if made is Made.ROOM or not self.retention.in_order:
                         return made
                     copies, most = False, -1
@@ -368,22 +374,27 @@ class Admission:
                 if made is not Made.ROOM:
                     tried = made is Made.NOTHING and inventory.evicted_steps > before
                     return Made.ROOM if tried else made
+                if disk.stuck:
+                    return Made.NOTHING
             return Made.ROOM
         finally:
             inventory.dropped_steps += inventory.evicted_steps - before
 
-    def _drop_region(self, compaction: Compaction) -> Made:
+    def _drop_region(self, compaction: Compaction, linked: frozenset[int]) -> Made:
         """Delete the emptiest region: copy what it holds, or evict it where a full disk takes no copy.
 
         Segments that are evicted in order stay: the oldest go first.
+
+        Args:
+            linked: regions whose deletion frees nothing.
         """
         disk, index = compaction.disk, self._space.index
-        number = disk.budget.emptiest(1.0)
+        number = disk.budget.emptiest(1.0, linked)
         if number is None:
             return Made.NOTHING
         disk.regions.release_spare()
         with contextlib.suppress(OSError):
-            if disk.budget.emptied() == number and compaction.compact(1.0):
+            if disk.budget.emptied(linked) == number and compaction.compact(1.0, linked):
                 return Made.ROOM
         if self.retention.in_order:
             return Made.NOTHING
