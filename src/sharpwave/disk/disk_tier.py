@@ -553,10 +553,12 @@ class DiskTier:
         """Close the files and unlock the folder."""
         if self.forked:
             return
-        self.reads.close()
         try:
-            self.regions.close()
+            self.reads.close()
         finally:
-            self.regions.directory.close()
-            self._hold.close()
-            self.directory.close()
+            try:
+                self.regions.close()
+            finally:
+                self.regions.directory.close()
+                self._hold.close()
+                self.directory.close()

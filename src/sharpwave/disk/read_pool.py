@@ -244,8 +244,13 @@ class Readers:
             count = _put(self._queue, self._counters, self._state, reads[begin:])
             begin += count
             if self._writer >= 0:
-                with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups
+                try:
                     os.write(self._writer, b"!" * min(count, self.count))
+                except BlockingIOError:
+                    pass  # the pipe is full of wake-ups
+                except BrokenPipeError:  # all readers have failed: whoever waits reads, and the next call starts others
+                    self._end()
+                    self._writer = -1
             if begin < len(reads):
                 self._work_or_nap()
 
@@ -262,7 +267,9 @@ class Readers:
 
     def close(self) -> None:
         """Drop queued reads, and wait for those under way."""
-        while count := _take(self._queue, self._counters, self._dropped):
+        while self._counters[DONE] < self._counters[TAIL] and (
+            count := _take(self._queue, self._counters, self._dropped)
+        ):
             for read in self._dropped[:count]:
                 _settle(self._state, self._counters, int(read[SLOT]), False)
         while self._counters[DONE] < self._counters[TAIL]:
@@ -276,25 +283,32 @@ class Readers:
             self._end()
 
     def _begin(self) -> None:
-        """Start the threads: fewer where the system allows no more, none without descriptors."""
+        """Start the threads: fewer where the system allows no more, none without descriptors.
+
+        Their machine code is loaded here: a thread that had no descriptor for its file would end.
+        """
         try:
+            pipe, writer = os.pipe()
+            os.close(writer)
+            _serve(self._memory, self._queue, self._counters, self._state, TABLE, self._window(), pipe)
+            os.close(pipe)
             pipe, writer = os.pipe()
         except OSError:
             return
         if hasattr(os, "set_blocking"):  # else a full pipe waits for a reader
             os.set_blocking(writer, False)
-        ends: list[bool] = []  # one a thread: the last to end pops True
+        ends = [number == 0 for number in range(self.count)]  # one a thread: the last to end pops True
         arguments = (self._files, self._memory, self._queue, self._counters, self._state, pipe, ends)
-        for number in range(self.count):
-            ends.append(number == 0)
-            try:
+        started = 0
+        with contextlib.suppress(RuntimeError, MemoryError):
+            for _ in range(self.count):
                 work = (*arguments, direct.window())
                 threading.Thread(target=_thread, args=work, name="sharpwave-read", daemon=True).start()
-            except (RuntimeError, MemoryError):
-                ends.pop()
-                break
-        if not ends:
-            os.close(pipe)
+                started += 1
+        for _ in range(self.count - started):
+            if ends.pop():
+                os.close(pipe)
+        if not started:
             os.close(writer)
             return
         self._writer = writer
