@@ -133,6 +133,30 @@ def test_nothing_is_dropped_where_a_checkpoint_holds_the_same_files(tmp_path: Pa
             assert actions(again) >= set(range(2999))
 
 
+def test_a_store_that_cannot_be_opened_on_a_full_disk_says_so_and_loses_nothing(tmp_path: Path) -> None:
+    refused = 0
+    with mounted(tmp_path / "full", 6) as folder:
+        for count in range(700, 960, 37):  # whether there is room for the last rows depends on where they lie
+            with make(folder, "drop_oldest") as store:
+                play(store, 0, count)
+            theirs = fill(folder)
+            try:
+                sw.Store.open(folder / "s").close()
+            except OSError as error:
+                refused += 1
+                assert "s: No space left on device: nothing of it is lost; " in str(error)
+                assert "Make room, some MiB, and repeat the call" in str(error)
+            with pytest.raises(OSError, match=r"t: No space left .*: it cannot be begun. Make room"):
+                sw.Store(SPEC, capacity=1000, disk=folder / "t")
+            theirs.unlink()
+            with sw.Store.open(folder / "s") as again:
+                ended = (count - 1) % 20 == 19
+                assert actions(again) == set(range(count if ended else count - 1))
+            shutil.rmtree(folder / "s")
+        assert refused
+        sw.Store(SPEC, capacity=1000, disk=folder / "t").close()
+
+
 def test_drop_newest_keeps_what_is_there(tmp_path: Path) -> None:
     with mounted(tmp_path / "full", 4) as folder:
         store = make(folder, "drop_newest")

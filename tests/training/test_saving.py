@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from torch import nn
 
+from sharpwave.disk import region_files
 from sharpwave.training.callbacks import Callback, Lasting
 from sharpwave.training.checkpoints import checkpoints, save_checkpoint
 from sharpwave.training.event_logs import JsonLines
@@ -122,18 +123,31 @@ def test_a_checkpoint_without_room_breaks_nothing_off(tmp_path):
     assert filled.episodes == whole["episodes"]
 
 
+def test_a_memory_on_disk_keeps_what_it_has_while_the_disk_is_full(tmp_path, monkeypatch):
+    for name in ("FIRST_EXTENT", "MAX_EXTENT"):
+        monkeypatch.setattr(region_files, name, 16 << 10)  # else steps of CartPole find room for long
+    recipe = CARTPOLE.override(steps=5_000, checkpoint_every=1_600, warmup_steps=3_400, disk_limit="16MiB")
+    with mounted(tmp_path / "full", 8) as disk:
+        out = io.StringIO()
+        filled = FillsAt(disk, 1_800)
+        with pytest.raises(NotSavedError, match="could not be written"):
+            run("cartpole", recipe, disk / "run", console(out), callbacks=[filled])
+    assert filled.last["steps"] == 5_000
+    assert filled.last["disk"]["dropped_steps"] > 1_000
+
+
 class FillsAt(Callback):
     """Other programs that fill the disk after some steps, and a count of the episodes that end."""
 
     def __init__(self, disk, steps):
-        self.disk, self.steps, self.episodes = disk, steps, 0
+        self.disk, self.steps, self.episodes, self.last = disk, steps, 0, {}
 
     def on_step(self, training):
         if training.state.progress.steps >= self.steps:
             fill(self.disk)
 
     def on_end(self, metrics):
-        self.episodes = metrics["episodes"]
+        self.episodes, self.last = metrics["episodes"], metrics
 
 
 def test_a_disk_that_is_full_altogether_loses_no_good_checkpoint(tmp_path):

@@ -87,9 +87,10 @@ def close(log: StepLog) -> None:
             flush(log)  # a single failure costs nothing
     except (OSError, OverflowError) as error:
         steps = int(log.index.rows[log.opened.slots].sum())
-        what = getattr(error, "strerror", None) or error
+        number = getattr(error, "errno", None)
+        what = os.strerror(number) if number else error
         raise OSError(
-            getattr(error, "errno", None) or errno.EIO,
+            number or errno.EIO,
             f"close: {disk.folder} could not be written to ({what}). It was released; the last steps of {log.lanes} "
             f"lanes, {steps:,} at most, are lost, except those flushed before",
         ) from error

@@ -23,7 +23,7 @@ from sharpwave.disk.ownership import (
     remove_partial_manifests,
     remove_parts,
 )
-from sharpwave.disk.region_files import RegionFiles
+from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_opening import open_all_files, open_regions
 from sharpwave.disk.store_folder import FOLDER, FORMAT, MANIFEST, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
@@ -164,6 +164,20 @@ def begin(
     """
     if folder is None and left is None:
         return _log(settings, None, 0), None, {}
+    try:
+        return _begin(settings, folder, left, files)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        what = "it cannot be begun" if left is None else "nothing of it is lost; opening writes the last steps anew"
+        raise OSError(
+            error.errno, f"disk: {folder}: {error.strerror}: {what}. Make room, some MiB, and repeat the call"
+        ) from error
+
+
+def _begin(
+    settings: Settings, folder: Path | None, left: Left | None, files: Files
+) -> tuple[StepLog, Recovery | None, States]:
     with contextlib.ExitStack() as undo:
         disk = None
         if folder is not None:

@@ -87,6 +87,8 @@ class Display(Callback):
             ("actor restarts", f"{m.get('actor_restarts')}"),
         ]
         steps, speed = ("updates", "updates a second") if self._offline else ("steps", "FPS")
+        lost_steps = (m.get("disk") or {}).get("dropped_steps", 0)
+        lost = f", {lost_steps:,} not stored on the full disk" if lost_steps else ""
         figures = [
             (steps, f"{m['steps']:,} / {self._total_steps:,}"),
             (speed, number_text(m["avg_fps"], 0)),
@@ -95,7 +97,7 @@ class Display(Callback):
             ("episodes", f"{m['episodes']:,}"),
             ("epsilon", number_text(m["epsilon"], 3)),
             ("loss", number_text(m["avg_loss"], 4)),
-            ("replay", f"{m['replay_steps']:,} steps, {byte_text(m['replay_bytes'])}"),
+            ("replay", f"{m['replay_steps']:,} steps, {byte_text(m['replay_bytes'])}{lost}"),
             ("memory", step_bytes_text(m)),
             ("RAM", byte_text(m["process_bytes"])),
             ("time left", f"at most {duration_text(m['seconds_left'])}"),

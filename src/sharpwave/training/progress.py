@@ -26,6 +26,7 @@ Metrics = dict[str, Any]
 """Figures of a run, by name."""
 DISK = (
     "bytes", "resident_segments", "hits", "misses", "stalls", "waited_s", "bytes_read", "bytes_written",
+    "dropped_steps",
 )  # fmt: skip
 """Figures of the replay memory's disk tier that a report has under ``disk``, as in ``Store.stats``."""
 

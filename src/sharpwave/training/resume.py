@@ -211,16 +211,21 @@ def restore_policies(folder: Path, state: TrainingState, agent: Agent, say: Call
 
 
 def drop_metrics(path: Path, after: int) -> int:
-    """Remove damaged lines and those about more than ``after`` steps; return how many were removed."""
-    kept, dropped = [], 0
+    """Remove damaged lines and those about more than ``after`` steps; return how many were removed.
+
+    Raises: OSError: the file cannot be written; where nothing is to be removed it is not.
+    """
+    kept, dropped, whole = [], 0, True
     if path.is_file():
         with path.open("rb") as file:
             while line := file.readline(MAX_LINE_BYTES):
+                whole &= line.endswith(b"\n")
                 if _steps(line) <= after:
                     kept.append(line.rstrip(b"\n") + b"\n")
                 else:
                     dropped += 1
-    write_bytes(path, b"".join(kept))
+    if dropped or not whole:
+        write_bytes(path, b"".join(kept))
     return dropped
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DemonstratedReplay
 from sharpwave.agents.protocol import Agent
+from sharpwave.disk.region_files import FULL
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.checkpoints import least_bytes, newest_checkpoint, save_checkpoint
 from sharpwave.training.folder import BEST, LAST
@@ -60,6 +61,7 @@ class Saver(Callback):
         self._figures: Metrics = {}
         self._best: dict[str, Tensor] = {}
         self.lost = ""
+        self._free = self._too_little = 0  # bytes left on the disk before the last attempt, and before one that failed
 
     def wants_checkpoint(self, training: Training) -> bool:
         """Return whether a checkpoint is due, and the disk has room for one: it breaks off all episodes.
@@ -79,8 +81,10 @@ class Saver(Callback):
         """Return what says that the disk has no room for a checkpoint, which is deleted again if it fails; or ""."""
         with suppress(OSError):
             free = shutil.disk_usage(self._folder if self._folder.exists() else self._folder.parent).free
+            self._free = free
             demonstrations = self._blend.demonstrations if self._blend is not None else None
             need = least_bytes(self._agent, self._state.held_out.best_weights, self._store, demonstrations)
+            need = max(need, self._too_little + 1)
             if free < need:
                 return f"the disk has {free:,} bytes left, a checkpoint takes at least {need:,}; make room"
         return ""
@@ -117,9 +121,11 @@ class Saver(Callback):
         try:
             self._save(self._store)
         except OSError as error:
+            if error.errno in FULL:
+                self._too_little = self._free
             self._failed(str(error))
         else:
-            self.lost = ""
+            self.lost, self._too_little = "", 0
             progress.saved(True)
             if before:
                 self._say(f"The checkpoint at {progress.steps:,} steps was written; the run is saved again")

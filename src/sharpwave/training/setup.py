@@ -202,6 +202,7 @@ def _fresh(recipe: Recipe, spec: sw.Spec, capacity: int, disk: Path | None) -> s
         ram=recipe.replay.ram or None,
         disk=disk,
         disk_limit=recipe.replay.disk_limit or None if disk else None,
+        on_full="drop_newest" if disk else "raise",  # a run goes on: its checkpoints hold the files of older steps
         codec=recipe.replay.codec,
         seed=recipe.training.seed,
         segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
