@@ -488,9 +488,9 @@ class DiskTier:
             for number, region in self.regions.regions.items()
             if (region is not newest or (region.finished and self.budget.drops)) and not self.held.holds(number)
         ]
+        self.stuck = bool(unused)
         if not unused:
             return
-        self.stuck = True
         try:
             self.delete(unused)
             self.stuck = False
