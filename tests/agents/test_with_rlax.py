@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(find_spec("rlax") is None, reason="needs rlax: pip install '.[test]'")
 def test_all_of_them_agree():
     names = ("intrinsic", "losses", "policy_gradients", "rainbow_updates", "rescaling")

@@ -226,7 +226,7 @@ def test_results_of_other_settings_are_not_gone_on_with(tmp_path):
         begin(path, {"steps": 5}, fresh=False)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
     arguments = ["--rungs", "full,parallel", "--rounds", "1", "--steps", "8", "--warmup", "64", "--threads", "1"]
     arguments += ["--out", str(tmp_path)]
@@ -262,7 +262,7 @@ def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_memory_sizes_are_trained_once(tmp_path, monkeypatch):
     monkeypatch.setattr(runs, "POLL_S", 0.1)
     run_here(monkeypatch, memory_size_script, "--steps", 500, "--out", tmp_path, "--sizes", 300)
