@@ -25,8 +25,6 @@ class Forking(Protocol):
 
 _followed: weakref.WeakSet[Forked] = weakref.WeakSet()
 _forking: weakref.WeakValueDictionary[int, Forking] = weakref.WeakValueDictionary()  # by id
-_path: list[int] = []  # of this process: which fork of the first process it is, which of that one, ...
-_forks = 0
 
 
 def follow(one: Forked) -> None:
@@ -37,12 +35,6 @@ def follow(one: Forked) -> None:
 def precede(one: Forking) -> None:
     """Call an object's ``before_fork`` before every fork while it lives."""
     _forking[id(one)] = one
-
-
-def path() -> tuple[int, ...]:
-    """Return which fork of the first process this one is, which fork of that one, and so on: the same in every run
-    that forks in the same order. Empty: it is the first."""
-    return tuple(_path)
 
 
 def temporary_folder(owner: object) -> tuple[Path, Callable[[], object]]:
@@ -57,17 +49,12 @@ def _delete(folder: str, process: int) -> None:
 
 
 def _before() -> None:
-    global _forks
-    _forks += 1
     for ref in _forking.valuerefs():  # a list at once: other threads make views
         if (one := ref()) is not None:
             one.before_fork()
 
 
 def _in_child() -> None:
-    global _forks
-    _path.append(_forks)
-    _forks = 0
     for one in list(_followed):
         one.forked()
 

@@ -14,11 +14,12 @@ import numpy as np
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
+from sharpwave.native.forks import path
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.protocol import importance_weights
 from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.draws import Share, divide
-from sharpwave.serve.forks import path, precede
+from sharpwave.serve.forks import precede
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import Request

@@ -9,8 +9,10 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.native.forks import path
 from sharpwave.views.batch import Arrays
 from sharpwave.views.blend_source import Share, shares_of
+from sharpwave.views.forked_draws import own_generator
 from sharpwave.views.replay import check_stream, on_host
 
 B = TypeVar("B", bound=Arrays)
@@ -38,7 +40,7 @@ class RemoteBlend(Generic[B]):
             raise ValueError(f"Blend: its views differ: {' and '.join(sorted(str(kind) for kind in kinds))}")
         if len({id(view) for view in self.views}) < len(self.views):
             raise ValueError("Blend: a view is there twice, expected each once: give it the sum of its shares")
-        self._rng = np.random.default_rng(seed)
+        self._rng, self._process = np.random.default_rng(seed), path()
         self.samples = 0
         self.shares()
 
@@ -56,6 +58,8 @@ class RemoteBlend(Generic[B]):
         """Draw a batch: as ``Blend.sample``. ``batch.source`` says which view each item is from."""
         check_stream(batch_size, 0, beta, timeout)
         shares = self.shares()
+        if self._process is not path():
+            self._rng, self._process = own_generator(self._rng), path()
         source = self._rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
         places = {k: np.flatnonzero(source == k) for k in np.unique(source).tolist()}
         parts = {k: self.views[k].sample(len(at), beta=beta, timeout=timeout) for k, at in places.items()}

@@ -10,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError, EmptyError
+from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
 from sharpwave.validation import Missing
 from sharpwave.views.batch import Drawn, Draws
 from sharpwave.views.filling import fill
+from sharpwave.views.forked_draws import own_generator
 from sharpwave.views.ids import Tag, tagged
 from sharpwave.views.items import Items
 from sharpwave.views.layout import Layout, Target
@@ -76,7 +78,7 @@ class BatchSource:
         self.limiter = limiter
         self._wanted = 0  # size of the batch asked for last, or of the largest that finds too few uses
         self.steps_before = log.inventory.total_steps - log.inventory.held_steps
-        self.rng = np.random.default_rng(seed)
+        self.rng, self._process = np.random.default_rng(seed), path()
         self.items = Items(log, view, sampler, uses)
         self.layouts: dict[int, Layout] = {}  # by batch size, the latest
         self.drawn_ahead: Callable[[], list[Ints]] = list
@@ -234,8 +236,11 @@ class BatchSource:
             points: as for ``Items.draw``.
 
         Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
-        again. An error leaves all undrawn.  Cost: 1 us besides ``Items.draw``.
+        again. An error leaves all undrawn. A forked process draws by a generator of its own from its first draw on.
+        Cost: 1 us besides ``Items.draw``.
         """
+        if self._process is not path():
+            self.rng, self._process = own_generator(self.rng), path()
         generator = self.rng.bit_generator
         before = generator.state
         try:

@@ -18,10 +18,12 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
 from sharpwave.errors import LimiterTimeoutError
+from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.batch import Arrays, Drawn
 from sharpwave.views.batch_source import Undo
+from sharpwave.views.forked_draws import own_generator
 from sharpwave.views.ids import tagged
 from sharpwave.views.layout import Target
 from sharpwave.views.replay import Replay
@@ -94,6 +96,7 @@ class BlendSource(Generic[B]):
         if not is_integer(seed) or seed < 0:
             raise ValueError(f"Blend: seed={seed!r}, expected an integer of at least 0")
         self._rng: Mapping[str, Any] = np.random.default_rng(seed).bit_generator.state
+        self._process = path()
         self._limited = any(view.source.limiter is not None for view in views)
         self.shares()
 
@@ -162,6 +165,9 @@ class BlendSource(Generic[B]):
         """Choose the view of each item of a batch; return the choice, and the generator's state after it."""
         shares, rng = self.shares(), np.random.default_rng(0)  # its own: a fork may come while a thread chooses
         rng.bit_generator.state = self._rng
+        if self._process is not path():
+            rng = own_generator(rng)
+            self._rng, self._process = rng.bit_generator.state, path()
         source = rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
         return Choice(source, shares), rng.bit_generator.state
 

@@ -73,6 +73,8 @@ class BlendStream(Generic[B]):
         """Return the batch drawn longest ago.  Raises: as ``blend.Blend.sample``."""
         source = self._source
         with held(self._turn, check_timeout("stream", self._timeout), "stream", source.waits):
+            if any(ahead.inherited for ahead in self._ahead):
+                self._clear()
             while len(self.drawn) <= self._lookahead and self._draw(wait=not self.drawn):
                 pass
             first = self.drawn[0]
@@ -140,7 +142,11 @@ class BlendStream(Generic[B]):
     def close(self) -> None:
         """Discard batches that were drawn and not used, as ``Stream.close`` does."""
         seconds = check_timeout("stream", self._timeout)
-        with held(self._turn, seconds, "stream", self._source.waits), self._source.held():
+        with held(self._turn, seconds, "stream", self._source.waits):
+            self._clear()
+
+    def _clear(self) -> None:
+        with self._source.held():
             self.drawn.clear()
             for ahead in self._ahead:
                 ahead.clear()

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, not_to_be_copied
+from sharpwave.native.forks import path
 from sharpwave.sampling.protocol import Draw, checked_array
 from sharpwave.views.batch import Drawn
 from sharpwave.views.batch_source import BatchSource
@@ -45,6 +46,7 @@ class DrawsAhead:
         self.filling: list[Drawn] = []
         with lock:
             streams.add(self)
+            self._process = streams.process
 
     def draw(self, count: int, beta: float | None) -> Callable[[], None]:
         """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
@@ -105,8 +107,15 @@ class DrawsAhead:
             ids = np.where(there, batch["ids"], -1)
             self.drawn.append(Drawn(ids, batch["probabilities"], batch["weights"], batch.get("uniforms")))
 
+    @property
+    def inherited(self) -> bool:
+        """Whether this process was forked since the view was made, and ``clear`` was not called in it yet: what is
+        drawn ahead is the parent's."""
+        return self._process is not path()
+
     def clear(self) -> None:
         """Discard all draws; what they counted as sampled can be sampled again, where that is limited."""
+        self._process = path()
         release(self.source.log, self.drawn, self.source)
         self.source.gate.notify()
 
@@ -139,6 +148,9 @@ class Stream(Generic[B]):
         one: Drawn | None = None
         try:
             with ahead.lock:
+                if ahead.inherited:
+                    source.log.check_open()
+                    ahead.clear()
                 while len(self.drawn) <= self._lookahead:
                     if not self.drawn:
                         source.wait(self._size, self._timeout)
@@ -181,9 +193,11 @@ class Streams:
 
     Attributes:
         resumed: draws of streams before a checkpoint, for the next streams made.
+        process: the fork that made the replay.
     """
 
     def __init__(self, source: BatchSource) -> None:
+        self.process = path()
         self._log, self._source = source.log, weakref.ref(source)  # no cycle: its memory goes with the last reference
         self._made: list[tuple[weakref.ref[DrawsAhead], deque[Drawn]]] = []
         self._dropped: deque[Any] = deque()  # draws of deleted streams, appended by any thread
