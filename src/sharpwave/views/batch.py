@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -56,6 +56,20 @@ class Arrays:
         if target.type == "cpu":
             return self.map(torch.from_numpy)
         return self.map(lambda a: torch.from_numpy(np.ascontiguousarray(a)).pin_memory().to(target, non_blocking=True))
+
+    def jax(self, device: Any = None) -> Self:
+        """Return the same batch as JAX arrays on ``device``; by default on the CPU.
+
+        There they share the batch's memory from 64 KiB on, but not ``obs`` and ``next_obs`` of transitions with
+        ``n_step=1``, whose items lie between each other's, nor numbers of 64 bits, which JAX cuts to 32 by default:
+        those are copied. ``ids``, ``lane`` and ``step`` stay numpy's, as they may need 64 bits.
+        """
+        import jax
+
+        target = jax.devices("cpu")[0] if device is None else device
+        moved = self.map(lambda array: jax.device_put(array, target))
+        kept: dict[str, Any] = {name: getattr(self, name) for name in ("ids", "lane", "step")}
+        return replace(moved, **kept)
 
 
 @dataclass(frozen=True)
