@@ -7,10 +7,10 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: pong cartpole test check tests slow fuzz torture coverage docs bench tiers latency soak ladder sequences clean
 
-pong: $(VENV)/.train
+pong: $(VENV)/.train,view
 	$(BIN)/sharpwave train pong
 
-cartpole: $(VENV)/.train
+cartpole: $(VENV)/.train,view
 	$(BIN)/sharpwave train cartpole
 
 test: check tests

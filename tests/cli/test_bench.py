@@ -12,6 +12,7 @@ import pytest
 from sharpwave.bench.setups import SETUPS
 from sharpwave.bench.summary import MEASURES, ratios, summary
 from sharpwave.cli.bench import written
+from sharpwave.extras import install
 from tests.cli.conftest import ENVIRONMENT
 from tests.cli.stores import make_store
 from tests.cli.test_core_install import EXTRA, command_without, without
@@ -39,7 +40,7 @@ def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
     assert list(told["contenders"]) == ["Sharpwave", "Sharpwave raw"] and told["failed"] == {}
     for package in PEERS.values():
         assert f"{package}: not installed: pip install {package}" in text
-    assert "trainer: not measured, torch is not installed: pip install 'sharpwave[train]'" in text
+    assert f"trainer: not measured, torch is not installed: {install('train')}" in text
     assert "drawn pictures, 4x84x84 uint8" in text and "the figure needs matplotlib" in text
     for name, one in told["summary"]["contenders"].items():
         assert one["bytes_per_step"] > 0 and set(one) == {"bytes_per_step", *MEASURES}

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from sharpwave.extras import install
 from tests.cli.conftest import ENVIRONMENT
 
 EXTRA = [
@@ -34,14 +35,14 @@ def test_the_command_line_says_what_to_install(arguments, tmp_path):
     code, text = command_without(EXTRA, *arguments)
     assert code == 2 and "Traceback" not in text
     extra = "train" if arguments[0] == "train" else "cli"
-    assert text == f"sharpwave: this command needs typer: pip install 'sharpwave[{extra}]'\n"
+    assert text == f"sharpwave: this command needs typer: {install(extra)}\n"
 
 
 @pytest.mark.parametrize("missing", ["torch", "tensorboard", "matplotlib"])
 def test_training_says_what_to_install_before_it_begins(missing, tmp_path):
     code, text = command_without([missing], "train", "cartpole", "--out", tmp_path / "run", "--steps", 10)
     assert code == 2 and "Traceback" not in text, text
-    assert f"this command needs {missing}: pip install 'sharpwave[train]'" in text
+    assert f"this command needs {missing}: {install('train')}" in text
     assert not (tmp_path / "run").exists()
 
 

@@ -3,11 +3,13 @@
 import io
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from sharpwave.extras import install
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
 from sharpwave.training.video import open_video
@@ -44,6 +46,16 @@ def test_video_of_a_gymnasium_environment(here, cartpole_run, tmp_path):
     result = here("eval", cartpole_run, "--episodes", 1, "--video", video)
     assert result.code == 0, result.text
     assert video.read_bytes().startswith(b"GIF8")
+
+
+def test_a_video_without_a_renderer_is_refused_by_its_name(here, cartpole_run, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pygame", None)
+    result = here("eval", cartpole_run, "--episodes", 1, "--video", tmp_path / "pole.gif")
+    assert result.code == 2 and "Traceback" not in result.text
+    assert f"env 'CartPole-v1' needs pygame for its pictures: {install('train')}\n" in result.text
+    result = here("train", "cartpole", "--out", tmp_path / "run", "--steps", 10, "--video-every", 5)
+    assert result.code == 2 and "needs pygame" in result.text and not (tmp_path / "run").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_video_that_is_broken_off_leaves_the_earlier_file(tmp_path):

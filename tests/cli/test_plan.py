@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from sharpwave.cli.plan import layouts, parse_count
+from sharpwave.extras import install
 from tests.training.test_saving import full_above
 
 
@@ -97,7 +98,7 @@ from sharpwave.cli import main
 main(["train", "cartpole"])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2 and "pip install 'sharpwave[train]'" in done.stderr
+    assert done.returncode == 2 and install("train") in done.stderr
 
 
 def test_importing_sharpwave_imports_neither_torch_nor_gymnasium():

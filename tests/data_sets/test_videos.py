@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import struct
 import subprocess
@@ -19,6 +20,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 import sharpwave as sw
+from sharpwave.extras import install
 from tests.data.lerobot_video import CAMERAS, LENGTHS, frames, picture
 from tests.data_sets.data import decode_video, same
 
@@ -249,4 +251,4 @@ def test_depth_is_left_out_and_said_so(copy: Path) -> None:
 
 def test_without_pyav_the_extra_is_named(layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    refused(DATA / layout, r"needs av: pip install 'sharpwave\[lerobot\]'", ModuleNotFoundError)
+    refused(DATA / layout, "needs av: " + re.escape(install("lerobot")), ModuleNotFoundError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 import time
@@ -16,6 +17,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.errors import ShardFailedError
+from sharpwave.extras import install
 from sharpwave.serve.ray_cluster import begin_ray, check_authenticated, is_ray
 from tests.serve.on_ray import NODE, simulated
 from tests.serve.serving import SPEC, play
@@ -49,7 +51,7 @@ def test_a_ray_that_others_reach_needs_a_token(monkeypatch: pytest.MonkeyPatch) 
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'sharpwave\[ray\]'"):
+    with pytest.raises(ModuleNotFoundError, match=re.escape(install("ray"))):
         begin_ray("auto")
 
 

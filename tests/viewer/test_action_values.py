@@ -25,6 +25,7 @@ from safetensors.torch import load_file
 import sharpwave as sw
 from sharpwave.agents.bc import BC
 from sharpwave.agents.r2d2 import R2D2
+from sharpwave.extras import install
 from sharpwave.training import setup
 from sharpwave.training.config import read_config
 from sharpwave.viewer import action_values
@@ -299,7 +300,7 @@ except NoValuesError as error:
     print(error)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ, timeout=120)
-    assert done.stdout.strip() == "they need torch: pip install 'sharpwave[train]'", done.stderr
+    assert done.stdout.strip() == f"they need torch: {install('train')}", done.stderr
 
 
 def ask(server: Any, **of: Any) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import sys
 
 from sharpwave import __version__
 from sharpwave.errors import NewerVersionError
+from sharpwave.extras import install
 from sharpwave.training.text import printable
 
 CLI_PACKAGES = ("typer", "click", "shellingham", "rich")
@@ -45,7 +46,7 @@ def main(arguments: list[str] | None = None) -> None:
             elif missing not in CLI_PACKAGES + TRAINING_PACKAGES:
                 raise
             else:
-                message = f"this command needs {missing}: pip install 'sharpwave[{extra}]'"
+                message = f"this command needs {missing}: {install(extra)}"
         else:
             message = f"{printable(str(error))}\n(SHARPWAVE_TRACEBACK=1 shows where this was raised)"
         print(f"sharpwave: {message}", file=sys.stderr)

@@ -15,6 +15,7 @@ import typer
 
 from sharpwave.cli.ablation import ablation
 from sharpwave.cli.verify import replay_of
+from sharpwave.extras import install
 
 DEFAULT_ENV = "pong"
 PLAY_SHARE, TRAINER_SHARE = 0.1, 0.25
@@ -122,7 +123,7 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
         raise ValueError(f"--recipe: got {recipe!r}, expected none or one of {', '.join(RECIPES)}")
     for package in ("torch", "gymnasium", "ale_py"):
         if not installed(package):
-            return None, f"not measured, {package} is not installed: pip install 'sharpwave[train]'"
+            return None, f"not measured, {package} is not installed: {install('train')}"
     if recipe is not None:
         return (recipe, env or load_recipe(recipe).env.name), ""
     from sharpwave.bench.trainer import recipe_for
@@ -150,7 +151,7 @@ def written(results: dict[str, Any], out: Path) -> str:
     with replacing(out) as partial:
         partial.write_text(json.dumps(results, indent=1) + "\n")
     if not installed("matplotlib"):
-        return f"{out}; the figure needs matplotlib: pip install 'sharpwave[train]'"
+        return f"{out}; the figure needs matplotlib: {install('train')}"
     figure(results, out.with_suffix(".png"))
     return f"{out}, {out.with_suffix('.png')}"
 

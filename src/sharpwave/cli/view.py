@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from sharpwave.extras import install
+
 
 def view(
     paths: Annotated[
@@ -62,5 +64,5 @@ def view(
 
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
-        raise ValueError(f"view needs {' and '.join(missing)}: pip install 'sharpwave[view]'")
+        raise ValueError(f"view needs {' and '.join(missing)}: {install('view')}")
     serve(paths, host, port, browser, token, say)

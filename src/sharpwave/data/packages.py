@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from sharpwave.extras import install
+
 
 def needed(package: str, extra: str) -> Any:
     """Import a package.  Raises: ModuleNotFoundError: naming the extra that installs it."""
@@ -13,6 +15,4 @@ def needed(package: str, extra: str) -> Any:
     except ModuleNotFoundError as error:
         if (error.name or "").split(".")[0] != package.split(".")[0]:
             raise
-        raise ModuleNotFoundError(
-            f"this data set needs {package}: pip install 'sharpwave[{extra}]'", name=error.name
-        ) from error
+        raise ModuleNotFoundError(f"this data set needs {package}: {install(extra)}", name=error.name) from error

@@ -17,6 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from sharpwave.envs.deep_sea import register_deep_sea
 from sharpwave.envs.memory_tasks import register_tasks
 from sharpwave.envs.teams import register_mpe
+from sharpwave.extras import install
 from sharpwave.observations import VARIABLE, variable_parts
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
@@ -49,7 +50,7 @@ def register_for(name: str) -> None:
         try:
             import minatar.gym
         except ModuleNotFoundError as error:
-            raise ValueError(f"env {name!r} needs MinAtar: pip install 'sharpwave[minatar]'") from error
+            raise ValueError(f"env {name!r} needs MinAtar: {install('minatar')}") from error
         minatar.gym.register_envs()
 
 
@@ -90,7 +91,7 @@ def make_gym(
     if render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen MuJoCo's default fails at the first picture
     try:
-        return gymnasium.make_vec(
+        made = gymnasium.make_vec(
             name,
             num_envs=num_envs,
             vectorization_mode="sync",
@@ -103,11 +104,30 @@ def make_gym(
             hint = f"there is no module {module!r} in the current folder, on PYTHONPATH, or installed"
         for extra in EXTRAS:
             if f"gymnasium[{extra}]" in str(error):
-                raise ValueError(f"env {name!r} needs {extra}: pip install 'sharpwave[{extra}]'") from error
+                raise ValueError(f"env {name!r} needs {extra}: {install(extra)}") from error
         raise ValueError(
             f"env {name!r} cannot be made: {hint or error} "
             "(expected an Atari game as pong or breakout, or a Gymnasium id as CartPole-v1)"
         ) from error
+    if render:
+        _check_rendering(name, made)
+    return made
+
+
+def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:
+    """Check that what an environment renders with is installed, which it imports for its first picture.
+
+    Raises:
+        ValueError: it is not; the environment is closed.
+    """
+    try:
+        env.reset()
+        env.render()
+    except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
+        env.close()
+        if "pygame" in str(error):  # Gymnasium's remedy is another package of that name, which hides ours
+            raise ValueError(f"env {name!r} needs pygame for its pictures: {install('train')}") from error
+        raise ValueError(f"env {name!r} can make no pictures: {error}") from error
 
 
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:

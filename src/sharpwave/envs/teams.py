@@ -13,6 +13,7 @@ import numpy.typing as npt
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
 from gymnasium.spaces.utils import flatten, flatten_space
 
+from sharpwave.extras import install
 from sharpwave.teams import ACTION_MASK, AGENTS, REWARDS, STATE
 
 MPE = re.compile(r"mpe2/(\w+_v\d+)")
@@ -167,7 +168,7 @@ def register_mpe(name: str) -> None:
     try:
         installed = importlib.util.find_spec(f"mpe2.{found[1]}") is not None
     except ModuleNotFoundError as error:
-        raise ValueError(f"env {name!r} needs mpe2: pip install 'sharpwave[mpe]'") from error
+        raise ValueError(f"env {name!r} needs mpe2: {install('mpe')}") from error
     if not installed:
         raise ValueError(f"env {name!r}: mpe2 has no such environment, expected one as mpe2/simple_spread_v3")
     gymnasium.register(name, f"{__name__}:make_mpe", kwargs={"module": found[1]})

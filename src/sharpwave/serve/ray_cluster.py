@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.errors import ShardFailedError
+from sharpwave.extras import install
 from sharpwave.serve.addresses import HERE, TCP, Address, machine, nearest
 from sharpwave.serve.local_shards import READY_S, STOP_S
 from sharpwave.serve.manifest import write_whole
@@ -42,7 +43,7 @@ def begin_ray(address: str) -> Any:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(f"address={address!r} needs Ray: pip install 'sharpwave[ray]'", name="ray") from error
+        raise ModuleNotFoundError(f"address={address!r} needs Ray: {install('ray')}", name="ray") from error
     if not ray.is_initialized():
         if address == "ray":
             raise ConnectionError(

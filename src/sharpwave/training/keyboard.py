@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Discrete
 
+from sharpwave.extras import install
 from sharpwave.training.setup import Env
 
 MIN_SIDE = 480
@@ -125,7 +126,7 @@ def _pygame() -> ModuleType:
     try:
         import pygame
     except ModuleNotFoundError as error:
-        raise ValueError("--keyboard: needs pygame (pip install pygame); or use --script or --policy") from error
+        raise ValueError(f"--keyboard: needs pygame ({install('train')}); or use --script or --policy") from error
     asked = os.environ.get("SDL_VIDEODRIVER")
     try:
         pygame.display.init()

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from sharpwave.extras import install
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.config import Config
 from sharpwave.training.event_logs import episode_scalars, evaluation_scalars, report_scalars
@@ -20,7 +21,7 @@ PROJECT = "sharpwave"
 def check_tracking(recipe: Recipe) -> None:
     """Check that wandb is installed if the recipe asks for it.  Raises: ValueError."""
     if recipe.training.track and importlib.util.find_spec("wandb") is None:
-        raise ValueError("--track needs Weights & Biases, which is not installed: pip install 'sharpwave[wandb]'")
+        raise ValueError(f"--track needs Weights & Biases, which is not installed: {install('wandb')}")
 
 
 class WeightsAndBiases(Callback):

@@ -11,6 +11,7 @@ from types import TracebackType
 
 from torch import Tensor
 
+from sharpwave.extras import install
 from sharpwave.training import setup
 from sharpwave.training.files import discard_partial, partial_file, real_folder
 from sharpwave.training.measuring import EPSILON, ShowFrame, held_out_seed, play
@@ -33,7 +34,7 @@ def check_imageio(option: str) -> None:
     """Check that the packages that write videos, which ``option`` asks for, are installed.  Raises: ValueError."""
     for name in ("imageio", "imageio_ffmpeg"):
         if importlib.util.find_spec(name) is None:
-            raise ValueError(f"{option} needs {name}, which is not installed: pip install 'sharpwave[train]'")
+            raise ValueError(f"{option} needs {name}, which is not installed: {install('train')}")
 
 
 def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) -> str:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.extras import install
 from sharpwave.offline.episodes import ENDED, Episode
 from sharpwave.spec import Field
 from sharpwave.viewer.memory import Memory, Snapshot
@@ -149,7 +150,7 @@ class ValuesOf:
         except NoValuesError:
             raise
         except ModuleNotFoundError as error:
-            raise NoValuesError(f"they need {error.name}: pip install 'sharpwave[train]'") from error
+            raise NoValuesError(f"they need {error.name}: {install('train')}") from error
         except Exception as error:  # an environment is made, and its code may raise anything
             raise NoValuesError(f"{error}" or type(error).__name__) from error
 

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.errors import DamagedError
+from sharpwave.extras import install
 from sharpwave.training.files import replacing
 from sharpwave.viewer import pictures, steps
 from sharpwave.viewer.action_values import ActionValues, NoValuesError, ValuesOf, curves_of
@@ -30,7 +31,7 @@ def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str],
         ValueError: rerun-sdk is not installed, no such episode, or ``out`` cannot be written.
     """
     if find_spec("rerun") is None or find_spec("PIL") is None:
-        raise ValueError("--export rerun needs Rerun's SDK and pillow: pip install rerun-sdk 'sharpwave[view]'")
+        raise ValueError(f"--export rerun needs Rerun's SDK and pillow: pip install rerun-sdk && {install('view')}")
     if out.suffix != ".rrd" or out.is_dir() or not out.absolute().parent.is_dir():
         raise ValueError(
             f"--export: got {str(out)!r}, expected a file to write that ends in .rrd, in a folder that exists"

@@ -4,10 +4,12 @@
 docs/frameworks/tianshou.md.
 """
 
+from sharpwave.extras import install
+
 try:
     import tianshou.data  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError("Tianshou's buffers need Tianshou: pip install 'sharpwave[tianshou]'") from error
+    raise ModuleNotFoundError(f"Tianshou's buffers need Tianshou: {install('tianshou')}") from error
 
 from sharpwave.integrations.tianshou.buffers import (
     PrioritizedReplayBuffer,

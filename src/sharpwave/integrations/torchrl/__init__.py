@@ -4,10 +4,12 @@
 batch_size=128)``; all else stays. See docs/frameworks/torchrl.md.
 """
 
+from sharpwave.extras import install
+
 try:
     import torchrl.data  # noqa: F401
 except ModuleNotFoundError as error:
-    raise ModuleNotFoundError(f"{error}; install TorchRL with: pip install 'sharpwave[torchrl]'") from error
+    raise ModuleNotFoundError(f"{error}; install TorchRL with: {install('torchrl')}") from error
 
 from sharpwave.integrations.torchrl.replay_buffer import ReplayBuffer
 from sharpwave.integrations.torchrl.storage import SharpwaveStorage

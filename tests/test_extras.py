@@ -1,0 +1,42 @@
+"""What installs an extra: a command that works where this package is. Make's targets bring what README calls next."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from sharpwave import extras
+
+ROOT = Path(__file__).parents[1]
+
+
+def checkout(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make the package look as if it ran from a checkout in that folder."""
+    module = folder / "src" / "sharpwave" / "extras.py"
+    module.parent.mkdir(parents=True)
+    (folder / "pyproject.toml").touch()
+    monkeypatch.setattr(extras, "__file__", str(module))
+    return folder
+
+
+def test_a_checkout_installs_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = checkout(tmp_path / "my code", monkeypatch)
+    monkeypatch.chdir(root)
+    assert extras.install("view") == "pip install -e '.[view]'"
+    monkeypatch.chdir(tmp_path)
+    assert extras.install("view") == f"pip install -e '{root.resolve()}[view]'"
+
+
+def test_an_installed_package_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = tmp_path / "lib" / "python3.11" / "site-packages" / "sharpwave" / "extras.py"
+    monkeypatch.setattr(extras, "__file__", str(module))
+    assert extras.install("view") == "pip install 'sharpwave[view]'"
+
+
+@pytest.mark.parametrize("target", ["pong", "cartpole"])
+def test_make_installs_what_shows_the_run_that_it_trains(target: str, tmp_path: Path) -> None:
+    command = ["make", "-n", "-C", str(ROOT), target, f"VENV={tmp_path}"]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+    assert "-e '.[train,view]'" in said, said
