@@ -64,8 +64,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk or for
             steps of 4 KiB and more 64; less if the capacity or ``ram`` is small.
 
-    All methods may be called from several threads. In a forked process a store in memory is a copy, whose views sample
-    the same batches (give each worker's view its own ``seed``); a store on disk remains the parent's.
+    All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
+    as learners of their own, and others in each fork; a store on disk remains the parent's.
 
     Raises:
         ValueError, TypeError: an invalid argument.

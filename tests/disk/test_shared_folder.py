@@ -149,3 +149,32 @@ def test_a_store_is_not_copied_nor_sent_to_a_process(tmp_path: Path, disk: bool)
     sent = pickle.loads(pickle.dumps(batch))
     assert np.array_equal(sent.obs, batch.obs) and view.update_priorities(sent, np.ones(4)) == 0
     store.close()
+
+
+def test_a_store_that_is_open_here_says_what_to_call(tmp_path: Path) -> None:
+    folder = tmp_path / "it's"
+    store = made(folder)
+    append(store, range(10))
+    for again in (lambda: made(folder), lambda: sw.Store.open(folder)):
+        with pytest.raises(sw.StoreInUseError, match=r"or close\(\) it, and call") as refused:
+            again()
+    store.close()
+    call = str(refused.value).partition("and call sharpwave.")[2]
+    with eval(f"sw.{call}") as opened:
+        assert len(opened) == 9
+
+
+def test_the_second_of_two_processes_learns_how_to_read_the_first_ones_store(tmp_path: Path) -> None:
+    store = made(tmp_path / "store")
+    append(store, range(10))
+    code = f"import sharpwave as sw; sw.Store.open({str(tmp_path / 'store')!r})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    said = done.stderr.splitlines()[-1]
+    assert "StoreInUseError" in said and f"process {os.getpid()};" in said
+    for remedy in ("sharpwave inspect", "store.checkpoint(FOLDER)", "Store.open(FOLDER)", "sharpwave.Cluster"):
+        assert remedy in said
+    store.flush()
+    command = [sys.executable, "-m", "sharpwave.cli", "inspect", str(tmp_path / "store")]
+    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+    store.checkpoint(tmp_path / "copy")
+    assert len(sw.Store.open(tmp_path / "copy")) == len(store)

@@ -120,8 +120,17 @@ class Hold:
             finally:
                 os.close(descriptor)
         if holder == str(os.getpid()):
-            return f"disk: {path} is in use by process {holder}, this one{waited}; close() the store that has it first"
-        return f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
+            return (
+                f"disk: {path} is in use by process {holder}, this one{waited}; go on with the store that has it, of an"
+                f" earlier run of a notebook's cell, say, or close() it, and call sharpwave.Store.open({str(path)!r})"
+            )
+        used = f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
+        if wait_s:  # a checkpoint, which is being written
+            return used
+        return (
+            f"{used}. Meanwhile sharpwave inspect, verify and view read it, and Store.open(FOLDER) has its steps once "
+            "that process has called store.checkpoint(FOLDER); a sharpwave.Cluster is one store of several processes"
+        )
 
     def check(self) -> None:
         """Check that the folder still exists, and is this process's.
