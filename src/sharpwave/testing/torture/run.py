@@ -452,7 +452,7 @@ class Run:
                 self._lax |= lax or rows is not None or do in ("clear", "resize")
                 self._maybe(apply, rows)
             raise
-        if fault is not None and self.program.settings["on_full"] == "drop_oldest":
+        if fault is not None and self.program.settings["on_full"].startswith("drop"):
             answer["lax"] = True
         if "error" in answer:
             self.counts["errors"] += 1
