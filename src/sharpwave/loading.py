@@ -22,6 +22,8 @@ FLUSH_S = 10.0
 """Seconds between flushes: what a power failure may cost. A killed process costs the steps in the open segment."""
 IMPORTS, IMPORT = "imports", "import"
 """Annotations of the store and of episodes: which data sets were imported, and which of their episodes each is."""
+MAX_NOTES = 16
+"""Limit of what an import lists in words."""
 
 
 def load(
@@ -50,7 +52,8 @@ def load(
 
     An import that was broken off, by Ctrl-C or SIGKILL, goes on where it stopped when it is repeated: no episode is
     imported twice or lost. What was imported is noted in the store's annotations, ``store.annotations()["imports"]``,
-    with what was left out. Rewards become float32; all other values keep their dtypes, unless ``into`` declares others.
+    with what was left out, and how the data were understood. Rewards become float32; all other values keep their
+    dtypes, unless ``into`` declares others.
 
     Raises:
         ValueError: an unknown format; data that is damaged, makes more of its files' bytes than the bounds allow, leads
@@ -184,7 +187,8 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
     if note is None:
         number = 1 + max((one["number"] for one in imports.values()), default=-1)
         note = {"number": number, "lane": store.lanes if lane is None else lane, "episodes": 0}
-        note |= {"of": len(source), "steps": source.steps, "left_out": [*source.left_out, *left_out][:16]}
+        note |= {"of": len(source), "steps": source.steps, "left_out": [*source.left_out, *left_out][:MAX_NOTES]}
+        note |= {"notes": source.notes[:MAX_NOTES]}
         store.annotate(None, {IMPORTS: imports | {source.name: note}})
         store.flush()
     if (note["of"], note["steps"]) != (len(source), source.steps):

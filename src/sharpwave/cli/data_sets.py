@@ -59,6 +59,8 @@ def import_command(
         typer.echo(f"{note['episodes']:,} episodes, {note['steps']:,} steps of {printable(note['name'])}")
         for one in note["left_out"]:
             typer.echo(f"left out: {printable(one)}")
+        for one in note.get("notes", []):
+            typer.echo(printable(one))
         nbytes, held = stats["disk"]["bytes"], len(imported)
         raw, encoded = stats["raw_bytes_per_step"], stats["encoded_bytes_per_step"]
         typer.echo(f"{quoted(store)}: {held:,} steps in {byte_text(nbytes)} of files")

@@ -16,11 +16,28 @@ from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
 """Bytes of a column that are read at a time while episodes are found."""
-ONE_NAMES = {"obs": "observations", "action": "actions", "reward": "rewards", "terminated": "terminals"} | {
-    "truncated": "timeouts",
-    "next_obs": "next_observations",
+ONE_NAMES = {"obs": "observations", "action": "actions", "reward": "rewards", "next_obs": "next_observations"} | {
+    **dict.fromkeys(("terminated", "terminations", "terminateds", "terminal", "is_terminal"), "terminals"),
+    **dict.fromkeys(("truncated", "truncations", "truncateds", "timeout"), "timeouts"),
 }
 """Names of the layout by those that are used elsewhere, which are understood, too."""
+LIMIT = "infos/TimeLimit.truncated"
+"""Gym's name of a timeout."""
+DONES = ("dones", "done")
+LASTS = (*DONES, "episode_terminals", "episode_ends", "is_last", "is_end")
+"""Flags of an episode's last step, however it ended."""
+FIRSTS = ("is_first", "is_start", "episode_starts")
+"""Flags of an episode's first step."""
+EPISODES = tuple(
+    f"{one}{suffix}"
+    for one in ("episode", "traj", "trajectory")
+    for suffix in ("", "s", "_id", "_ids", "_index", "_idx", "_number")
+)
+"""Numbers that tell episodes from one another: another one begins where the value changes."""
+STEPS = ("step", "steps", "step_id", "step_ids", "step_index", "timestep", "timesteps", "time_step", "frame_index", "t")
+"""Numbers that rise in an episode: another one begins where the value does not."""
+TOLERANCE = 1e-6
+"""Differences that are rounding: some eight units in the last place of float32, of the largest magnitude near by."""
 
 
 class Columns(Protocol):
@@ -65,12 +82,14 @@ class ColumnSource:
 
     ``observations`` [N, ...] (or ``observations/KEY``, ...), ``actions`` [N, ...] (likewise), ``rewards`` [N],
     ``terminals`` [N]; and where there are, ``timeouts`` [N]; ``next_observations``, as ``observations``; ``infos/*``
-    and others [N, ...], which become further fields. The names of Sharpwave's own arrays are understood: obs, action,
-    reward, terminated, truncated, next_obs.
+    and others [N, ...], which become further fields. One number a step may also be [N, 1]. Other names of these arrays
+    are understood (``ONE_NAMES``).
 
-    An episode ends after a terminal, a timeout, and where a step's next observation is not the following observation.
-    Without ``next_observations`` the observation after a timeout, and after the last step of all, is unknown: that step
-    cannot be learned from, and its observation is the final one of the step before.
+    An episode ends after a terminal, a timeout, and where a step's next observation is not the following observation,
+    but for rounding (``TOLERANCE``). Where there are no timeouts, or no next observations, it also ends where
+    ``LASTS``, ``FIRSTS``, ``EPISODES`` and ``STEPS`` say; with both, these are further fields as any other. Without
+    ``next_observations`` the observation after a timeout, and after the last step of all, is unknown: that step cannot
+    be learned from, and its observation is the final one of the step before.
 
     Raises:
         ValueError: arrays are missing, or do not fit each other.
@@ -79,17 +98,23 @@ class ColumnSource:
     def __init__(self, name: str, columns: Columns, budget: Budget) -> None:
         self.name, self._columns, self._budget = name, columns, budget
         self.left_out: list[str] = []
+        self.notes: list[str] = []
         found: dict[str, str] = {}
         for one in columns.names():
             if (standard := self._standard(one)) in found:
                 raise ValueError(f"{name}: has both {found[standard]} and {one}, which are the same; expected one")
             found[standard] = one
+        if LIMIT in found and "timeouts" not in found:
+            found["timeouts"] = found.pop(LIMIT)
         self._obs = _branch(found, "observations")
         self._nexts = _branch(found, "next_observations")
         self._actions = _branch(found, "actions")
         self._reward = self._needed(found, "rewards")
-        self._terminals = self._needed(found, "terminals")
         self._timeouts = found.get("timeouts")
+        self._dones: str | None = None
+        if "terminals" not in found:
+            self._dones = self._done(found)
+        self._terminals = self._dones or self._needed(found, "terminals")
         if not self._obs or not self._actions:
             raise ValueError(
                 f"{name}: has {sorted(found)[:12]}, expected observations, actions, rewards and terminals (and "
@@ -106,6 +131,7 @@ class ColumnSource:
                 )
         budget.check_steps(name, self._count)
         self._check_flags()
+        self._marks = {} if self._nexts and self._timeouts else self._found_marks(found)
         self._fields = self._further(found, used)
         self.spec = self._spec()
         budget.check_total(name, self._count, self.spec.fields)
@@ -123,13 +149,47 @@ class ColumnSource:
             raise ValueError(f"{self.name}: has {sorted(found)[:12]}, expected {name} as well")
         return found[name]
 
+    def _done(self, found: dict[str, str]) -> str | None:
+        """Return the flag ``dones`` if it is one of terminals.  Raises: ValueError: it may be one of any end."""
+        name = next((found[one] for one in DONES if one in found), None)
+        if name is not None and self._timeouts is None:
+            raise ValueError(
+                f"{self.name}: has {name}, but no terminals: rename it to terminals if it is true only where the "
+                "environment ended an episode; if it is true at time limits, too, write terminals, and rename it to "
+                "episode_ends"
+            )
+        return name
+
+    def _found_marks(self, found: dict[str, str]) -> dict[str, str]:
+        """Return the arrays that mark episodes, by their names in the layout.  Raises: ValueError: not one a step."""
+        marks = {one: found[one] for one in (LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS) if one in found}
+        marks = {one: name for one, name in marks.items() if name != self._terminals}
+        for one, name in marks.items():
+            shape, dtype = self._columns.shape(name), self._columns.dtype(name)
+            if not _single(shape[1:]) or self._length(name) != self._count or dtype.kind not in "buif":
+                raise ValueError(
+                    f"{self.name}: {name} is {shape} {dtype}, expected one number a step, {(self._count,)}, as the "
+                    "name marks episodes; rename it if it is anything else"
+                )
+            said = "is true at the last step of an episode"
+            if one in FIRSTS:
+                said = "is true at the first step of an episode"
+            elif one in EPISODES:
+                said = "changes with the episode"
+            elif one in STEPS:
+                said = "rises within an episode"
+            self.notes.append(f"{name}: taken to tell episodes apart; it {said}")
+        return marks
+
     def _length(self, name: str) -> int:
         shape = self._columns.shape(name)
         return shape[0] if shape else -1
 
     def _check_flags(self) -> None:
         for name in (self._reward, self._terminals, self._timeouts):
-            if name is not None and (self._columns.shape(name)[1:] or self._columns.dtype(name).kind not in "buif"):
+            if name is not None and (
+                not _single(self._columns.shape(name)[1:]) or self._columns.dtype(name).kind not in "buif"
+            ):
                 raise ValueError(
                     f"{self.name}: {name} is {self._columns.shape(name)} {self._columns.dtype(name)}, expected one "
                     "number a step"
@@ -141,6 +201,7 @@ class ColumnSource:
         """Return the names of the further fields' arrays, by the fields' names."""
         fields: dict[str, str] = {}
         taken = {*used, self._reward, self._terminals, self._timeouts}
+        taken |= {name for one, name in self._marks.items() if one not in (*EPISODES, *STEPS)}
         for standard, name in found.items():
             if name in taken:
                 continue
@@ -184,26 +245,38 @@ class ColumnSource:
         ends: list[npt.NDArray[np.int64]] = []
         terminal: list[npt.NDArray[np.int64]] = []
         last: dict[str, npt.NDArray[Any]] = {}
+        rounded = 0
         with shown(self._budget.progress, f"{self.name}: episodes", self._count) as report:
             for begin, end in self._chunks():
                 self._check_rewards(begin, end)
-                cut = self._flag(self._terminals, begin, end)
+                cut = self._terminal(begin, end)
                 terminal.append(begin + 1 + np.flatnonzero(cut))
                 if self._timeouts is not None:
                     cut = cut | self._flag(self._timeouts, begin, end)
                 if self._nexts:
                     broken = np.zeros(end - begin + 1, np.bool_)  # after the step before each, and after the last
+                    inexact = np.zeros(end - begin + 1, np.bool_)
                     for key, name in self._nexts.items():
                         after = self._columns.rows(name, begin, end)
                         there = self._columns.rows(self._obs[key], begin, end)
-                        if key in last:
-                            broken[0] |= last[key].tobytes() != there[0].tobytes()
-                        broken[1:-1] |= _differ(after[:-1], there[1:])
-                        last[key] = after[-1].copy()
+                        before = np.concatenate([last[key] if key in last else there[:1], after[:-1]])
+                        differ, beyond = _differ(before, there)
+                        inexact[:-1] |= differ
+                        broken[:-1] |= beyond
+                        last[key] = after[-1:].copy()
+                    rounded += int((inexact & ~broken).sum())
                     ends.append(np.array([begin] if broken[0] else [], np.int64))
                     cut = cut | broken[1:]
                 ends.append(begin + 1 + np.flatnonzero(cut))
                 report(end - begin)
+        if self._dones is not None and self._timeouts is not None:
+            self._check_dones(self._dones, self._timeouts)
+        if rounded:
+            self.notes.append(
+                f"next_observations: {rounded:,} differ from the following observation by rounding (at most "
+                f"{TOLERANCE:g} of the largest magnitude); the following observation is stored"
+            )
+        ends += [self._marked(one, name, ends) for one, name in self._marks.items()]
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
         starts = np.concatenate([[0], stops[:-1]])
         if not self._nexts:  # the step before an unknown observation goes, unless it terminated
@@ -217,16 +290,55 @@ class ColumnSource:
         kept = stops > starts
         return np.stack([starts, stops], axis=1)[kept].astype(np.int64)
 
+    def _check_dones(self, dones: str, timeouts: str) -> None:
+        """Check that flags are of terminals, or of any end.  Raises: ValueError: they are of some timeouts only."""
+        at = self._flag(dones, 0, self._count)[self._flag(timeouts, 0, self._count)]
+        if at.any() and not at.all():
+            raise ValueError(
+                f"{self.name}: {dones} is true at {int(at.sum()):,} of {len(at):,} {timeouts}, expected all or none; "
+                f"rename {dones} to terminals if the environment ended episodes there, else to episode_ends, and write "
+                "terminals"
+            )
+        self.notes.append(f"{dones}: taken for terminals where {timeouts} is false, as there are no terminals")
+
+    def _marked(self, one: str, name: str, ends: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+        """Return after which numbers of steps an array that marks episodes says that one ends.  Raises: ValueError."""
+        if one in (LIMIT, *LASTS):
+            return 1 + np.flatnonzero(self._flag(name, 0, self._count))
+        if one in FIRSTS:
+            found = np.flatnonzero(self._flag(name, 0, self._count))
+            return found[found > 0]
+        values = self._numbers(name, 0, self._count)
+        found = 1 + np.flatnonzero(values[1:] <= values[:-1] if one in STEPS else values[1:] != values[:-1])
+        known = np.unique(np.concatenate(ends))
+        if self._count > 2 and len(found) == self._count - 1 and not np.isin(found, known).all():
+            raise ValueError(
+                f"{self.name}: {name}, by which episodes are told apart, would end one after each step; rename it if "
+                "it is anything else"
+            )
+        return found
+
+    def _terminal(self, begin: int, end: int) -> npt.NDArray[np.bool_]:
+        """Return which steps terminated: of flags of any end, those that are no timeouts."""
+        found = self._flag(self._terminals, begin, end)
+        if self._dones is not None and self._timeouts is not None:
+            found = found & ~self._flag(self._timeouts, begin, end)
+        return found
+
     def _check_rewards(self, begin: int, end: int) -> None:
-        rewards = self._columns.rows(self._reward, begin, end)
+        rewards = self._numbers(self._reward, begin, end)
         with np.errstate(over="ignore"):
             finite = np.isfinite(rewards.astype(np.float32, copy=False))
         if not finite.all():
             row = int(np.argmin(finite))
             raise ValueError(f"{self.name}: {self._reward}[{begin + row}] is {rewards[row]}, expected finite float32")
 
+    def _numbers(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows of one number, [end - begin]."""
+        return self._columns.rows(name, begin, end).reshape(-1)
+
     def _flag(self, name: str, begin: int, end: int) -> npt.NDArray[np.bool_]:
-        values = self._columns.rows(name, begin, end)
+        values = self._numbers(name, begin, end)
         if values.dtype != np.bool_ and not ((values == 0) | (values == 1)).all():
             raise ValueError(f"{self.name}: {name} has {values[(values != 0) & (values != 1)][0]}, expected 0 and 1")
         marked: npt.NDArray[np.bool_] = values != 0
@@ -239,7 +351,7 @@ class ColumnSource:
         """Read an episode."""
         begin, end = self._episodes[number].tolist()
         self._budget.check_episode(f"{self.name}: episode {number}", end - begin + 1, self.spec.fields)
-        terminated = bool(self._flag(self._terminals, end - 1, end)[0])
+        terminated = bool(self._terminal(end - 1, end)[0])
         truncated = self._timeouts is not None and bool(self._flag(self._timeouts, end - 1, end)[0])
 
         def observed(key: str) -> npt.NDArray[Any]:
@@ -255,7 +367,7 @@ class ColumnSource:
         return Episode(
             self._tree(obs),
             self._tree({key: self._columns.rows(name, begin, end) for key, name in self._actions.items()}),
-            self._columns.rows(self._reward, begin, end),
+            self._numbers(self._reward, begin, end),
             terminated,
             truncated,
             {key: self._columns.rows(name, begin, end) for key, name in self._fields.items()},
@@ -281,10 +393,19 @@ def _tuples(tree: Any) -> Any:
     return inner
 
 
-def _differ(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return which rows differ in any bit, so that NaN equals itself."""
-    if not len(some):
-        return np.zeros(0, np.bool_)
-    one, other = (np.ascontiguousarray(x).reshape(len(x), -1).view(np.uint8) for x in (some, others))
-    found: npt.NDArray[np.bool_] = (one != other).any(axis=1)
-    return found
+def _single(shape: tuple[int, ...]) -> bool:
+    """Return whether a row of this shape is one number."""
+    return shape in ((), (1,))
+
+
+def _differ(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which rows differ, and which by more than rounding; NaN equals itself, and -0.0 equals 0.0."""
+    one, other = (x.reshape(len(x), -1) for x in (some, others))
+    differ = (one != other) & ~((one != one) & (other != other))
+    rows: npt.NDArray[np.bool_] = differ.any(axis=1)
+    if one.dtype.kind != "f" or not rows.any():
+        return rows, rows
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.where(np.isfinite(other), np.abs(other), 0).max(axis=0)  # by component
+        beyond = differ & ~(np.abs(one - other) <= TOLERANCE * size)
+    return rows, beyond.any(axis=1)

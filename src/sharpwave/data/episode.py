@@ -45,12 +45,14 @@ class Source(Protocol):
         name: format and absolute path, which tell one data set from another.
         spec: schema of its steps. ``steps``: of all episodes.
         left_out: what of the data set is not read, and why, in words.
+        notes: how it is read where that could be done in several ways, and why, in words.
     """
 
     name: str
     spec: Spec
     steps: int
     left_out: list[str]
+    notes: list[str]
 
     def __len__(self) -> int:
         """Return the number of episodes."""

@@ -44,6 +44,7 @@ class HeldSource:
         self._source, self._budget = source, budget
         self.name, self.spec, self.steps = source.name, source.spec, source.steps
         self.left_out = [escaped(one) for one in source.left_out]  # names of a stranger's
+        self.notes = [escaped(one) for one in source.notes]
         budget.check_steps(self.name, self.steps)
         budget.check_count(self.name, len(source), "episodes")
         budget.check_total(self.name, self.steps, self.spec.fields)

@@ -69,7 +69,7 @@ class LeRobotSource:
 
     def __init__(self, path: str, budget: Budget) -> None:
         folder = existing(path, "lerobot")
-        self.name, self.left_out, self._budget = f"lerobot:{folder}", list[str](), budget
+        self.name, self.left_out, self.notes, self._budget = f"lerobot:{folder}", list[str](), list[str](), budget
         self._arrow: Any = needed("pyarrow", "data")
         self._open: tuple[str, ParquetFile] | None = None
         self._group: tuple[str, int, Any] | None = None

@@ -63,7 +63,7 @@ class MinariSource:
                 f"minari: no data set {name!r} in {folder.parent}; `minari download {name}` fetches a public one, "
                 "and MINARI_DATASETS_PATH says where they are"
             )
-        self.name, self._budget = f"minari:{folder}", budget
+        self.name, self.notes, self._budget = f"minari:{folder}", list[str](), budget
         self._closing = contextlib.ExitStack()
         try:
             with explained(f"{self.name}: is damaged, or not a Minari data set", self.name):

@@ -93,7 +93,7 @@ class ParquetSource:
 
     def __init__(self, path: str, budget: Budget) -> None:
         found = existing(path, "parquet")
-        self.name, self.left_out, self._budget = f"parquet:{found}", list[str](), budget
+        self.name, self.left_out, self.notes, self._budget = f"parquet:{found}", list[str](), list[str](), budget
         self._arrow: Any = needed("pyarrow", "data")
         with explained(f"{self.name}: is damaged, or no export of a store"):
             file = open_path(found, budget)

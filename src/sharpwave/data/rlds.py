@@ -44,7 +44,7 @@ class RldsSource:
 
     def __init__(self, path: str, budget: Budget) -> None:
         folder = existing(path, "rlds")
-        self.name, self.left_out, self._budget = f"rlds:{folder}", list[str](), budget
+        self.name, self.left_out, self.notes, self._budget = f"rlds:{folder}", list[str](), list[str](), budget
         self._folder = Folder(folder, budget)
         try:
             self._read_features()

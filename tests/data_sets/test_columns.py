@@ -1,0 +1,146 @@
+"""Files in the D4RL layout whose ends have other names, and whose observations are rounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from tests.data_sets.data import d4rl, same
+
+EPISODE, STEP = np.repeat(np.arange(8), 5), np.tile(np.arange(5), 8)
+END = STEP == 4
+TERMINAL = END & (EPISODE % 2 == 0)
+LATE = END & ~TERMINAL
+
+
+def toy(**more: Any) -> dict[str, Any]:
+    """Eight episodes of five steps, every second one terminated; nothing says where the others end."""
+    data = {"observations": np.stack([EPISODE, STEP], 1).astype(np.float32), "actions": np.zeros(40, np.int64)}
+    return data | {"rewards": np.ones(40, np.float32), "terminals": TERMINAL.astype(np.float32)} | more
+
+
+def load(folder: Path, data: dict[str, Any], ending: str = "hdf5") -> sw.Store:
+    path = folder / f"data.{ending}"
+    if ending == "npz":
+        np.savez(path, **data)
+    else:
+        with h5py.File(path, "w") as file:
+            for name, values in data.items():
+                file[name] = values
+    return sw.load(f"{ending}:{path}")
+
+
+def noted(store: sw.Store) -> dict[str, Any]:
+    (note,) = store.annotations()["imports"].values()
+    return dict(note)
+
+
+def check_toy(store: sw.Store) -> None:
+    episodes = list(store.episodes())
+    assert [(one.length, one.ended) for one in episodes] == [(5, "terminated"), (4, "truncated")] * 4
+    for number, one in enumerate(episodes):
+        assert (one.obs[:, 0] == number).all()
+
+
+@pytest.mark.parametrize("ending", ["hdf5", "npz"])
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [(name, LATE) for name in ("timeout", "truncated", "truncations", "truncateds", "infos/TimeLimit.truncated")]
+    + [(name, END) for name in ("dones", "done", "episode_terminals", "episode_ends", "is_last")]
+    + [(name, STEP == 0) for name in ("is_first", "episode_starts")],
+)
+def test_flags_of_ends_by_other_names(tmp_path: Path, name: str, values: Any, ending: str) -> None:
+    for one in (values, values.astype(np.float32)[:, None]):
+        store = load(tmp_path, toy(**{name: one}), ending)
+        check_toy(store)
+        assert not store.spec.extra_names
+
+
+@pytest.mark.parametrize("name", ["episode_id", "episode", "traj_ids", "trajectory_id", "step", "timesteps"])
+def test_numbers_that_tell_episodes_apart_are_kept(tmp_path: Path, name: str) -> None:
+    values = STEP * 4 + 1 if "step" in name else 7 - EPISODE
+    store = load(tmp_path, toy(**{name: values}))
+    check_toy(store)
+    assert store.spec.extra_names == (name,) and same(store.episodes()[2][name], values[10:15])
+    assert noted(store)["notes"][0].startswith(f"{name}: taken to tell episodes apart")
+
+
+def test_terminals_by_other_names(tmp_path: Path) -> None:
+    for name in ("terminations", "terminateds", "is_terminal"):
+        data = toy(timeouts=LATE)
+        data[name] = data.pop("terminals")
+        check_toy(load(tmp_path, data))
+
+
+def test_dones_without_terminals(tmp_path: Path) -> None:
+    data = toy()
+    del data["terminals"]
+    with pytest.raises(ValueError, match=r"has dones, but no terminals: rename it to terminals if .*episode_ends"):
+        load(tmp_path, data | {"dones": END})
+    for dones in (END, TERMINAL):
+        check_toy(load(tmp_path, data | {"dones": dones, "infos/TimeLimit.truncated": LATE}))
+    some = TERMINAL | (LATE & (EPISODE < 4))
+    with pytest.raises(ValueError, match="dones is true at 2 of 4 timeouts, expected all or none; rename dones to"):
+        load(tmp_path, data | {"dones": some, "timeouts": LATE})
+
+
+def test_names_of_ends_that_hold_anything_else(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"episode_ends is \(8,\) int64, expected one number a step, \(40,\)"):
+        load(tmp_path, toy(episode_ends=np.arange(5, 45, 5)))
+    with pytest.raises(ValueError, match="step, by which episodes are told apart, would end one after each step"):
+        load(tmp_path, toy(step=np.zeros(40)))
+    with pytest.raises(ValueError, match="is_last has 3, expected 0 and 1"):
+        load(tmp_path, toy(is_last=END * 3))
+
+
+def test_a_layout_that_says_all_ends_may_have_fields_of_such_names(tmp_path: Path) -> None:
+    data = d4rl([4, 6]) | {"step": np.arange(10)[::-1].copy(), "dones": np.ones(10)}
+    store = load(tmp_path, data, "npz")
+    assert [one.length for one in store.episodes()] == [4, 6] and {"step", "dones"} < set(store.spec.extra_names)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_next_observations_that_are_rounded_do_not_end_episodes(tmp_path: Path, dtype: Any) -> None:
+    data = d4rl([50] * 4, shape=(5,))
+    scale = np.array([1e-9, 1.0, 1e3, 1e9, 1e-3])  # and a component is all but constant
+    for name in ("observations", "next_observations"):
+        data[name] = (data[name] * scale).astype(dtype)
+    exact = data["next_observations"].copy()
+    data["next_observations"] = (exact * (1 + 1e-7 * np.cos(np.arange(exact.size)).reshape(exact.shape))).astype(dtype)
+    data["observations"][3, 1], data["next_observations"][2, 1] = 0.0, -0.0
+    for name in ("terminals", "timeouts"):
+        data[name][99] = data[name][149] = False
+    store = load(tmp_path, data, "npz")
+    assert [one.length for one in store.episodes()] == [50] * 4
+    assert same(store.episodes()[0].obs[:-1], data["observations"][:50])
+    inner = [row for row in range(199) if row % 50 != 49]
+    differ = (data["next_observations"][inner] != data["observations"][[row + 1 for row in inner]]).any(axis=1).sum()
+    assert noted(store)["notes"] == [
+        f"next_observations: {differ:,} differ from the following observation by rounding (at most 1e-06 of the "
+        "largest magnitude); the following observation is stored"
+    ]
+
+
+def test_a_negative_zero_is_zero_and_nan_is_itself(tmp_path: Path) -> None:
+    data = d4rl([20])
+    data["observations"][[3, 9]] = [[0.0, 1, 2], [np.nan, np.inf, -np.inf]]
+    data["next_observations"][[2, 8]] = [[-0.0, 1, 2], [np.nan, np.inf, -np.inf]]
+    store = load(tmp_path, data, "npz")
+    assert [one.length for one in store.episodes()] == [20] and not noted(store)["notes"]
+    data["next_observations"][8, 1] = -np.inf
+    assert [one.length for one in load(tmp_path, data, "npz").episodes()] == [9, 11]
+
+
+def test_one_number_a_step_in_rows_of_one(tmp_path: Path) -> None:
+    data = d4rl([4, 6])
+    columns = {name: data[name][:, None] for name in ("rewards", "terminals", "timeouts")}
+    store = load(tmp_path, data | columns)
+    assert same(np.concatenate([one.reward for one in store.episodes()]), data["rewards"])
+    assert [one.ended for one in store.episodes()] == ["terminated", "truncated"]
+    with pytest.raises(ValueError, match="expected one number a step"):
+        load(tmp_path, data | {"rewards": np.zeros((10, 2))})
