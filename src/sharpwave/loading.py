@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.data.episode import Episode, Source
+from sharpwave.data.episode import Episode, LastStep, Source
 from sharpwave.data.formats import open_source
 from sharpwave.data.progress import shown
 from sharpwave.disk.store_folder import read_manifest
@@ -33,6 +33,7 @@ def load(
     lane: int | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
     trust: bool = False,
+    last: LastStep = "auto",
     **settings: Any,
 ) -> Store:
     """Import a data set into a store, and return the store.
@@ -47,6 +48,9 @@ def load(
         progress: show it; default: in a terminal, if rich is installed. A function receives steps done and in total.
         trust: lift the bounds on what a data set may make of the bytes of its files (``SECURITY.md``), and follow links
             in its folder: for files whose writer you know.
+        last: what the step with ``is_last`` of RLDS is: "step", one with an action and a reward, as templates of
+            builders write it; "final", the final observation only, as RLDS defines it; "auto": "step" if any episode
+            has a reward or an action other than 0 there. Which was chosen, and why, is in the notes.
         settings: of the new store, as for ``Store``: ``capacity``, ``ram``, ``disk`` and others. If the folder ``disk``
             holds a store, that is opened, and ``settings`` may change its limits.
 
@@ -63,7 +67,7 @@ def load(
 
     Cost: an episode is in memory at a time.
     """
-    return load_noting(source, into, lane=lane, progress=progress, trust=trust, **settings)[0]
+    return load_noting(source, into, lane=lane, progress=progress, trust=trust, last=last, **settings)[0]
 
 
 def load_noting(
@@ -73,10 +77,11 @@ def load_noting(
     lane: int | None = None,
     progress: bool | Callable[[int, int], None] | None = None,
     trust: bool = False,
+    last: LastStep = "auto",
     **settings: Any,
 ) -> tuple[Store, dict[str, Any]]:
     """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
-    opened = open_source(source, trust=trust, progress=False if callable(progress) else progress)
+    opened = open_source(source, trust=trust, progress=False if callable(progress) else progress, last=last)
     made: Store | None = None
     try:
         if into is not None and settings:

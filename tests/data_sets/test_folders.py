@@ -25,7 +25,7 @@ DATA = Path(__file__).parent.parent / "data"
 
 
 def test_rlds_is_read_as_tensorflow_datasets_wrote_it() -> None:
-    store = sw.load(f"rlds:{DATA / 'rlds'}")
+    store = sw.load(f"rlds:{DATA / 'rlds'}", last="final")
     expected = [(steps_of(e, offset), e) for count, offset in SPLITS.values() for e in range(count)]
     assert len(store.episodes()) == len(expected) and len(store) == sum(len(steps) - 1 for steps, _ in expected)
     for one in store.episodes():  # shuffled within a split

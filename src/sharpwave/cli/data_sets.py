@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sharpwave.data.episode import LastStep
+
 if TYPE_CHECKING:
     from sharpwave.store import Store
 
@@ -35,6 +37,13 @@ def import_command(
             "--trust", help="lift the bounds on what files of strangers may take, and follow links in a folder"
         ),
     ] = False,
+    last: Annotated[
+        LastStep,
+        typer.Option(
+            help="what RLDS's last steps are: step (they have an action and a reward), final (only the final "
+            "observation), or auto, as the data say"
+        ),
+    ] = "auto",
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
     """Import a data set into a store on disk. An import that was broken off goes on where it stopped.
@@ -53,7 +62,7 @@ def import_command(
     settings["capacity"] = None if capacity is None else parse_count(capacity)
     given = {name: value for name, value in settings.items() if value is not None}
     shown = False if quiet else None
-    imported, note = load_noting(source, disk=store, lane=lane, progress=shown, trust=trust, **given)
+    imported, note = load_noting(source, disk=store, lane=lane, progress=shown, trust=trust, last=last, **given)
     with imported:
         stats = imported.stats()
         typer.echo(f"{note['episodes']:,} episodes, {note['steps']:,} steps of {printable(note['name'])}")

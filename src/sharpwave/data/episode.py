@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,9 @@ from sharpwave.spec import RESERVED, Field, Spec
 
 PARTIAL = ".partial"
 """End of the name that an export has before it is complete."""
+
+LastStep = Literal["auto", "step", "final"]
+"""What RLDS's step with ``is_last`` is: a step as any other, or the final observation only; "auto": as the data say."""
 
 
 @dataclass(frozen=True)

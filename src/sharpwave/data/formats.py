@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from sharpwave.data.episode import Episode, Source
+from sharpwave.data.episode import Episode, LastStep, Source
 from sharpwave.data.files import Budget
 from sharpwave.escaping import escaped
 
@@ -62,10 +62,11 @@ class HeldSource:
         self._source.close()
 
 
-def open_source(text: str, *, trust: bool = False, progress: bool | None = False) -> Source:
+def open_source(text: str, *, trust: bool = False, progress: bool | None = False, last: LastStep = "auto") -> Source:
     """Open a data set.
 
     Args:
+        last: what the last steps of RLDS are, as for ``load``.
         trust: lift the bounds that a stranger's files are held to, and follow links.
         progress: show a bar while its episodes are found; ``None``: in a terminal.
 
@@ -73,10 +74,13 @@ def open_source(text: str, *, trust: bool = False, progress: bool | None = False
     """
     kind, place = split(text, tuple(SOURCES), "load")
     module, name = SOURCES[kind]
-    opener: Callable[[str, Budget], Source] = getattr(import_module(f"sharpwave.data.{module}"), name)
+    if last != "auto" and kind != "rlds":
+        raise ValueError(f"load: got last={last!r} for {kind}, which says it; last is for rlds, leave it out")
+    given = {"last": last} if kind == "rlds" else {}
+    opener: Callable[..., Source] = getattr(import_module(f"sharpwave.data.{module}"), name)
     budget = Budget(trust, progress)
     with budget.held(f"{kind}:{place}", f"{kind}:"):
-        source = opener(place, budget)
+        source = opener(place, budget, **given)
         try:
             if not len(source):
                 raise ValueError(f"{source.name}: no episodes with steps to import")

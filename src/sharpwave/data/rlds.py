@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import math
 import zlib
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
-from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
+from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
 from sharpwave.data.files import Budget, Folder, check_whole, explained
 from sharpwave.data.progress import shown
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
-LAST = "steps/is_last"
-"""Feature of an Example that says how many steps there are."""
-
+LAST, TERMINAL = "steps/is_last", "steps/is_terminal"
+"""Features of an Example: the first says how many steps there are."""
 
 MAX_NAME_CHARACTERS = 1024
 """Limit of a feature's path."""
@@ -31,10 +30,25 @@ class _Feature(NamedTuple):
     field: Field
 
 
+class _End(NamedTuple):
+    """What an episode's last row says: where it lies, its number, its reward, and whether there is an action."""
+
+    place: tfrecord.Place
+    rows: int
+    terminal: bool
+    reward: float
+    acted: bool
+
+
 class RldsSource:
     """Episodes of an RLDS data set of one version: a folder such as ``NAME/1.0.0``, every split of it.
 
-    The step with ``is_last`` has the final observation only, as RLDS defines it: its action and reward are no data.
+    The step with ``is_last`` has the final observation only, as RLDS defines it: its action and reward are no data
+    (``last="final"``). Templates of builders give it a real action and reward instead: then it is a step as any other,
+    after which there is no observation (``"step"``); where it did not terminate, it cannot be learned from, and its
+    observation is the final one of the step before. ``"auto"`` decides for all episodes: it is a step if there is a
+    reward or an action other than 0 in one. An episode of no steps is left out.
+
     Further features of the steps become further fields, those of the episode and texts annotations. TensorFlow Datasets
     keeps float64 as float32.
 
@@ -42,13 +56,13 @@ class RldsSource:
         ValueError: it is damaged, or not an RLDS data set.
     """
 
-    def __init__(self, path: str, budget: Budget) -> None:
+    def __init__(self, path: str, budget: Budget, last: LastStep = "auto") -> None:
         folder = existing(path, "rlds")
         self.name, self.left_out, self.notes, self._budget = f"rlds:{folder}", list[str](), list[str](), budget
         self._folder = Folder(folder, budget)
         try:
             self._read_features()
-            self._read_places()
+            self._read_places(last)
         except BaseException:
             self.close()
             raise
@@ -83,17 +97,17 @@ class RldsSource:
         further: dict[str, Any] = {name: self._features[key].field for name, key in self._further.items()}
         self._row_fields = fields = {key: one.field for key, one in self._features.items()}
         self.spec = Spec(obs=self._nested("observation", fields), action=self._nested("action", fields), **further)
+        self._of_ends = {LAST, TERMINAL, "steps/reward", *(f"steps/{key}" for key in self._under("action"))}
         self._wanted = {f"steps/{key}" for key in [*self._features, *self._texts]} | set(self._about)
 
-    def _read_places(self) -> None:
-        """Find the episodes.  Raises: ValueError."""
+    def _read_places(self, last: LastStep) -> None:
+        """Find the episodes that have steps.  Raises: ValueError."""
         files = [one for one in self._folder.names() if ".tfrecord" in one and not self._folder.is_folder(one)]
         if not files:
             raise ValueError(
                 f"{self.name}: has no TFRecord files, expected NAME-SPLIT.tfrecord-...; others are not read"
             )
-        self._places: list[tfrecord.Place] = []
-        self.steps = 0
+        ends: list[_End] = []
         for name in files:
             self._folder.count(name)
         self._budget.check_episode(self.name, 2, self._row_fields)
@@ -102,9 +116,43 @@ class RldsSource:
                 with self._folder.open(name) as file, explained(str(file.path), self.name):
                     for place in tfrecord.records(file, name):
                         check_whole(f"{self.name}: {name}: a record", place.nbytes)
-                        self._places.append(place)
-                        self.steps += self._rows(tfrecord.example(tfrecord.read(file, place), (LAST,)), place) - 1
+                        ends.append(self._end(tfrecord.example(tfrecord.read(file, place), self._of_ends), place))
                 report(1)
+        self._last_is_step = self._decide(last, ends)
+        kept = [(one, steps) for one in ends if (steps := self._steps(one))]
+        self._places = [one.place for one, _ in kept]
+        self.steps = sum(steps for _, steps in kept)
+        if less := len(ends) - len(kept):
+            self.left_out.append(f"{less:,} episodes of one observation, after which there is none: they have no steps")
+        if self._last_is_step and (unknown := [one for one in ends if not one.terminal]):
+            self.left_out.append(
+                f"{len(unknown):,} steps at the ends of episodes that did not terminate, with rewards of "
+                f"{sum(one.reward for one in unknown):g}: the observation after them is not in the data"
+            )
+
+    def _end(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> _End:
+        """Return what an episode's last row says.  Raises: ValueError."""
+        rows, what = self._rows(found, place), f"{self.name}: {place.name}, byte {place.offset:,}"
+        names = ["is_terminal", "reward", *self._under("action")]
+        self._budget.check_episode(what, rows, {key: self._row_fields[key] for key in names})
+        arrays = {key: _array(found, key, self._features[key], rows, what)[-1] for key in names}
+        acted = any(bool(((one != 0) & (one == one)).any()) for one in (arrays[key] for key in self._under("action")))
+        reward = float(np.nansum(arrays["reward"]))
+        return _End(place, rows, bool(arrays["is_terminal"]), reward, acted)
+
+    def _decide(self, last: LastStep, ends: list[_End]) -> bool:
+        """Return whether rows with is_last are steps, and note why."""
+        rewarded, acted = sum(one.reward != 0 for one in ends), sum(one.acted for one in ends)
+        said = f"of {len(ends):,} episodes, {rewarded:,} have a reward there and {acted:,} an action other than 0"
+        chosen = last if last != "auto" else "step" if rewarded or acted else "final"
+        meaning = "its action and reward are taken" if chosen == "step" else "only its observation is taken"
+        why = f"as last={last!r} says ({said})" if last != "auto" else f"as {said}"
+        self.notes.append(f"the step with is_last is read as last={chosen!r}, {meaning}, {why}")
+        return chosen == "step"
+
+    def _steps(self, end: _End) -> int:
+        """Return the number of an episode's steps."""
+        return end.rows if self._last_is_step and end.terminal else end.rows - 1
 
     def _add(self, key: str, feature: dict[str, Any]) -> None:
         tensor = feature.get("tensor") or feature.get("image") or feature.get("scalar")
@@ -156,20 +204,24 @@ class RldsSource:
         with explained(what, self.name):
             arrays = {key: _array(found, key, one, rows, what) for key, one in self._features.items()}
         last = arrays["is_last"].astype(np.bool_)
-        if rows < 2 or last[:-1].any() or not last[-1] or arrays["is_terminal"][:-1].any():
+        if last[:-1].any() or not last[-1] or arrays["is_terminal"][:-1].any():
             raise ValueError(
-                f"{what}: {rows} steps, is_last in {np.flatnonzero(last)[:4].tolist()}; expected two at least, and "
-                "is_last and is_terminal in the last one only"
+                f"{what}: {rows} steps, is_last in {np.flatnonzero(last)[:4].tolist()}; expected is_last and "
+                "is_terminal in the last one only"
             )
-        actions = {key: arrays[key][:-1] for key in self._under("action")}
         terminated = bool(arrays["is_terminal"][-1])
+        steps = rows if self._last_is_step and terminated else rows - 1
+        observed = {
+            key: np.concatenate([arrays[key], arrays[key][-1:]]) if steps == rows else arrays[key]
+            for key in self._under("observation")
+        }
         return Episode(
-            self._nested("observation", arrays),
-            self._nested("action", actions),
-            arrays["reward"][:-1],
+            self._nested("observation", observed),
+            self._nested("action", {key: arrays[key][:steps] for key in self._under("action")}),
+            arrays["reward"][:steps],
             terminated,
             not terminated,
-            {name: arrays[key][:-1] for name, key in self._further.items()},
+            {name: arrays[key][:steps] for name, key in self._further.items()},
             self._info(found),
         )
 
@@ -192,9 +244,11 @@ class RldsSource:
         self._folder.close()
 
 
-def open_rlds(path: str, budget: Budget) -> RldsSource:
+def open_rlds(path: str, budget: Budget, last: LastStep = "auto") -> RldsSource:
     """Open a data set's folder.  Raises: FileNotFoundError, ValueError."""
-    return RldsSource(path, budget)
+    if last not in get_args(LastStep):
+        raise ValueError(f"rlds: last={last!r}, expected one of {', '.join(get_args(LastStep))}")
+    return RldsSource(path, budget, last)
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
