@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sharpwave.data.episode import Episode, LastStep, Source
+from sharpwave.data.files import REMEDY, explained
 from sharpwave.data.formats import open_source
 from sharpwave.data.progress import shown
+from sharpwave.data.totals import Totals
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.json_values import encode
 from sharpwave.offline.scan import is_store
 from sharpwave.spec import Spec
 from sharpwave.store import Store
+from sharpwave.validation import checked_episode
+from sharpwave.views.episodes import StoredEpisode
 
 FLUSH_S = 10.0
 """Seconds between flushes: what a power failure may cost. A killed process costs the steps in the open segment."""
@@ -34,6 +39,7 @@ def load(
     progress: bool | Callable[[int, int], None] | None = None,
     trust: bool = False,
     last: LastStep = "auto",
+    skip_damaged: bool = False,
     **settings: Any,
 ) -> Store:
     """Import a data set into a store, and return the store.
@@ -51,13 +57,15 @@ def load(
         last: what the step with ``is_last`` of RLDS is: "step", one with an action and a reward, as templates of
             builders write it; "final", the final observation only, as RLDS defines it; "auto": "step" if any episode
             has a reward or an action other than 0 there. Which was chosen, and why, is in the notes.
+        skip_damaged: leave out episodes that are damaged, and list them in the notes; default: refuse the data set.
         settings: of the new store, as for ``Store``: ``capacity``, ``ram``, ``disk`` and others. If the folder ``disk``
             holds a store, that is opened, and ``settings`` may change its limits.
 
     An import that was broken off, by Ctrl-C or SIGKILL, goes on where it stopped when it is repeated: no episode is
     imported twice or lost. What was imported is noted in the store's annotations, ``store.annotations()["imports"]``,
-    with what was left out, and how the data were understood. Rewards become float32; all other values keep their
-    dtypes, unless ``into`` declares others.
+    with what was left out, how the data were understood, and an audit: episodes, steps, the sum of rewards and how many
+    episodes ended how, in the source and in the store, which are compared episode by episode. Rewards become float32;
+    all other values keep their dtypes, unless ``into`` declares others.
 
     Raises:
         ValueError: an unknown format; data that is damaged, makes more of its files' bytes than the bounds allow, leads
@@ -67,7 +75,9 @@ def load(
 
     Cost: an episode is in memory at a time.
     """
-    return load_noting(source, into, lane=lane, progress=progress, trust=trust, last=last, **settings)[0]
+    return load_noting(
+        source, into, lane=lane, progress=progress, trust=trust, last=last, skip_damaged=skip_damaged, **settings
+    )[0]
 
 
 def load_noting(
@@ -78,6 +88,7 @@ def load_noting(
     progress: bool | Callable[[int, int], None] | None = None,
     trust: bool = False,
     last: LastStep = "auto",
+    skip_damaged: bool = False,
     **settings: Any,
 ) -> tuple[Store, dict[str, Any]]:
     """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
@@ -88,7 +99,7 @@ def load_noting(
             raise ValueError(f"load: got both into= and {', '.join(settings)}, which are settings of a new store")
         store = into if into is not None else (made := _store_for(opened, settings))
         try:
-            note = _import(opened, store, lane, progress)
+            note = _import(opened, store, lane, progress, skip_damaged)
         except BaseException:
             if made is not None:
                 made.close()
@@ -115,34 +126,151 @@ def _store_for(source: Source, settings: dict[str, Any]) -> Store:
         raise MemoryError(f"{source.name}: a store of its steps: {error}") from error
 
 
+def check(
+    source: str,
+    *,
+    progress: bool | None = None,
+    trust: bool = False,
+    last: LastStep = "auto",
+    skip_damaged: bool = False,
+) -> dict[str, Any]:
+    """Read a data set as ``load`` does, and return what an import of it would note, without writing anything."""
+    opened = open_source(source, trust=trust, progress=progress, last=last)
+    try:
+        fit = Fit(opened.spec, opened.spec, opened.name)
+        note = _first_note(opened, 0, 0, [])
+        audit = _Audit(opened, note)
+        with shown(progress, opened.name, opened.steps) as report:
+            for number in range(len(opened)):
+                if (episode := _read(opened, fit, number, note, skip_damaged)) is not None:
+                    audit.add(number, episode)
+                    report(len(episode.reward))
+        audit.check_steps(note)
+        return note | {"name": opened.name, "episodes": audit.read.episodes, "audit": audit.described()}
+    finally:
+        opened.close()
+
+
 def _import(
-    source: Source, store: Store, lane: int | None, progress: bool | Callable[[int, int], None] | None
+    source: Source,
+    store: Store,
+    lane: int | None,
+    progress: bool | Callable[[int, int], None] | None,
+    skip_damaged: bool,
 ) -> dict[str, Any]:
     fit = Fit(source.spec, store.spec, source.name)
     note = _note(source, store, lane, fit.left_out)
     lane = int(note["lane"])
     done = _imported(store, lane, note)
-    saved, steps = time.monotonic(), 0
+    audit = _Audit(source, note)
+    saved = time.monotonic()
     with shown(progress, source.name, source.steps) as report:
         if before := note["episodes"] + len(done):
             report(source.steps * before // len(source))  # about as many
-        for number in range(len(source)):
-            if number < note["episodes"] or number in done:
+        for number in range(note["episodes"], len(source)):
+            episode = _read(source, fit, number, note, skip_damaged)
+            if episode is None:
                 continue
-            episode = source.read(number)
-            steps += len(episode.reward)
-            if steps > source.steps:  # a new store has room for so many, and would evict the first ones
-                raise ValueError(
-                    f"{source.name}: its episodes to number {number} have {steps:,} steps, expected the "
-                    f"{source.steps:,} that it says of all; is its metadata of another version? Fetch or write it anew"
-                )
+            audit.add(number, episode)
+            if number in done:
+                continue
             _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
             report(len(episode.reward))
             if time.monotonic() - saved > FLUSH_S:
-                _save(store, source, note, number + 1)
+                _save(store, source, note, number + 1, audit)
                 saved = time.monotonic()
-        _save(store, source, note, len(source))
+        audit.check_steps(note)
+        _save(store, source, note, len(source), audit)
     return note
+
+
+def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_damaged: bool) -> Episode | None:
+    """Read an episode that fits the store; None: it is damaged, and noted as skipped.  Raises: ValueError."""
+    try:
+        with explained(source.place(number), source.name):
+            episode = source.read(number)
+            fit.check(episode)
+        return episode
+    except (ValueError, FileNotFoundError) as error:
+        if not skip_damaged or REMEDY in str(error):  # what exceeds the bounds may be sound
+            raise
+        note["skipped_episodes"] += 1
+        note["skipped"] = [*note["skipped"], str(error)][:MAX_NOTES]
+        return None
+
+
+class _Audit:
+    """Comparison of the episodes that were read with those that the store has.
+
+    Attributes:
+        read, stored, evicted: sums over the episodes that were read; of those, of the ones that the store was seen to
+            hold, and of the ones that its limits had evicted by then.
+    """
+
+    def __init__(self, source: Source, note: dict[str, Any]) -> None:
+        before = note.get("audit", {})
+        self._source, self._pending = source, dict[int, Episode]()
+        self._whole = "audit" in note or not note["episodes"]  # an import that began earlier may have noted none
+        self.read, self.stored, self.evicted = (Totals(**before.get(one, {})) for one in ("read", "store", "evicted"))
+
+    def add(self, number: int, episode: Episode) -> None:
+        """Count an episode that was read.  Raises: ValueError: there are more steps than the data set says."""
+        self.read.add(episode.reward, episode.terminated, episode.truncated)
+        if self.read.steps > self._source.steps:  # a new store has room for so many, and would evict the first ones
+            raise ValueError(
+                f"{self._source.place(number)}: its episodes to number {number} have {self.read.steps:,} steps, "
+                f"expected the {self._source.steps:,} that it says of all; is its metadata of another version? Fetch "
+                "or write it anew"
+            )
+        self._pending[number] = replace(episode, obs=None, action=None, fields={})
+
+    def check_steps(self, note: dict[str, Any]) -> None:
+        """Check that there are as many steps as the data set says.  Raises: ValueError."""
+        if self._whole and self.read.steps != self._source.steps and not note["skipped_episodes"]:
+            raise ValueError(
+                f"{self._source.name}: its {self.read.episodes:,} episodes have {self.read.steps:,} steps, expected "
+                f"the {self._source.steps:,} that it says of all; is its metadata of another version? Fetch or write "
+                "it anew"
+            )
+
+    def compare(self, store: Store, note: dict[str, Any]) -> None:
+        """Compare episodes read since the last time with those in the store.  Raises: ValueError: they differ."""
+        lane = note["lane"]
+        for one in store.episodes(order="newest", lanes=lane) if lane < store.lanes else []:
+            import_number, number, _ = _mark(one.info)
+            if import_number != note["number"]:
+                continue
+            if number < note["episodes"]:
+                break
+            if one.begun:
+                self._check(number, self._pending.pop(number, None), one)
+                self.stored.add(one.reward, bool(one.terminated[-1]), bool(one.truncated[-1]))
+        if self._pending and not store.stats()["evicted_steps"]:
+            raise ValueError(f"{self._source.place(min(self._pending))}: was read, but the store does not have it")
+        for lost in self._pending.values():
+            self.evicted.add(lost.reward, lost.terminated, lost.truncated)
+        self._pending.clear()
+
+    def _check(self, number: int, read: Episode | None, stored: StoredEpisode) -> None:
+        place = self._source.place(number)
+        if read is None:
+            raise ValueError(f"{place}: is in the store, at step {stored.first_step:,}, but was not read, or twice")
+        rewards = np.asarray(read.reward).astype(np.float32)
+        if stored.length != len(rewards):
+            raise ValueError(f"{place}: has {len(rewards):,} steps, but {stored.length:,} in the store")
+        if (differ := stored.reward != rewards).any():
+            row = int(np.argmax(differ))
+            raise ValueError(f"{place}: row {row}: the reward is {rewards[row]}, but {stored.reward[row]} in the store")
+        ended = read.terminated, read.truncated or not read.terminated
+        if ended != (found := (bool(stored.terminated[-1]), bool(stored.truncated[-1]))):
+            raise ValueError(f"{place}: terminated and truncated are {ended} at its end, but {found} in the store")
+
+    def described(self) -> dict[str, dict[str, Any]]:
+        """Return what is noted."""
+        left = self._source.left
+        found = {"source": self.read.plus(left), "read": self.read, "left_out": left}
+        found |= {"store": self.stored, "evicted": self.evicted}
+        return {name: asdict(one) for name, one in found.items()}
 
 
 class Fit:
@@ -168,8 +296,24 @@ class Fit:
                 )
         self.left_out = [f"{one}: the store has no such field" for one in data.fields if one not in store.fields]
 
+    def check(self, episode: Episode) -> None:
+        """Check an episode as ``add_episode`` does.  Raises: ValueError: it does not fit."""
+        steps = len(episode.reward)
+        obs, action = self._data.split_obs(episode.obs), self._data.split_action(episode.action)
+        for rows, what, arrays in (
+            (steps + 1, "one more than rewards, as the final observation is the last", obs),
+            (steps, "as many as rewards", action | dict(episode.fields)),
+        ):
+            for name, array in arrays.items():
+                field = self._data.fields[name]
+                if array.shape != (rows, *field.shape):
+                    raise ValueError(f"{name} has shape {array.shape}, expected {(rows, *field.shape)}: {what}")
+        given = self.arrays(episode)
+        further = {name: given.pop(name) for name in self._store.extra_names}
+        checked_episode(self._store, **given, extra=further)
+
     def arrays(self, episode: Episode) -> dict[str, Any]:
-        """Return the arguments of ``add_episode``.  Raises: ValueError: arrays do not fit the data's own spec."""
+        """Return the arguments of ``add_episode``."""
         data, store = self._data, self._store
         obs, action = data.split_obs(episode.obs), data.split_action(episode.action)
         further = {one: episode.fields[one] for one in store.extra_names}
@@ -191,9 +335,7 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
     note = imports.get(source.name)
     if note is None:
         number = 1 + max((one["number"] for one in imports.values()), default=-1)
-        note = {"number": number, "lane": store.lanes if lane is None else lane, "episodes": 0}
-        note |= {"of": len(source), "steps": source.steps, "left_out": [*source.left_out, *left_out][:MAX_NOTES]}
-        note |= {"notes": source.notes[:MAX_NOTES]}
+        note = _first_note(source, number, store.lanes if lane is None else lane, left_out)
         store.annotate(None, {IMPORTS: imports | {source.name: note}})
         store.flush()
     if (note["of"], note["steps"]) != (len(source), source.steps):
@@ -203,7 +345,22 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
         )
     if lane is not None and lane != note["lane"]:
         raise ValueError(f"{source.name}: lane={lane}, but its import began in lane {note['lane']}; leave it out")
-    return dict(note)
+    return _first_note(source, 0, 0, []) | note
+
+
+def _first_note(source: Source, number: int, lane: int, left_out: list[str]) -> dict[str, Any]:
+    """Return what is noted of an import that begins."""
+    return {
+        "number": number,
+        "lane": lane,
+        "episodes": 0,
+        "of": len(source),
+        "steps": source.steps,
+        "left_out": [*source.left_out, *left_out][:MAX_NOTES],
+        "notes": source.notes[:MAX_NOTES],
+        "skipped_episodes": 0,
+        "skipped": [],
+    }
 
 
 def _notes(store: Store) -> dict[str, Any]:
@@ -271,9 +428,10 @@ def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _save(store: Store, source: Source, note: dict[str, Any], episodes: int) -> None:
-    """Make what was imported durable, and only then note it."""
+def _save(store: Store, source: Source, note: dict[str, Any], episodes: int, audit: _Audit) -> None:
+    """Make what was imported durable, compare it, and only then note it."""
     store.flush()
-    note["episodes"] = episodes
+    audit.compare(store, note)
+    note["episodes"], note["audit"] = episodes, audit.described()
     store.annotate(None, {IMPORTS: _notes(store) | {source.name: note}})
     store.flush()

@@ -89,4 +89,7 @@ def test_episodes_of_one_observation(tmp_path: Path) -> None:
     assert note["left_out"][0].startswith("1 episodes of one observation")
     said, note = load(write(tmp_path, *episodes), last="final")
     assert said == [([10, 11, 12], [1.0, 2.0], 0.0, "terminated")]
-    assert note["left_out"] == ["2 episodes of one observation, after which there is none: they have no steps"]
+    assert note["left_out"] == [
+        "2 episodes of one observation, after which there is none: they have no steps",
+        "3 steps with is_last, with rewards of 3: they are taken for final observations",
+    ]

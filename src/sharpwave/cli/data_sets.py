@@ -24,7 +24,12 @@ def import_command(
             "lerobot:FOLDER or rlds:FOLDER",
         ),
     ],
-    store: Annotated[Path, typer.Argument(metavar="STORE", help="folder of a store, or a new one")],
+    store: Annotated[
+        Path | None, typer.Argument(metavar="\\[STORE]", help="folder of a store, or a new one; none with --check")
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="read the data, and say what an import would do, without writing")
+    ] = False,
     lane: Annotated[int | None, typer.Option(min=0, help="lane to append to \\[default: a new one]")] = None,
     capacity: Annotated[
         str | None, typer.Option(help="limit of a new store in steps, as 1e6 \\[default: the data's]")
@@ -44,6 +49,9 @@ def import_command(
             "observation), or auto, as the data say"
         ),
     ] = "auto",
+    skip_damaged: Annotated[
+        bool, typer.Option("--skip-damaged", help="leave out damaged episodes, and list them")
+    ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
     """Import a data set into a store on disk. An import that was broken off goes on where it stopped.
@@ -53,29 +61,58 @@ def import_command(
         sharpwave import minari:D4RL/door/human-v2 door/
 
         sharpwave import hdf5:halfcheetah.hdf5 cheetah/ --ram 1GiB
+
+        sharpwave import --check npz:steps.npz
     """
+    from sharpwave import loading
     from sharpwave.cli.plan import parse_count
-    from sharpwave.loading import load_noting
-    from sharpwave.training.text import byte_text, printable, quoted
+    from sharpwave.training.text import byte_text, quoted
 
     settings: dict[str, Any] = {"ram": ram, "disk_limit": disk_limit}
     settings["capacity"] = None if capacity is None else parse_count(capacity)
     given = {name: value for name, value in settings.items() if value is not None}
-    shown = False if quiet else None
-    imported, note = load_noting(source, disk=store, lane=lane, progress=shown, trust=trust, last=last, **given)
+    reading: dict[str, Any] = {"progress": False if quiet else None, "trust": trust, "last": last}
+    reading["skip_damaged"] = skip_damaged
+    if check:
+        if store is not None or given or lane is not None:
+            raise ValueError("--check writes nothing; leave out STORE, --lane and limits of a store")
+        _tell(loading.check(source, **reading))
+        return
+    if store is None:
+        raise ValueError("STORE is missing: give the folder of a store, or a new one; or --check, to read only")
+    imported, note = loading.load_noting(source, disk=store, lane=lane, **reading, **given)
     with imported:
         stats = imported.stats()
-        typer.echo(f"{note['episodes']:,} episodes, {note['steps']:,} steps of {printable(note['name'])}")
-        for one in note["left_out"]:
-            typer.echo(f"left out: {printable(one)}")
-        for one in note.get("notes", []):
-            typer.echo(printable(one))
+        _tell(note)
         nbytes, held = stats["disk"]["bytes"], len(imported)
         raw, encoded = stats["raw_bytes_per_step"], stats["encoded_bytes_per_step"]
         typer.echo(f"{quoted(store)}: {held:,} steps in {byte_text(nbytes)} of files")
         typer.echo(f"{encoded:,.1f} bytes a step, {raw:,.1f} before encoding")
         if stats["evicted_steps"]:
             typer.echo(f"{stats['evicted_steps']:,} steps were evicted: the store's limits hold fewer")
+
+
+def _tell(note: dict[str, Any]) -> None:
+    """Print what was noted of an import."""
+    from sharpwave.training.text import printable
+
+    read = note["audit"]["read"]
+    typer.echo(f"{read['episodes']:,} episodes, {read['steps']:,} steps of {printable(note['name'])}")
+    for one in note["left_out"]:
+        typer.echo(f"left out: {printable(one)}")
+    for one in note["skipped"]:
+        typer.echo(f"skipped: {printable(one)}")
+    if (more := note["skipped_episodes"] - len(note["skipped"])) > 0:
+        typer.echo(f"skipped: {more:,} more damaged episodes")
+    for one in note["notes"]:
+        typer.echo(printable(one))
+    for name, one in note["audit"].items():
+        if one["steps"] or one["episodes"]:
+            typer.echo(
+                f"{name.replace('_', ' ')}: {one['episodes']:,} episodes, {one['steps']:,} steps, rewards of "
+                f"{one['reward']:,.7g}; {one['terminated']:,} terminated, {one['truncated']:,} truncated, "
+                f"{one['unmarked']:,} unmarked"
+            )
 
 
 def export_command(

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
 from sharpwave.data.files import Budget, File, open_path
 from sharpwave.data.progress import shown
+from sharpwave.data.totals import Totals
 from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
@@ -99,6 +100,7 @@ class ColumnSource:
         self.name, self._columns, self._budget = name, columns, budget
         self.left_out: list[str] = []
         self.notes: list[str] = []
+        self.left = Totals()
         found: dict[str, str] = {}
         for one in columns.names():
             if (standard := self._standard(one)) in found:
@@ -241,14 +243,16 @@ class ColumnSource:
         return ((begin, min(begin + size, self._count)) for begin in range(0, self._count, size))
 
     def _find(self) -> npt.NDArray[np.int64]:
-        """Return the begin and end of each episode that has steps, int64 [n, 2].  Raises: ValueError."""
+        """Return the begin and end of each episode that has steps, and the end of its rows, int64 [n, 3].
+
+        Raises: ValueError.
+        """
         ends: list[npt.NDArray[np.int64]] = []
         terminal: list[npt.NDArray[np.int64]] = []
         last: dict[str, npt.NDArray[Any]] = {}
         rounded = 0
         with shown(self._budget.progress, f"{self.name}: episodes", self._count) as report:
             for begin, end in self._chunks():
-                self._check_rewards(begin, end)
                 cut = self._terminal(begin, end)
                 terminal.append(begin + 1 + np.flatnonzero(cut))
                 if self._timeouts is not None:
@@ -278,17 +282,29 @@ class ColumnSource:
             )
         ends += [self._marked(one, name, ends) for one, name in self._marks.items()]
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
-        starts = np.concatenate([[0], stops[:-1]])
+        starts, rows = np.concatenate([[0], stops[:-1]]), stops
         if not self._nexts:  # the step before an unknown observation goes, unless it terminated
             unknown = ~np.isin(stops, np.concatenate(terminal))
-            if unknown.any():
-                self.left_out.append(
-                    f"{int(unknown.sum()):,} steps at the ends of episodes that did not terminate: the observation "
-                    "after them is not in the data"
-                )
             stops = stops - unknown
+            if unknown.any():
+                self._leave(rows[unknown], rows[stops == starts])
         kept = stops > starts
-        return np.stack([starts, stops], axis=1)[kept].astype(np.int64)
+        return np.stack([starts, stops, rows], axis=1)[kept].astype(np.int64)
+
+    def _leave(self, unknown: npt.NDArray[np.int64], lost: npt.NDArray[np.int64]) -> None:
+        """Note that the steps before ``unknown`` rows are left out, and the episodes that end before ``lost`` ones."""
+        left = self.left
+        rewards = self._numbers(self._reward, 0, self._count)[unknown - 1]
+        left.steps, left.reward, left.episodes = len(unknown), float(np.nansum(rewards, dtype=np.float64)), len(lost)
+        if self._timeouts is not None:
+            left.truncated = int(self._flag(self._timeouts, 0, self._count)[lost - 1].sum())
+        left.unmarked = left.episodes - left.truncated
+        self.left_out.append(
+            f"{left.steps:,} steps at the ends of episodes that did not terminate, with rewards of {left.reward:g}: "
+            "the observation after them is not in the data"
+        )
+        if left.episodes:
+            self.left_out.append(f"{left.episodes:,} episodes of one such step")
 
     def _check_dones(self, dones: str, timeouts: str) -> None:
         """Check that flags are of terminals, or of any end.  Raises: ValueError: they are of some timeouts only."""
@@ -325,13 +341,13 @@ class ColumnSource:
             found = found & ~self._flag(self._timeouts, begin, end)
         return found
 
-    def _check_rewards(self, begin: int, end: int) -> None:
+    def _check_rewards(self, what: str, begin: int, end: int) -> None:
         rewards = self._numbers(self._reward, begin, end)
         with np.errstate(over="ignore"):
             finite = np.isfinite(rewards.astype(np.float32, copy=False))
         if not finite.all():
             row = int(np.argmin(finite))
-            raise ValueError(f"{self.name}: {self._reward}[{begin + row}] is {rewards[row]}, expected finite float32")
+            raise ValueError(f"{what}: {self._reward}[{begin + row}] is {rewards[row]}, expected finite float32")
 
     def _numbers(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Read rows of one number, [end - begin]."""
@@ -349,10 +365,11 @@ class ColumnSource:
 
     def read(self, number: int) -> Episode:
         """Read an episode."""
-        begin, end = self._episodes[number].tolist()
-        self._budget.check_episode(f"{self.name}: episode {number}", end - begin + 1, self.spec.fields)
+        begin, end, rows = self._episodes[number].tolist()
+        self._check_rewards(self.place(number), begin, end)
+        self._budget.check_episode(self.place(number), end - begin + 1, self.spec.fields)
         terminated = bool(self._terminal(end - 1, end)[0])
-        truncated = self._timeouts is not None and bool(self._flag(self._timeouts, end - 1, end)[0])
+        truncated = self._timeouts is not None and bool(self._flag(self._timeouts, rows - 1, rows)[0])
 
         def observed(key: str) -> npt.NDArray[Any]:
             if self._nexts:
@@ -372,6 +389,11 @@ class ColumnSource:
             truncated,
             {key: self._columns.rows(name, begin, end) for key, name in self._fields.items()},
         )
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        begin, _, rows = self._episodes[number].tolist()
+        return f"{self.name}: episode {number} (rows {begin:,} to {rows - 1:,})"
 
     def close(self) -> None:
         """Close the files."""
@@ -401,11 +423,14 @@ def _single(shape: tuple[int, ...]) -> bool:
 def _differ(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Return which rows differ, and which by more than rounding; NaN equals itself, and -0.0 equals 0.0."""
     one, other = (x.reshape(len(x), -1) for x in (some, others))
-    differ = (one != other) & ~((one != one) & (other != other))
-    rows: npt.NDArray[np.bool_] = differ.any(axis=1)
+    rows: npt.NDArray[np.bool_] = (one != other).any(axis=1)
     if one.dtype.kind != "f" or not rows.any():
         return rows, rows
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.where(np.isfinite(other), np.abs(other), 0).max(axis=0)  # by component
-        beyond = differ & ~(np.abs(one - other) <= TOLERANCE * size)
-    return rows, beyond.any(axis=1)
+        one, other = one[rows], other[rows]
+        differ = (one != other) & ~((one != one) & (other != other))
+        beyond = np.zeros_like(rows)
+        beyond[rows] = (differ & ~(np.abs(one - other) <= TOLERANCE * size)).any(axis=1)
+        rows[rows] = differ.any(axis=1)
+    return rows, beyond

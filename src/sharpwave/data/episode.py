@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.totals import Totals
 from sharpwave.spec import RESERVED, Field, Spec
 
 PARTIAL = ".partial"
@@ -48,6 +49,7 @@ class Source(Protocol):
         name: format and absolute path, which tell one data set from another.
         spec: schema of its steps. ``steps``: of all episodes.
         left_out: what of the data set is not read, and why, in words.
+        left: sums over what ``left_out`` says of steps and of episodes without any.
         notes: how it is read where that could be done in several ways, and why, in words.
     """
 
@@ -56,12 +58,16 @@ class Source(Protocol):
     steps: int
     left_out: list[str]
     notes: list[str]
+    left: Totals
 
     def __len__(self) -> int:
         """Return the number of episodes."""
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: the data set is damaged."""
+
+    def place(self, number: int) -> str:
+        """Return the data set's name, and where in it an episode lies, in words."""
 
     def close(self) -> None:
         """Close the files."""

@@ -44,7 +44,7 @@ class HeldSource:
         self._source, self._budget = source, budget
         self.name, self.spec, self.steps = source.name, source.spec, source.steps
         self.left_out = [escaped(one) for one in source.left_out]  # names of a stranger's
-        self.notes = [escaped(one) for one in source.notes]
+        self.notes, self.left = [escaped(one) for one in source.notes], source.left
         budget.check_steps(self.name, self.steps)
         budget.check_count(self.name, len(source), "episodes")
         budget.check_total(self.name, self.steps, self.spec.fields)
@@ -54,8 +54,12 @@ class HeldSource:
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: the data set is damaged."""
-        with self._budget.held(f"{self.name}: episode {number}", self.name):
+        with self._budget.held(self._source.place(number), self.name):
             return self._source.read(number)
+
+    def place(self, number: int) -> str:
+        """Return the data set's name, and where in it an episode lies, in words."""
+        return escaped(self._source.place(number))
 
     def close(self) -> None:
         """Close the files."""

@@ -18,6 +18,7 @@ from sharpwave.data.episode import Episode, existing, field_of, nested, usable_n
 from sharpwave.data.files import VIDEO_WEIGHT, Budget, Folder, explained
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
+from sharpwave.data.totals import Totals
 from sharpwave.spec import Field, Spec
 
 EPISODE = "episode_index"
@@ -74,6 +75,7 @@ class LeRobotSource:
         self._open: tuple[str, ParquetFile] | None = None
         self._group: tuple[str, int, Any] | None = None
         self._ends: tuple[str, int, Any] | None = None
+        self.left = Totals()
         self._folder = Folder(folder, budget)
         try:
             with explained(f"{self.name}: meta/info.json is damaged, or no LeRobot data set's", self.name):
@@ -151,7 +153,6 @@ class LeRobotSource:
             needed("av", "lerobot")
         places: list[_Place] = []
         numbers: set[int] = set()
-        unknown = 0
         files: dict[str, int] = {}  # index of the first row of each
         for said in self._episode_lines():
             number, rows = int(said["episode_index"]), int(said["length"])
@@ -172,17 +173,26 @@ class LeRobotSource:
                 raise ValueError(
                     f"{self.name}: episode {number} of {rows} rows from row {begin} on, expected one at least"
                 )
-            steps = rows if self._terminated(name, begin + rows - 1) else rows - 1
-            unknown += rows - steps
-            if steps:
+            terminated, reward = self._last_row(name, begin + rows - 1)
+            steps = rows if terminated else rows - 1
+            if not terminated:
+                self.left.steps += 1
+                self.left.reward += reward
+            if not steps:
+                self.left.episodes += 1
+                self.left.truncated += 1
+            else:
                 shown = {one: self._video(one, said, values, files) for one in self._videos}
                 tasks = [str(one) for one in said.get("tasks") or []]
                 places.append(_Place(number, name, begin, rows, steps, tasks, shown))
-        if unknown:
+        if self.left.steps:
+            which = "that did not terminate" if DONE in self._fields else f"(without {DONE} none is known to terminate)"
             self.left_out.append(
-                f"{unknown:,} steps at the ends of episodes that did not terminate: the observation after them is not "
-                "in the data"
+                f"{self.left.steps:,} steps at the ends of episodes {which}, with rewards of {self.left.reward:g}: the "
+                "observation after them is not in the data"
             )
+        if self.left.episodes:
+            self.left_out.append(f"{self.left.episodes:,} episodes of one such step")
         if self._said_episodes not in (None, len(numbers)):
             self.left_out.append(
                 f"episodes: info.json says {str(self._said_episodes)[:32]}, meta/episodes lists {len(numbers):,}"
@@ -258,17 +268,21 @@ class LeRobotSource:
 
         return re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, template)
 
-    def _terminated(self, name: str, row: int) -> bool:
-        if DONE not in self._fields:
-            return False
-        ends = [one for one in (DONE, TRUNCATED) if one in self._fields]
-        table = self._rows(name, row, 1, ends)
-        said = [self._array(table, one, self._fields[one]).reshape(-1) for one in ends]
-        if any(len(one) != 1 for one in said):
+    def _last_row(self, name: str, row: int) -> tuple[bool, float]:
+        """Return whether an episode terminated with its last row, and the reward there.  Raises: ValueError."""
+        columns = [one for one in (DONE, TRUNCATED, REWARD) if one in self._fields]
+        if not {DONE, REWARD} & set(columns):
+            return False, 0.0
+        table = self._rows(name, row, 1, columns)
+        said = {one: self._array(table, one, self._fields[one]).reshape(-1) for one in columns}
+        if any(len(one) != 1 for one in said.values()):
             raise ValueError(
-                f"{self.name}: {name}: row {row} has {[len(one) for one in said]} values of {ends}, expected one"
+                f"{self.name}: {name}: row {row} has {[len(one) for one in said.values()]} values of {columns}, "
+                "expected one"
             )
-        return bool(said[0][0]) and not (len(said) == 2 and bool(said[1][0]))
+        truncated = TRUNCATED in said and bool(said[TRUNCATED][0])
+        reward = float(said[REWARD][0]) if REWARD in said else 0.0
+        return DONE in said and bool(said[DONE][0]) and not truncated, reward
 
     def _rows(self, name: str, begin: int, count: int, columns: list[str] | None = None) -> Any:
         """Return rows of a file as a table.  Raises: ValueError."""
@@ -322,7 +336,7 @@ class LeRobotSource:
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
-        what = f"{self.name}: episode {number}"
+        what = self.place(number)
         self._budget.check_episode(what, place.rows + 1, self._fields)
         with explained(f"{what} cannot be read", self.name):
             table = self._rows(place.name, place.begin, place.rows)
@@ -393,6 +407,11 @@ class LeRobotSource:
         with self._folder.open(video.name, VIDEO_WEIGHT) as file:
             videos.decode(file, times, found)
         return found
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        place = self._places[number]
+        return f"{self.name}: {place.name}: episode {place.number}"
 
     def close(self) -> None:
         """Close the folder, and the file in it that is open."""

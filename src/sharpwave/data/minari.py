@@ -20,6 +20,7 @@ from sharpwave.data.episode import PARTIAL, Episode, field_of, nested, usable_na
 from sharpwave.data.files import REMEDY, Budget, Folder, explained, parse_json
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.packages import needed
+from sharpwave.data.totals import Totals
 from sharpwave.native.interrupts import Lock
 from sharpwave.spec import Spec
 
@@ -64,6 +65,7 @@ class MinariSource:
                 "and MINARI_DATASETS_PATH says where they are"
             )
         self.name, self.notes, self._budget = f"minari:{folder}", list[str](), budget
+        self.left = Totals()
         self._closing = contextlib.ExitStack()
         try:
             with explained(f"{self.name}: is damaged, or not a Minari data set", self.name):
@@ -186,7 +188,7 @@ class MinariSource:
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: it is damaged."""
-        what = f"{self.name}: episode {number}"
+        what = self.place(number)
         with explained(f"{what} cannot be read", self.name):
             raw = self._raw(number)
             fields = {field: raw.infos[key][1:] for field, key in self._infos.items()}
@@ -199,6 +201,11 @@ class MinariSource:
             )
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
         return Episode(raw.obs, raw.action, raw.rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info)
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        file = "data/main_data.hdf5" if self._file is not None else "data"
+        return f"{self.name}: {file}: episode {number}"
 
     def close(self) -> None:
         """Close the files."""

@@ -15,6 +15,7 @@ from sharpwave.data.episode import Episode, existing
 from sharpwave.data.files import Budget, explained, open_path, parse_json
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
+from sharpwave.data.totals import Totals
 from sharpwave.json_values import encode
 from sharpwave.spec import Field, Spec
 
@@ -94,6 +95,7 @@ class ParquetSource:
     def __init__(self, path: str, budget: Budget) -> None:
         found = existing(path, "parquet")
         self.name, self.left_out, self.notes, self._budget = f"parquet:{found}", list[str](), list[str](), budget
+        self.left = Totals()
         self._arrow: Any = needed("pyarrow", "data")
         with explained(f"{self.name}: is damaged, or no export of a store"):
             file = open_path(found, budget)
@@ -135,7 +137,7 @@ class ParquetSource:
 
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: the file is damaged."""
-        what = f"{self.name}: episode {number}"
+        what = self.place(number)
         spec, steps = self.spec, self._rows[number] - 1
         self._budget.check_episode(what, steps + 1, spec.fields)
         with explained(f"{what} is damaged"):
@@ -166,6 +168,10 @@ class ParquetSource:
         if array.dtype != field.np_dtype:
             raise ValueError(f"values of {array.dtype}, expected {field.dtype}")
         return array.reshape(rows, *field.shape)
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        return f"{self.name}: episode {number}"
 
     def close(self) -> None:
         """Close the file."""

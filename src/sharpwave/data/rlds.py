@@ -13,6 +13,7 @@ from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
 from sharpwave.data.files import Budget, Folder, check_whole, explained
 from sharpwave.data.progress import shown
+from sharpwave.data.totals import Totals
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
@@ -59,6 +60,7 @@ class RldsSource:
     def __init__(self, path: str, budget: Budget, last: LastStep = "auto") -> None:
         folder = existing(path, "rlds")
         self.name, self.left_out, self.notes, self._budget = f"rlds:{folder}", list[str](), list[str](), budget
+        self.left = Totals()
         self._folder = Folder(folder, budget)
         try:
             self._read_features()
@@ -122,13 +124,31 @@ class RldsSource:
         kept = [(one, steps) for one in ends if (steps := self._steps(one))]
         self._places = [one.place for one, _ in kept]
         self.steps = sum(steps for _, steps in kept)
-        if less := len(ends) - len(kept):
-            self.left_out.append(f"{less:,} episodes of one observation, after which there is none: they have no steps")
-        if self._last_is_step and (unknown := [one for one in ends if not one.terminal]):
+        self._leave(ends)
+
+    def _leave(self, ends: list[_End]) -> None:
+        """Note what is left out."""
+        left = self.left
+        for one in ends:
+            taken = one.terminal if self._last_is_step else not one.reward and not one.acted
+            left.steps += not taken
+            left.reward += 0.0 if taken else one.reward
+            if not self._steps(one):
+                left.episodes += 1
+                left.terminated += one.terminal
+                left.truncated += not one.terminal
+        if left.episodes:
             self.left_out.append(
-                f"{len(unknown):,} steps at the ends of episodes that did not terminate, with rewards of "
-                f"{sum(one.reward for one in unknown):g}: the observation after them is not in the data"
+                f"{left.episodes:,} episodes of one observation, after which there is none: they have no steps"
             )
+        if left.steps:
+            which, why = (
+                "at the ends of episodes that did not terminate",
+                "the observation after them is not in the data",
+            )
+            if not self._last_is_step:
+                which, why = "with is_last", "they are taken for final observations"
+            self.left_out.append(f"{left.steps:,} steps {which}, with rewards of {left.reward:g}: {why}")
 
     def _end(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> _End:
         """Return what an episode's last row says.  Raises: ValueError."""
@@ -196,7 +216,7 @@ class RldsSource:
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
-        what = f"{self.name}: episode {number}"
+        what = self.place(number)
         with self._folder.open(place.name) as file, explained(what, self.name, str(file.path)):
             found = tfrecord.example(tfrecord.read(file, place), self._wanted)
         rows = self._rows(found, place)
@@ -238,6 +258,11 @@ class RldsSource:
             if isinstance(value, list) and len(set(value)) == 1:
                 info[key] = value[0].decode("utf-8", "replace")
         return info
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        place = self._places[number]
+        return f"{self.name}: {place.name}, byte {place.offset:,}: episode {number}"
 
     def close(self) -> None:
         """Close the folder: files are opened for each episode."""
