@@ -6,7 +6,8 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
-from sharpwave.observations import PADS, refuse_choices, stacking, stored_space, variable_parts
+from sharpwave.observations import PADS, refuse_choices, stacking
+from sharpwave.spaces import stored_space, variable_parts
 from sharpwave.spec import Field, Spec
 
 

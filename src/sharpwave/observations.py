@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,12 +11,10 @@ import numpy.typing as npt
 
 from sharpwave.arguments import as_array
 from sharpwave.environment_kinds import is_vec_env, is_vector
+from sharpwave.spaces import stored_parts, stored_space, variable_parts
 from sharpwave.spec import Field, Spec
 
 Frames = dict[str, npt.NDArray[Any]]
-
-VARIABLE = ("Text", "Sequence", "Graph")
-"""Gymnasium's spaces of text, and of what has another length each time: no field holds them."""
 
 PADS: dict[str, Literal["repeat", "zeros"]] = {"reset": "repeat", "zero": "zeros"}
 """``Field(pad=)`` for each ``padding_type`` of Gymnasium's ``FrameStackObservation``."""
@@ -213,35 +210,6 @@ class Observations:
                     "observation space says (or the field, where there is none)"
                 )
             yield part.name, part, array
-
-
-def variable_parts(space: Any, name: str = "obs") -> list[str]:
-    """Return the parts of dicts in a space that are text, or of another length each time: their names and kinds."""
-    inner = getattr(space, "spaces", None)
-    if not isinstance(inner, Mapping):
-        return []
-    found: list[str] = []
-    for key, one in inner.items():
-        part = f"{name}[{key!r}]"
-        found += [f"{part} ({type(one).__name__})"] if type(one).__name__ in VARIABLE else variable_parts(one, part)
-    return found
-
-
-def stored_space(space: Any) -> Any:
-    """Return a space without its ``variable_parts``."""
-    if not variable_parts(space):
-        return space
-    parts = {key: stored_space(one) for key, one in space.spaces.items() if type(one).__name__ not in VARIABLE}
-    return SimpleNamespace(spaces=parts)
-
-
-def stored_parts(space: Any, obs: Any) -> Any:
-    """Return an observation without its ``variable_parts``; what the space doesn't have stays, to be refused."""
-    inner = getattr(space, "spaces", None)
-    if not isinstance(inner, Mapping) or not isinstance(obs, Mapping):
-        return obs
-    variable = {key for key, one in inner.items() if type(one).__name__ in VARIABLE}
-    return {key: stored_parts(inner.get(key), one) for key, one in obs.items() if key not in variable}
 
 
 def refuse_choices(what: str, space: Any) -> None:

@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shutil
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +22,13 @@ from sharpwave.data.files import REMEDY, Budget, Folder, explained, parse_json
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.packages import needed
 from sharpwave.data.totals import Totals
+from sharpwave.escaping import escaped
 from sharpwave.native.interrupts import Lock
+from sharpwave.spaces import stored_space, variable_parts
 from sharpwave.spec import Spec
 
+MAX_TRIED = 16
+"""Limit of episodes that are looked at to find the fields."""
 MAX_BOUNDS = 256
 """Bounds of a space that a field's metadata keeps one by one."""
 OF_NAMESPACE = "namespace_metadata.json"
@@ -51,7 +56,8 @@ class MinariSource:
     """Episodes of a Minari data set.
 
     Observations and actions keep their dicts and tuples. Infos that are one number or array a step become further
-    fields: the infos of each step; those of the reset are left out. Seeds and options become annotations.
+    fields: the infos of each step; those of the reset are left out. Seeds and options become annotations. Parts of
+    observations that are text, or of another length each time, are left out, with a warning.
 
     minari makes the spaces of ``metadata.json``. The arrays are read here, where they can be checked beforehand; those
     that are not in HDF5 by minari, and only if trusted.
@@ -84,6 +90,14 @@ class MinariSource:
                 f"{self.name}: its metadata.json has no spaces, expected observation_space and action_space"
             )
         self._spaces = [_parsed_space(said[key], self._budget) for key in ("observation_space", "action_space")]
+        self._varying = variable_parts(self._spaces[0])
+        if self._varying:
+            warnings.warn(
+                escaped(f"{self.name}: {', '.join(self._varying)}: of another length each time, and not imported"),
+                UserWarning,
+                stacklevel=2,
+            )
+        self._spaces[0] = stored_space(self._spaces[0])
         self._jpeg = bool(said.get("jpeg_encoding", True))
         self._count, self.steps = int(said["total_episodes"]), int(said["total_steps"])
         if self._count < 0 or self.steps < 0:
@@ -102,14 +116,15 @@ class MinariSource:
             )
 
     def _describe(self) -> None:
-        """Find the fields by the first episode."""
+        """Find the fields by an episode."""
         self.left_out = ["infos of resets"]
         if not self._count:
             raise ValueError(f"{self.name}: no episodes with steps to import")
-        first = self._raw(0)
+        first = self._sound()
         self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in first.infos}
         if not self._infos:
             self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
+        self.left_out += [f"{one}: of another length each time" for one in self._varying]
         if self._file is not None and (found := len(self._file.root)) != self._count:
             self.left_out.append(f"episodes: metadata.json says {self._count:,}, main_data.hdf5 has {found:,}")
         further: dict[str, Any] = {
@@ -121,6 +136,28 @@ class MinariSource:
             action=_fields(f"{self.name}: actions", first.action, self._spaces[1]),
             **further,
         )
+
+    def _sound(self) -> _Raw:
+        """Return the first episode whose arrays have the shapes of the spaces, or else the first that can be read.
+
+        Raises: ValueError: none can be read.
+        """
+        readable: list[_Raw] = []
+        damage: ValueError | None = None
+        for number in range(min(self._count, MAX_TRIED)):
+            try:
+                with explained(self.place(number), self.name):
+                    raw = self._raw(number)
+            except ValueError as error:  # it is refused, or skipped, when it is read
+                damage = damage or error
+                continue
+            if all(map(_fits, (raw.obs, raw.action), self._spaces)):
+                return raw
+            readable.append(raw)
+        if not readable:
+            assert damage is not None
+            raise damage
+        return readable[0]
 
     def __len__(self) -> int:
         return self._count
@@ -151,7 +188,7 @@ class MinariSource:
 
         def read(array: Any) -> npt.NDArray[Any]:
             if array.dtype.kind not in "buif":
-                field_of(f"{self.name}: {array.name}", (), array.dtype)
+                field_of(f"{self.place(number)}: {array.name}", (), array.dtype)
             return file.read(array, array.name)
 
         rewards = read(tree["rewards"])
@@ -267,6 +304,15 @@ def _attributes(group: Any) -> dict[str, Any]:
             place = place.setdefault(parent, {})
         place[last] = int(group.attrs[name]) if name == "seed" else group.attrs[name]
     return found
+
+
+def _fits(value: Any, space: Any) -> bool:
+    """Return whether rows have the shapes of their space."""
+    if isinstance(value, dict):
+        return all(_fits(one, space.spaces[key]) for key, one in value.items())
+    if isinstance(value, tuple):
+        return all(map(_fits, value, space.spaces))
+    return bool(value.shape[1:] == space.shape)
 
 
 def _arrays(value: Any, space: Any) -> Any:

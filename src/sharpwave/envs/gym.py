@@ -18,7 +18,7 @@ from sharpwave.envs.deep_sea import register_deep_sea
 from sharpwave.envs.memory_tasks import register_tasks
 from sharpwave.envs.teams import register_mpe
 from sharpwave.extras import install
-from sharpwave.observations import VARIABLE, variable_parts
+from sharpwave.spaces import VARIABLE, variable_parts
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""

@@ -1,0 +1,147 @@
+"""Minari data sets of which an episode is damaged, or parts have no fixed size."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import h5py
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from tests.data_sets.test_columns import noted
+
+minari = pytest.importorskip("minari")
+STEPS = 5
+DAMAGES: dict[str, tuple[Callable[[Any], None], str]] = {}
+"""What is done to an episode, by name, and what is said of it."""
+
+
+def damage(message: str) -> Callable[[Callable[[Any], None]], None]:
+    def add(change: Callable[[Any], None]) -> None:
+        DAMAGES[change.__name__] = change, message
+
+    return add
+
+
+def put(group: Any, name: str, values: Any) -> None:
+    del group[name]
+    group[name] = values
+
+
+@damage(r"obs has shape \(5, 3\), expected \(6, 3\): one more than rewards")
+def no_last_observation(group: Any) -> None:
+    put(group, "observations", group["observations"][:-1])
+
+
+@damage("reward")
+def nan_reward(group: Any) -> None:
+    group["rewards"][2] = np.nan
+
+
+@damage(r"action has shape \(3,\), expected \(5,\): as many as rewards")
+def short_actions(group: Any) -> None:
+    put(group, "actions", group["actions"][:-2])
+
+
+@damage(r"obs has shape \(6, 4\), expected \(6, 3\)")
+def wide_observations(group: Any) -> None:
+    put(group, "observations", np.zeros((STEPS + 1, 4), np.float32))
+
+
+@damage("has 5 rewards, and terminations and truncations")
+def an_end_within(group: Any) -> None:
+    group["terminations"][1] = True
+
+
+@damage("has 5 rewards, and terminations and truncations")
+def short_terminations(group: Any) -> None:
+    put(group, "terminations", group["terminations"][:-1])
+
+
+@damage("rewards")
+def no_rewards(group: Any) -> None:
+    del group["rewards"]
+
+
+@damage("object|string|text")
+def texts(group: Any) -> None:
+    put(group, "actions", [b"up"] * STEPS)
+
+
+@damage("expected an intact file|no group|cannot be read")
+def no_episode(group: Any) -> None:
+    del group.parent[group.name]
+
+
+def write(folder: Path, monkeypatch: pytest.MonkeyPatch, space: Any = None, **observations: Any) -> Path:
+    """Write four episodes as minari does; return the file of their arrays."""
+    from minari.data_collector import EpisodeBuffer
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(folder))
+    rng = np.random.default_rng(0)
+    episodes = []
+    for number in range(4):
+        obs: Any = rng.random((STEPS + 1, 3), np.float32)
+        if observations:
+            obs = {"state": obs, **observations}
+        episodes.append(
+            EpisodeBuffer(
+                id=number,
+                observations=obs,
+                actions=np.zeros(STEPS, np.int64),
+                rewards=np.ones(STEPS),
+                terminations=np.arange(STEPS) == STEPS - 1,
+                truncations=np.zeros(STEPS, np.bool_),
+                infos={},
+            )
+        )
+    box = gym.spaces.Box(-9, 9, (3,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        minari.create_dataset_from_buffers(
+            "me/maze-v0", episodes, observation_space=space or box, action_space=gym.spaces.Discrete(2)
+        )
+    return folder / "me" / "maze-v0" / "data" / "main_data.hdf5"
+
+
+@pytest.mark.parametrize("number", [0, 2])
+@pytest.mark.parametrize("name", DAMAGES)
+def test_one_damaged_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
+    change, message = DAMAGES[name]
+    with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
+        change(file[f"episode_{number}"])
+    with pytest.raises(ValueError, match=rf"data/main_data\.hdf5: episode {number}\b.*({message})"):
+        sw.load("minari:me/maze-v0")
+    store = sw.load("minari:me/maze-v0", skip_damaged=True)
+    note = noted(store)
+    assert [one.length for one in store.episodes()] == [STEPS] * 3 and note["skipped_episodes"] == 1
+    assert f"data/main_data.hdf5: episode {number}" in note["skipped"][0]
+    assert note["audit"]["store"]["reward"] == 15.0
+    assert store.spec.fields["obs"].shape == (3,)
+
+
+def test_every_episode_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
+        for number in range(4):
+            del file[f"episode_{number}/rewards"]
+    with pytest.raises(ValueError, match=r"episode 0.*rewards"):
+        sw.load("minari:me/maze-v0", skip_damaged=True)
+
+
+def test_text_parts_are_left_out_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = gym.spaces.Dict(x=gym.spaces.Text(20), y=gym.spaces.Discrete(3))
+    space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "mission": gym.spaces.Text(20), "in": inner})
+    words = ["go to the red ball"] * (STEPS + 1)
+    write(tmp_path, monkeypatch, space, mission=words, **{"in": {"x": words, "y": np.ones(STEPS + 1, np.int64)}})
+    with pytest.warns(UserWarning, match=r"maze-v0: obs\['in'\]\['x'\] \(Text\), obs\['mission'\] \(Text\)") as caught:
+        store = sw.load("minari:me/maze-v0")
+    assert len(caught) == 1
+    assert set(store.spec.obs_names) == {"obs.state", "obs.in.y"} and len(store.episodes()) == 4
+    assert [one for one in noted(store)["left_out"] if "mission" in one] == [
+        "obs['mission'] (Text): of another length each time"
+    ]
