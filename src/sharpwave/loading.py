@@ -92,7 +92,8 @@ def load_noting(
     **settings: Any,
 ) -> tuple[Store, dict[str, Any]]:
     """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
-    opened = open_source(source, trust=trust, progress=False if callable(progress) else progress, last=last)
+    shown_opening = False if callable(progress) else progress
+    opened = open_source(source, trust=trust, progress=shown_opening, last=last, skip_damaged=skip_damaged)
     made: Store | None = None
     try:
         if into is not None and settings:
@@ -135,7 +136,7 @@ def check(
     skip_damaged: bool = False,
 ) -> dict[str, Any]:
     """Read a data set as ``load`` does, and return what an import of it would note, without writing anything."""
-    opened = open_source(source, trust=trust, progress=progress, last=last)
+    opened = open_source(source, trust=trust, progress=progress, last=last, skip_damaged=skip_damaged)
     try:
         fit = Fit(opened.spec, opened.spec, opened.name)
         note = _first_note(opened, 0, 0, [])

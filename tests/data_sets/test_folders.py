@@ -148,11 +148,110 @@ def episodes_of(folder: Path) -> Path:
     return next(folder.glob("meta/episodes/*/*.parquet"))
 
 
-def test_rows_of_another_episode_are_not_taken_for_its_own(images: Path) -> None:
-    """As where meta/episodes lacks the first episode of a file."""
+def noted(store: sw.Store) -> dict[str, Any]:
+    (note,) = store.annotations()["imports"].values()
+    return dict(note)
+
+
+def test_rows_are_found_by_their_episodes_number(images: Path) -> None:
+    """Also where meta/episodes lacks the first episode of a file, or the rows are in another order than it says."""
+    right = {one.info["tasks"][0]: one for one in sw.load(f"lerobot:{images}").episodes()}
+    path = next(images.glob("data/*/*.parquet"))
+    table = parquet.read_table(path)
+    numbers = table.column("episode_index").to_numpy()
+    parquet.write_table(table.take(np.argsort(-numbers, kind="stable")), path)
+    store = sw.load(f"lerobot:{images}")
+    assert [one.info["tasks"] for one in store.episodes()] == [[f"task {number}"] for number in range(4)]
+    for one in store.episodes():
+        assert same(one.obs, right[one.info["tasks"][0]].obs) and same(one.action, right[one.info["tasks"][0]].action)
     parquet.write_table(parquet.read_table(episodes_of(images)).slice(1), episodes_of(images))
-    with pytest.raises(ValueError, match="row 0 on has episode_index 0, expected 1 as meta/episodes says"):
+    store = sw.load(f"lerobot:{images}")
+    assert [one.info["tasks"] for one in store.episodes()] == [[f"task {number}"] for number in range(1, 4)]
+    for one in store.episodes():
+        assert same(one.obs, right[one.info["tasks"][0]].obs)
+    assert f"{(numbers == 0).sum()} rows of episodes that meta/episodes does not list" in noted(store)["left_out"]
+
+
+def test_rows_that_do_not_follow_one_another(images: Path) -> None:
+    path = next(images.glob("data/*/*.parquet"))
+    table = parquet.read_table(path)
+    numbers = table.column("episode_index").to_numpy()
+    at = int(np.flatnonzero(numbers == 1)[0])
+    order = np.arange(len(table))
+    order[[at, at + 1]] = order[[at + 1, at]]
+    parquet.write_table(table.take(order), path)
+    with pytest.raises(ValueError, match=rf"episode 1.*row {at} has frame_index 1, expected 0"):
         sw.load(f"lerobot:{images}")
+    note = noted(sw.load(f"lerobot:{images}", skip_damaged=True))
+    assert note["skipped_episodes"] == 1 and "frame_index" in note["skipped"][0]
+    parquet.write_table(table.slice(0, len(table) - 1), path)
+    rows = int((numbers == numbers[-1]).sum())
+    message = rf"has {rows - 1} rows of episode_index {numbers[-1]}, but meta/episodes says {rows}"
+    with pytest.raises(ValueError, match=message):
+        sw.load(f"lerobot:{images}")
+
+
+def changed_rows(folder: Path, change: Any, lengths: dict[int, int]) -> None:
+    """Change the rows of a data set, and how long it says that episodes are."""
+    path = next(folder.glob("data/*/*.parquet"))
+    parquet.write_table(change(parquet.read_table(path)), path)
+    table = parquet.read_table(episodes_of(folder))
+    said = table.column("length").to_pylist()
+    said = [lengths.get(number, one) for number, one in enumerate(said)]
+    at = table.column_names.index("length")
+    parquet.write_table(
+        table.set_column(at, "length", pa.array(said, table.schema.field(at).type)), episodes_of(folder)
+    )
+
+
+def test_what_lerobot_does_not_tell_is_counted(images: Path) -> None:
+    """Without next.done nothing says that an episode terminated: its reward, and lost episodes, are counted."""
+    info = images / "meta" / "info.json"
+    said = json.loads(info.read_text())
+    del said["features"]["next.done"]
+    info.write_text(json.dumps(said))
+
+    def one_row(table: pa.Table) -> pa.Table:
+        first = (table.column("episode_index").to_numpy() != 0) | (table.column("frame_index").to_numpy() == 0)
+        return table.filter(pa.array(first))
+
+    changed_rows(images, one_row, {0: 1})
+    rewards = [frames(0)[0]["next.reward"], *(frames(number)[-1]["next.reward"] for number in range(1, 4))]
+    note = noted(store := sw.load(f"lerobot:{images}"))
+    assert [one.length for one in store.episodes()] == [
+        len(frames(1)) - 1,
+        len(frames(3)) - 1,
+    ]  # that of 2 is one frame
+    left = note["audit"]["left_out"]
+    assert left["steps"] == 4 and left["episodes"] == 2 and left["reward"] == pytest.approx(float(np.sum(rewards)))
+    assert note["left_out"][0].startswith(
+        "4 steps at the ends of episodes (without next.done none is known to terminate)"
+    )
+    assert note["left_out"][1] == "2 episodes of one such step"
+    assert note["audit"]["source"]["episodes"] == 4 and note["audit"]["read"]["episodes"] == 2
+
+
+def test_damage_found_while_episodes_are_sought_is_skipped(files: Path, tmp_path: Path) -> None:
+    whole = sw.load(f"lerobot:{files}")
+    next(files.glob("data/*/episode_000002.parquet")).unlink()
+    with pytest.raises(FileNotFoundError, match="episode_000002"):
+        sw.load(f"lerobot:{files}")
+    store = sw.load(f"lerobot:{files}", skip_damaged=True)
+    assert len(store.episodes()) == len(whole.episodes()) - 1
+    note = noted(store)
+    assert note["skipped_episodes"] == 1 and "episode_000002.parquet: episode 2: " in note["skipped"][0]
+    folder = Path(shutil.copytree(DATA / "rlds", tmp_path / "rlds"))
+    path = next(folder.glob("*train.tfrecord*"))
+    with opened(path) as file:
+        place = list(tfrecord.records(file, path.name))[3]
+    content = bytearray(path.read_bytes())
+    content[place.offset + place.nbytes // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"{path.name}.* does not match its checksum"):
+        sw.load(f"rlds:{folder}")
+    store = sw.load(f"rlds:{folder}", skip_damaged=True)
+    assert len(store.episodes()) == len(sw.load(f"rlds:{DATA / 'rlds'}").episodes()) - 1
+    assert "does not match its checksum" in noted(store)["skipped"][0]
 
 
 def test_a_file_of_more_rows_than_its_episode(files: Path) -> None:

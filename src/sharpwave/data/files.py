@@ -50,12 +50,14 @@ class Budget:
     Args:
         trust: no bounds; and links are followed.
         progress: show a bar while episodes are found; ``None``: in a terminal.
+        skip_damaged: damage of an episode is an error when it is read only, not when episodes are found.
 
     Attributes:
         nbytes: bytes of the files opened so far; inf without bounds.
     """
 
-    def __init__(self, trust: bool = False, progress: bool | None = False) -> None:
+    def __init__(self, trust: bool = False, progress: bool | None = False, skip_damaged: bool = False) -> None:
+        self.skip_damaged = skip_damaged
         self.trust, self.progress, self.nbytes = trust, progress, math.inf if trust else 0.0
         self._counted: set[tuple[int, int]] = set()
         self._spent_s, self._begun_s, self._thread = 0.0, 0.0, -1

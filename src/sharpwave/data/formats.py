@@ -66,10 +66,18 @@ class HeldSource:
         self._source.close()
 
 
-def open_source(text: str, *, trust: bool = False, progress: bool | None = False, last: LastStep = "auto") -> Source:
+def open_source(
+    text: str,
+    *,
+    trust: bool = False,
+    progress: bool | None = False,
+    last: LastStep = "auto",
+    skip_damaged: bool = False,
+) -> Source:
     """Open a data set.
 
     Args:
+        skip_damaged: damage of an episode is an error when it is read only.
         last: what the last steps of RLDS are, as for ``load``.
         trust: lift the bounds that a stranger's files are held to, and follow links.
         progress: show a bar while its episodes are found; ``None``: in a terminal.
@@ -82,7 +90,7 @@ def open_source(text: str, *, trust: bool = False, progress: bool | None = False
         raise ValueError(f"load: got last={last!r} for {kind}, which says it; last is for rlds, leave it out")
     given = {"last": last} if kind == "rlds" else {}
     opener: Callable[..., Source] = getattr(import_module(f"sharpwave.data.{module}"), name)
-    budget = Budget(trust, progress)
+    budget = Budget(trust, progress, skip_damaged)
     with budget.held(f"{kind}:{place}", f"{kind}:"):
         source = opener(place, budget, **given)
         try:

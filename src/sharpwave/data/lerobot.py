@@ -15,14 +15,15 @@ import numpy.typing as npt
 
 from sharpwave.data import images, videos
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
-from sharpwave.data.files import VIDEO_WEIGHT, Budget, Folder, explained
+from sharpwave.data.files import REMEDY, VIDEO_WEIGHT, Budget, Folder, explained
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.totals import Totals
 from sharpwave.spec import Field, Spec
 
 EPISODE = "episode_index"
-COUNTERS = ("frame_index", EPISODE, "index")
+FRAME = "frame_index"
+COUNTERS = (FRAME, EPISODE, "index")
 """Columns that say what the place of a row says."""
 DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "timestamp"
 VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
@@ -43,7 +44,10 @@ class _Video(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Rows of an episode in a file of the folder; ``steps`` of which are steps. ``videos``: by feature."""
+    """Rows of an episode in a file of the folder; ``steps`` of which are steps. ``videos``: by feature.
+
+    ``damage``: why it cannot be read, where damaged episodes are skipped.
+    """
 
     number: int
     name: str
@@ -52,6 +56,7 @@ class _Place(NamedTuple):
     steps: int
     tasks: list[str]
     videos: dict[str, _Video]
+    damage: str = ""
 
 
 class LeRobotSource:
@@ -60,6 +65,8 @@ class LeRobotSource:
     Features ``observation.*`` are the observation, nested at their dots; ``action`` the action; ``next.reward`` the
     reward (else 0); ``next.done`` at the last frame says that the episode terminated, unless ``next.truncated`` does.
     Others become further fields, tasks annotations. Videos are decoded, one frame a row; texts and sound are left out.
+
+    Rows of an episode are those that its number is in (``episode_index``), wherever the metadata say that they lie.
 
     A data set has no observation after the last frame. So where an episode did not terminate, that frame's observation
     is the final one, and its action is left out.
@@ -75,6 +82,8 @@ class LeRobotSource:
         self._open: tuple[str, ParquetFile] | None = None
         self._group: tuple[str, int, Any] | None = None
         self._ends: tuple[str, int, Any] | None = None
+        self._runs: dict[str, dict[int, tuple[int, int]] | None] = {}
+        self._unlisted = 0
         self.left = Totals()
         self._folder = Folder(folder, budget)
         try:
@@ -162,29 +171,23 @@ class LeRobotSource:
             numbers.add(number)
             if self._version.endswith("3.0"):
                 values = {"chunk_index": int(said["data/chunk_index"]), "file_index": int(said["data/file_index"])}
-                name, first = self._path(self._data_path, values), int(said["dataset_from_index"])
+                name, first = self._path(self._data_path, values), int(said.get("dataset_from_index") or 0)
             else:
                 values = {"episode_chunk": number // self._chunk, "episode_index": number}
                 name, first = self._path(self._data_path, values), 0
-            if name not in files:
-                self._folder.count(name)
-            begin = first - files.setdefault(name, first)
-            if rows < 1 or begin < 0:
-                raise ValueError(
-                    f"{self.name}: episode {number} of {rows} rows from row {begin} on, expected one at least"
-                )
-            terminated, reward = self._last_row(name, begin + rows - 1)
-            steps = rows if terminated else rows - 1
-            if not terminated:
-                self.left.steps += 1
-                self.left.reward += reward
-            if not steps:
+            try:
+                place = self._found(_Place(number, name, first, rows, 0, [], {}), said, values, files)
+            except (ValueError, FileNotFoundError) as error:
+                if not self._budget.skip_damaged or REMEDY in str(error):
+                    raise
+                place = _Place(number, name, first, rows, 0, [], {}, str(error))
+            if place.steps or place.damage:
+                places.append(place)
+            else:
                 self.left.episodes += 1
                 self.left.truncated += 1
-            else:
-                shown = {one: self._video(one, said, values, files) for one in self._videos}
-                tasks = [str(one) for one in said.get("tasks") or []]
-                places.append(_Place(number, name, begin, rows, steps, tasks, shown))
+        if self._unlisted:
+            self.left_out.append(f"{self._unlisted:,} rows of episodes that meta/episodes does not list")
         if self.left.steps:
             which = "that did not terminate" if DONE in self._fields else f"(without {DONE} none is known to terminate)"
             self.left_out.append(
@@ -198,6 +201,28 @@ class LeRobotSource:
                 f"episodes: info.json says {str(self._said_episodes)[:32]}, meta/episodes lists {len(numbers):,}"
             )
         return places
+
+    def _found(self, place: _Place, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Place:
+        """Return where an episode lies, of which ``place`` has the index of the first row, and how many rows are steps.
+
+        Raises: FileNotFoundError, ValueError.
+        """
+        name, number, rows = place.name, place.number, place.rows
+        if name not in files:
+            self._folder.count(name)
+        begin = place.begin - files.setdefault(name, place.begin)
+        if self._version.endswith("3.0"):
+            begin = self._begin(name, number, rows, begin)
+        if rows < 1 or begin < 0:
+            raise ValueError(f"{self.name}: episode {number} of {rows} rows from row {begin} on, expected one at least")
+        terminated, reward = self._last_row(name, begin + rows - 1)
+        steps = rows if terminated else rows - 1
+        shown = {one: self._video(one, said, values, files) for one in self._videos} if steps else {}
+        if not terminated:
+            self.left.steps += 1
+            self.left.reward += reward
+        tasks = [str(one) for one in said.get("tasks") or []]
+        return place._replace(begin=begin, steps=steps, tasks=tasks, videos=shown)
 
     def _episode_lines(self) -> Iterator[Mapping[str, Any]]:
         """Yield what is said of each episode."""
@@ -268,6 +293,37 @@ class LeRobotSource:
 
         return re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, template)
 
+    def _begin(self, name: str, number: int, rows: int, said: int) -> int:
+        """Return an episode's first row in a file, by the column of episodes' numbers; ``said`` if there is none.
+
+        Raises: ValueError: there are other numbers of its rows.
+        """
+        if name not in self._runs:
+            self._runs[name] = self._read_runs(name)
+        if (runs := self._runs[name]) is None:
+            return said
+        begin, found = runs.get(number, (0, 0))
+        if found != rows:
+            raise ValueError(
+                f"{self._folder.path / name} has {found:,} rows of {EPISODE} {number}, but meta/episodes says {rows:,}"
+                "; fetch both anew"
+            )
+        self._unlisted -= rows
+        return begin
+
+    def _read_runs(self, name: str) -> dict[int, tuple[int, int]] | None:
+        """Return the first row and the number of rows of each episode in a file; None: it does not number them."""
+        file = self._file(name)
+        if EPISODE not in file.schema.names:
+            return None
+        if not self._arrow.types.is_integer(kind := file.schema.field(EPISODE).type):
+            raise ValueError(f"{file.path}: {EPISODE} is {kind}, expected integers")
+        self._budget.check_bytes(f"{file.path}: {EPISODE}", 8 * sum(file.rows))
+        parts = [_values(file.read(group, [EPISODE]).column(EPISODE)) for group in range(len(file.rows))]
+        found = np.unique(np.concatenate(parts), return_index=True, return_counts=True)
+        self._unlisted += sum(map(len, parts))
+        return {one: (begin, rows) for one, begin, rows in zip(*(x.tolist() for x in found), strict=True)}
+
     def _last_row(self, name: str, row: int) -> tuple[bool, float]:
         """Return whether an episode terminated with its last row, and the reward there.  Raises: ValueError."""
         columns = [one for one in (DONE, TRUNCATED, REWARD) if one in self._fields]
@@ -284,12 +340,16 @@ class LeRobotSource:
         reward = float(said[REWARD][0]) if REWARD in said else 0.0
         return DONE in said and bool(said[DONE][0]) and not truncated, reward
 
-    def _rows(self, name: str, begin: int, count: int, columns: list[str] | None = None) -> Any:
-        """Return rows of a file as a table.  Raises: ValueError."""
+    def _file(self, name: str) -> ParquetFile:
+        """Return an open file, which stays open until another one is asked for.  Raises: ValueError."""
         if self._open is None or self._open[0] != name:
             self._close_file()
             self._open = name, ParquetFile(self._folder.open(name), self._budget)
-        file = self._open[1]
+        return self._open[1]
+
+    def _rows(self, name: str, begin: int, count: int, columns: list[str] | None = None) -> Any:
+        """Return rows of a file as a table.  Raises: ValueError."""
+        file = self._file(name)
         parts, at, nbytes = [], 0, 0
         for number, rows in enumerate(file.rows):
             first, last = max(begin, at), min(begin + count, at + rows)
@@ -311,7 +371,7 @@ class LeRobotSource:
             self._group, self._ends = (None, self._ends) if columns is None else (self._group, None)
             for one in columns or self._columns:
                 self._check_type(file, one)
-            kept = name, number, file.read(number, columns or [*self._columns, EPISODE])
+            kept = name, number, file.read(number, columns or [*self._columns, EPISODE, FRAME])
             if columns is None:
                 self._group = kept
             else:
@@ -337,6 +397,8 @@ class LeRobotSource:
         """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
         what = self.place(number)
+        if place.damage:
+            raise ValueError(f"{what}: {place.damage}")
         self._budget.check_episode(what, place.rows + 1, self._fields)
         with explained(f"{what} cannot be read", self.name):
             table = self._rows(place.name, place.begin, place.rows)
@@ -367,6 +429,13 @@ class LeRobotSource:
         path, rows = self._folder.path / place.name, sum(self._open[1].rows)
         if not self._version.endswith("3.0") and rows != place.rows:
             raise ValueError(f"{path} has {rows:,} rows, but meta/episodes.jsonl says {place.rows:,}; fetch both anew")
+        frames = _values(table.column(FRAME)) if FRAME in table.column_names else np.arange(place.rows)
+        if frames.shape != (place.rows,) or (differ := frames != np.arange(place.rows)).any():
+            at = int(np.argmax(differ)) if frames.shape == (place.rows,) else 0
+            raise ValueError(
+                f"{path}: row {place.begin + at:,} has {FRAME} {frames[at]}, expected {at} as the rows of an episode "
+                "follow one another; write the data set anew"
+            )
         numbers = _values(table.column(EPISODE)) if EPISODE in table.column_names else np.array([])
         if (numbers != place.number).any():
             raise ValueError(

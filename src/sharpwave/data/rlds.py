@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
-from sharpwave.data.files import Budget, Folder, check_whole, explained
+from sharpwave.data.files import REMEDY, Budget, Folder, check_whole, explained
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals
 from sharpwave.spec import Field, Spec
@@ -110,6 +110,7 @@ class RldsSource:
                 f"{self.name}: has no TFRecord files, expected NAME-SPLIT.tfrecord-...; others are not read"
             )
         ends: list[_End] = []
+        damaged: list[tfrecord.Place] = []  # it is skipped when it is read
         for name in files:
             self._folder.count(name)
         self._budget.check_episode(self.name, 2, self._row_fields)
@@ -118,11 +119,16 @@ class RldsSource:
                 with self._folder.open(name) as file, explained(str(file.path), self.name):
                     for place in tfrecord.records(file, name):
                         check_whole(f"{self.name}: {name}: a record", place.nbytes)
-                        ends.append(self._end(tfrecord.example(tfrecord.read(file, place), self._of_ends), place))
+                        try:
+                            ends.append(self._end(tfrecord.example(tfrecord.read(file, place), self._of_ends), place))
+                        except ValueError as error:
+                            if not self._budget.skip_damaged or REMEDY in str(error):
+                                raise
+                            damaged.append(place)
                 report(1)
         self._last_is_step = self._decide(last, ends)
         kept = [(one, steps) for one in ends if (steps := self._steps(one))]
-        self._places = [one.place for one, _ in kept]
+        self._places = [one.place for one, _ in kept] + damaged
         self.steps = sum(steps for _, steps in kept)
         self._leave(ends)
 
