@@ -61,6 +61,17 @@ def test_flags_of_ends_by_other_names(tmp_path: Path, name: str, values: Any, en
         assert not store.spec.extra_names
 
 
+def test_names_in_groups(tmp_path: Path) -> None:
+    check_toy(load(tmp_path, toy(**{"infos/is_last": END, "infos/t": np.zeros((40, 3)), "notes/step": np.arange(3)})))
+    store = load(tmp_path, toy(**{"infos/episode_id": EPISODE}))
+    check_toy(store)
+    assert store.spec.extra_names == ("infos.episode_id",)
+    data = toy()
+    data["observations/step"], data["observations/done"] = STEP[::-1].copy(), np.ones(40)
+    data["observations/at"] = data.pop("observations")
+    assert len(load(tmp_path, data).episodes()) == 5
+
+
 @pytest.mark.parametrize("name", ["episode_id", "episode", "traj_ids", "trajectory_id", "step", "timesteps"])
 def test_numbers_that_tell_episodes_apart_are_kept(tmp_path: Path, name: str) -> None:
     values = STEP * 4 + 1 if "step" in name else 7 - EPISODE
@@ -92,6 +103,8 @@ def test_dones_without_terminals(tmp_path: Path) -> None:
 def test_names_of_ends_that_hold_anything_else(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"episode_ends is \(8,\) int64, expected one number a step, \(40,\)"):
         load(tmp_path, toy(episode_ends=np.arange(5, 45, 5)))
+    with pytest.raises(ValueError, match=r"meta/episode_ends is \(8,\) int64, expected one number a step"):
+        load(tmp_path, toy(**{"meta/episode_ends": np.arange(5, 45, 5)}))
     with pytest.raises(ValueError, match="step, by which episodes are told apart, would end one after each step"):
         load(tmp_path, toy(step=np.zeros(40)))
     with pytest.raises(ValueError, match="is_last has 3, expected 0 and 1"):

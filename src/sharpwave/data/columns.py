@@ -133,7 +133,7 @@ class ColumnSource:
                 )
         budget.check_steps(name, self._count)
         self._check_flags()
-        self._marks = {} if self._nexts and self._timeouts else self._found_marks(found)
+        self._marks = {} if self._nexts and self._timeouts else self._found_marks(found, used)
         self._fields = self._further(found, used)
         self.spec = self._spec()
         budget.check_total(name, self._count, self.spec.fields)
@@ -162,17 +162,26 @@ class ColumnSource:
             )
         return name
 
-    def _found_marks(self, found: dict[str, str]) -> dict[str, str]:
-        """Return the arrays that mark episodes, by their names in the layout.  Raises: ValueError: not one a step."""
-        marks = {one: found[one] for one in (LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS) if one in found}
-        marks = {one: name for one, name in marks.items() if name != self._terminals}
-        for one, name in marks.items():
+    def _found_marks(self, found: dict[str, str], used: set[str]) -> dict[str, str]:
+        """Return the names in the layout of arrays that mark episodes, by the arrays' own; also in groups, as infos.
+
+        Raises: ValueError: they are not one number a step.
+        """
+        marks: dict[str, str] = {}
+        for path, name in found.items():
+            group, _, one = path.rpartition("/")
+            one = LIMIT if path == LIMIT else one
+            if one not in (LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS) or name in (*used, self._terminals):
+                continue
             shape, dtype = self._columns.shape(name), self._columns.dtype(name)
             if not _single(shape[1:]) or self._length(name) != self._count or dtype.kind not in "buif":
+                if group and one in (*EPISODES, *STEPS):  # it may be anything
+                    continue
                 raise ValueError(
                     f"{self.name}: {name} is {shape} {dtype}, expected one number a step, {(self._count,)}, as the "
                     "name marks episodes; rename it if it is anything else"
                 )
+            marks[name] = one
             said = "is true at the last step of an episode"
             if one in FIRSTS:
                 said = "is true at the first step of an episode"
@@ -203,7 +212,7 @@ class ColumnSource:
         """Return the names of the further fields' arrays, by the fields' names."""
         fields: dict[str, str] = {}
         taken = {*used, self._reward, self._terminals, self._timeouts}
-        taken |= {name for one, name in self._marks.items() if one not in (*EPISODES, *STEPS)}
+        taken |= {name for name, one in self._marks.items() if one not in (*EPISODES, *STEPS)}
         for standard, name in found.items():
             if name in taken:
                 continue
@@ -280,7 +289,7 @@ class ColumnSource:
                 f"next_observations: {rounded:,} differ from the following observation by rounding (at most "
                 f"{TOLERANCE:g} of the largest magnitude); the following observation is stored"
             )
-        ends += [self._marked(one, name, ends) for one, name in self._marks.items()]
+        ends += [self._marked(one, name, ends) for name, one in self._marks.items()]
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
         starts, rows = np.concatenate([[0], stops[:-1]]), stops
         if not self._nexts:  # the step before an unknown observation goes, unless it terminated
