@@ -49,6 +49,12 @@ def test_episodes_of_one_step_without_a_successor_are_named(tmp_path: Path) -> N
     )
 
 
+def test_rewards_of_what_is_left_out_need_not_be_finite(tmp_path: Path) -> None:
+    data = toy(timeouts=(np.arange(40) % 10) == 9)
+    data["rewards"][9], data["rewards"][19] = np.inf, np.nan
+    assert noted(load(tmp_path, data))["audit"]["left_out"]["reward"] == 2.0
+
+
 def test_what_the_limits_evict_is_counted(tmp_path: Path) -> None:
     np.savez(tmp_path / "data.npz", **d4rl([200] * 20))
     note = noted(store := sw.load(f"npz:{tmp_path / 'data.npz'}", capacity=1000))

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
 from sharpwave.data.files import Budget, File, open_path
 from sharpwave.data.progress import shown
-from sharpwave.data.totals import Totals
+from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
@@ -304,7 +304,7 @@ class ColumnSource:
         """Note that the steps before ``unknown`` rows are left out, and the episodes that end before ``lost`` ones."""
         left = self.left
         rewards = self._numbers(self._reward, 0, self._count)[unknown - 1]
-        left.steps, left.reward, left.episodes = len(unknown), float(np.nansum(rewards, dtype=np.float64)), len(lost)
+        left.steps, left.reward, left.episodes = len(unknown), finite_sum(rewards), len(lost)
         if self._timeouts is not None:
             left.truncated = int(self._flag(self._timeouts, 0, self._count)[lost - 1].sum())
         left.unmarked = left.episodes - left.truncated

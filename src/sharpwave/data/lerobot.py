@@ -18,7 +18,7 @@ from sharpwave.data.episode import Episode, existing, field_of, nested, usable_n
 from sharpwave.data.files import REMEDY, VIDEO_WEIGHT, Budget, Folder, explained
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
-from sharpwave.data.totals import Totals
+from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
 
 EPISODE = "episode_index"
@@ -337,7 +337,7 @@ class LeRobotSource:
                 "expected one"
             )
         truncated = TRUNCATED in said and bool(said[TRUNCATED][0])
-        reward = float(said[REWARD][0]) if REWARD in said else 0.0
+        reward = finite_sum(said[REWARD]) if REWARD in said else 0.0
         return DONE in said and bool(said[DONE][0]) and not truncated, reward
 
     def _file(self, name: str) -> ParquetFile:

@@ -13,7 +13,7 @@ from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
 from sharpwave.data.files import REMEDY, Budget, Folder, check_whole, explained
 from sharpwave.data.progress import shown
-from sharpwave.data.totals import Totals
+from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
@@ -163,7 +163,7 @@ class RldsSource:
         self._budget.check_episode(what, rows, {key: self._row_fields[key] for key in names})
         arrays = {key: _array(found, key, self._features[key], rows, what)[-1] for key in names}
         acted = any(bool(((one != 0) & (one == one)).any()) for one in (arrays[key] for key in self._under("action")))
-        reward = float(np.nansum(arrays["reward"]))
+        reward = finite_sum(arrays["reward"])
         return _End(place, rows, bool(arrays["is_terminal"]), reward, acted)
 
     def _decide(self, last: LastStep, ends: list[_End]) -> bool:

@@ -10,6 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 
+def finite_sum(rewards: npt.NDArray[Any]) -> float:
+    """Return the sum of the rewards that are finite, of steps that are left out and so not checked."""
+    values = np.asarray(rewards, np.float64)
+    return float(values[np.isfinite(values)].sum())
+
+
 @dataclass
 class Totals:
     """Sums over episodes.
