@@ -384,11 +384,17 @@ class Recorder:
         final: Frames | None = None
         if self.mode == "SameStep":
             begun = ended
-            hint = _ASSUMED if self._kind.assumed else ""
             try:
-                final = final_frames(info, ended, self._observations, self._spare, hint) if ended.any() else None
-            except ValueError as missing:
-                error = missing
+                if ended.any():
+                    final, absent = final_frames(info, ended, self._observations, self._obs)
+                    # Of a terminated episode nothing is needed: its discount is 0.
+                    if (absent & (tr | self._kind.assumed)).any():
+                        error = self._without_final(absent, absent & tr)
+                        dropped = absent & (ended if self._kind.assumed else tr)
+                        self._break_off(self._lanes[rows[dropped[rows]]])
+                        rows = rows[~dropped[rows]]
+            except ValueError as unfit:
+                error = unfit
                 self._break_off(self._lanes[rows[ended[rows]]])
                 rows = rows[~ended[rows]]
         said = self._annotate_ends(info, rows[ended[rows]].tolist()) if np.count_nonzero(ended) else []
@@ -425,6 +431,18 @@ class Recorder:
         except ValueError as unlike:
             error = error or unlike
         return error
+
+    def _without_final(self, absent: npt.NDArray[np.bool_], cut: npt.NDArray[np.bool_]) -> ValueError:
+        """Return the error about lanes whose final observation is ``absent``, of which some were ``cut`` by time."""
+        said = "Recorder: a SameStep environment ended an episode without info['final_obs']"
+        if self._kind.assumed:
+            return ValueError(said + _ASSUMED)
+        return ValueError(
+            f"{said}, and truncated it (lane {self._lanes[cut].tolist()}): learners bootstrap from what the last step "
+            "led to, and what the step returned is the next episode's. Let the vector observe before it resets, and "
+            "give info['final_obs'] [lanes, ...] in steps that truncate (of terminated episodes none is needed). Until "
+            "then such a last step is not stored, and its episode counts as truncated before it"
+        )
 
     def _store(self, store: Callable[[Any], None], rows: npt.NDArray[np.int64]) -> BaseException | None:
         """Store ``rows`` by ``store``, lane by lane if some are refused; return the error of the refused ones."""

@@ -22,18 +22,18 @@ STATISTICS = "episode"
 
 
 def final_frames(
-    info: Any, ended: npt.NDArray[np.bool_], observations: Observations, like: Frames, hint: str
-) -> Frames:
-    """Return true final observations of a SameStep environment, newest frames [lanes, *shape] by field; rows that did
-    not end are undefined.
+    info: Any, ended: npt.NDArray[np.bool_], observations: Observations, last: Frames
+) -> tuple[Frames, npt.NDArray[np.bool_]]:
+    """Return true final observations of a SameStep environment.
 
     Args:
-        ended: bool [lanes]. ``like``: arrays [lanes, *shape] by field.
-        hint: what to do if there are none.
+        ended: bool [lanes]. ``last``: observations before the step, newest frames [lanes, *shape] by field.
 
-    Raises:
-        ValueError: the environment gave none.
+    Returns:
+        newest frames [lanes, *shape] by field, ``last`` where none was given; rows that did not end are undefined.
+        absent bool [lanes]: episodes that ended, and of which none was given.
     """
+    absent = np.zeros(len(ended), np.bool_)
     if isinstance(info, Mapping):
         given = next((info[name] for name in FINALS if name in info), None)
     else:  # one for each environment: of SB3, or Gymnasium's DictInfoToList
@@ -41,18 +41,20 @@ def final_frames(
     if not observations.vector:
         given = [given]
     elif isinstance(given, (Mapping, tuple)) or (isinstance(given, np.ndarray) and given.dtype != object):
-        return observations.frames(given)
+        return observations.frames(given), absent
     rows = np.flatnonzero(ended).tolist()
-    if given is None or any(given[row] is None for row in rows):
-        raise ValueError(f"Recorder: a SameStep environment ended an episode without info['final_obs']{hint}")
-    found = {row: observations.of_one(given[row]) for row in rows}
+    given = [None] * len(ended) if given is None else given
+    there = [row for row in rows if given[row] is not None]
+    absent[rows] = True
+    absent[there] = False
+    found = {row: observations.of_one(given[row]) for row in there}
     finals = {}
-    for name, frames in like.items():
-        dtype = np.result_type(*(found[row][name].dtype for row in rows))
-        finals[name] = np.zeros(frames.shape, dtype)
-        for row in rows:
+    for name, frames in last.items():
+        dtype = np.result_type(*(found[row][name].dtype for row in there)) if there else frames.dtype
+        finals[name] = frames.astype(dtype) if absent.any() else np.zeros(frames.shape, dtype)
+        for row in there:
             finals[name][row] = found[row][name][0]
-    return finals
+    return finals, absent
 
 
 def statistics_of(info: Any, row: int | None) -> dict[str, Any]:

@@ -217,6 +217,45 @@ def test_same_step_without_a_final_observation_stores_what_can_be_stored() -> No
     assert pairs(store) == sorted([(1, 2), (2, 3), (3, 4), (1, 2), (4, 5)])
 
 
+class SaysNothing(gym.vector.VectorWrapper):
+    """Vector that resets in the step that ends an episode, and does not say what that led to."""
+
+    def step(self, actions: Any) -> Any:
+        *answer, _ = self.env.step(actions)
+        return *answer, {}
+
+
+def test_same_step_needs_no_final_observation_of_terminated_episodes() -> None:
+    mode = gym.vector.AutoresetMode.SAME_STEP
+    env = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    spec = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=1_000)
+    recorder = sw.Recorder(SaysNothing(env), store)
+    recorder.reset(seed=0)
+    recorder.action_space.seed(0)
+    ends = sum(int(recorder.step(recorder.action_space.sample())[2].sum()) for _ in range(200))
+    batch = (view := store.transitions()).fetch(view.sampleable_ids())
+    assert ends > 10 and len(store) == 600 and not batch.truncated.any()
+    assert abs(int(batch.terminated.sum()) - ends) <= 3  # those of the newest steps
+    assert (np.abs(batch.next_obs - batch.obs) < 1).all()  # none leads to the next episode
+
+
+def test_same_step_needs_the_final_observation_of_truncated_episodes() -> None:
+    makers = [lambda: gym.make("Pendulum-v1", max_episode_steps=5)] * 2
+    env = gym.vector.SyncVectorEnv(makers, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
+    spec = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((1,), "float32"))
+    store = sw.Store(spec, capacity=1_000)
+    recorder = sw.Recorder(SaysNothing(env), store)
+    recorder.reset(seed=0)
+    for _ in range(3):
+        for _ in range(4):
+            recorder.step(recorder.action_space.sample())
+        with pytest.raises(ValueError, match=r"truncated it \(lane \[0, 1\]\).*Let the vector observe.*not stored"):
+            recorder.step(recorder.action_space.sample())
+    batch = (view := store.transitions()).fetch(view.sampleable_ids())
+    assert len(store) == 2 * 3 * 4 and batch.truncated.sum() == 2 * 3
+
+
 def test_workers_that_reset_themselves_once_more_make_no_step_of_it() -> None:
     mode = gym.vector.AutoresetMode.NEXT_STEP
     makers = [lambda i=i: Counting(i, (3,)) for i in range(2)]
