@@ -100,6 +100,8 @@ class Recorder:
         self._lanes = np.arange(first_lane, first_lane + count)
         self._lane = int(first_lane)
         self._observations = Observations(env, store.spec)
+        if self.mode == "SameStep":
+            store._log.boundaries.true_finals.update(self._lanes.tolist())
         self._obs: Frames = {}  # newest frames before the coming step, [lanes, *shape]; copies
         self._spare: Frames = {}  # memory for the frames after it
         self._resetting: dict[str, Any] = {}  # arguments of reset_async

@@ -33,7 +33,7 @@ from sharpwave.store_episodes import StoreEpisodes
 from sharpwave.store_stats import account
 from sharpwave.store_views import StoreViews
 from sharpwave.store_writing import StoreWriting
-from sharpwave.validation import checked_folder
+from sharpwave.validation import check_strict, checked_folder
 from sharpwave.views.ids import Tag
 from sharpwave.views.registry import Views
 from sharpwave.views.view import STEPS
@@ -63,6 +63,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         seed: seed of sampling: the same calls give the same batches.
         segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk or for
             steps of 4 KiB and more 64; less if the capacity or ``ram`` is small.
+        strict: refuse steps that never happened, with a ValueError, where a lane shows several: resets taken for steps,
+            final observations that are the next episode's, ``next_obs`` that never lead on. Else each lane warns once
+            (``stats()["repeated_finals"]``, ``["unchained_steps"]``). Not kept on disk.
 
     All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
     as learners of their own, and others in each fork; a store on disk remains the parent's.
@@ -84,6 +87,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         retention: Fifo | Reservoir | LowestPriority | None = None,
         seed: int = 0,
         segment_steps: int | None = None,
+        strict: bool = False,
     ) -> None:
         settings = Settings.checked(
             spec,
@@ -97,7 +101,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             seed=seed,
             segment_steps=segment_steps,
         )
+        check_strict("Store", strict)
         self._begin(settings, None if disk is None else checked_folder("disk", disk), None)
+        self._log.boundaries.strict = bool(strict)
 
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
         """Set up the store, empty or with the contents that another process ``left``."""
@@ -174,7 +180,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         """Return the store's contents and costs, with every byte accounted for.
 
         ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
-        ``broken_episodes``: found by ``next_obs`` since the store was opened; ``bytes`` by use: ``arena_used`` (sealed
+        ``broken_episodes``: found by ``next_obs`` since the store was opened, and ``unchained_steps``, those of one
+        step; ``repeated_finals``: steps, since then, that are resets or follow a final observation that is the next
+        episode's; ``bytes`` by use: ``arena_used`` (sealed
         segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
         ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
         while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth
@@ -308,6 +316,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         disk_limit: int | str | None = None,
         on_full: str | None = None,
         seed: int | None = None,
+        strict: bool = False,
         writers_go_on: bool = False,
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
@@ -328,6 +337,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
 
         Args:
             capacity, ram, disk_limit, on_full, seed: as for ``Store``; default: the store's previous values.
+            strict: as for ``Store``.
             writers_go_on: segment writers in other processes outlived the store, and go on with ``add_segment``:
                 the episodes of their lanes are not ended, and go on with the next segment.
 
@@ -340,6 +350,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             ValueError, FileExistsError: an invalid argument.
         """
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
+        check_strict("open", strict)
         target = None if disk is None else checked_folder("disk", disk)
         with folder_to_open(checked_folder("open", path), target) as folder, Left.read(folder, target) as left:
             left.writers_go_on = bool(writers_go_on)
@@ -347,6 +358,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             store = cls.__new__(cls)
             try:
                 store._begin(settings, left.target, left)
+                store._log.boundaries.strict = bool(strict)
             except MemoryError as error:
                 if error.args:
                     raise

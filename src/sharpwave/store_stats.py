@@ -30,6 +30,8 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "segments": len(sealed) + log.lanes,
         "lanes": log.lanes,
         "broken_episodes": inventory.broken_episodes,
+        "unchained_steps": log.boundaries.unchained,
+        "repeated_finals": log.boundaries.repeats,
         "bytes": taken,
         "total_bytes": total,
         "held_batch_bytes": pool.held_bytes,

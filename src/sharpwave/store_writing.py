@@ -313,6 +313,14 @@ class StoreWriting:
             self._views.written()
             return True
 
+    def _break_off(self, lane: int) -> None:
+        """Do as ``break_episode``, where the lane's next step observes something else than the last one led to."""
+        with self._lock:
+            self._log.check_open()
+            if lane < self._log.lanes and not self._settle(lane) and not self._log.opened.ended(lane):
+                self._log.break_off(lane)
+                self._views.written()
+
     def _write(
         self,
         lanes: npt.NDArray[np.int64],

@@ -213,6 +213,12 @@ def check_missing(what: str, missing: Any) -> None:
         raise ValueError(f"{what}: missing={missing!r}, expected 'raise' or 'mask'")
 
 
+def check_strict(what: str, strict: Any) -> None:
+    """Check an argument.  Raises: TypeError."""
+    if not isinstance(strict, (bool, np.bool_)):
+        raise TypeError(f"{what}: strict={strict!r}, expected True or False")
+
+
 def checked_final(spec: Spec, final_obs: Any) -> Rows:
     """Return one final observation, [1, *shape] by field."""
     return _observations(spec, "final", final_obs, None)

@@ -289,3 +289,27 @@ def test_the_same_seed_makes_the_same_run() -> None:
         model.learn(200)
         scores.append([p.detach().clone() for p in model.policy.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*scores, strict=True))
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_an_environment_that_reuses_its_array_is_noticed(copies: bool) -> None:
+    class Reusing(gym.ObservationWrapper[Any, Any, Any]):
+        array = np.zeros(4, np.float32)
+
+        def observation(self, obs: Any) -> Any:
+            self.array[...] = obs
+            return self.array.copy() if copies else self.array
+
+    class Own(Reusing):
+        array = np.zeros(4, np.float32)
+
+    env = DummyVecEnv([lambda: Reusing(gym.make("CartPole-v1")), lambda: Own(gym.make("CartPole-v1"))])
+    model = DQN(
+        "MlpPolicy", env, learning_starts=10_000, seed=1, replay_buffer_class=ReplayBuffer,
+        replay_buffer_kwargs=dict(strict=True),
+    )  # fmt: skip
+    if copies:
+        model.learn(1000)
+        return
+    with pytest.raises(ValueError, match="the true final observation is lost"):
+        model.learn(1000)

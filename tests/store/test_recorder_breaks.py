@@ -229,7 +229,7 @@ def test_same_step_needs_no_final_observation_of_terminated_episodes() -> None:
     mode = gym.vector.AutoresetMode.SAME_STEP
     env = gym.make_vec("CartPole-v1", 3, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
     spec = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
-    store = sw.Store(spec, capacity=1_000)
+    store = sw.Store(spec, capacity=1_000, strict=True)
     recorder = sw.Recorder(SaysNothing(env), store)
     recorder.reset(seed=0)
     recorder.action_space.seed(0)

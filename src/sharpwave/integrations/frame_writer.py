@@ -82,6 +82,11 @@ class FrameWriter:
         self.ends, self.stored_last = LaneEnds(lanes), np.ones(lanes, np.bool_)
         self.waits, self.odd_start = np.zeros(lanes, np.bool_), False
         self._ends_are_true, self._single, self._remake = ends_are_true, single, remake
+        self._expect_true_ends()
+
+    def _expect_true_ends(self) -> None:
+        if self._ends_are_true:
+            self.store._log.boundaries.true_finals.update(range(len(self.waits)))
 
     def write(
         self,
@@ -104,7 +109,7 @@ class FrameWriter:
             if odd is not None:
                 break
         for lane in lanes[~follows & ~self.ends.ended[lanes]].tolist():
-            self.store.break_episode(lane)
+            self.store._break_off(lane)
         frames = [{name: stack.newest(one[name]) for name, stack in self.stacks.items()} for one in (before, after)]
         rows: dict[str, Any] = {
             "action": action, "reward": reward, "terminated": terminated, "truncated": truncated, "lanes": lanes
@@ -148,7 +153,7 @@ class FrameWriter:
                 "add: the episodes under way in the environments are not those that this buffer was saved in; their "
                 "transitions are passed over until others begin",
                 RuntimeWarning,
-                stacklevel=5,
+                stacklevel=6,
             )
         return odd
 
@@ -157,12 +162,13 @@ class FrameWriter:
         old, stacks = self.store, self.stacks
         self.store = self._remake(name, stacks | {name: stack})
         self.stacks = stacks | {name: stack}
+        self._expect_true_ends()
         if stack.frames == 1:
             warnings.warn(
                 f"add: {name or 'obs'} looked like stacks of {stacks[name].frames} frames, and is none; it is stored "
                 "whole from here on, which takes more memory, and priorities begin anew. Say so with frame_stack=None",
                 RuntimeWarning,
-                stacklevel=6,
+                stacklevel=7,
             )
 
         def whole(part: Named) -> Named:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.log.inventory import CHANGES, HELD, TOTAL
-from sharpwave.log.row_kernels import ENDED, WHOLE
+from sharpwave.log.row_kernels import ENDED, JUST_ENDED, LEFT_ALONE, MET, WHOLE
 from sharpwave.native.jit import njit
 from sharpwave.native.memory_ops import array_at, copy, load_word, prefetch
 from sharpwave.spec import MAX_REWARD, START, TERMINATED, TRUNCATED
@@ -25,15 +25,16 @@ first."""
 AHEAD = 6
 """Steps between a prefetch and its use."""
 
-FIRST_COLUMN = 19
+FIRST_COLUMN = 21
 """Words before the columns'. Of each column there are two: whether it has a row a frame, and the bytes of a row."""
 BY_ADDRESS = (
     ("memory", np.uint8), ("offset", np.int64), ("rows", np.int32), ("frames", np.int32), ("begins", np.uint8),
     ("generation", np.int64), ("slots", np.int32), ("steps", np.int64), ("shares", np.int32),
     ("successor_known", np.uint8), ("counts", np.int64), ("staging", np.int64),
+    ("watch", np.uint8), ("fresh", np.int64),
 )  # fmt: skip
 """Arrays whose addresses are the first words, in this order."""
-MEMORY_BYTES, SLOTS, LANES, STRIDE, MAX_ROWS, MAX_FRAMES, CAPACITY = range(12, 19)
+MEMORY_BYTES, SLOTS, LANES, STRIDE, MAX_ROWS, MAX_FRAMES, CAPACITY = range(14, 21)
 
 COUNT, TERMINATED_AT, TRUNCATED_AT, REWARD_AT, LANES_AT, FIRST_PLACE = 0, 1, 2, 3, 4, 5
 """Places of a plan: number of steps, and offsets in the staged bytes. Then, of each column, those of the steps' rows,
@@ -80,6 +81,20 @@ def _differ(memory: Bytes, at: int, other: Bytes, begin: int, size: int) -> bool
     return False
 
 
+@njit(nogil=True, cache=True, inner=True)
+def _repeats(
+    words: Ints, places: Ints, memory: Bytes, offset: Ints, slot: Any, frame: Any, staged: Bytes, i: int
+) -> bool:
+    """Return whether staged step ``i`` observes what frame ``frame`` of a slot is."""
+    for c in range((words.size - FIRST_COLUMN) // 2):
+        size = words[FIRST_COLUMN + 2 * c + 1]
+        if words[FIRST_COLUMN + 2 * c] and _differ(
+            memory, offset[c + 2, slot] + frame * size, staged, places[FIRST_PLACE + 3 * c] + i * size, size
+        ):
+            return False
+    return True
+
+
 @njit(nogil=True, cache=True)
 def append_staged(
     words: Ints, places: Ints, staged: Bytes, has_final: bool, has_next: bool, changes: int, ids: Ints
@@ -111,6 +126,8 @@ def append_staged(
     successor_known = array_at(words[9], (lane_count,), np.uint8)
     counts = array_at(words[10], (3,), np.int64)
     staging = array_at(words[11], (lane_count,), np.int64)
+    watch = array_at(words[12], (lane_count,), np.uint8)
+    fresh = array_at(words[13], (lane_count,), np.int64)
     if counts[CHANGES] != changes:
         return OTHERWISE
     count = places[COUNT]
@@ -129,6 +146,13 @@ def append_staged(
             return OTHERWISE
         slot = np.int64(slots[lane])
         full |= rows[slot] * WHOLE >= words[MAX_ROWS] * np.int64(shares[lane]) or frames[slot] > words[MAX_FRAMES]
+        if watch[lane] != MET:  # an episode has just ended, among others: seldom
+            if not watch[lane] & MET:
+                return OTHERWISE
+            if not watch[lane] & LEFT_ALONE and _repeats(
+                words, places, memory, offset, slot, np.int64(frames[slot]) - 1, staged, i
+            ):
+                return OTHERWISE
         if successor_known[lane]:
             for c in range(column_count):
                 size = words[FIRST_COLUMN + 2 * c + 1]
@@ -176,6 +200,9 @@ def append_staged(
         memory[at] = flag | (START if starts else 0)
         floats[(offset[1, slot] >> 2) + row] = reward[i]
         successor_known[lane] = has_next and not flag
+        if watch[lane] != MET or flag:
+            fresh[lane] += watch[lane] & JUST_ENDED
+            watch[lane] = (watch[lane] & (LEFT_ALONE | MET)) | (JUST_ENDED if flag and after else 0)
         rows[slot] = row + 1
         frames[slot] = frame + (2 if flag else 1)
         steps[lane] += 1

@@ -19,6 +19,7 @@ from sharpwave.log.growing_arrays import appended
 from sharpwave.log.open_columns import OpenColumns
 from sharpwave.log.row_kernels import (
     ENDED,
+    JUST_ENDED,
     SEALED_NEXT,
     WHOLE,
     any_ended,
@@ -27,6 +28,7 @@ from sharpwave.log.row_kernels import (
     count_frames,
     find_full,
     mark_different,
+    note_ends,
     write_other_rows,
     write_rows,
 )
@@ -57,6 +59,8 @@ class Lanes:
         staging: int64 [lanes], offset of each lane's rows from the arena's first chunk; -1: its open segment is empty
             and has no memory, as no step was appended here. ``bare``: how many such lanes there are.
         first_lane: number of lane 0 in segments.
+        watch: uint8 [lanes], what ``Boundaries`` must look at: bits of ``row_kernels``. ``fresh``: int64 [lanes],
+            episodes that began with another observation than the one before had ended with.
         annotations: of the episodes in open segments. ``columns``: their columns, read; ``sparse``: those of
             sparse fields, written.
     """
@@ -71,6 +75,8 @@ class Lanes:
         self.staging = np.zeros(0, np.int64)
         self.bare = 0
         self.first_lane = 0
+        self.watch = np.zeros(0, np.uint8)
+        self.fresh = np.zeros(0, np.int64)
         self.annotations = EpisodeAnnotations()
         self.sparse = SparseColumns(layout, arena, index)
         self.columns = OpenColumns(layout, arena, index, self.sparse)
@@ -97,8 +103,10 @@ class Lanes:
             appended(self.staging, staging),
             appended(self.shares, shares),
             appended(self.successor_known, np.zeros(len(lanes), np.uint8)),
+            appended(self.watch, np.zeros(len(lanes), np.uint8)),
+            appended(self.fresh, np.zeros(len(lanes), np.int64)),
         )
-        self.slots, self.steps, self.staging, self.shares, self.successor_known = grown
+        self.slots, self.steps, self.staging, self.shares, self.successor_known, self.watch, self.fresh = grown
         self.bare += len(lanes)
 
     def without_memory(self, lanes: Ints) -> Ints:
@@ -126,6 +134,7 @@ class Lanes:
             successor: observation of the next step if it does, [size] by column; ``None``: unknown.
         """
         self.slots[lane], self.shares[lane] = slot, WHOLE
+        self.forget_end(lane)
         if not going_on:
             self.index.episode_step[slot] = 0
         if self.annotations:
@@ -155,6 +164,15 @@ class Lanes:
         """Return the lane's number of the first step of the episode under way, or else of the next episode."""
         going_on = not self.ended(lane)
         return int(self.steps[lane]) - (self.columns.next_episode_step(int(self.slots[lane])) if going_on else 0)
+
+    def forget_end(self, lane: int) -> None:
+        """Forget that the lane's episode has just ended: the observation after it is not at hand any more."""
+        self.watch[lane] = self.watch.item(lane) & ~JUST_ENDED  # allocates nothing
+
+    def final(self, lane: int) -> dict[int, Bytes]:
+        """Return the last frame of the lane's open segment, [size] by column."""
+        slot = int(self.slots[lane])
+        return {c: self.columns.of(c, slot)[self.index.frames[slot] - 1] for c in self.layout.obs_columns}
 
     def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
         self.successor_known[lane] = successor is not None
@@ -286,6 +304,7 @@ class Lanes:
             self.sparse.count(slots)
         if final_frames:
             self._add_frames(final_slots, final_frames)
+        note_ends(self.watch, lanes, flags, finals is not None or nexts is not None)
         if nexts is not None:
             for c, data in following.items():
                 write_other_rows(memory, index.offset[c], index.frames, slots, data, ends)
@@ -332,6 +351,7 @@ class Lanes:
         index.frames[slot] += count
         self.steps[lane] += count
         self.successor_known[lane] = False
+        self.forget_end(lane)
         if ends:
             self._add_frames(slots, ends)
 
@@ -380,6 +400,7 @@ class Lanes:
         self.index.context[slot] = self.index.frames[slot] = self.index.episode_step[slot] = 0
         self.index.sparse[:, slot] = 0
         self.successor_known[lane] = False
+        self.forget_end(lane)
         self.annotations.keep_from(lane, int(self.steps[lane]))
 
     def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:

@@ -295,7 +295,10 @@ class Staging:
             return self._words
         arrays: dict[str, npt.NDArray[Any]] = {name: getattr(index, name) for name in ("offset", "rows", "frames")}
         arrays |= {"memory": memory, "begins": index.begins, "generation": index.generation}
-        arrays |= {name: getattr(opened, name) for name in ("slots", "steps", "shares", "successor_known", "staging")}
+        arrays |= {
+            name: getattr(opened, name)
+            for name in ("slots", "steps", "shares", "successor_known", "staging", "watch", "fresh")
+        }
         self._words = write_words(
             arrays | {"counts": log.inventory.counts},
             self._columns,

@@ -71,6 +71,8 @@ class StepBlock:
         if self.whole and not self.done[0]:
             self._first_step = int(log.opened.steps[self.lanes[0]])
             begin_apart(log, int(self.lanes[0]), len(self.flags), at_once=until == len(self.flags))
+        if not self.one_episode and not self.done.any() and len(self.flags) > 1:
+            log.boundaries.look_within(self.lanes, self.flags, self.rows, self.finals, self.broken)
         if until - self.done.min() == 1 and (self.done == self.done[0]).all():
             self._write_row(log, int(self.done[0]))
             return

@@ -16,12 +16,14 @@ from sharpwave.format.annotations import Annotations
 from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission
 from sharpwave.log.batch_memory import BatchMemory
+from sharpwave.log.boundaries import Boundaries
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.growing_arrays import appended
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.raw_sealing import RawSealing
 from sharpwave.log.rollover import Rollover
+from sharpwave.log.row_kernels import any_to_look_at
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
@@ -82,6 +84,7 @@ class StepLog:
     Attributes:
         layout: layout of segments.
         opened, sealed: the lanes' open segments, and the others. ``inventory``: their counts and order.
+        boundaries: notices steps that never happened.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
         rollover: seals open segments and opens the next. ``raw_sealing``: seals those that stay raw, many at once;
@@ -122,6 +125,7 @@ class StepLog:
         ledger.enter("encoders", lambda: sum(encoder.nbytes for encoder in encoders.values()))
         self.inventory = Inventory(self.index)
         self.opened = Lanes(layout, self.arena, self.index)
+        self.boundaries = Boundaries(self.opened, spec)
         self.sealed = Sealed(space, disk, tables, encoders)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
@@ -303,10 +307,11 @@ class StepLog:
         Cost: 5 to 8 us a lane for 84x84 frames, sealing included.
         """
         opened, inventory = self.opened, self.inventory
+        if any_to_look_at(opened.watch, lanes):
+            self.boundaries.look(lanes, flags, rows, nexts)
         if opened.any_known:
             for i in opened.breaks(lanes, rows):
-                self.end_episode(int(lanes[i]), None)
-                inventory.broken_episodes += 1
+                self.break_off(int(lanes[i]))
         self.make_room(lanes, rows)
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
@@ -353,6 +358,16 @@ class StepLog:
         opened.write_run(lane, flags[:count], part, final if count == len(flags) else None)
         self.inventory.append(count)
         return count
+
+    def break_off(self, lane: int) -> None:
+        """End the lane's episode, whose next step observes something else than the last one led to.
+
+        Raises: ValueError: if ``boundaries.strict``, where steps never lead to the next ones; nothing was changed.
+        """
+        step = int(self.opened.steps[lane])
+        self.boundaries.broke(lane, step, step - self.opened.running_episode(lane) == 1)
+        self.end_episode(lane, None)
+        self.inventory.broken_episodes += 1
 
     def write_last_ids(self, lanes: Ints, ids: Ints) -> None:
         """Write the id of the last step of each of ``lanes`` [n] into ``ids`` [n]. Allocates nothing."""

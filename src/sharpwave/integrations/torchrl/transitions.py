@@ -28,7 +28,7 @@ MIN_LANES = 64
 """Trajectories under way that are told apart, at least."""
 SEGMENT_STEPS = 128
 """Transitions of a segment, at most."""
-LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed")
+LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
 """Settings of a store that may be others when it is opened again."""
 
 
