@@ -14,7 +14,7 @@ import torch
 from sharpwave.integrations.cleanrl import ReplayBuffer
 
 gym.register_envs(ale_py)
-SAME_STEP = gym.vector.AutoresetMode.SAME_STEP
+SAME_STEP, NEXT_STEP, DISABLED = (gym.vector.AutoresetMode[name] for name in ("SAME_STEP", "NEXT_STEP", "DISABLED"))
 
 
 def atari(limit: int) -> gym.Env[Any, Any]:
@@ -128,3 +128,75 @@ def test_it_goes_on_on_disk(tmp_path: Path) -> None:
     assert again.size() == 50
     play(again, envs, 20)
     assert again.size() == 70 and again.sample(200).observations.shape == (200, 4)
+
+
+@pytest.mark.parametrize("statistics", [False, True])
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "Breakout"])
+def test_rows_in_which_a_vector_resets_are_passed_over(name: str, statistics: bool) -> None:
+    """Gymnasium's default mode in the loop of 0.29: what is stored is every step, and no row of a reset."""
+
+    def make() -> gym.Env[Any, Any]:
+        env = atari(1000) if name == "Breakout" else gym.make(name, max_episode_steps=15 if statistics else None)
+        return gym.wrappers.RecordEpisodeStatistics(env) if statistics else env
+
+    count, steps = 3, 400
+    envs = gym.vector.SyncVectorEnv([make] * count, autoreset_mode=NEXT_STEP)
+    rb = ReplayBuffer(
+        10_000, envs.single_observation_space, envs.single_action_space, torch.device("cpu"), n_envs=count,
+        handle_timeout_termination=False, strict=True,
+    )  # fmt: skip
+    envs.action_space.seed(0)
+    obs, _ = envs.reset(seed=1)
+    over, kept = np.zeros(count, bool), list[tuple[Any, Any, Any]]()
+    for _ in range(steps):
+        actions = envs.action_space.sample()
+        next_obs, rewards, terminations, truncations, infos = envs.step(actions)
+        rb.add(obs, next_obs.copy(), actions, rewards, terminations, infos)
+        happened = zip(obs[~over], next_obs[~over], terminations[~over], strict=True)
+        kept += [(np.array(a).tobytes(), np.array(b).tobytes(), bool(c)) for a, b, c in happened]
+        over, obs = terminations | truncations, next_obs
+    batch = rb.view.fetch(rb.view.sampleable_ids())
+    before, after = rb.transitions.whole(batch.obs), rb.transitions.whole(batch.next_obs)
+    found = [(a.tobytes(), b.tobytes(), bool(c)) for a, b, c in zip(before, after, batch.terminated, strict=True)]
+    assert rb.transitions.resets.dropped == count * steps - len(kept) > 3 or name == "Breakout"
+    assert len(rb) == len(kept) and sorted(found) == sorted(kept)
+
+
+class Walk(gym.Env[Any, Any]):
+    """Walk on a line that ends where it began, or after some steps; nothing is earned."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:
+        super().reset(seed=seed)
+        self.at, self.steps = 0, 0
+        return np.zeros(1, np.float32), {}
+
+    def step(self, action: int) -> Any:
+        self.at, self.steps = self.at + 2 * int(action) - 1, self.steps + 1
+        return np.full(1, self.at, np.float32), 0.0, self.at == 0, self.steps == 8, {}
+
+
+@pytest.mark.parametrize("gives_final", [True, False])
+@pytest.mark.parametrize("name", ["Walk", "FrozenLake-v1", "CartPole-v1"])
+def test_no_step_is_passed_over_where_the_loop_resets(name: str, gives_final: bool) -> None:
+    envs = gym.vector.SyncVectorEnv(
+        [Walk if name == "Walk" else lambda: gym.make(name, max_episode_steps=8)] * 2, autoreset_mode=DISABLED
+    )
+    spaces = envs.single_observation_space, envs.single_action_space
+    rb = ReplayBuffer(10_000, *spaces, n_envs=2, handle_timeout_termination=False, strict=True)
+    envs.action_space.seed(0)
+    obs, _ = envs.reset(seed=1)
+    for _ in range(300):
+        actions = envs.action_space.sample()
+        next_obs, rewards, terminations, truncations, _ = envs.step(actions)
+        over = terminations | truncations
+        infos = {"_final_obs": over, "final_obs": next_obs} if gives_final and over.any() else {}
+        true = next_obs.copy()
+        if over.any():
+            next_obs, _ = envs.reset(options={"reset_mask": over})
+        if not gives_final and name == "CartPole-v1":
+            true = np.where(terminations[:, None], next_obs, true)  # as its loop has it after terminations
+        rb.add(obs, true, actions, rewards, terminations, infos)
+        obs = next_obs.copy()
+    assert rb.transitions.resets.dropped == 0 and len(rb) == 600

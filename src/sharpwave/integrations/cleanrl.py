@@ -18,6 +18,7 @@ from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Field
+from sharpwave.step_infos import FINALS
 from sharpwave.views.transitions import NStep
 
 Array = npt.NDArray[Any]
@@ -130,7 +131,8 @@ class ReplayBuffer:
         return len(self) // self.n_envs
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """Add a transition of each environment.
+        """Add a transition of each environment. Rows in which a vector of Gymnasium's mode NEXT_STEP resets are none,
+        and are passed over: ``transitions.resets.dropped`` counts them.
 
         Args:
             done: bool [n_envs], terminations. ``infos``: Gymnasium's, or a list of SB3's.
@@ -140,9 +142,13 @@ class ReplayBuffer:
         if self.handle_timeout_termination:
             given = infos if isinstance(infos, (list, tuple)) else [{}] * self.n_envs
             truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in given]
+        told = None
         if isinstance(infos, dict):  # 0.29 and 1.0 name them differently
             last = infos.get("_final_obs", infos.get("_final_observation"))
             truncated |= False if last is None else np.asarray(last, np.bool_) & ~done
+            told = np.full(self.n_envs, any(name in infos for name in FINALS))
+            if "_episode" in infos and not told.any():  # of RecordEpisodeStatistics: the only word of a time limit
+                truncated |= np.asarray(infos["_episode"], np.bool_).reshape(self.n_envs) & ~done
         self.transitions.add(
             self._shaped(obs),
             self._shaped(next_obs),
@@ -150,6 +156,7 @@ class ReplayBuffer:
             np.asarray(reward, np.float32).reshape(self.n_envs),
             done & ~truncated,
             truncated,
+            tells_finals=told,
         )
 
     def _shaped(self, obs: Any) -> Any:

@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.integrations.frame_stacks import Stack
-from sharpwave.integrations.frame_writer import ONE, FrameWriter, LaneEnds, stacks_in
+from sharpwave.integrations.frame_writer import ONE, FrameWriter, LaneEnds, Named, stacks_in
+from sharpwave.integrations.resets import Resets
 from sharpwave.integrations.stack_finder import finders
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
@@ -28,6 +29,7 @@ Ints = npt.NDArray[np.int64]
 Obs = Any
 """An array, or a dict of arrays."""
 
+_Rows = tuple[Named, Named, Array, Array, Bools, Bools, Ints]
 MAX_PENDING = 512
 """Transitions that are kept as they came, at most, until it is known whether observations are stacks of frames."""
 
@@ -67,6 +69,7 @@ class WholeTransitions:
         self._writer: FrameWriter | None = None
         self._pending: list[tuple[Any, ...]] = []
         self._pending_ends = LaneEnds(lanes)
+        self.resets = Resets(lanes)
         if settings.get("disk") is None:
             self._new_store({name: finder.whole for name, finder in self._finders.items()}).close()
         _ALL.add(self)
@@ -128,7 +131,7 @@ class WholeTransitions:
         """Open the store that is on disk already, not before it is needed: who only looks at a model locks nothing."""
         disk = self._settings.get("disk")
         if self._writer is None and not self._pending and disk is not None and (Path(disk) / "store.json").exists():
-            names = ("capacity", "ram", "disk_limit", "on_full", "seed")
+            names = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
             limits = {name: self._settings[name] for name in names if name in self._settings}
             try:
                 store = Store.open(disk, **limits)
@@ -159,6 +162,7 @@ class WholeTransitions:
         if stacks is None:
             store.close()
             raise ValueError(f"this store holds {store.spec}, expected observations and actions of this environment")
+        store._log.boundaries.strict = bool(self._settings.get("strict", False))
         self._writer = writer = self._new_writer(store, stacks)
         self._added = state.get("added", store.total_steps // self.lanes)
         writer.ends.last, writer.ends.ended = state.get("last"), state.get("ended", writer.ends.ended)
@@ -173,14 +177,21 @@ class WholeTransitions:
         terminated: Array,
         truncated: Array,
         lanes: npt.ArrayLike | None = None,
+        tells_finals: Bools | None = None,
     ) -> Ints | None:
         """Add a transition of each lane, or of some.
+
+        Where an environment resets with the next step, the row of that step is no transition, and is passed over
+        (``Resets``).
 
         Args:
             obs, next_obs: [rows, *shape], or dicts of those: whole observations before the step, and truly after it.
                 Where ``obs`` is not what the lane's last transition led to, and that ended nothing, its episode was
                 broken off: it counts as truncated there.
             lanes: int [rows], all different; default: all, in order.
+            tells_finals: bool [rows], of steps that ended their episode, whether the environment said apart from
+                ``next_obs`` what they led to, which one that resets with the next step does not; ``None``: it is known
+                to reset otherwise.
 
         Returns:
             int64 [rows], their ids in the store, -1 of those passed over; ``None``: they are not in a store yet, or
@@ -195,24 +206,43 @@ class WholeTransitions:
         )
         ends = np.asarray(terminated, np.bool_), np.asarray(truncated, np.bool_)
         where = np.arange(self.lanes) if lanes is None else np.asarray(lanes, np.int64)
-        rows = (before, after, np.asarray(action), np.asarray(reward), *ends, where)
-        ids = None
-        if self._writer is not None:
-            ids = self._writer.write(*rows)
-        else:
-            first, true = ~self._pending_ends.follows(before, where), ~ends[0] | self._ends_are_true
-            for name, finder in self._finders.items():
-                finder.look(before[name], after[name], first, true)
-                if finder.told and not finder.stacked:
-                    self._refuse(name)
-            copies = [{k: np.array(v) for k, v in one.items()} for one in (before, after)]
-            self._pending.append((*copies, *(np.array(one) for one in rows[2:])))
-            self._pending_ends.remember(after, ends[0] | ends[1], where)
-            most = min(MAX_PENDING, self._settings.get("capacity") or MAX_PENDING)
-            if all(one.found for one in self._finders.values()) or self.held >= most:
-                self._opened  # noqa: B018
+        rows: _Rows = (before, after, np.asarray(action), np.asarray(reward), *ends, where)
+        stored = np.ones(len(where), np.bool_)
+        if tells_finals is not None:
+            stored = ~self.resets.find(before, after, rows[3], ends[0] | ends[1], where)
+            self.resets.remember(before, after, ends[0] | ends[1], tells_finals, where, ~stored)
+        ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
         self._added += 1
         return ids
+
+    def _add_some(self, rows: _Rows, stored: Bools) -> Ints | None:
+        ids = np.full(len(stored), -1, np.int64)
+        if stored.any():
+            before, after, action, reward, terminated, truncated, where = rows
+            now, then = ({name: one[stored] for name, one in part.items()} for part in (before, after))
+            ends = terminated[stored], truncated[stored]
+            found = self._add((now, then, action[stored], reward[stored], *ends, where[stored]))
+            if found is None:
+                return None
+            ids[stored] = found
+        return ids
+
+    def _add(self, rows: _Rows) -> Ints | None:
+        before, after, _, _, terminated, truncated, where = rows
+        if self._writer is not None:
+            return self._writer.write(*rows)
+        first, true = ~self._pending_ends.follows(before, where), ~terminated | self._ends_are_true
+        for name, finder in self._finders.items():
+            finder.look(before[name], after[name], first, true)
+            if finder.told and not finder.stacked:
+                self._refuse(name)
+        copies = [{k: np.array(v) for k, v in one.items()} for one in (before, after)]
+        self._pending.append((*copies, *(np.array(one) for one in rows[2:])))
+        self._pending_ends.remember(after, terminated | truncated, where)
+        most = min(MAX_PENDING, self._settings.get("capacity") or MAX_PENDING)
+        if all(one.found for one in self._finders.values()) or self.held >= most:
+            self._opened  # noqa: B018
+        return None
 
     def end_episodes(self) -> bool:
         """End the episodes under way as time limits do: the next transitions begin others. Return if there were any."""

@@ -1,0 +1,81 @@
+"""Rows that are resets and no steps, in the loop of a vector that resets with the next step (Gymnasium's NEXT_STEP)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.integrations.frame_stacks import same_bits
+
+Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+Named = dict[str, Array]
+
+SURE = 4
+"""Rows found, more than speak against it, before those are taken for resets too that do not jump."""
+
+
+class Resets:
+    """Finder of such rows, by what arrives.
+
+    A vector that resets in the step that ends an episode says apart what that led to; one that resets with the next
+    step does not, and the row after has the final observation again, jumps to another one, and has no reward. One row
+    in a small world may look like that. So none is taken for a reset while more episodes began otherwise, nor where a
+    lane's first observation comes again; nor one that goes no farther than the step before it, as where a loop gives
+    the next episode's observation for the final one, until several others were.
+
+    Attributes:
+        dropped: rows found.
+    """
+
+    def __init__(self, lanes: int) -> None:
+        self.dropped = 0
+        self._others = 0  # episodes that began with a step
+        self._may = np.zeros(lanes, np.bool_)  # the lane's episode has just ended, without a word of what it led to
+        self._last: dict[int, list[Array]] = {}  # what it led to, by lane, and how far its last step went
+        self._came = np.zeros(lanes)
+        self._first: dict[int, list[Array]] = {}  # the lane's first observation
+
+    def find(self, before: Named, after: Named, reward: Array, ended: Bools, lanes: Ints) -> Bools:
+        """Return which rows [n] are resets: bool [n].  Cost: nothing where no episode has just ended."""
+        found = np.zeros(len(lanes), np.bool_)
+        for row in np.flatnonzero(self._may[lanes]).tolist():
+            lane = int(lanes[row])
+            obs = [one[row] for one in before.values()]
+            if not _same(obs, self._last[lane]):
+                self._others += 1
+                continue
+            if ended[row]:
+                continue
+            sure = self.dropped >= self._others + SURE
+            went = _distance(obs, [one[row] for one in after.values()])
+            if not sure and (went == 0 or _same(obs, self._first[lane])):
+                continue
+            found[row] = reward[row] == 0 and (sure or went > self._came[lane]) and self.dropped >= self._others
+            self.dropped += int(found[row])
+            self._others += int(not found[row])
+        return found
+
+    def remember(self, before: Named, after: Named, ended: Bools, told: Bools, lanes: Ints, dropped: Bools) -> None:
+        """Take note of rows [n], of which some were ``dropped``, and where the environment ``told`` of ends."""
+        if len(self._first) < len(self._may):
+            for row, lane in enumerate(lanes.tolist()):
+                self._first.setdefault(lane, [np.array(one[row]) for one in before.values()])
+        self._may[lanes] = may = ended & ~told & ~dropped
+        for row in np.flatnonzero(may).tolist():
+            self._last[int(lanes[row])] = last = [np.array(one[row]) for one in after.values()]
+            self._came[lanes[row]] = _distance([one[row] for one in before.values()], last)
+
+
+def _distance(some: list[Array], others: list[Array]) -> float:
+    """Return the sum of all differences."""
+    with np.errstate(invalid="ignore"):
+        apart = (np.nansum(np.abs(a.astype(float) - b.astype(float))) for a, b in zip(some, others, strict=True))
+        return float(sum(apart))
+
+
+def _same(some: list[Array], others: list[Array]) -> bool:
+    return all(bool(same_bits(a[None], b[None])[0]) for a, b in zip(some, others, strict=True))
