@@ -146,13 +146,6 @@ def append_staged(
             return OTHERWISE
         slot = np.int64(slots[lane])
         full |= rows[slot] * WHOLE >= words[MAX_ROWS] * np.int64(shares[lane]) or frames[slot] > words[MAX_FRAMES]
-        if watch[lane] != MET:  # an episode has just ended, among others: seldom
-            if not watch[lane] & MET:
-                return OTHERWISE
-            if not watch[lane] & LEFT_ALONE and _repeats(
-                words, places, memory, offset, slot, np.int64(frames[slot]) - 1, staged, i
-            ):
-                return OTHERWISE
         if successor_known[lane]:
             for c in range(column_count):
                 size = words[FIRST_COLUMN + 2 * c + 1]
@@ -164,6 +157,13 @@ def append_staged(
                     size,
                 ):
                     return OTHERWISE
+        elif watch[lane] != MET:  # an episode has just ended, among others: seldom
+            if not watch[lane] & MET:
+                return OTHERWISE
+            if not watch[lane] & LEFT_ALONE and _repeats(
+                words, places, memory, offset, slot, np.int64(frames[slot]) - 1, staged, i
+            ):
+                return OTHERWISE
     if full:
         return FULL
     id_ = np.int64(-1)
