@@ -35,12 +35,14 @@ def frames(rng: np.random.Generator, step: int) -> np.ndarray:
 def play(store: sw.Store, steps: int) -> None:
     """Append steps of episodes that end every 100 steps."""
     rng = np.random.default_rng(len(store))
+    now = frames(rng, 0)
     for step in range(steps):
-        over = np.full(LANES, step % 100 == 99)
+        after, over = frames(rng, step + 1), np.full(LANES, step % 100 == 99)
         store.extend(
-            obs=frames(rng, step), action=rng.integers(0, 4, LANES), reward=rng.normal(size=LANES),
-            terminated=over, truncated=np.zeros(LANES, bool), next_obs=frames(rng, step + 1),
+            obs=now, action=rng.integers(0, 4, LANES), reward=rng.normal(size=LANES),
+            terminated=over, truncated=np.zeros(LANES, bool), next_obs=after,
         )  # fmt: skip
+        now = after
 
 
 def child(folder: str, steps: int, ready: Connection) -> None:
@@ -50,7 +52,7 @@ def child(folder: str, steps: int, ready: Connection) -> None:
     store.flush()  # the steps appended so far survive a crash
     ready.send_bytes(str(len(store)).encode())
     while True:
-        play(store, 1)
+        play(store, 100)
 
 
 def view(store: sw.Store) -> sw.Transitions:
