@@ -21,7 +21,10 @@ REPORT = (
     "steps", "minutes", "updates", "loss", "avg_loss", "epsilon", "avg_fps", "replay_steps", "replay_bytes",
     "bytes_per_step", "process_bytes",
 )  # fmt: skip
-DISK = ("hits", "misses", "stalls", "waited_s", "bytes_read", "bytes_written", "bytes", "resident_segments")
+DISK = (
+    "hits", "misses", "stalls", "waited_s", "bytes_read", "bytes_written", "bytes", "resident_segments",
+    "dropped_steps",
+)  # fmt: skip
 """Numbers of the events that are kept, by kind; those of ``DISK`` are of a report's ``disk``."""
 MAX_EVENTS, MAX_SHOWN = 1_000_000, 2000
 """Limits of the events kept of a kind, beyond which each second one is dropped; and of the points of a curve."""
