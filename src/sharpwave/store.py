@@ -288,6 +288,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         Raises:
             ValueError: an invalid argument; nothing was changed.
             MemoryError: no address space; nothing was changed.
+            OSError: the limits could not be written to the folder: they hold until the store is closed, and the next
+                opening has the earlier ones. Call it again.
         """
         with self._lock:
             self._log.check_open()

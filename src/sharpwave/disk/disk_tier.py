@@ -156,7 +156,8 @@ class DiskTier:
         return self.regions.nbytes
 
     def share(self, folder: Directory) -> list[tuple[int, str]]:
-        """Link every region that holds a segment into ``folder`` under the same name, and write to it no more.
+        """Link every region into ``folder`` under the same name, and write to it no more: one that holds no segment has
+        notes of what was evicted.
 
         Returns descriptors of those that cannot be linked, and the names to copy them to.  Raises: OSError.
         """
@@ -166,9 +167,9 @@ class DiskTier:
         self.regions.finish()
         left: list[tuple[int, str]] = []
         try:
-            for number, region in self.regions.regions.items():
-                name = region.path.name
-                if self.held.holds(number) and not self.files.link(self.regions.directory, name, folder):
+            for region in self.regions.regions.values():
+                name, empty = region.path.name, region is self.regions.newest and not region.finished
+                if not empty and not self.files.link(self.regions.directory, name, folder):
                     left.append((os.dup(region.descriptor), name))
         except BaseException:
             for descriptor, _ in left:

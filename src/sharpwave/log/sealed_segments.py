@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
 from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.region_files import FULL
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Placed
@@ -174,7 +174,7 @@ class Sealed:
             segment.seal_again(memory[index.base[slot] : index.base[slot] + index.nbytes[slot]])
         return True
 
-    def rewrite_truncated(self, slots: Iterable[int], release: bool = False) -> None:
+    def rewrite_truncated(self, slots: Iterable[int], release: bool = False) -> OSError | None:
         """Write the segments in ``slots``, of which ``truncate`` changed only what is in memory, to disk again.
 
         A process that ended in mid-episode leaves a last segment whose episode goes on; what comes behind it, in a
@@ -183,20 +183,29 @@ class Sealed:
 
         Args:
             release: the region of the old record goes if nothing in it is held; else it stays for now.
+
+        Returns the error of a full disk, if it refused one.
         """
+        full: OSError | None = None
         if self._disk is None or self._space.segment_cache is None:
-            return
+            return full
         for slot in slots:
             self._unwritten.add(slot)
-            with contextlib.suppress(OSError, MemoryError):
+            try:
                 self._space.segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
                 self._rewrite_truncated(self._disk, slot, release)
                 self._unwritten.discard(slot)
+            except MemoryError:
+                pass
+            except OSError as error:
+                full = error if error.errno in FULL else full
+        return full
 
     def rewrite_left(self) -> None:
-        """Write the segments again that ``rewrite_truncated`` could not."""
-        if self._unwritten:
-            self.rewrite_truncated(sorted(self._unwritten), release=True)
+        """Write the segments again that ``rewrite_truncated`` could not.  Raises: OSError: the disk is full still."""
+        error = self.rewrite_truncated(sorted(self._unwritten), release=True) if self._unwritten else None
+        if error is not None:
+            raise error
 
     def _rewrite_truncated(self, disk: DiskTier, slot: int, release: bool) -> None:
         index = self._space.index

@@ -54,6 +54,7 @@ class Run:
         self._under_way: list[Log] = []  # logs of what an operation may have done amid which the process died
         self._torn = False  # a record may have been written in part: it is named at every opening from then on
         self._lax = False
+        self._unsure_limits = False
         self.at = -1
 
     def run(self) -> None:
@@ -253,8 +254,10 @@ class Run:
     def _do_resize(self, **limits: int) -> None:
         self._ready()
         answer = self._call({"do": "resize", **limits}, lax=True)
-        if "error" not in answer:
-            self.log.limits.update(limits)
+        if "error" in answer:  # they hold, and the next opening may have the earlier ones: the higher ones bound both
+            limits = {name: max(value, self.log.limits[name]) for name, value in limits.items()}
+            self._unsure_limits = True
+        self.log.limits.update(limits)
         self._observe(answer, lax=True)
 
     def _do_clear(self) -> None:
@@ -345,7 +348,7 @@ class Run:
         self.counts["openings"] += 1
         lower = any(value < self.log.limits.get(name, 1 << 62) for name, value in limits.items())
         self.log.limits.update(limits)
-        lax = self._lax or lower
+        lax = self._lax or lower or self._unsure_limits
         wrong: Violation | None = None
         for log, exact, loose in [(self.log, self._exact, lax), *((one, False, True) for one in self._under_way)]:
             candidate = log.copy()
@@ -469,7 +472,11 @@ class Run:
         self._under_way, self.log = [self.log], before
 
     def _observe(self, answer: dict[str, Any], fresh: Any = (), lax: bool = False) -> None:
-        self.log.observe(answer["held"], set(fresh), lax or "error" in answer or "lax" in answer or self._quota >= 0)
+        self.log.observe(
+            answer["held"],
+            set(fresh),
+            lax or self._unsure_limits or "error" in answer or "lax" in answer or self._quota >= 0,
+        )
 
     def _end(self) -> None:
         """End the process by SIGKILL, if there is one."""
