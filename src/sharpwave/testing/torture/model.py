@@ -350,7 +350,7 @@ class Log:
                 + self.stride * (2 + self.program.lanes)
                 + 60 * self.program.lanes
             )
-        return max(len(self.held) * 3 // 4, 200)
+        return max(len(self.held) * 3 // 4, 200) + max(0, len(self.held) - self.limits.get("capacity", 1 << 62))
 
     def _cut(self, lane: int, end: int, now: dict[Key, int], exact: bool, lax: bool) -> None:
         steps, count = self.lanes[lane], len(self.lanes[lane])
