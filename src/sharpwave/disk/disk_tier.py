@@ -246,18 +246,21 @@ class DiskTier:
 
     def _note_later(self, numbers: list[int]) -> None:
         """Prepare to note, after regions ``numbers`` are deleted, what their notes tell."""
-        slots = self.evictions.told_by(numbers)
-        again = self.evictions.ids(slots[self._claims.unsealed(slots)])
-        self.evictions.pending.update(dict.fromkeys(again.tolist()))
+        self.evictions.pending.update(dict.fromkeys(self._told_by(numbers).tolist()))
         self._ends_due = True
+
+    def _told_by(self, numbers: list[int]) -> npt.NDArray[np.int64]:
+        """Return the ids of evicted segments that only notes in regions ``numbers`` tell, but of those that a sealed
+        segment replaces."""
+        slots = self.evictions.told_by(numbers)
+        return self.evictions.ids(slots[self._claims.unsealed(slots)])
 
     def repeat_notes(self, numbers: list[int]) -> None:
         """Write what records in regions ``numbers`` tell of evictions and of lanes' ends that no other file does.
 
         Evictions that no file tells yet are written with them.  Raises: OSError.
         """
-        slots = self.evictions.told_by(numbers)
-        again = self.evictions.ids(slots[self._claims.unsealed(slots)])  # a sealed segment replaces those before it
+        again = self._told_by(numbers)
         if again.size or self.evictions.pending or self._noted.region in numbers:
             self.note(always=True, again=again)
         if self.ends.rest_on(numbers):

@@ -48,7 +48,7 @@ BYTES_PER_READER = 1 << 20
 NAP_US = 30
 MAX_NAPS = 1000
 """After so many reads a waiting thread returns to Python, where an interrupt by the user is noticed."""
-MAX_FAILURES = 100
+MAX_FAILURES, NO_PIPE = 100, -1
 """Failed reads of the pipe (as by signals) after which a reader gives up."""
 
 _read: Any = types.ExternalFunction("read", types.int64(types.int32, types.voidptr, types.uint64))
@@ -288,10 +288,7 @@ class Readers:
         Their machine code is loaded here: a thread that had no descriptor for its file would end.
         """
         try:
-            pipe, writer = os.pipe()
-            os.close(writer)
-            _serve(self._memory, self._queue, self._counters, self._state, TABLE, self._window(), pipe)
-            os.close(pipe)
+            _serve(self._memory, self._queue, self._counters, self._state, TABLE, self._window(), NO_PIPE)
             pipe, writer = os.pipe()
         except OSError:
             return

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -45,6 +46,18 @@ SHOWN = 4
 
 
 @dataclass
+class _Found:
+    """Steps of a lane that speak for something: how many, and the last ones' numbers."""
+
+    count: int = 0
+    last: deque[int] = field(default_factory=lambda: deque(maxlen=SHOWN))
+
+    def add(self, step: int) -> None:
+        self.count += 1
+        self.last.append(step)
+
+
+@dataclass
 class _Lane:
     """What was seen of a lane.
 
@@ -58,8 +71,8 @@ class _Lane:
     """
 
     first: int | None = None
-    resets: list[int] = field(default_factory=list)
-    finals: list[int] = field(default_factory=list)
+    resets: _Found = field(default_factory=_Found)
+    finals: _Found = field(default_factory=_Found)
     unclear: int = 0
     undecided: int = 0
     broke: int = -1
@@ -207,27 +220,27 @@ class Boundaries:
         came, went = self._distance(before, obs), None if after is None else self._distance(obs, after)
         terminated = bool(end & TERMINATED)
         if reward == 0 and (earned != 0 if went is None else went > came * (1.0 if terminated else MIN_JUMP)):
-            seen.resets.append(step)
+            seen.resets.add(step)
             about, kind = seen.resets, "resets"
         elif went is not None and (
             came > RESET_JUMP * went if lane in self.true_finals else came > MIN_JUMP * went and not terminated
         ):
-            seen.finals.append(step - 1)
+            seen.finals.add(step - 1)
             about, kind = seen.finals, "finals"
         else:
             seen.unclear += 1
             self._leave_alone(lane)
             return
         self.repeats += 1
-        if len(about) - seen.unclear - AGAINST * int(self._opened.fresh[lane]) >= ENOUGH:
-            numbers = ", ".join(str(one) for one in about[-SHOWN:])
-            self._say(lane, kind, _SAID[kind].format(count=len(about), numbers=numbers))
+        if about.count - seen.unclear - AGAINST * int(self._opened.fresh[lane]) >= ENOUGH:
+            numbers = ", ".join(map(str, about.last))
+            self._say(lane, kind, _SAID[kind].format(count=about.count, numbers=numbers))
 
     def _leave_alone(self, lane: int) -> None:
         """Watch the lane no longer if most of what was seen of it says nothing: looking takes some 80 us each time."""
         seen = self._lanes[lane]
         nothing = seen.undecided + seen.unclear
-        if nothing >= MAX_UNDECIDED and 2 * (len(seen.resets) + len(seen.finals)) < nothing:
+        if nothing >= MAX_UNDECIDED and 2 * (seen.resets.count + seen.finals.count) < nothing:
             self._opened.watch[lane] |= LEFT_ALONE
 
     def _say(self, lane: int, kind: str, text: str) -> None:

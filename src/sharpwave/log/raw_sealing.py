@@ -301,7 +301,6 @@ class RawSealing:
             layout.spec.context, opened.first_lane, self._schema, self._features,
         )  # fmt: skip
         opened.any_known = True
-        for lane in lanes.tolist():
-            opened.forget_end(lane)
+        opened.forget_ends(lanes)
         self._sealed.nbytes += total
         return done
