@@ -1,8 +1,9 @@
 """Recipes trained until they are solved, seed by seed: a table, JSON, and one figure of all curves.
 
-Solved: the policy of a run, its weights held fixed, plays 30 held-out episodes with the mean that the recipe asks.
-That evaluation decides when a run ends, so it is chosen among several; beside it stand 30 fresh episodes of the same
-weights, by which nothing was decided, and the mean of the last 100 training episodes.
+Solved: the policy of a run, its weights held fixed, plays 30 held-out episodes with the mean that the recipe asks, and
+then 30 fresh ones that confirm it. Of a run that is not solved, the best policy plays 30 fresh ones. Beside these stand
+30 episodes that the same weights play after the run, by which nothing was decided, and the mean of the last 100
+training episodes.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from training_speed.runs import ended, episodes
 from sharpwave.bench.scoring import interquartile_mean
 from sharpwave.bench.scoring import interval as iqm_interval
 from sharpwave.training.config import recipe_of
+from sharpwave.training.evaluation import evaluate
+from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 
 HERE = Path(__file__).parent
 RESAMPLES = 10_000
@@ -63,8 +66,9 @@ def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[st
         "evaluation_share": summary["evaluation_minutes"] / summary["minutes"],
         "final": summary.get("final"),
         "final_interval": None if summary.get("final") is None else interval(summary["final"]["scores"]),
+        "later": evaluate(folder, EPISODES, EPSILON, EVAL_SEED)[1],
         "decisions": [
-            {key: line[key] for key in ("steps", "minutes", "mean", "min")}
+            {key: line[key] for key in ("steps", "minutes", "mean", "min", "fresh")}
             for line in lines
             if line["event"] == "evaluation"
         ],
@@ -95,12 +99,12 @@ def interval(scores: list[float]) -> list[float]:
 def print_table(title: str, runs: list[dict[str, Any]]) -> None:
     """Print a row for each seed; below them the median and the slowest."""
     table = Table(title=title, title_style="bold", title_justify="left")
-    for name in ("seed", "solved", "steps", "minutes", "CPU minutes", "evaluating", "held-out mean", "lowest"):
+    for name in ("seed", "solved", "steps", "minutes", "CPU minutes", "evaluating", "not confirmed"):
         table.add_column(name, justify="right")
-    for name in ("fresh mean", "95 %", "lowest", "lost", "training mean"):
+    for name in ("fresh mean", "95 %", "lowest", "lost", "later mean", "lowest", "training mean"):
         table.add_column(name, justify="right")
     for run in runs:
-        found, final = run["held_out"], run["final"]
+        final, later = run["final"], run["later"]
         low, high = run["final_interval"] or (None, None)
         table.add_row(
             str(run["seed"]),
@@ -109,12 +113,14 @@ def print_table(title: str, runs: list[dict[str, Any]]) -> None:
             f"{run['minutes']:.1f}",
             "-" if run["cpu_minutes"] is None else f"{run['cpu_minutes']:.1f}",
             f"{run['evaluation_share']:.0%}",
-            *(["-"] * 2 if found is None else [f"{found['mean']:.2f}", f"{found['min']:g}"]),
+            str(sum(bool(one["fresh"]) for one in run["decisions"]) - run["solved"]),
             *(
                 ["-"] * 4
                 if final is None
                 else [f"{final['mean']:.2f}", f"{low:.2f} to {high:.2f}", f"{final['min']:g}", str(final["lost"])]
             ),
+            f"{statistics.fmean(later):.2f}",
+            f"{min(later):g}",
             f"{run['mean_reward']:.2f}",
         )
     Console(width=160).print(table)
@@ -127,6 +133,8 @@ def print_table(title: str, runs: list[dict[str, Any]]) -> None:
     final = [run["final"]["mean"] for run in runs if run["final"] is not None]
     if final:
         print(f"fresh means: median {statistics.median(final):.2f}, {middle(final, 2)}, lowest {min(final):.2f}")
+    later = [statistics.fmean(run["later"]) for run in runs]
+    print(f"later means: median {statistics.median(later):.2f}, {middle(later, 2)}, lowest {min(later):.2f}")
 
 
 def middle(values: list[float], digits: int) -> str:

@@ -15,8 +15,8 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.failures import DivergedError
-from sharpwave.training.held_out import Evaluation, HeldOut
-from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, held_out_seed, play
+from sharpwave.training.held_out import Evaluation, HeldOut, measure, played
+from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, Purpose, held_out_seed, play
 from sharpwave.training.policies import load_policy, save_policy
 from sharpwave.training.progress import TrainingState, episode_seed
 from sharpwave.training.recipes import load_recipe
@@ -83,8 +83,9 @@ def test_training_episodes_do_not_end_a_run():
 def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again(solved_run):
     folder, summary = solved_run
     found, final = summary["held_out"], summary["final"]
-    assert summary["reason"] == "a held-out mean of 100 or more"
-    assert len(found["scores"]) == len(final["scores"]) == EPISODES
+    assert summary["reason"] == "a held-out mean of 100 or more, confirmed"
+    assert len(found["scores"]) == len(final["scores"]) == EPISODES and found["fresh"] == final["scores"]
+    assert final["mean"] == fmean(final["scores"]) >= 100 and min(final["scores"]) >= 20
     assert found["mean"] == fmean(found["scores"]) >= 100 and min(found["scores"]) >= 20
     weights, figures = load_policy(folder / "best.safetensors")
     assert figures == found and found["steps"] == final["steps"]
@@ -92,8 +93,8 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     recipe = SHORT.override(seed=1)
     env = setup.environments(recipe, LANES)
     player = setup.player(recipe, env, weights)
-    for evaluation, is_final in ((found, False), (final, True)):
-        seed = held_out_seed(SHORT.training.seed, evaluation["steps"], is_final)
+    for evaluation, purpose in ((found, Purpose.CHOOSING), (final, Purpose.CONFIRMING)):
+        seed = held_out_seed(SHORT.training.seed, evaluation["steps"], purpose)
         assert play(player, env, EPISODES, EPSILON, seed) == evaluation["scores"]
     env.close()
     assert found["scores"] != final["scores"]
@@ -102,7 +103,7 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
 def test_with_actors_too(tmp_path):
     recipe = SHORT.override(actors=1, steps=20_000, stop_reward=30.0, evaluate_from=15.0)
     folder, summary = quiet(run, "cartpole", recipe, tmp_path / "run")
-    assert summary["reason"] == "a held-out mean of 30 or more" and summary["final"]["mean"] > 20
+    assert summary["reason"] == "a held-out mean of 30 or more, confirmed" and summary["final"]["mean"] > 20
     assert load_policy(folder / "best.safetensors")[1] == summary["held_out"]
     assert load_policy(folder / "last.safetensors")[1]["steps"] == summary["steps"]
 
@@ -189,22 +190,63 @@ def test_seeds_are_nobody_elses():
         for steps in range(0, 500_000, 10_000):
             training |= {episode_seed(seed, steps) + lane for lane in range(16)}
             deciding |= {held_out_seed(seed, steps) + lane for lane in range(LANES)}
-            final |= {held_out_seed(seed, steps, final=True) + lane for lane in range(LANES)}
+            final |= {
+                held_out_seed(seed, steps, purpose) + lane
+                for purpose in (Purpose.CONFIRMING, Purpose.REPORTING)
+                for lane in range(LANES)
+            }
     usual = {EVAL_SEED + lane for lane in range(LANES)}
     for one, other in ((training, deciding), (training, final), (deciding, final), (deciding | final, usual)):
         assert not one & other
-    assert max(deciding | final) < 2**31 and len(deciding) == len(final) == 20 * 50 * LANES
+    assert max(deciding | final) < 2**31 and 2 * len(deciding) == len(final) == 2 * 20 * 50 * LANES
 
 
 def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
     recipe = SHORT.override(stop_reward=18.0, stop_worst=1.0)
     held_out = HeldOut(recipe)
-    lost_one, solved = Evaluation(10, [20.0] * 29 + [-1.0]), Evaluation(20, [18.5] * 30)
-    few = Evaluation(30, [21.0] * 10)
-    assert [one.solves(recipe) for one in (lost_one, solved, few)] == [False, True, False]
-    assert held_out._rank(lost_one) < held_out._rank(few) < held_out._rank(solved)
+    lost_one, passed = Evaluation(10, [20.0] * 29 + [-1.0]), Evaluation(20, [18.5] * 30)
+    few, solved = Evaluation(30, [21.0] * 10), Evaluation(40, [18.5] * 30, [18.0] * 30)
+    assert [one.solves(recipe) for one in (lost_one, passed, few, solved)] == [False, False, False, True]
+    assert held_out._rank(passed) < held_out._rank(lost_one) < held_out._rank(few) < held_out._rank(solved)
     assert lost_one.figures()["lost"] == 1 and lost_one.figures()["min"] == -1
     assert not solved.solves(recipe.override(stop_reward=None, stop_worst=None))
+
+
+@pytest.mark.parametrize(
+    ("fresh", "is_solved"),
+    [
+        ([18.0] * 30, True),
+        ([17.0] * 15 + [18.9] * 15, False),  # a mean of 17.95
+        ([20.0] * 29 + [0.0], False),  # one below stop_worst
+        ([20.0] * 10, False),  # abandoned
+    ],
+)
+def test_a_pass_that_fresh_episodes_do_not_confirm_solves_nothing(fresh, is_solved, monkeypatch):
+    """Of 14 policies that never lost a game in 30, one lost by 17 in its next 30."""
+    recipe = SHORT.override(stop_reward=18.0, stop_worst=1.0)
+    monkeypatch.setattr("sharpwave.training.held_out.measure", lambda *_: Evaluation(500, [19.0] * 30, fresh))
+    env = setup.environments(recipe, 1)
+    agent = setup.agent(recipe, env)
+    env.close()
+    state = TrainingState.fresh(recipe, agent)
+    state.held_out.evaluate(agent, 500)
+    state = TrainingState.from_dict(recipe, agent, state.to_dict())  # as after a resume
+    assert state.held_out.solved == is_solved
+    assert state.end_reached(recipe) == ("a held-out mean of 18 or more, confirmed" if is_solved else None)
+    if is_solved:
+        final = state.held_out.final()
+        assert final is not None and final["scores"] == fresh and final["mean"] == 18.0  # not 19
+
+
+def test_confirming_episodes_are_others_and_are_played_for_a_pass_only(solved_run):
+    weights, _ = load_policy(solved_run[0] / "best.safetensors")
+    recipe = SHORT.override(stop_reward=50.0)
+    passed = measure(recipe, weights, 500)
+    assert len(passed.scores) == len(passed.fresh) == EPISODES and passed.scores != passed.fresh
+    assert passed.scores == played(recipe, weights, 500, Purpose.CHOOSING)
+    assert passed.fresh == played(recipe, weights, 500, Purpose.CONFIRMING)
+    failed = measure(recipe.override(stop_reward=501.0), weights, 500)
+    assert len(failed.scores) == LANES and failed.fresh == []
 
 
 def test_an_episode_without_an_end_is_scored_as_it_is(monkeypatch):
@@ -244,7 +286,9 @@ def test_a_run_ends_when_evaluations_are_no_better_or_its_time_is_over(monkeypat
     env.close()
     state = TrainingState.fresh(recipe, agent)
     means = iter([3.0, 5.0, 5.0, 4.0])
-    monkeypatch.setattr(HeldOut, "_play", lambda self, weights, steps, final: Evaluation(steps, [next(means)]))
+    monkeypatch.setattr(
+        "sharpwave.training.held_out.measure", lambda recipe, weights, steps: Evaluation(steps, [next(means)])
+    )
     ends = []
     for steps in (1, 2, 3, 4):
         state.held_out.evaluate(agent, steps)

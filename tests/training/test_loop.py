@@ -68,7 +68,7 @@ def test_the_update_ratio_holds():
 
 def test_it_ends_at_the_reward_and_when_interrupted():
     summary = run(steps=50_000, stop_reward=5.0, evaluate_every=1_000, evaluate_from=10.0, warmup_steps=40_000).last
-    assert summary["reason"] == "a held-out mean of 5 or more" and summary["steps"] == 1_000
+    assert summary["reason"] == "a held-out mean of 5 or more, confirmed" and summary["steps"] == 1_000
     trained = run(StopWhen(lambda: "interrupted by SIGINT"), report_every=1_000)
     assert trained.last["reason"] == "interrupted by SIGINT" and len(trained.kept.reports) == 1
 

@@ -47,10 +47,11 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
     title = Text(printable(ended + summary["reason"]), style="table.title")
     table = Table(title=title, title_justify="left", box=None, show_header=False)
-    for name, key in (("held-out mean", "held_out"), ("on fresh seeds", "final")):
-        if summary.get(key) is not None:
-            table.add_row(name, evaluation_text(summary[key]))
-    if summary.get("held_out") is None:
+    if summary.get("final") is not None:  # episodes that did not choose the weights
+        table.add_row("held-out mean", evaluation_text(summary["final"]))
+    elif summary.get("held_out") is not None:
+        table.add_row("best held-out mean", evaluation_text(summary["held_out"]))
+    else:
         table.add_row("held-out mean", "- (none was due, or scores were too low: --evaluate-every, --evaluate-from)")
     if "data" in summary:
         table.add_row("updates", f"{summary['updates']:,}")

@@ -6,6 +6,7 @@ import json
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from multiprocessing.connection import Connection
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
@@ -120,7 +121,8 @@ class Evaluator:
             return None
         assert self._asked is not None
         weights, self._asked = self._asked.weights, None
-        return Measured(Evaluation(said["steps"], said["scores"]), weights, said["minutes"], said["video_error"])
+        evaluation = Evaluation(said["steps"], said["scores"], said["fresh"])
+        return Measured(evaluation, weights, said["minutes"], said["video_error"])
 
     def wait(self, give_up: Callable[[], bool] = lambda: False) -> Measured | None:
         """Wait for the outcome of the evaluation under way, however long it takes.
@@ -216,5 +218,5 @@ def _answer(recipe: Recipe, pipe: Connection, weights: Mapping[str, Tensor], ste
     evaluation = measure(recipe, weights, steps)
     error = "" if video is None else film(recipe, weights, steps, Path(video))
     minutes = (time.perf_counter() - begun) / 60
-    said = {"steps": steps, "scores": evaluation.scores, "minutes": minutes, "video_error": error}
+    said = {**asdict(evaluation), "minutes": minutes, "video_error": error}
     pipe.send_bytes(json.dumps(said).encode())

@@ -45,12 +45,15 @@ def scores(values: dict[str, Any], name: str) -> list[float]:
     return [number(one, name) for one in value]
 
 
-def evaluation(values: dict[str, Any]) -> tuple[int, list[float]]:
-    """Return an evaluation's step and its scores.  Raises: KeyError, TypeError, ValueError, OverflowError."""
+def evaluation(values: dict[str, Any]) -> tuple[int, list[float], list[float]]:
+    """Return an evaluation's step, its scores and those that confirm it.
+
+    Raises: KeyError, TypeError, ValueError, OverflowError.
+    """
     found = scores(values, "scores")
     if not found:
         raise ValueError("scores is empty, expected the score of at least one episode")
-    return count(values, "steps"), found
+    return count(values, "steps"), found, scores({"fresh": [], **values}, "fresh")  # earlier releases confirmed none
 
 
 def summary(values: Any) -> dict[str, Any]:

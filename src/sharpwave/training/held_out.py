@@ -1,13 +1,14 @@
 """Held-out evaluations of a run: when the policy is measured, which was the best, and whether the run has solved it.
 
-Evaluations do not affect training: they have their own environments and random numbers.
+The first of many evaluations that passes is a lucky one, so a pass is confirmed on as many fresh episodes. Evaluations
+do not affect training: they have their own environments and random numbers.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import fmean
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.failures import DivergedError
-from sharpwave.training.measuring import EPISODES, EPSILON, LANES, held_out_seed, lanes_for, play
+from sharpwave.training.measuring import EPISODES, EPSILON, LANES, Purpose, held_out_seed, lanes_for, play
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Scores
 
@@ -26,27 +27,34 @@ RECENT = 20
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of whole episodes, played after ``steps`` steps of training with the weights of that moment."""
+    """Scores of whole episodes, played after ``steps`` steps of training with the weights of that moment.
+
+    Attributes:
+        scores: of ``EPISODES`` episodes, or of the first ``LANES`` where these fall short of the recipe.
+        fresh: of as many others, played to confirm ``scores`` that pass; empty: they do not pass.
+    """
 
     steps: int
     scores: list[float]
+    fresh: list[float] = field(default_factory=list)
 
     @property
     def mean(self) -> float:
         return fmean(self.scores)
 
     def solves(self, recipe: Recipe) -> bool:
-        """Return whether it is complete, with a mean of at least ``stop_reward`` and no score below ``stop_worst``."""
-        return (
-            len(self.scores) == EPISODES
-            and not falls_short(recipe, self.scores)
-            and recipe.evaluation.stop_reward is not None
-        )
+        """Return whether its scores pass, and the fresh ones pass too."""
+        return passes(recipe, self.scores) and passes(recipe, self.fresh)
 
     def figures(self) -> dict[str, Any]:
         """Return the evaluation as plain values for reports and files."""
         lost = sum(score < 0 for score in self.scores)
         return {**asdict(self), "mean": self.mean, "min": min(self.scores), "lost": lost}
+
+
+def passes(recipe: Recipe, scores: list[float]) -> bool:
+    """Return whether scores are complete, with a mean of at least ``stop_reward`` and none below ``stop_worst``."""
+    return len(scores) == EPISODES and not falls_short(recipe, scores)
 
 
 def falls_short(recipe: Recipe, scores: list[float]) -> bool:
@@ -64,25 +72,35 @@ def finite(weights: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
     return weights
 
 
-def measure(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, *, final: bool = False) -> Evaluation:
-    """Measure the policy ``weights``, of step ``steps``; not ``final``, abandon it once its first episodes fall short.
+def measure(recipe: Recipe, weights: Mapping[str, Tensor], steps: int) -> Evaluation:
+    """Measure the policy ``weights``, of step ``steps``, and confirm a pass on as many fresh episodes.
 
-    Args:
-        final: play on seeds that no decision has used.
+    Both are abandoned once their first episodes fall short.
+    """
+    scores = played(recipe, weights, steps, Purpose.CHOOSING)
+    confirmed = played(recipe, weights, steps, Purpose.CONFIRMING) if passes(recipe, scores) else []
+    return Evaluation(steps, scores, confirmed)
+
+
+def played(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, purpose: Purpose) -> list[float]:
+    """Play ``EPISODES`` held-out episodes and return their scores.
+
+    Unless they are for a report, they are abandoned once their first ones fall short.
     """
     env = setup.environments(recipe, lanes_for(EPISODES))
     try:
-        scores = play(
+        return play(
             setup.player(recipe, env, weights),
             env,
             EPISODES,
             EPSILON,
-            held_out_seed(recipe.training.seed, steps, final),
-            hopeless=lambda scores: not final and len(scores) >= LANES and falls_short(recipe, scores),
+            held_out_seed(recipe.training.seed, steps, purpose),
+            hopeless=lambda scores: (
+                purpose is not Purpose.REPORTING and len(scores) >= LANES and falls_short(recipe, scores)
+            ),
         )
     finally:
         env.close()
-    return Evaluation(steps, scores)
 
 
 class HeldOut:
@@ -121,12 +139,12 @@ class HeldOut:
         return len(recent) == RECENT and (threshold is None or fmean(recent) >= threshold)
 
     def evaluate(self, agent: Agent, steps: int) -> bool:
-        """Measure the agent's policy; return whether it is the best so far.
-
-        The evaluation is abandoned once its first episodes fall short of what the recipe asks for.
-        """
+        """Measure the agent's policy; return whether it is the best so far."""
         weights = finite(agent.policy_tensors(), steps)
-        return self.add(self._play(weights, steps, final=False), weights)
+        begun = time.perf_counter()
+        evaluation = measure(self.recipe, weights, steps)
+        self.minutes += (time.perf_counter() - begun) / 60
+        return self.add(evaluation, weights)
 
     def add(self, evaluation: Evaluation, weights: dict[str, Tensor]) -> bool:
         """Count an evaluation of ``weights``; return whether it is the best so far."""
@@ -139,19 +157,23 @@ class HeldOut:
         return True
 
     def final(self) -> dict[str, Any] | None:
-        """Measure the best weights again, on seeds that no decision has used; None: there are no best weights."""
-        if self.best is None:
-            return None
-        return self._play(self.best_weights, self.best.steps, final=True).figures()
+        """Return the best policy's scores in episodes that did not choose it; None: no policy was measured.
 
-    def _play(self, weights: dict[str, Tensor], steps: int, final: bool) -> Evaluation:
+        Of a policy that solves the recipe they are the confirming ones; others play episodes by which nothing is
+        decided.
+        """
+        best = self.best
+        if best is None:
+            return None
+        if best.solves(self.recipe):
+            return Evaluation(best.steps, best.fresh).figures()
         begun = time.perf_counter()
-        evaluation = measure(self.recipe, weights, steps, final=final)
+        scores = played(self.recipe, self.best_weights, best.steps, Purpose.REPORTING)
         self.minutes += (time.perf_counter() - begun) / 60
-        return evaluation
+        return Evaluation(best.steps, scores).figures()
 
     def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
-        return evaluation.solves(self.recipe), evaluation.mean
+        return evaluation.solves(self.recipe), fmean(evaluation.scores + evaluation.fresh)
 
     def report(self) -> dict[str, Any]:
         """Return the figures for the run's reports."""

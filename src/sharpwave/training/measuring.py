@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,14 +36,26 @@ def lanes_for(episodes: int) -> int:
     return min(episodes, LANES)
 
 
-def held_out_seed(seed: int, steps: int, final: bool = False) -> int:
-    """Return the seed of a run's evaluation after ``steps`` steps.
+class Purpose(IntEnum):
+    """What a measurement's episodes are for; no two purposes share a seed.
 
-    Seeds of evaluations during training are in [5 * 2^28, 6 * 2^28), those of the ``final`` one in [6 * 2^28, 7 * 2^28)
-    and training's own below 2^30, except the first, which the user gives: no two purposes share a seed.
+    ``CHOOSING`` episodes decide which policy is the best, ``CONFIRMING`` ones whether one that passed has solved the
+    recipe, ``REPORTING`` ones nothing: they measure the best policy of a run that has solved nothing.
     """
-    drawn = np.random.SeedSequence([seed, steps, 1 + final]).generate_state(1)[0]
-    return (5 + final << 28) + int(drawn >> 4)
+
+    CHOOSING = 0
+    CONFIRMING = 1
+    REPORTING = 2
+
+
+def held_out_seed(seed: int, steps: int, purpose: Purpose = Purpose.CHOOSING) -> int:
+    """Return the seed of a run's measurement after ``steps`` steps.
+
+    Seeds of ``CHOOSING`` measurements are in [5 * 2^28, 6 * 2^28), the others' in [6 * 2^28, 7 * 2^28) and training's
+    own below 2^30, except the first, which the user gives.
+    """
+    drawn = np.random.SeedSequence([seed, steps, 1 + purpose]).generate_state(1)[0]
+    return (5 + min(purpose, 1) << 28) + int(drawn >> 4)
 
 
 def play(

@@ -250,7 +250,7 @@ class TrainingState:
     def end_reached(self, recipe: Recipe) -> str | None:
         """Return why the run has ended: solved, no longer better, at its limit of steps or time. None: no."""
         if self.held_out.solved:
-            return f"a held-out mean of {recipe.evaluation.stop_reward:g} or more"
+            return f"a held-out mean of {recipe.evaluation.stop_reward:g} or more, confirmed"
         if self.progress.steps >= recipe.training.steps:
             return f"the limit of {recipe.training.steps:,} {'updates' if recipe.offline else 'steps'}"
         patience, limit = recipe.evaluation.patience, recipe.training.max_minutes

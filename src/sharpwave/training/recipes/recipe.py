@@ -112,9 +112,11 @@ class EvaluationSettings:
     """Settings of held-out evaluations, by which a run may end."""
 
     stop_reward: float | None = setting(
-        None, "end when the mean score of 30 held-out episodes, played with fixed weights, reaches this", EVALUATION
+        None,
+        "end when the mean of 30 held-out episodes, played with fixed weights, reaches this, and that of 30 fresh ones",
+        EVALUATION,
     )
-    stop_worst: float | None = setting(None, "and none of the 30 scores is below this", EVALUATION)
+    stop_worst: float | None = setting(None, "and none of these scores is below this", EVALUATION)
     evaluate_every: int = setting(
         50_000,
         "steps between held-out evaluations, each of 30 episodes, abandoned after 10 if their mean is too low; 0: none",

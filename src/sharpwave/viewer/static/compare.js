@@ -128,7 +128,7 @@ function numbers(sides) {
     ["environment steps", whole, ({ log }) => last(log?.reports.steps)],
     ["minutes of training", number, ({ log }) => last(log?.reports.minutes)],
     ["mean of the last 100 returns", number, ({ log }) => last(log?.episodes.mean_reward)],
-    ["held-out mean", number, ({ told, log }) => told.run?.summary?.held_out?.mean ?? last(log?.evaluations.mean)],
+    ["held-out mean", number, ({ told, log }) => (told.run?.summary?.final ?? told.run?.summary?.held_out)?.mean ?? last(log?.evaluations.mean)],
     ["updates", whole, ({ log }) => last(log?.reports.updates)],
     ["steps a second", whole, ({ log }) => last(log?.reports.avg_fps)],
     ["steps in memory", whole, ({ told }) => told.memory?.steps ?? null],

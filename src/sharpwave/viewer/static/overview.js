@@ -43,7 +43,7 @@ function headline(memory, run, log) {
     list.push([whole(last(reports.steps) ?? last(log.episodes.steps)), "environment steps"]);
     const mean = last(log.episodes.mean_reward);
     if (mean !== undefined) list.push([number(mean), "mean of the last 100 returns"]);
-    const held = summary.held_out?.mean ?? last(log.evaluations.mean);
+    const held = (summary.final ?? summary.held_out)?.mean ?? last(log.evaluations.mean);
     if (held !== undefined && held !== null) list.push([number(held), "held-out mean"]);
     const minutes = last(reports.minutes);
     if (minutes !== undefined) list.push([duration(minutes * 60), "of training"]);
