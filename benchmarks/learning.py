@@ -96,10 +96,8 @@ OF_OTHERS = {
 """Memory tasks of popgym and bsuite, which no extra installs."""
 
 MINATAR_AGENTS = {
-    "dqn": Arm(  # as in Mnih et al. (2015)
-        "minatar", {"double": False, "n_step": 1}, seeds=(101, 102, 103, 104, 105, 106, 107)
-    ),
-    "dqn+": Arm("minatar"),  # double, three-step returns
+    "dqn": Arm("minatar", seeds=(101, 102, 103, 104, 105, 106, 107)),
+    "dqn+": Arm("minatar", {"double": True, "n_step": 3}),
     "rainbow": Arm("minatar-rainbow", seeds=(121, 122, 123, 124, 125)),
     "iqn": Arm("minatar-iqn"),
     "pqn": Arm("minatar-pqn"),

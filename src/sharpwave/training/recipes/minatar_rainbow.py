@@ -25,7 +25,7 @@ RECIPE = replace(
         munchausen_temperature=0.003,  # the bonus is then nearly Q(s, a) - max Q(s, .)
         noisy=False,
         dueling=False,
-        replay=replace(DQN.replay, n_step=1),
+        replay=DQN.replay,
         exploration=DQN.exploration,
     ),
 )
