@@ -64,8 +64,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk or for
             steps of 4 KiB and more 64; less if the capacity or ``ram`` is small.
         strict: refuse steps that never happened, with a ValueError, where a lane shows several: resets taken for steps,
-            final observations that are the next episode's, ``next_obs`` that never lead on. Else each lane warns once
-            (``stats()["repeated_finals"]``, ``["unchained_steps"]``). Not kept on disk.
+            final observations that are the next episode's, ``next_obs`` that never lead on, or all but do. Else each
+            lane warns once (``stats()["repeated_finals"]``, ``["unchained_steps"]``, ``["rounded_breaks"]``). Not kept
+            on disk.
 
     All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
     as learners of their own, and others in each fork; a store on disk remains the parent's.
@@ -180,9 +181,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         """Return the store's contents and costs, with every byte accounted for.
 
         ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
-        ``broken_episodes``: found by ``next_obs`` since the store was opened, and ``unchained_steps``, those of one
-        step; ``repeated_finals``: steps, since then, that are resets or follow a final observation that is the next
-        episode's; ``bytes`` by use: ``arena_used`` (sealed
+        ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, those of one step,
+        and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that are resets or
+        follow a final observation that is the next episode's; ``bytes`` by use: ``arena_used`` (sealed
         segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
         ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
         while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth

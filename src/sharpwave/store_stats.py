@@ -31,6 +31,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "lanes": log.lanes,
         "broken_episodes": inventory.broken_episodes,
         "unchained_steps": log.boundaries.unchained,
+        "rounded_breaks": log.boundaries.rounded,
         "repeated_finals": log.boundaries.repeats,
         "bytes": taken,
         "total_bytes": total,

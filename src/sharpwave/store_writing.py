@@ -86,9 +86,10 @@ class StoreWriting:
             final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
                 required where it was truncated. Where it terminated ``obs`` may stand in: the discount is 0.
             next_obs: [rows, *shape], the newest frame after the step; used as ``final_obs`` where that is absent. If a
-                lane's next ``obs`` differs from it in any bit, the episode was broken off: the earlier step becomes
+                lane's next ``obs`` has another value anywhere, the episode was broken off: the earlier step becomes
                 truncated, with this as its final observation, and the later one begins an episode
-                (``stats()["broken_episodes"]``). Without it, consecutive steps are assumed to follow each other.
+                (``stats()["broken_episodes"]``). NaN equals itself, -0.0 equals 0.0; values that were rounded differ,
+                which is warned of. Without it, consecutive steps are assumed to follow each other.
             lanes: int [rows], all different. Default 0, 1, ...; new lanes are created.
             timeout: seconds to wait for the views' rate limiters; default 60.
 

@@ -295,3 +295,65 @@ def test_strict_is_checked_and_holds_for_stores_opened_again(tmp_path: Any) -> N
     with pytest.raises(ValueError, match="resets and no steps"):
         play(again, envs, 640)
     again.close()
+
+
+def chain(store: sw.Store, obs: Any, after: Any, way: str) -> None:
+    """Append steps [T, 2 lanes, 3] that none ends, in one of the ways that there are."""
+    no, zeros = np.zeros(obs.shape[:2], bool), np.zeros(obs.shape[:2])
+    rows: dict[str, Any] = dict(
+        obs=obs, next_obs=after, action=zeros.astype(int), reward=zeros, terminated=no, truncated=no
+    )
+    if way == "rollout":
+        store.extend(**rows)
+        return
+    for k in range(len(obs)):
+        one = {name: values[k] for name, values in rows.items()}
+        store.extend(**one, timeout=None if way == "staged" else 5.0)
+
+
+def store_of(dtype: str, **settings: Any) -> sw.Store:
+    spec = sw.Spec(obs=sw.Field((3,), dtype), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=5000, segment_steps=16, **settings)
+    store._staging.compile_now()
+    return store
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@WAYS
+def test_a_negative_zero_and_a_nan_end_no_episode(way: str, dtype: str) -> None:
+    """The observation of the next step is stored, with its own bits."""
+    obs = np.arange(65 * 2 * 3).reshape(65, 2, 3).astype(dtype)
+    obs[4:60:3, 0, 1], obs[5:60:4, 1, 2], obs[6:60:5, 0, 2] = 0.0, -0.0, np.nan
+    after = obs[1:].copy()
+    after[after == 0] *= -1
+    after[np.isnan(after)] *= -1
+    obs = obs[:-1]
+    store = store_of(dtype, strict=True)
+    chain(store, obs, after, way)
+    assert store.stats()["broken_episodes"] == 0 == store.stats()["rounded_breaks"]
+    for episode in store.episodes():
+        assert episode.length == 64 and not episode.ended
+        assert episode.obs[:64].tobytes() == obs[:, episode.lane].tobytes()
+    after[20, 1, 0] += 1
+    store = store_of(dtype, strict=True)
+    chain(store, obs, after, way)
+    assert store.stats()["broken_episodes"] == 1
+    assert sorted((one.lane, one.length) for one in store.episodes()) == [(0, 64), (1, 21), (1, 43)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@WAYS
+def test_next_observations_that_are_rounded_are_noticed(way: str, strict: bool) -> None:
+    """Every eighth step of lane 1 is broken off, as its next observation went through float32."""
+    rng = np.random.default_rng(0)
+    obs = rng.normal(size=(65, 2, 3))
+    after = obs[1:].copy()
+    after[7::8, 1] = after[7::8, 1].astype(np.float32)
+    store = store_of("float64", strict=strict)
+    if strict:
+        with pytest.raises(ValueError, match=r"lane 1: 4 steps observe what .* but for rounding .*steps 8, 16, 24, 32"):
+            chain(store, obs[:-1], after, way)
+        return
+    with pytest.warns(RuntimeWarning, match="lane 1: 4 steps observe what the step before them led to but for round"):
+        chain(store, obs[:-1], after, way)
+    assert store.stats()["rounded_breaks"] == 7 == store.stats()["broken_episodes"]

@@ -13,6 +13,7 @@ from sharpwave.data.episode import Episode, existing, field_of, nested, usable_n
 from sharpwave.data.files import Budget, File, open_path
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals, finite_sum
+from sharpwave.log.same_values import TOLERANCE, compare
 from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
@@ -37,8 +38,6 @@ EPISODES = tuple(
 """Numbers that tell episodes from one another: another one begins where the value changes."""
 STEPS = ("step", "steps", "step_id", "step_ids", "step_index", "timestep", "timesteps", "time_step", "frame_index", "t")
 """Numbers that rise in an episode: another one begins where the value does not."""
-TOLERANCE = 1e-6
-"""Differences that are rounding: some eight units in the last place of float32, of the largest magnitude near by."""
 
 
 class Columns(Protocol):
@@ -273,7 +272,7 @@ class ColumnSource:
                         after = self._columns.rows(name, begin, end)
                         there = self._columns.rows(self._obs[key], begin, end)
                         before = np.concatenate([last[key] if key in last else there[:1], after[:-1]])
-                        differ, beyond = _differ(before, there)
+                        differ, beyond = compare(before, there)
                         inexact[:-1] |= differ
                         broken[:-1] |= beyond
                         last[key] = after[-1:].copy()
@@ -427,19 +426,3 @@ def _tuples(tree: Any) -> Any:
 def _single(shape: tuple[int, ...]) -> bool:
     """Return whether a row of this shape is one number."""
     return shape in ((), (1,))
-
-
-def _differ(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return which rows differ, and which by more than rounding; NaN equals itself, and -0.0 equals 0.0."""
-    one, other = (x.reshape(len(x), -1) for x in (some, others))
-    rows: npt.NDArray[np.bool_] = (one != other).any(axis=1)
-    if one.dtype.kind != "f" or not rows.any():
-        return rows, rows
-    with np.errstate(invalid="ignore", over="ignore"):
-        size = np.where(np.isfinite(other), np.abs(other), 0).max(axis=0)  # by component
-        one, other = one[rows], other[rows]
-        differ = (one != other) & ~((one != one) & (other != other))
-        beyond = np.zeros_like(rows)
-        beyond[rows] = (differ & ~(np.abs(one - other) <= TOLERANCE * size)).any(axis=1)
-        rows[rows] = differ.any(axis=1)
-    return rows, beyond

@@ -25,6 +25,7 @@ import numpy.typing as npt
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.row_kernels import ENDED, LEFT_ALONE, MET, as_bytes
+from sharpwave.log.same_values import compare
 from sharpwave.spec import TERMINATED, Spec
 
 Bytes = npt.NDArray[np.uint8]
@@ -64,6 +65,7 @@ class _Lane:
     Attributes:
         first: hash of the first observation that this process appended to it.
         resets, finals: steps that are resets; steps after final observations that are the reset's.
+        rounded: steps before which an episode was broken off, as they observe what it led to but for rounding.
         unclear: boundaries whose observations are equal, and that speak for neither. ``undecided``: that say nothing.
         broke, run: number of the step before which an episode was broken off last, and how many of one step each were
             broken off in a row.
@@ -73,6 +75,7 @@ class _Lane:
     first: int | None = None
     resets: _Found = field(default_factory=_Found)
     finals: _Found = field(default_factory=_Found)
+    rounded: _Found = field(default_factory=_Found)
     unclear: int = 0
     undecided: int = 0
     broke: int = -1
@@ -92,13 +95,14 @@ class Boundaries:
             nothing is said of what a terminated episode ended with: programs give anything there, as its discount is 0.
         repeats: steps counted that are resets, or follow a final observation that is the reset's.
         unchained: steps counted that were broken off after the first step of an episode.
+        rounded: steps counted that were broken off as the next one's observation is another by rounding.
     """
 
     def __init__(self, opened: Lanes, spec: Spec) -> None:
         self._opened, self._spec = opened, spec
         self.strict = False
         self.true_finals: set[int] = set()
-        self.repeats = self.unchained = 0
+        self.repeats = self.unchained = self.rounded = 0
         self._lanes: dict[int, _Lane] = {}
 
     def look(self, lanes: Ints, flags: Bytes, rows: Rows, nexts: Rows | None) -> None:
@@ -164,15 +168,28 @@ class Boundaries:
                 end, flag = int(flags[t, j]), int(flags[t + 1, j]) if not broken[t + 1, j] else 0
                 earned, reward = float(rows["reward"][t, j]), float(rows["reward"][t + 1, j])
                 self._judge(lane, first_steps[j] + t + 1, (at(rows, t, j), obs, after), end, earned, flag, reward)
+        places = np.argwhere(broken[:-1])
+        nearly = np.zeros(broken.shape, np.bool_)
+        if finals is not None and len(places):
+            times, on = places.T
+            pairs = [(finals[name][times, on], rows[name][times + 1, on]) for name in names.values()]
+            nearly[times, on] = ~np.any([compare(*pair)[1] for pair in pairs], axis=0)
         for t, j in np.argwhere(broken[1:]).tolist():
-            self.broke(int(lanes[j]), first_steps[j] + t + 2, bool(flags[t, j] & ENDED))
+            self.broke(int(lanes[j]), first_steps[j] + t + 2, bool(flags[t, j] & ENDED), bool(nearly[t + 1, j]))
 
-    def broke(self, lane: int, step: int, one_step: bool) -> None:
+    def nearly_equal(self, known: Mapping[int, Bytes], observed: Rows) -> bool:
+        """Return whether what a step led to, [size] by column, is what the next one observes, [1, *shape] by field, but
+        for rounding."""
+        names = self._opened.layout.names
+        pairs = ((one, observed[names[c]]) for c, one in known.items())
+        return not any(compare(one.view(row.dtype).reshape(row.shape), row)[1][0] for one, row in pairs)
+
+    def broke(self, lane: int, step: int, one_step: bool, nearly: bool) -> None:
         """Take note that the lane's episode is about to be broken off before a step, as that observes something else
         than the one before it led to.
 
         Args:
-            one_step: whether the episode has one step so far.
+            one_step: whether the episode has one step so far. ``nearly``: whether the observations differ by rounding.
 
         Raises: ValueError: if ``strict``.
         """
@@ -181,7 +198,13 @@ class Boundaries:
         seen.run = (seen.run + 1 if in_a_row else 1) if one_step else 0
         seen.broke = step
         self.unchained += one_step
-        if seen.run >= UNCHAINED:
+        self.rounded += nearly
+        if nearly:
+            seen.rounded.add(step)
+            if seen.rounded.count >= ENOUGH:
+                numbers = ", ".join(map(str, seen.rounded.last))
+                self._say(lane, "rounded", _SAID["rounded"].format(count=seen.rounded.count, numbers=numbers))
+        elif seen.run >= UNCHAINED:
             self._say(
                 lane,
                 "chains",
@@ -276,6 +299,12 @@ _SAID = {
         "steps {numbers}): the true final observation is lost. If the environment writes its observations into the "
         "same array every time, let it copy, below the vector: gymnasium.wrappers.TransformObservation(env, np.copy, "
         "env.observation_space); else give the observation from before the reset as final_obs"
+    ),
+    "rounded": (
+        "{count} steps observe what the step before them led to but for rounding (the last are steps {numbers}): each "
+        "next_obs that differs from the next obs ends an episode, and neither n-step returns nor sequences cross it. "
+        "Give both from the same arrays, as the environment returned them (not one of them normalized, rounded or "
+        "cast); or leave next_obs out where steps follow one another"
     ),
 }
 

@@ -32,6 +32,7 @@ from sharpwave.log.row_kernels import (
     write_other_rows,
     write_rows,
 )
+from sharpwave.log.same_values import compare
 from sharpwave.log.sparse_columns import SparseColumns
 from sharpwave.log.staggering import first_shares
 from sharpwave.memory.arena import Arena
@@ -259,8 +260,19 @@ class Lanes:
         for c in self.layout.obs_columns:
             data = as_bytes(rows[self.layout.names[c]], len(lanes))
             mark_different(self.arena.memory, index.offset[c], index.frames, slots, data, compared, different)
-        positions: list[int] = np.flatnonzero(different).tolist()
-        return positions
+        return [i for i in np.flatnonzero(different).tolist() if not self._equals_successor(int(lanes[i]), i, rows)]
+
+    def _equals_successor(self, lane: int, i: int, rows: Rows) -> bool:
+        """Return whether observation i of ``rows`` equals the lane's successor by value, which takes its bits then."""
+        slot, known = int(self.slots[lane]), list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]()
+        for c in self.layout.obs_columns:
+            row = rows[self.layout.names[c]][i : i + 1]
+            known.append((self.columns.of(c, slot)[self.index.frames[slot]].view(row.dtype).reshape(row.shape), row))
+            if compare(*known[-1])[0][0]:
+                return False
+        for there, row in known:
+            there[...] = row
+        return True
 
     def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
         """Append one step to each of ``lanes`` [n] (distinct), none of them full. Memory is allocated before the first

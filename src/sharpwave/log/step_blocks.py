@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.same_values import compare
 from sharpwave.log.step_log import StepLog
 from sharpwave.log.whole_episodes import begin_apart, drop
 from sharpwave.spec import TRUNCATED
@@ -160,7 +161,8 @@ def _replaced(values: npt.NDArray[Any], others: npt.NDArray[Any], where: npt.NDA
 
 
 def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return where rows [T, N, *shape] differ in any bit, bool [T, N]. Cost: a pass over both."""
+    """Return where rows [T, N, *shape] differ by value, bool [T, N]. Cost: a pass over the bits of both, and over the
+    values of those that differ."""
     times, lanes = some.shape[:2]
     found = np.zeros((times, lanes), np.bool_)
     if not some.size:
@@ -169,5 +171,8 @@ def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[n
     for begin in range(0, times, at_a_time):
         a, b = (np.ascontiguousarray(x[begin : begin + at_a_time]) for x in (some, others))
         unlike = a.reshape(len(a), lanes, -1).view(np.uint8) != b.reshape(len(b), lanes, -1).view(np.uint8)
-        found[begin : begin + at_a_time] = unlike.any(axis=2)
+        part = unlike.any(axis=2)
+        if some.dtype.kind == "f" and part.any():
+            part[part] = compare(a[part], b[part])[0]
+        found[begin : begin + at_a_time] = part
     return found

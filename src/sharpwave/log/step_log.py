@@ -311,7 +311,7 @@ class StepLog:
             self.boundaries.look(lanes, flags, rows, nexts)
         if opened.any_known:
             for i in opened.breaks(lanes, rows):
-                self.break_off(int(lanes[i]))
+                self.break_off(int(lanes[i]), {name: rows[name][i : i + 1] for name in self.spec.obs_names})
         self.make_room(lanes, rows)
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
@@ -359,13 +359,18 @@ class StepLog:
         self.inventory.append(count)
         return count
 
-    def break_off(self, lane: int) -> None:
+    def break_off(self, lane: int, observed: Rows | None = None) -> None:
         """End the lane's episode, whose next step observes something else than the last one led to.
+
+        Args:
+            observed: [1, *shape] by field, what it observes.
 
         Raises: ValueError: if ``boundaries.strict``, where steps never lead to the next ones; nothing was changed.
         """
         step = int(self.opened.steps[lane])
-        self.boundaries.broke(lane, step, step - self.opened.running_episode(lane) == 1)
+        known = self.opened.successor(lane)
+        nearly = observed is not None and known is not None and self.boundaries.nearly_equal(known, observed)
+        self.boundaries.broke(lane, step, step - self.opened.running_episode(lane) == 1, nearly)
         self.end_episode(lane, None)
         self.inventory.broken_episodes += 1
 
