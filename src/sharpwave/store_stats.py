@@ -33,6 +33,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "unchained_steps": log.boundaries.unchained,
         "rounded_breaks": log.boundaries.rounded,
         "repeated_finals": log.boundaries.repeats,
+        "dropped_resets": log.boundaries.dropped_resets,
         "bytes": taken,
         "total_bytes": total,
         "held_batch_bytes": pool.held_bytes,

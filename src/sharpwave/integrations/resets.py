@@ -39,6 +39,23 @@ class Resets:
         self._came = np.zeros(lanes)
         self._first: dict[int, list[Array]] = {}  # the lane's first observation
 
+    def copy(self) -> Resets:
+        """Return one that can be changed while this is kept."""
+        made = Resets(len(self._may))
+        made.dropped, made._others = self.dropped, self._others
+        made._may[:], made._came[:] = self._may, self._came
+        made._last, made._first = self._last.copy(), self._first.copy()
+        return made
+
+    def widen(self, lanes: int) -> None:
+        """Make room for more lanes."""
+        more = max(0, lanes - len(self._may))
+        self._may, self._came = np.pad(self._may, (0, more)), np.pad(self._came, (0, more))
+
+    def forget(self) -> None:
+        """Expect no resets where episodes ended so far: other ones are followed from here on."""
+        self._may[:] = False
+
     def find(self, before: Named, after: Named, reward: Array, ended: Bools, lanes: Ints) -> Bools:
         """Return which rows [n] are resets: bool [n].  Cost: nothing where no episode has just ended."""
         found = np.zeros(len(lanes), np.bool_)

@@ -69,7 +69,7 @@ class WholeTransitions:
         self._writer: FrameWriter | None = None
         self._pending: list[tuple[Any, ...]] = []
         self._pending_ends = LaneEnds(lanes)
-        self.resets = Resets(lanes)
+        self.resets, self._passed_over = Resets(lanes), np.zeros(lanes, np.bool_)
         if settings.get("disk") is None:
             self._new_store({name: finder.whole for name, finder in self._finders.items()}).close()
         _ALL.add(self)
@@ -88,7 +88,7 @@ class WholeTransitions:
     @property
     def stored_last(self) -> Bools:
         """Of which lanes the transition added last was not passed over: bool [lanes]."""
-        return np.ones(self.lanes, np.bool_) if self._writer is None else self._writer.stored_last
+        return ~self._passed_over if self._writer is None else self._writer.stored_last & ~self._passed_over
 
     @property
     def held(self) -> int:
@@ -109,7 +109,10 @@ class WholeTransitions:
 
     def _new_store(self, stacks: Mapping[str, Stack]) -> Store:
         fields = {name: stack.field() for name, stack in stacks.items()}
-        return Store(Spec(obs=fields if self._single is None else fields[ONE], action=self._action), **self._settings)
+        obs = fields if self._single is None else fields[ONE]
+        store = Store(Spec(obs=obs, action=self._action), **self._settings)
+        store._log.boundaries.dropped_resets = self.resets.dropped
+        return store
 
     def _new_writer(self, store: Store, stacks: Mapping[str, Stack]) -> FrameWriter:
         return FrameWriter(store, stacks, self.lanes, self._single, self._ends_are_true, self._remade)
@@ -211,7 +214,10 @@ class WholeTransitions:
         if tells_finals is not None:
             stored = ~self.resets.find(before, after, rows[3], ends[0] | ends[1], where)
             self.resets.remember(before, after, ends[0] | ends[1], tells_finals, where, ~stored)
+        self._passed_over[where] = ~stored
         ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
+        if self._writer is not None:
+            self._writer.store._log.boundaries.dropped_resets = self.resets.dropped
         self._added += 1
         return ids
 

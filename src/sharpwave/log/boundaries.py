@@ -96,13 +96,14 @@ class Boundaries:
         repeats: steps counted that are resets, or follow a final observation that is the reset's.
         unchained: steps counted that were broken off after the first step of an episode.
         rounded: steps counted that were broken off as the next one's observation is another by rounding.
+        dropped_resets: rows in which an environment only resets, that whoever writes here passed over.
     """
 
     def __init__(self, opened: Lanes, spec: Spec) -> None:
         self._opened, self._spec = opened, spec
         self.strict = False
         self.true_finals: set[int] = set()
-        self.repeats = self.unchained = self.rounded = 0
+        self.repeats = self.unchained = self.rounded = self.dropped_resets = 0
         self._lanes: dict[int, _Lane] = {}
 
     def look(self, lanes: Ints, flags: Bytes, rows: Rows, nexts: Rows | None) -> None:

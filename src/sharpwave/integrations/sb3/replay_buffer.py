@@ -18,6 +18,7 @@ from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Field
+from sharpwave.step_infos import FINALS
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch
 from sharpwave.views.replay import Replay
@@ -169,6 +170,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
             truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+        told = None
+        if isinstance(infos, dict):  # of a Gymnasium vector, in a loop of one's own; SB3's reset with the last step
+            told = np.full(self.n_envs, any(name in infos for name in FINALS))
         self.transitions.add(
             self._shaped(obs),
             self._shaped(next_obs),
@@ -176,6 +180,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             np.asarray(reward, np.float32).reshape(self.n_envs),
             done & ~truncated,
             truncated,
+            tells_finals=told,
         )
 
     def _shaped(self, obs: Any) -> Any:

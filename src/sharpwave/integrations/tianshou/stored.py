@@ -82,8 +82,9 @@ class Stored:
         if self._found:
             self.view  # noqa: B018  # before anything is added: ids of what was saved hold, and new ones go on from them
         obs, after = self._newest(obs), self._newest(after)
-        ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes)
-        stored = np.ones(len(lanes), np.bool_) if ids is None else ids >= 0
+        untold = np.zeros(len(lanes), np.bool_)
+        ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes, untold)
+        stored = self.transitions.stored_last[lanes]
         self.places.write(lanes, stored)
         known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
         return ids if known else None, stored

@@ -59,6 +59,16 @@ class Rows:
     def __len__(self) -> int:
         return len(self.reward)
 
+    def some(self, chosen: npt.NDArray[np.bool_]) -> Rows:
+        """Return some of them: ``chosen`` bool [n]."""
+        before, after, fields = (
+            {name: one[chosen] for name, one in part.items()} for part in (self.before, self.after, self.fields)
+        )
+        numbers = None if self.trajectory is None else self.trajectory[chosen]
+        return Rows(
+            before, after, fields, self.reward[chosen], self.terminated[chosen], self.ended[chosen], numbers
+        )  # fmt: skip
+
 
 class Layout:
     """Fields of a store for TensorDicts of one structure.

@@ -13,10 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.integrations.frame_stacks import same_bits
+from sharpwave.integrations.resets import Resets
 from sharpwave.integrations.torchrl.layout import Named, Rows
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Keyed = dict[tuple[int, int], int]
+"""Lanes by a key, and a count of those that have the same."""
 
 
 @dataclass
@@ -27,12 +30,19 @@ class Places:
         lane, turn: int64 [n], the lane and the order in it.
         begins: bool [n], goes on from nothing that the lane holds. ``breaks``: and what the lane holds may not have
             ended.
+        dropped: bool [n], is a reset and no step.
     """
 
     lane: Ints
     turn: Ints
     begins: Bools
     breaks: Bools
+    dropped: Bools
+
+    def some(self, chosen: Bools) -> Places:
+        """Return those of some transitions: ``chosen`` bool [n]."""
+        lane, turn = self.lane[chosen], self.turn[chosen]
+        return Places(lane, turn, self.begins[chosen], self.breaks[chosen], self.dropped[chosen])
 
     def blocks(self, kept: Bools) -> list[Ints]:
         """Return the kept ones, as int64 [T, lanes]: steps that the same lanes take together, one after the other.
@@ -61,22 +71,36 @@ class Trajectories:
             of those that have the same; the one written to least recently first.
         last: what they lead to, by lane.
         free: lanes without one, the latest last.
+        ended: lanes in which one has ended that had no number, by a hash of what it led to and a count: a row that
+            observes that again goes there, as it may be a reset.
+        resets: finder of such rows.
     """
 
     lanes: int = 0
-    open: dict[tuple[int, int], int] = field(default_factory=dict)
+    open: Keyed = field(default_factory=dict)
     last: dict[int, Named] = field(default_factory=dict)
     free: list[int] = field(default_factory=list)
+    ended: Keyed = field(default_factory=dict)
+    resets: Resets = field(default_factory=lambda: Resets(0))
 
     def copy(self) -> Trajectories:
         """Return one that can be changed while this is kept."""
-        return Trajectories(self.lanes, self.open.copy(), self.last.copy(), self.free.copy())
+        parts = self.open.copy(), self.last.copy(), self.free.copy(), self.ended.copy(), self.resets.copy()
+        return Trajectories(self.lanes, *parts)
 
-    def place(self, rows: Rows, most: int) -> Places:
+    def anew(self, lanes: int) -> Trajectories:
+        """Return one in which all lanes are free."""
+        resets = self.resets.copy()
+        resets.forget()
+        return Trajectories(lanes, free=list(range(lanes)), resets=resets)
+
+    def place(self, rows: Rows, most: int, drops: bool = True) -> Places:
         """Find each transition's lane, and remember what trajectories lead to.
 
         Args:
             most: lanes; where there are more trajectories, the one written to least recently counts as broken off.
+            drops: look for rows that are resets. Those with a collector's number are none: TorchRL's environments
+                reset apart from their steps.
 
         Cost: one comparison of all observations; a Python step for each run of consecutive transitions.
         """
@@ -88,14 +112,20 @@ class Trajectories:
             goes_on &= same_bits(rows.after[name][:-1], before[1:])
         heads = [0, *(np.flatnonzero(~goes_on) + 1).tolist()]
         lane_of, turns = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        begins, breaks = np.zeros(count, np.bool_), np.zeros(count, np.bool_)
+        begins, breaks, dropped = np.zeros((3, count), np.bool_)
         written: dict[int, int] = {}
         for head, end in zip(heads, [*heads[1:], count], strict=True):
             first = {name: one[head] for name, one in rows.before.items()}
             key = _hash(first) if numbers is None else int(numbers[head])
-            lane = self._find(key, 1 if numbers is not None else self.lanes)
+            lane = _find(self.open, key, 1 if numbers is not None else self.lanes)
             if lane is None:
-                lane = self._take(most)
+                lane = self._take(most, key)
+                if drops and numbers is None and self._is_reset(rows, head, lane):
+                    dropped[head] = True
+                    lane_of[head], head = lane, head + 1
+                    if head == end:
+                        self.free.append(lane)
+                        continue
                 begins[head] = True
             else:
                 last = self.last[lane]
@@ -106,28 +136,62 @@ class Trajectories:
             turns[head:end] = np.arange(done, done + end - head)
             written[lane] = done + end - head
             self.last.pop(lane, None)
-            if rows.ended[end - 1]:
+            last = {name: one[end - 1] for name, one in rows.after.items()}
+            key = key if numbers is not None else _hash(last)
+            if not rows.ended[end - 1]:
+                self.last[lane] = last
+                _put(self.open, key, lane)
+            elif numbers is not None:
                 self.free.append(lane)
             else:
-                self.last[lane] = {name: one[end - 1] for name, one in rows.after.items()}
-                key = key if numbers is not None else _hash(self.last[lane])
-                self.open[next((key, k) for k in itertools.count() if (key, k) not in self.open)] = lane
+                _put(self.ended, key, lane)
+                self._remember(rows, end - 1, lane, False)
         for lane in written.keys() & self.last.keys():
             self.last[lane] = {name: np.array(one) for name, one in self.last[lane].items()}
-        return Places(lane_of, turns, begins, breaks)
+        return Places(lane_of, turns, begins, breaks, dropped)
 
-    def _find(self, key: int, alike: int) -> int | None:
-        """Return the lane of the first of at most so many trajectories under way that have this key."""
-        found = next((one for one in ((key, k) for k in range(alike)) if one in self.open), None)
-        return None if found is None else self.open.pop(found)
-
-    def _take(self, most: int) -> int:
+    def _take(self, most: int, key: int) -> int:
+        """Return the lane for a trajectory that begins: where one ended with its first observation, if one did."""
+        lane = _find(self.ended, key, self.lanes)
+        if lane is not None:
+            return lane
         if self.free:
             return self.free.pop()
+        if self.ended:
+            return self.ended.pop(next(iter(self.ended)))
         if self.lanes < most:
             self.lanes += 1
             return self.lanes - 1
         return self.open.pop(next(iter(self.open)))
+
+    def _is_reset(self, rows: Rows, row: int, lane: int) -> bool:
+        """Return whether the first row of what looks like a trajectory is a reset."""
+        self.resets.widen(self.lanes)
+        before, after = (_row(part, row) for part in (rows.before, rows.after))
+        is_one = slice(row, row + 1)
+        found = bool(self.resets.find(before, after, rows.reward[is_one], rows.ended[is_one], np.array([lane]))[0])
+        self._remember(rows, row, lane, found)
+        return found
+
+    def _remember(self, rows: Rows, row: int, lane: int, dropped: bool) -> None:
+        before, after = (_row(part, row) for part in (rows.before, rows.after))
+        told, dropped_rows = np.zeros(1, np.bool_), np.array([dropped])
+        self.resets.widen(self.lanes)
+        self.resets.remember(before, after, rows.ended[row : row + 1], told, np.array([lane]), dropped_rows)
+
+
+def _find(lanes: Keyed, key: int, alike: int) -> int | None:
+    """Take the first of at most so many lanes that have this key out, and return it; ``None``: there is none."""
+    found = next((one for one in ((key, k) for k in range(alike)) if one in lanes), None)
+    return None if found is None else lanes.pop(found)
+
+
+def _put(lanes: Keyed, key: int, lane: int) -> None:
+    lanes[next((key, k) for k in itertools.count() if (key, k) not in lanes)] = lane
+
+
+def _row(obs: Named, row: int) -> Named:
+    return {name: one[row : row + 1] for name, one in obs.items()}
 
 
 def _hash(obs: Named) -> int:

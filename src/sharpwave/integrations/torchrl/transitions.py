@@ -14,6 +14,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from sharpwave.errors import EmptyError
 from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.integrations.resets import Resets
 from sharpwave.integrations.stack_finder import StackFinder
 from sharpwave.integrations.torchrl.layout import MASK, STEPS, Layout, Rows
 from sharpwave.integrations.torchrl.trajectories import Places, Trajectories
@@ -97,7 +98,12 @@ class Transitions:
         if self._store is not None:
             self._store.close()
         self._store, self._layout, self._stacks = store, layout, stacks
-        self._trajectories = Trajectories(store.lanes, free=list(range(store.lanes)))
+        self._trajectories = self._trajectories.anew(store.lanes)
+
+    @property
+    def resets(self) -> Resets:
+        """Finder of rows that are resets and no steps; its ``dropped`` counts them."""
+        return self._trajectories.resets
 
     # writing
 
@@ -105,8 +111,9 @@ class Transitions:
         """Append transitions, [*batch]: of one or more trajectories each in order.
 
         Returns:
-            int64 [*batch], their ids in the store; -1 of those passed over: padding, and where observations are stacks
-            of frames, trajectories that are seen from their middle on only.
+            int64 [*batch], their ids in the store; -1 of those passed over: padding, rows in which a vector resets with
+            the next step (``Resets``), and where observations are stacks of frames, trajectories that are seen from
+            their middle on only. A ``newest`` of them passes over none.
         Raises:
             ValueError, TypeError: no transitions, others than those before, or no stacks; nothing was changed.
 
@@ -128,7 +135,11 @@ class Transitions:
         rows, trajectories = layout.rows(flat), self._trajectories.copy()
         many = len(np.unique(rows.trajectory)) if rows.trajectory is not None else 0
         most = max(MIN_LANES, many, environments)
-        places = trajectories.place(rows, max(1, min(most, max_lanes(self.newest or self.settings.get("capacity")))))
+        most = max(1, min(most, max_lanes(self.newest or self.settings.get("capacity"))))
+        places = trajectories.place(rows, most, drops=self.newest is None)
+        steps = ~places.dropped
+        if not steps.all():
+            rows, places = rows.some(steps), places.some(steps)
         if self.newest is not None:
             self.settings["capacity"] = self.newest + (trajectories.lanes + 2) * SEGMENT_STEPS
         if first:
@@ -137,10 +148,11 @@ class Transitions:
         elif self.newest is not None and self.settings["capacity"] > (self.store.capacity or 0):
             self.store.resize(capacity=self.settings["capacity"])
         kept = self._check(rows, places)
-        self._trajectories = Trajectories(trajectories.lanes)  # if something fails, all begin anew
-        self._trajectories.free = list(range(trajectories.lanes))
-        ids = self._append(rows, places, kept)
+        self._trajectories = trajectories.anew(trajectories.lanes)  # if something fails, all begin anew
+        ids = np.full(len(steps), -1, np.int64)
+        ids[steps] = self._append(rows, places, kept)
         self._trajectories = trajectories
+        self.store._log.boundaries.dropped_resets = trajectories.resets.dropped
         return ids
 
     def _find_stacks(self, layout: Layout, rows: Rows, places: Places) -> dict[str, Stack]:
@@ -240,7 +252,7 @@ class Transitions:
         """Evict everything; on disk the files are deleted. The structure of the TensorDicts stays."""
         if self.opened is not None:
             self.store.clear()
-            self._trajectories = Trajectories(self.store.lanes, free=list(range(self.store.lanes)))
+            self._trajectories = self._trajectories.anew(self.store.lanes)
 
 
 def _no_stack(name: str, frames: Any) -> str:
