@@ -361,7 +361,7 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str]) -> 
         "notes": source.notes[:MAX_NOTES],
         "skipped_episodes": 0,
         "skipped": [],
-    }
+    } | ({"about": about} if (about := getattr(source, "about", {})) else {})
 
 
 def _notes(store: Store) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class ColumnSource:
 
     def _tree(self, values: dict[str, Any]) -> Any:
         """Return values by the paths of their arrays, nested as these are."""
-        return _tuples(nested(self.name, values, "/"))
+        return with_tuples(nested(self.name, values, "/"))
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         names = [*self._obs.values(), *self._nexts.values()] if self._nexts else [self._reward]
@@ -413,11 +413,11 @@ def _branch(found: dict[str, str], name: str) -> dict[str, str]:
     return {one[len(name) + 1 :]: found[one] for one in found if one == name or one.startswith(f"{name}/")}
 
 
-def _tuples(tree: Any) -> Any:
+def with_tuples(tree: Any) -> Any:
     """Return dicts whose keys are ``_index_0``, ``_index_1`` ... as tuples."""
     if not isinstance(tree, dict):
         return tree
-    inner = {key: _tuples(value) for key, value in tree.items()}
+    inner = {key: with_tuples(value) for key, value in tree.items()}
     if inner and inner.keys() == {f"_index_{n}" for n in range(len(inner))}:
         return tuple(inner[f"_index_{n}"] for n in range(len(inner)))
     return inner

@@ -11,7 +11,7 @@ from sharpwave.escaping import escaped
 
 SOURCES = {
     "minari": ("minari", "open_minari"),
-    "hdf5": ("hdf5", "open_hdf5"),
+    "hdf5": ("hdf5_layouts", "open_hdf5"),
     "npz": ("npz", "open_npz"),
     "parquet": ("parquet", "open_parquet"),
     "lerobot": ("lerobot", "open_lerobot"),
@@ -45,6 +45,7 @@ class HeldSource:
         self.name, self.spec, self.steps = source.name, source.spec, source.steps
         self.left_out = [escaped(one) for one in source.left_out]  # names of a stranger's
         self.notes, self.left = [escaped(one) for one in source.notes], source.left
+        self.about = dict(getattr(source, "about", {}))
         budget.check_steps(self.name, self.steps)
         budget.check_count(self.name, len(source), "episodes")
         budget.check_total(self.name, self.steps, self.spec.fields)

@@ -67,6 +67,41 @@ class Hdf5File:
                 raise ValueError(f"{self._what}: {name} is no group, expected one; write the data set anew")
             return found
 
+    def find(self, group: Any, name: str) -> Any:
+        """Return the group or the array of a name in a group; None: there is none.  Raises: ValueError: a link."""
+        with explained(f"{self._what} is damaged", self._what):
+            if group.get(name, getlink=True) is None:
+                return None
+            if isinstance(found := self._member(group, name, name), self._h5py.Dataset):
+                self._declared = 0
+                self._check(found, name)
+            return found
+
+    def attribute(self, group: Any, name: str) -> str | int | float | None:
+        """Return an attribute that is one text or number; None: it is none.  Raises: ValueError."""
+        with explained(f"{self._what} is damaged", self._what):
+            if name not in group.attrs or (kind := group.attrs.get_id(name)).shape != ():
+                return None
+            text = self._h5py.check_string_dtype(kind.dtype)
+            if text is None and kind.dtype.kind not in "buif":
+                return None
+            self._budget.check_bytes(f"{self._what}: {name}", kind.dtype.itemsize)
+            return _plain(group.attrs[name])
+
+    def texts(self, array: Any, name: str) -> list[str]:
+        """Read the texts of an array [N], or of one [].  Raises: ValueError: it has others."""
+        with explained(f"{self._what}: {name}: cannot be read", self._what):
+            if self._h5py.check_string_dtype(array.dtype) is None or len(array.shape or ()) > 1:
+                raise ValueError(f"{self._what}: {name} is {array.shape} {array.dtype}, expected texts [N]")
+            rows = [(row,) for row in range(len(array))] if array.shape else [()]
+            self._budget.check_count(f"{self._what}: {name}", len(rows), "names")
+            self._budget.check_bytes(f"{self._what}: {name}", len(rows) * array.dtype.itemsize)
+            found = []
+            for row in rows:  # one by one: any number of rows may be the same bytes of the file
+                self._budget.check_time()
+                found.append(str(_plain(array[row]))[:MAX_NAME_CHARACTERS])
+            return found
+
     def _member(self, group: Any, key: str, name: str) -> Any:
         if not isinstance(group.get(key, getlink=True), self._h5py.HardLink):
             raise ValueError(
@@ -161,6 +196,12 @@ class Hdf5File:
         """Close the file."""
         self.root.close()
         self._input.close()
+
+
+def _plain(value: Any) -> str | int | float:
+    """Return a value of HDF5 as a text or number of Python."""
+    value = value.item() if hasattr(value, "item") else value
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
 class Hdf5Columns:

@@ -1,0 +1,367 @@
+"""Episodes in arrays of their own, or in parts of longer ones: what robomimic, ManiSkill, ALOHA and d3rlpy write."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.data.columns import with_tuples
+from sharpwave.data.episode import Episode, field_of, nested, usable_name
+from sharpwave.data.files import Budget, explained
+from sharpwave.data.progress import shown
+from sharpwave.data.totals import Totals, finite_sum
+from sharpwave.log.same_values import TOLERANCE, compare
+from sharpwave.spec import Field, Spec
+
+MAX_TRIED = 16
+"""Limit of episodes that are looked at to find the fields, which are those that most of them have."""
+FLAGS = ("terminated", "truncated")
+OBS, NEXT_OBS, ACTION, FURTHER = "obs", "next_obs", "action", "further"
+
+
+class Array(Protocol):
+    """Array in a file, of which rows are read."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Dtype."""
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows [end - begin, ...].  Raises: ValueError."""
+
+
+Arrays = Mapping[str, Array]
+"""Arrays by their paths, as ``arm/joints``; "" is the only one."""
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Episode of T steps as it lies in a data set, not read yet.
+
+    Attributes:
+        place: where it lies, in words.
+        obs: [T + 1, ...], the final observation the last; or [T, ...], where that is in ``next_obs``, or unknown.
+        next_obs: observations after each step [T, ...], or none.
+        action: [T, ...].
+        reward, terminated, truncated: [T] or [T, 1]; None: not in the data. A bool is of the last step.
+        further: others.
+        info: what is said of the episode.
+    """
+
+    place: str
+    obs: Arrays
+    action: Arrays
+    next_obs: Arrays = field(default_factory=dict)
+    reward: Array | None = None
+    terminated: Array | bool | None = None
+    truncated: Array | bool | None = None
+    further: Arrays = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Layout(Protocol):
+    """How the episodes of a format lie in its files.
+
+    Attributes:
+        left_out, notes: as those of ``Source``. ``about``: what is said of all of them, which an import notes.
+    """
+
+    left_out: list[str]
+    notes: list[str]
+    about: dict[str, Any]
+
+    def __len__(self) -> int:
+        """Return the number of episodes."""
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+
+    def recording(self, number: int) -> Recording:
+        """Find the arrays of an episode.  Raises: ValueError: it is damaged."""
+
+    def named(self, name: str) -> list[int]:
+        """Return the numbers of the episodes that a name stands for.  Raises: ValueError: nothing has it."""
+
+    def close(self) -> None:
+        """Close the files."""
+
+
+class _Size(NamedTuple):
+    """What is known of an episode before it is read: its rows, and the steps that can be learned from."""
+
+    number: int
+    rows: int
+    steps: int
+
+
+class RecordingSource:
+    """Episodes that a layout finds.
+
+    Dicts of arrays stay dicts, arrays of one number a step and others become further fields. Fields have the shapes
+    and dtypes that most of the first episodes have; an episode of others is damaged. An episode that did not terminate
+    and whose final observation is not in the data ends one step earlier, with the observation of its last step as the
+    final one. Where ``next_obs`` are not the following observations but for rounding, the episode is damaged.
+
+    Raises: ValueError: no episode can be read.
+    """
+
+    def __init__(self, name: str, layout: Layout, budget: Budget) -> None:
+        self.name, self._layout, self._budget = name, layout, budget
+        self.left_out, self.notes, self.left = list(layout.left_out), list(layout.notes), Totals()
+        self.about = layout.about
+        budget.check_count(name, len(layout), "episodes")
+        self._fields, self._further = self._found_fields()
+        budget.check_total(name, 0, {path: one for group in self._fields.values() for path, one in group.items()})
+        self.spec = Spec(
+            obs=self._tree(self._fields[OBS]),
+            action=self._tree(self._fields[ACTION]),
+            **{usable_name(path.replace("/", ".")): self._fields[FURTHER][path] for path in self._further.values()},
+        )
+        self._sizes = self._survey()
+        self.steps = sum(one.steps for one in self._sizes)
+
+    def _tree(self, values: Mapping[str, Any]) -> Any:
+        return with_tuples(nested(self.name, values, "/"))
+
+    def _found_fields(self) -> tuple[dict[str, dict[str, Field]], dict[str, str]]:
+        """Return the fields by kind and path, and the paths of further ones by their names in the spec."""
+        counts: collections.Counter[tuple[str, str, tuple[int, ...], str]] = collections.Counter()
+        damage: ValueError | None = None
+        tried = 0
+        for number in range(min(len(self._layout), MAX_TRIED)):
+            try:
+                with explained(self._where(number), self.name):
+                    one = self._layout.recording(number)
+                    rows = self._rows(one)
+            except ValueError as error:  # it is refused, or skipped, when it is read
+                damage = damage or error
+                continue
+            tried += 1
+            for kind, path, array in _all(one):
+                if kind != FURTHER or (_by_step(array, rows) and array.dtype.kind in "buif"):
+                    counts[kind, path, tuple(array.shape[1:]), array.dtype.name] += 1
+        if not tried:
+            raise damage or ValueError(f"{self.name}: no episodes with steps to import")
+        found: dict[str, dict[str, Field]] = {OBS: {}, ACTION: {}, FURTHER: {}}
+        for (kind, path, shape, dtype), count in counts.items():
+            if 2 * count > tried and kind in found:
+                found[kind][path] = field_of(f"{self.name}: {kind} {path}", shape, np.dtype(dtype))
+        for kind in (OBS, ACTION):
+            if not found[kind]:
+                raise ValueError(f"{self.name}: its episodes have no {kind} in common, expected the same in each")
+        return found, {usable_name(path.replace("/", ".")): path for path in found[FURTHER]}
+
+    def _rows(self, one: Recording) -> int:
+        """Return the number of an episode's steps.  Raises: ValueError: its arrays do not fit each other."""
+        if not one.obs or not one.action:
+            raise ValueError(f"has no {'actions' if one.obs else 'observations'}, expected both")
+        rows = min(len_of(array) for array in one.action.values())
+        if rows < 1:
+            raise ValueError("has no steps, expected at least one")
+        expected = {OBS: {rows, rows + 1}, NEXT_OBS: {rows}, ACTION: {rows}, "": {rows}}
+        flags = [(name, getattr(one, name)) for name in ("reward", *FLAGS)]
+        arrays = [("", name, array) for name, array in flags if not isinstance(array, bool | None)]
+        for kind, path, array in [*_all(one), *arrays]:
+            if kind != FURTHER and len_of(array) not in expected[kind]:
+                what = " ".join(filter(None, (kind, path)))
+                raise ValueError(f"{what} has {len_of(array):,} rows, expected {rows:,}, as the shortest actions")
+            if kind == "" and (array.shape[1:] not in ((), (1,)) or array.dtype.kind not in "buif"):
+                raise ValueError(f"{path} is {array.shape} {array.dtype}, expected one number a step")
+        if len({len_of(array) for array in one.obs.values()}) > 1:
+            raise ValueError(f"some obs have {rows:,} rows, others one more; expected as many of all")
+        if one.next_obs and one.next_obs.keys() != one.obs.keys():
+            raise ValueError(f"next_obs has {sorted(one.next_obs)[:8]}, expected those of obs, {sorted(one.obs)[:8]}")
+        return rows
+
+    def _survey(self) -> list[_Size]:
+        """Return the sizes of the episodes with steps, and of damaged ones, which have none."""
+        sizes: list[_Size] = []
+        others: collections.Counter[str] = collections.Counter()
+        within: collections.Counter[str] = collections.Counter()
+        rewarded = marked = kept = 0
+        known = {(OBS, path) for path in self._fields[OBS]} | {(FURTHER, path) for path in self._fields[FURTHER]}
+        with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
+            for number in range(len(self._layout)):
+                report(1)
+                try:
+                    with explained(self._where(number), self.name):
+                        one = self._layout.recording(number)
+                        rows = self._rows(one)
+                        ends = {name: self._flags(one, name, rows) for name in FLAGS}
+                        terminated, truncated = (bool(flags[-1]) for flags in ends.values())
+                        known_final = terminated or bool(one.next_obs) or _first(one.obs).shape[0] > rows
+                        if not known_final:
+                            self._leave(one, rows, truncated)
+                except ValueError:
+                    sizes.append(_Size(number, 0, 0))
+                    continue
+                for kind, path, array in _all(one):
+                    if (kind, path) not in known and kind in (OBS, FURTHER):
+                        others[f"{path} ({array.dtype})"] += 1
+                    kept += kind == FURTHER and (kind, path) in known and len_of(array) > rows
+                for name, flags in ends.items():
+                    within[name] += bool(flags[:-1].any())
+                rewarded += one.reward is not None
+                marked += one.terminated is not None or one.truncated is not None
+                if rows - (not known_final):
+                    sizes.append(_Size(number, rows, rows - (not known_final)))
+        self._say(others, within, kept, rewarded, marked, sum(one.rows > 0 for one in sizes))
+        return sizes
+
+    def _leave(self, one: Recording, rows: int, truncated: bool) -> None:
+        """Count the last step of an episode, which is left out."""
+        self.left.steps += 1
+        if one.reward is not None:
+            self.left.reward += finite_sum(one.reward.rows(rows - 1, rows))
+        if rows == 1:
+            self.left.episodes += 1
+            self.left.truncated += truncated
+            self.left.unmarked += not truncated
+
+    def _say(
+        self, others: Mapping[str, int], within: Mapping[str, int], kept: int, rewarded: int, marked: int, sound: int
+    ) -> None:
+        """Note what is left out, and how the data are read."""
+        for what, count in sorted(others.items()):
+            self.left_out.append(f"{what}, in {count:,} episodes: not one value a step in most of them")
+        if self.left.steps:
+            self.left_out.append(
+                f"{self.left.steps:,} steps at the ends of episodes that did not terminate, with rewards of "
+                f"{self.left.reward:g}: the observation after them is not in the data"
+            )
+        if self.left.episodes:
+            self.left_out.append(f"{self.left.episodes:,} episodes of one such step")
+        if kept:
+            self.left_out.append("the last row of further fields that have one more than there are steps")
+        if not rewarded and sound:
+            self.notes.append("rewards: none in the data; 0 is stored")
+        elif rewarded < sound:
+            self.notes.append(f"rewards: none in {sound - rewarded:,} episodes; 0 is stored")
+        if not marked and sound:
+            self.notes.append("nothing says how an episode ended; all count as truncated")
+        for name, count in within.items():
+            if count:
+                self.notes.append(f"{name}: true before the last step in {count:,} episodes, which do not end there")
+
+    def _flags(self, one: Recording, name: str, rows: int) -> npt.NDArray[np.bool_]:
+        """Return flags of each step, bool [T].  Raises: ValueError."""
+        flags = getattr(one, name)
+        if isinstance(flags, bool | None):
+            marked: npt.NDArray[np.bool_] = np.arange(rows) == (rows - 1 if flags else rows)
+            return marked
+        self._budget.check_bytes(f"{self.name}: {one.place}: {name}", rows * flags.dtype.itemsize)
+        values = flags.rows(0, rows).reshape(-1)
+        if values.dtype != np.bool_ and (wrong := values[(values != 0) & (values != 1)]).size:
+            raise ValueError(f"{name} has {wrong[0]}, expected 0 and 1")
+        marked = values != 0
+        return marked
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    def read(self, number: int) -> Episode:
+        """Read an episode.  Raises: ValueError: it is damaged."""
+        what = self.place(number)
+        with explained(what, self.name):
+            one = self._layout.recording(self._sizes[number].number)
+            rows = self._rows(one)
+            self._check_fields(one, rows)
+            self._budget.check_episode(what, rows + 1, self.spec.fields)
+            terminated, truncated = (bool(self._flags(one, name, rows)[-1]) for name in FLAGS)
+            steps, rounded = rows, 0
+            obs = {path: one.obs[path].rows(0, len_of(one.obs[path])) for path in self._fields[OBS]}
+            for path in one.next_obs:
+                after = one.next_obs[path].rows(0, rows)
+                rounded += _compared(path, after, obs[path])
+                if len(obs[path]) == rows:
+                    obs[path] = np.concatenate([obs[path], after[-1:]])
+            if len(next(iter(obs.values()))) == rows:  # what follows a terminal step is never learned from
+                if terminated:
+                    obs = {path: np.concatenate([values, values[-1:]]) for path, values in obs.items()}
+                else:
+                    steps -= 1
+            action = {path: one.action[path].rows(0, steps) for path in self._fields[ACTION]}
+            further = {name: one.further[path].rows(0, steps) for name, path in self._further.items()}
+            reward = one.reward.rows(0, steps).reshape(-1) if one.reward else np.zeros(steps, np.float32)
+        info = dict(one.info) | ({"next_obs_rounded": rounded} if rounded else {})
+        return Episode(self._tree(obs), self._tree(action), reward, terminated, truncated, further, info)
+
+    def _check_fields(self, one: Recording, rows: int) -> None:
+        """Check that an episode has the fields of the data set.  Raises: ValueError."""
+        for kind, arrays in ((OBS, one.obs), (NEXT_OBS, one.next_obs), (ACTION, one.action), (FURTHER, one.further)):
+            for path, expected in self._fields[OBS if kind == NEXT_OBS else kind].items():
+                if kind == NEXT_OBS and not arrays:
+                    continue
+                what = path if kind == FURTHER else f"{kind} {path}".strip()
+                if path not in arrays:
+                    raise ValueError(f"{what} is missing, expected it as in most episodes")
+                array = arrays[path]
+                if (tuple(array.shape[1:]), array.dtype.name) != (expected.shape, expected.dtype):
+                    raise ValueError(
+                        f"{what} has rows of {array.shape[1:]} {array.dtype}, expected {expected.shape} "
+                        f"{expected.dtype}, as in most episodes"
+                    )
+                if kind == FURTHER and not _by_step(array, rows):
+                    raise ValueError(f"{what} has {len_of(array):,} rows, expected {rows:,}, as actions")
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        return self._where(self._sizes[number].number)
+
+    def _where(self, number: int) -> str:
+        return f"{self.name}: {self._layout.place(number)}"
+
+    def named(self, name: str) -> list[int]:
+        """Return the numbers of the episodes that a name stands for, in the data set.  Raises: ValueError."""
+        wanted = set(self._layout.named(name))
+        return [number for number, one in enumerate(self._sizes) if one.number in wanted]
+
+    def close(self) -> None:
+        """Close the files."""
+        self._layout.close()
+
+
+def below(arrays: Arrays, name: str) -> dict[str, Array]:
+    """Return the array ``name``, or those of the group of that name, by their paths in it."""
+    return {one[len(name) + 1 :]: arrays[one] for one in arrays if one == name or one.startswith(f"{name}/")}
+
+
+def len_of(array: Array) -> int:
+    """Return the number of an array's rows; -1: it is a single value."""
+    return array.shape[0] if array.shape else -1
+
+
+def _all(one: Recording) -> Iterator[tuple[str, str, Array]]:
+    for kind in (OBS, NEXT_OBS, ACTION, FURTHER):
+        for path, array in getattr(one, kind).items():
+            yield kind, path, array
+
+
+def _first(arrays: Arrays) -> Array:
+    return next(iter(arrays.values()))
+
+
+def _by_step(array: Array, rows: int) -> bool:
+    return len_of(array) in (rows, rows + 1) and 0 not in array.shape
+
+
+def _compared(path: str, after: npt.NDArray[Any], obs: npt.NDArray[Any]) -> int:
+    """Return how many next observations differ from the following ones by rounding.  Raises: ValueError: by more."""
+    following = obs[1:]
+    differ, beyond = compare(after[: len(following)], following) if len(following) else (np.zeros(0), np.zeros(0))
+    if beyond.any():
+        raise ValueError(
+            f"row {int(np.argmax(beyond))}: next_obs {path}".rstrip()
+            + f" is not the observation of the next row, expected it, but for {TOLERANCE:g} of the largest magnitude; "
+            "are these several episodes? Split them, or remove next_obs"
+        )
+    return int(differ.sum())
