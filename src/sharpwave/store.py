@@ -183,15 +183,15 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
         ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, those of one step,
         and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that are resets or
-        follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an environment only reset, and that a ``Recorder`` or
-        a drop-in passed over; ``bytes`` by use: ``arena_used`` (sealed segments), ``arena_free``, ``open_segments``,
-        ``index``, ``dictionaries``, ``encoders``, ``samplers``, ``batches`` (held, and free for the next),
-        ``checkpoint`` (copies while one is written, 12 MiB at most, and while views are written to the store's
-        folder; not counted in ``ram``); ``total_bytes``, their sum: the growth of the process; ``held_batch_bytes``:
-        batches that the caller holds; ``encoded_bytes_per_step``: of sealed segments, 0 before the first;
-        ``fixed_bytes``: buffers whose size steps do not change (all but ``arena_used``, ``index`` and ``samplers``);
-        ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before encoding; ``append_waits``,
-        ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
+        follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
+        environment only reset, and that a ``Recorder`` or a drop-in passed over; ``bytes`` by use: ``arena_used``
+        (sealed segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
+        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
+        while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth
+        of the process; ``held_batch_bytes``: batches that the caller holds; ``encoded_bytes_per_step``: of sealed
+        segments, 0 before the first; ``fixed_bytes``: buffers whose size steps do not change (all but ``arena_used``,
+        ``index`` and ``samplers``); ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before
+        encoding; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
         ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
         With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
         segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling

@@ -48,6 +48,7 @@ ALLOWED = {
     ("lerobot.py", "self._folder.open(video.name, VIDEO_WEIGHT)"),
     ("rlds.py", "self._folder.open(name)"),
     ("rlds.py", "self._folder.open(place.name)"),
+    ("hdf5_layouts.py", "folder.open(one)"),
     ("minari.py", "files.open('data/main_data.hdf5')"),
     ("lerobot.py", "ParquetFile(folder.open(name), self._budget)"),
     ("lerobot.py", "ParquetFile(self._folder.open(name), self._budget)"),

@@ -38,6 +38,8 @@ EPISODES = tuple(
 """Numbers that tell episodes from one another: another one begins where the value changes."""
 STEPS = ("step", "steps", "step_id", "step_ids", "step_index", "timestep", "timesteps", "time_step", "frame_index", "t")
 """Numbers that rise in an episode: another one begins where the value does not."""
+ENDS = frozenset(("terminals", "timeouts", *ONE_NAMES, *LASTS)) - {"obs", "action", "reward", "next_obs"}
+"""Names of flags of ends."""
 
 
 class Columns(Protocol):

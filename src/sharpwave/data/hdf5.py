@@ -77,6 +77,11 @@ class Hdf5File:
                 self._check(found, name)
             return found
 
+    def names(self, group: Any, name: str) -> list[str]:
+        """Return the names in a group of a group; none where it is an array, or not there.  Raises: ValueError."""
+        found = self.find(group, name)
+        return [one for one in found if isinstance(one, str)] if isinstance(found, self._h5py.Group) else []
+
     def attribute(self, group: Any, name: str) -> str | int | float | None:
         """Return an attribute that is one text or number; None: it is none.  Raises: ValueError."""
         with explained(f"{self._what} is damaged", self._what):
@@ -99,7 +104,7 @@ class Hdf5File:
             found = []
             for row in rows:  # one by one: any number of rows may be the same bytes of the file
                 self._budget.check_time()
-                found.append(str(_plain(array[row]))[:MAX_NAME_CHARACTERS])
+                found.append(str(_plain(array[row])))
             return found
 
     def _member(self, group: Any, key: str, name: str) -> Any:

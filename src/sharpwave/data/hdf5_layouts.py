@@ -2,45 +2,102 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data import images
+from sharpwave.data.columns import ENDS
 from sharpwave.data.episode import Source, existing
-from sharpwave.data.files import Budget, explained, open_path
+from sharpwave.data.files import Budget, File, Folder, explained, open_path
 from sharpwave.data.hdf5 import Hdf5File
 from sharpwave.data.hdf5 import open_hdf5 as open_d4rl
-from sharpwave.data.recordings import Array, Arrays, Recording, RecordingSource, below, len_of
+from sharpwave.data.recordings import Array, Arrays, Layout, Recording, RecordingSource, below, len_of
 
-DEMO = re.compile(r"demo_(\d{1,18})")
+DEMO, TRAJECTORY = re.compile(r"demo_(\d{1,18})"), re.compile(r"traj_(\d{1,18})")
+EPISODE_FILE = re.compile(r"episode_(\d{1,18})\.(hdf5|h5)")
+COLUMN = re.compile(r"(.+?)_(\d{1,18})(?:_(\d{1,4}))?")
+"""d3rlpy's name of a column of an episode, or of a part of a tuple in it."""
 MAX_TEXT_CHARACTERS = 1 << 14
 """Limit of a text that is kept as an annotation."""
 
 
 def open_hdf5(place: str, budget: Budget) -> Source:
-    """Open an HDF5 file, or a folder of them, whichever layout it has.
+    """Open an HDF5 file, or ALOHA's folder of them, whichever layout it has.
 
     Raises: FileNotFoundError, ValueError, ModuleNotFoundError.
     """
     path = existing(place, "hdf5")
-    opened = open_path(path, budget)
-    try:
-        file = Hdf5File(opened, budget)
-    except BaseException:
-        opened.close()
-        raise
     name = f"hdf5:{path}"
+    layout = _folder(name, path, budget) if path.is_dir() else _file(name, path, budget)
+    if layout is None:
+        return open_d4rl(place, budget)
+    try:
+        return RecordingSource(name, layout, budget)
+    except BaseException:
+        layout.close()
+        raise
+
+
+def _folder(name: str, path: Path, budget: Budget) -> Layout:
+    """Find ALOHA's files in a folder.  Raises: ValueError: there are none."""
+    folder = Folder(path, budget)
+    try:
+        with explained(name, name):
+            names = folder.names()
+            files = _numbered(EPISODE_FILE, names)
+            if not files:
+                raise ValueError(
+                    f"has {names[:8]}, expected ALOHA's episode_0.hdf5, episode_1.hdf5 ...; give a single file of any "
+                    "other layout"
+                )
+        others = [f"{one}: no episode" for one in names if one not in files]
+        return Aloha(files, lambda one: _hdf5(folder.open(one), budget), budget, others, folder.close)
+    except BaseException:
+        folder.close()
+        raise
+
+
+def _file(name: str, path: Path, budget: Budget) -> Layout | None:
+    """Find out which layout a file has; None: D4RL's, or none that is known.  Raises: ValueError."""
+    file = _hdf5(open_path(path, budget), budget)
     try:
         with explained(f"{name} is damaged", name):
-            if any(map(_is_demo, data := file.find(file.root, "data") or {})) and not hasattr(data, "dtype"):
-                return RecordingSource(name, Robomimic(file, name), budget)
+            names = [one for one in file.root if isinstance(one, str)]
+            if "data" in names and _numbered(DEMO, file.names(file.root, "data")):
+                return Robomimic(file, name)
+            if trajectories := _numbered(TRAJECTORY, names):
+                return ManiSkill(file, trajectories, _beside(path, budget), names)
+            if {"num_episodes", "observations_0"} <= set(names) or {"num_episodes", "observations_0_0"} <= set(names):
+                return D3rlpy(file, names)
+            only = {"observations", "action"} <= set(names) and not {"actions", *ENDS} & set(names)
+            if only and file.names(file.root, "observations"):  # D4RL's layout says how episodes end
+                return Aloha([path.name], lambda one: file, budget, closed=file.close)
     except BaseException:
         file.close()
         raise
     file.close()
-    return open_d4rl(place, budget)
+    return None
+
+
+def _hdf5(opened: File, budget: Budget) -> Hdf5File:
+    """Return an open file as HDF5.  Raises: ValueError: it is none; then it is closed."""
+    try:
+        return Hdf5File(opened, budget)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _numbered(pattern: re.Pattern[str], names: Iterable[Any]) -> list[str]:
+    """Return the names of a pattern, in the order of their numbers."""
+    found = [(one, match) for one in names if isinstance(one, str) and (match := pattern.fullmatch(one))]
+    return [one for one, match in sorted(found, key=lambda pair: (int(pair[1][1]), pair[0]))]
 
 
 class Hdf5Array:
@@ -53,7 +110,7 @@ class Hdf5Array:
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
         """Read rows.  Raises: ValueError."""
-        return self._file.read(self._array, self._name, slice(begin, end))
+        return self._file.read(self._array, self._name, slice(begin, end) if self.shape else ())
 
 
 def arrays_of(file: Hdf5File, group: Any, prefix: str) -> dict[str, Array]:
@@ -77,14 +134,14 @@ class Robomimic:
     def __init__(self, file: Hdf5File, name: str) -> None:
         self._file, self._name = file, name
         self._group = file.group(file.root, "data")
-        keys = list(self._group)
-        self._demos = sorted((one for one in keys if _is_demo(one)), key=lambda one: int(one[5:]))
-        self.left_out = [f"data/{one}: no demonstration" for one in keys if not _is_demo(one)]
+        self._demos = _numbered(DEMO, self._group)
+        self.left_out = [f"data/{one}: no demonstration" for one in set(self._group) - set(self._demos)]
         self.notes = [
             "read as robomimic writes it",
             "dones, where there are: the last of a demonstration says whether it terminated",
         ]
-        self.about = said_of(file, self._group, "env_args", self.left_out)
+        said = file.attribute(self._group, "env_args")
+        self.about = {} if said is None else short({"env_args": said}, self.left_out)
 
     def __len__(self) -> int:
         return len(self._demos)
@@ -119,11 +176,10 @@ class Robomimic:
 
     def named(self, name: str) -> list[int]:
         """Return the numbers of the demonstrations of a filter key.  Raises: ValueError."""
-        mask = self._file.find(self._file.root, "mask")
-        names = [] if mask is None else list(mask)
+        names = self._file.names(self._file.root, "mask")
         if name not in names:
             raise ValueError(f"{self._name}: has no mask/{name}, only {names[:12]}; give one of these, or numbers")
-        keys = self._file.texts(self._file.find(mask, name), f"mask/{name}")
+        keys = self._file.texts(self._file.find(self._file.find(self._file.root, "mask"), name), f"mask/{name}")
         if missing := sorted(set(keys) - set(self._demos)):
             raise ValueError(f"{self._name}: mask/{name} has {missing[0]!r}, which is not in data")
         return [number for number, one in enumerate(self._demos) if one in keys]
@@ -133,16 +189,243 @@ class Robomimic:
         self._file.close()
 
 
-def _is_demo(name: Any) -> bool:
-    return isinstance(name, str) and DEMO.fullmatch(name) is not None
+class ManiSkill:
+    """Layout of ManiSkill: groups ``traj_0``, ``traj_1`` ... and a JSON file of the same name, which describes them.
+
+    In each ``obs`` [T + 1, ...] or ``obs/*``, and ``actions``, ``rewards``, ``terminated`` and ``truncated`` [T];
+    ``success``, ``fail`` [T], ``env_states/*`` [T + 1, ...] and others are further.
+    """
+
+    def __init__(self, file: Hdf5File, names: list[str], said: Any, others: list[str]) -> None:
+        self._file, self._names = file, names
+        self.left_out = [f"{one}: no trajectory" for one in others if one not in names]
+        self.notes = ["read as ManiSkill writes it"]
+        self.about: dict[str, Any] = {}
+        self._said: dict[str, dict[str, Any]] = {}
+        if not isinstance(said, dict) or not isinstance(said.get("episodes"), list):
+            self.notes.append("no JSON file of the same name beside it, which would describe the trajectories")
+            return
+        self._said = {f"traj_{one.get('episode_id')}": one for one in said["episodes"] if isinstance(one, dict)}
+        self.about = short({"env_info": json.dumps(said.get("env_info"))}, self.left_out)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        return self._names[number]
+
+    def recording(self, number: int) -> Recording:
+        """Find the arrays of an episode.  Raises: ValueError."""
+        name = self._names[number]
+        arrays = arrays_of(self._file, self._file.group(self._file.root, name), f"{name}/")
+        if not below(arrays, "obs"):
+            raise ValueError("has no obs, expected observations; ManiSkill's replay_trajectory adds them (--obs-mode)")
+        return Recording(
+            place=name,
+            obs=below(arrays, "obs"),
+            action=below(arrays, "actions"),
+            reward=arrays.get("rewards"),
+            terminated=arrays.get("terminated"),
+            truncated=arrays.get("truncated"),
+            further=without(arrays, "obs", "actions", "rewards", "terminated", "truncated"),
+            info={"trajectory": name} | self._said.get(name, {}),
+        )
+
+    def named(self, name: str) -> list[int]:
+        """Refuse names, of which there are none.  Raises: ValueError."""
+        raise ValueError(f"episodes: got {name!r}, but ManiSkill names no parts of a data set; give numbers")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
 
 
-def said_of(file: Hdf5File, group: Any, name: str, left_out: list[str]) -> dict[str, Any]:
-    """Return a text among a group's attributes by its name, if it is not too long."""
-    said = file.attribute(group, name)
-    if not isinstance(said, str):
-        return {}
-    if len(said) > MAX_TEXT_CHARACTERS:
-        left_out.append(f"{name}: a text of {len(said):,} characters, expected at most {MAX_TEXT_CHARACTERS:,}")
-        return {}
-    return {name: said}
+def _beside(path: Path, budget: Budget) -> Any:
+    """Return the content of the JSON file beside ManiSkill's; None: there is none.  Raises: ValueError."""
+    folder = Folder(path.parent, budget)
+    try:
+        return folder.json(path.with_suffix(".json").name)
+    except FileNotFoundError:
+        return None
+    finally:
+        folder.close()
+
+
+class D3rlpy:
+    """Layout of d3rlpy 2: arrays ``observations_0``, ``actions_0``, ``rewards_0``, ``terminated_0``, and so on.
+
+    Each of T rows but ``terminated_0``, one flag. Observations that are tuples have ``observations_0_0`` and others.
+    As in d3rlpy, the last step of an episode that did not terminate has no successor.
+    """
+
+    def __init__(self, file: Hdf5File, names: list[str]) -> None:
+        self._file = file
+        self._columns: dict[int, dict[str, str]] = {}
+        self.left_out: list[str] = []
+        for name in names:
+            if found := COLUMN.fullmatch(name):
+                path = found[1] if found[3] is None else f"{found[1]}/_index_{int(found[3])}"
+                self._columns.setdefault(int(found[2]), {})[path] = name
+            elif name not in ("columns", "num_episodes", "version"):
+                self.left_out.append(f"{name}: no column of an episode")
+        self._numbers = sorted(self._columns)
+        said = file.read(file.find(file.root, "num_episodes"), "num_episodes")
+        if said.shape or int(said) != len(self._numbers):
+            self.left_out.append(f"episodes: num_episodes says {said}, the file has {len(self._numbers):,}")
+        self.notes, self.about = ["read as d3rlpy 2 writes it"], dict[str, Any]()
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        return f"episode {self._numbers[number]}"
+
+    def recording(self, number: int) -> Recording:
+        """Find the arrays of an episode.  Raises: ValueError."""
+        arrays: dict[str, Array] = {}
+        for path, name in self._columns[self._numbers[number]].items():
+            found = self._file.find(self._file.root, name)
+            if not hasattr(found, "dtype"):
+                raise ValueError(f"{name} is no array, expected one; write the data set anew")
+            arrays[path] = Hdf5Array(self._file, found, name)
+        ended = arrays.get("terminated")
+        if ended is None or ended.shape:
+            raise ValueError(f"terminated has shape {ended and ended.shape}, expected one flag of the episode")
+        if (flag := ended.rows(0, 0)) not in (0, 1):
+            raise ValueError(f"terminated is {flag}, expected 0 or 1")
+        return Recording(
+            place=self.place(number),
+            obs=below(arrays, "observations"),
+            action=below(arrays, "actions"),
+            reward=arrays.get("rewards"),
+            terminated=bool(flag),
+            further=without(arrays, "observations", "actions", "rewards", "terminated"),
+        )
+
+    def named(self, name: str) -> list[int]:
+        """Refuse names, of which there are none.  Raises: ValueError."""
+        raise ValueError(f"episodes: got {name!r}, but d3rlpy names no parts of a data set; give numbers")
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class Aloha:
+    """Layout of ALOHA and ACT: a file for each episode, ``episode_0.hdf5``, ``episode_1.hdf5`` ...
+
+    In each ``observations/*`` [T, ...], as ``qpos``, ``qvel`` and ``images/*``, and ``action`` [T, ...]; ``reward`` [T]
+    where there is one; others, as ``base_action``, are further. Images of a file with the attribute ``compress`` are
+    JPEGs, padded to one length. Texts are annotations of the episode.
+    """
+
+    def __init__(
+        self,
+        names: list[str],
+        opened: Callable[[str], Hdf5File],
+        budget: Budget,
+        left_out: Iterable[str] = (),
+        closed: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._names, self._opened, self._budget, self._closed = names, opened, budget, closed
+        self.left_out, self.about = list(left_out), dict[str, Any]()
+        self.notes = [
+            "read as ALOHA writes it",
+            "JPEGs: with the channels in the order in which they were compressed",
+        ]
+        self._file: tuple[str, Hdf5File] | None = None
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        return self._names[number]
+
+    def recording(self, number: int) -> Recording:
+        """Find the arrays of an episode.  Raises: ValueError."""
+        name = self._names[number]
+        if self._file is None or self._file[0] != name:
+            self._close_file()
+            self._file = name, self._opened(name)
+        file = self._file[1]
+        arrays, info = dict[str, Array](), dict[str, Any]()
+        for path, array in file.arrays(file.root).items():
+            if array.dtype.kind == "O" and array.size == 1:
+                info[path] = file.texts(array, path)[0]
+            else:
+                arrays[path] = Hdf5Array(file, array, path)
+        for key in ("sim", "compress"):
+            if (said := file.attribute(file.root, key)) is not None:
+                info[key] = said
+        for path, one in arrays.items():
+            if path.startswith("observations/images/") and _is_compressed(one, bool(info.get("compress"))):
+                arrays[path] = Pictures(one, path, self._budget)
+        return Recording(
+            place=name,
+            obs=below(arrays, "observations"),
+            action=below(arrays, "action"),
+            reward=arrays.get("reward", arrays.get("rewards")),
+            further=without(arrays, "observations", "action", "reward", "rewards", "compress_len"),
+            info=short(info, []),
+        )
+
+    def named(self, name: str) -> list[int]:
+        """Return the number of the episode of a file.  Raises: ValueError."""
+        if name not in self._names:
+            raise ValueError(f"episodes: got {name!r}, expected numbers, or the name of a file, as {self._names[0]}")
+        return [self._names.index(name)]
+
+    def close(self) -> None:
+        """Close the folder, and the file that is open."""
+        self._close_file()
+        self._closed()
+
+    def _close_file(self) -> None:
+        if self._file is not None:
+            self._file[1].close()
+        self._file = None
+
+
+def _is_compressed(array: Array, compress: bool) -> bool:
+    return array.dtype.kind == "S" or (compress and array.dtype == np.uint8 and len(array.shape) == 2)
+
+
+class Pictures:
+    """Images [T, height, width, 3] of which each row is a JPEG, padded with zeros; all as large as the first.
+
+    Raises: ValueError: it is none.
+    """
+
+    def __init__(self, array: Array, name: str, budget: Budget) -> None:
+        self._array, self._name, self._budget = array, name, budget
+        self.shape: tuple[int, ...] = (0,)
+        self.dtype: np.dtype[Any] = np.dtype(np.uint8)
+        if len_of(array) > 0:
+            self.shape = (len_of(array), *self._decoded(array.rows(0, 1)[0], None).shape)
+
+    def _decoded(self, row: Any, shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
+        found = images.decode(row.tobytes(), shape, self._name)
+        if found.shape[2] != 3:
+            raise ValueError(f"{self._name}: an image of {found.shape}, expected three channels")
+        return found[..., ::-1]  # OpenCV, which wrote them, takes the first channel for blue
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Decode rows.  Raises: ValueError."""
+        shape = (end - begin, *self.shape[1:])
+        self._budget.check_bytes(f"{self._name}: {shape}", int(np.prod(shape, dtype=np.float64)))
+        found = np.empty(shape, np.uint8)
+        for at, row in enumerate(self._array.rows(begin, end)):  # one by one: rows may be the same bytes of the file
+            self._budget.check_time()
+            found[at] = self._decoded(row, self.shape[1:])
+        return found
+
+
+def short(said: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
+    """Return what is said without texts that are too long for annotations, which are named as left out."""
+    for name, text in said.items():
+        if isinstance(text, str) and len(text) > MAX_TEXT_CHARACTERS:
+            left_out.append(f"{name}: a text of {len(text):,} characters, expected at most {MAX_TEXT_CHARACTERS:,}")
+    return {name: text for name, text in said.items() if not isinstance(text, str) or len(text) <= MAX_TEXT_CHARACTERS}
