@@ -9,6 +9,7 @@ from typing import Any
 from sharpwave.observations import PADS, refuse_choices, stacking
 from sharpwave.spaces import stored_space, variable_parts
 from sharpwave.spec import Field, Spec
+from sharpwave.teams import ACTION_MASK
 
 
 def step_spec(env: Any, **extra: Field) -> Spec:
@@ -68,12 +69,16 @@ def info_spaces(env: Any) -> Mapping[str, Any]:
 def _fields(what: str, space: Any, size: int, padding: str) -> Any:
     """Return the fields of a space, as it is nested, in an environment that stacks ``size`` frames; 0: none.
 
-    Parts that a wrapper added to a dict of stacks are stored as they are.
+    Parts that a wrapper added to a dict of stacks are stored as they are; a mask, which may have as many actions as a
+    stack frames, by its name.
     """
     refuse_choices(f"step_spec: env has {what}", space)
     inner = getattr(space, "spaces", None)
     if isinstance(inner, Mapping):
-        return {key: _fields(f"{what}[{key!r}]", one, size, padding) for key, one in inner.items()}
+        return {
+            key: _fields(f"{what}[{key!r}]", one, 0 if key == ACTION_MASK and len(one.shape) == 1 else size, padding)
+            for key, one in inner.items()
+        }
     if inner is not None:
         return tuple(_fields(f"{what}[{number}]", one, size, padding) for number, one in enumerate(inner))
     shape, dtype = getattr(space, "shape", None), getattr(space, "dtype", None)

@@ -2,7 +2,7 @@
 
 import gymnasium
 import numpy as np
-from gymnasium.spaces import Box, Dict, Discrete, MultiDiscrete, Text, Tuple
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
 
 from sharpwave.envs import TeamEnv
 from tests.envs.team_world import World
@@ -122,3 +122,73 @@ class Team(World):
 
 
 gymnasium.register("Team-v0", lambda **options: TeamEnv(Team(**options), state=True))
+
+
+class Maze(gymnasium.Env):
+    """Corridor that winds through 4 x 4 cells: each row is joined to the next at one end. Steps cost 1 until the goal,
+    the last row's beginning, or the 40th step; episodes begin anywhere else. It fails if an illegal action is made.
+
+    Actions 1 to 4 go up, right, down and left. None is legal at the goal.
+
+    Args:
+        masks: where legal actions are said: "info", "method" or "observation".
+        picture: observe a picture of 8 x 8 pixels instead of the cell's number.
+    """
+
+    SIDE, GOAL, LONGEST = 4, 12, 40
+    MOVES = (-4, 1, 4, -1)
+    DOORS = ((3, 7), (4, 8), (11, 15))
+    """Cells that are joined to one of the row below."""
+
+    def __init__(self, masks="info", picture=False, render_mode=None):
+        self.masks, self.picture, self.render_mode = masks, picture, render_mode
+        self.action_space = Discrete(4, start=1)
+        self.observation_space = Box(0, 255, (8, 8), np.uint8) if picture else Discrete(16)
+        if masks == "observation":
+            self.observation_space = Dict(observation=self.observation_space, action_mask=MultiBinary(4))
+        if masks == "method":
+            self.action_masks = self.legal
+
+    def legal(self):
+        """Return bool [4]."""
+        column = self.cell % self.SIDE
+        ways = (
+            (self.cell - 4, self.cell) in self.DOORS,
+            column < 3,
+            (self.cell, self.cell + 4) in self.DOORS,
+            column > 0,
+        )
+        return np.array(ways) & (self.cell != self.GOAL)
+
+    @classmethod
+    def distance(cls, cell):
+        """Return the steps from a cell to the goal."""
+        row, column = divmod(cell, cls.SIDE)
+        return (3 - row) * 4 + (column if row % 2 else 3 - column) if row < 3 else column
+
+    def observed(self):
+        cells = np.arange(16).reshape(4, 4) == self.cell
+        obs = np.kron(cells, np.full((2, 2), 255, np.uint8)) if self.picture else self.cell
+        said = {"action_mask": self.legal().astype(np.int8)}
+        if self.masks == "observation":
+            return {"observation": obs, **said}, {}
+        return obs, said if self.masks == "info" else {}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.steps, self.cell = 0, int(self.np_random.choice([c for c in range(16) if c != self.GOAL]))
+        return self.observed()
+
+    def step(self, action):
+        assert self.action_space.contains(action), action
+        if not self.legal()[action - 1]:
+            raise ValueError(f"action {action} is illegal in cell {self.cell}")
+        self.steps, self.cell = self.steps + 1, self.cell + self.MOVES[action - 1]
+        obs, info = self.observed()
+        return obs, -1.0, self.cell == self.GOAL, self.steps == self.LONGEST, info
+
+
+gymnasium.register("Maze-v0", lambda **options: Maze(**options))
+gymnasium.register("MazeMethod-v0", lambda **options: Maze("method", **options))
+gymnasium.register("MazeParts-v0", lambda **options: Maze("observation", **options))
+gymnasium.register("MazePicture-v0", lambda **options: Maze(picture=True, **options))

@@ -8,15 +8,22 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from sharpwave.environment_spec import step_spec
+from sharpwave.envs.action_masks import ActionMasks
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
 from sharpwave.envs.gym import known, make_gym
 from sharpwave.envs.teams import TeamEnv
 
-__all__ = ["AtariFrames", "AtariSettings", "TeamEnv", "games", "make_env", "step_spec"]
+__all__ = ["ActionMasks", "AtariFrames", "AtariSettings", "TeamEnv", "games", "make_env", "step_spec"]
 
 
 def make_env(
-    name: str, num_envs: int, atari: AtariSettings | None = None, *, render: bool = False, stack: int = 1
+    name: str,
+    num_envs: int,
+    atari: AtariSettings | None = None,
+    *,
+    render: bool = False,
+    stack: int = 1,
+    action_masks: bool = True,
 ) -> VectorEnv[Any, Any, Any]:
     """Make a vector of environments that reset in the step that ends an episode (``AutoresetMode.SAME_STEP``).
 
@@ -25,6 +32,7 @@ def make_env(
         atari: settings of Atari games, for their names only.
         render: let ``env.render()`` return one picture per environment.
         stack: observations of other environments that are stacked, the newest last; 1: none.
+        action_masks: other environments observe which actions are legal, where they say so (``ActionMasks``).
     Raises:
         ValueError: an unknown name, an environment whose observations are not arrays, or settings of another kind.
     """
@@ -42,4 +50,4 @@ def make_env(
             "id's environment has its own settings"
         )
     hint = f"no environment has this name; did you mean the Atari game {' or '.join(close)}?" if close else ""
-    return make_gym(name, num_envs, render=render, stack=stack, hint=hint)
+    return make_gym(name, num_envs, render=render, stack=stack, action_masks=action_masks, hint=hint)

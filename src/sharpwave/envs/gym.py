@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import ale_py
@@ -14,6 +14,7 @@ import gymnasium
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from sharpwave.envs.action_masks import masks_in_infos, with_action_mask
 from sharpwave.envs.deep_sea import register_deep_sea
 from sharpwave.envs.memory_tasks import register_tasks
 from sharpwave.envs.teams import register_mpe
@@ -64,7 +65,7 @@ def known(name: str) -> bool:
 
 
 def make_gym(
-    name: str, num_envs: int, *, render: bool = False, stack: int = 1, hint: str = ""
+    name: str, num_envs: int, *, render: bool = False, stack: int = 1, action_masks: bool = True, hint: str = ""
 ) -> VectorEnv[Any, Any, Any]:
     """Make ``num_envs`` copies of a registered environment, stepped in this process.
 
@@ -75,6 +76,7 @@ def make_gym(
             current folder.
         render: let ``env.render()`` return one picture per environment.
         stack: observations that are stacked, the newest last; at an episode's start the first one is repeated.
+        action_masks: observe which actions are legal, where the environment says so (``ActionMasks``).
         hint: text of the error for an unknown name; default: Gymnasium's.
     Raises:
         ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one whose
@@ -87,6 +89,8 @@ def make_gym(
     wrappers: list[Any] = [flat_observations]
     if stack > 1:
         wrappers.append(partial(gymnasium.wrappers.FrameStackObservation, stack_size=stack, padding_type="reset"))
+    if action_masks:  # outermost: a mask is not stacked
+        wrappers.append(partial(with_action_mask, in_infos=cache(partial(masks_in_infos, name))))
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     if render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
         os.environ.setdefault("MUJOCO_GL", "egl")  # without a screen MuJoCo's default fails at the first picture

@@ -104,6 +104,9 @@ class Gymnasium:
     )
     num_envs: int = setting(4, "environments stepped together", GROUP, at_least=1, at_most=MAX_ENVIRONMENTS)
     stack: int = setting(1, "newest observations that the agent sees together", GROUP, at_least=1, at_most=MAX_STACK)
+    action_masks: bool = setting(
+        True, "make and learn from legal actions only, where the environment says which are (Discrete ones)", GROUP
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -118,7 +121,7 @@ class Gymnasium:
                 "Gymnasium id, as ALE/Pong-v5"
             )
         lanes = self.num_envs if num_envs is None else num_envs
-        return make_env(self.name, lanes, render=render, stack=self.stack)
+        return make_env(self.name, lanes, render=render, stack=self.stack, action_masks=self.action_masks)
 
 
 KINDS = {settings.kind: settings for settings in (Atari, Gymnasium)}
