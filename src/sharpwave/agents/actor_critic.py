@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.devices import pick_device
+from sharpwave.agents.legal import legal_in, legal_rows, with_legal
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
 from sharpwave.agents.replay import RolloutSettings
@@ -121,7 +122,7 @@ class ActorCritic(Agent):
         self.device = pick_device(device)
         self.distribution = policy_for(spaces, self.Settings.kind)
         self._rng = np.random.default_rng(seed)
-        self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        self.inputs = inputs_for(spaces.seen, images=self.settings.network != "mlp").to(self.device)
         self.policy, self.value = (network.to(self.device) for network in self.networks())
 
     # networks
@@ -135,7 +136,7 @@ class ActorCritic(Agent):
         units = self.settings.hidden_units
 
         def network(last: nn.Module) -> nn.Module:
-            torso = torso_for(self.spaces.observation, self.settings.network, units)
+            torso = torso_for(self.spaces.seen, self.settings.network, units)
             return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), last)
 
         return network(self.distribution.head(units)), network(nn.Linear(units, 1))
@@ -156,7 +157,7 @@ class ActorCritic(Agent):
         import torch
 
         with torch.inference_mode():
-            predicted = torch.from_numpy(self.infer(obs)[0])
+            predicted = torch.from_numpy(legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs)))
             chosen = self.distribution.choose(predicted, self._rng if explore else None)
         return Acted(chosen.action, state, {LOG_PROBABILITY: chosen.log_probability, **chosen.fields})
 
@@ -184,8 +185,10 @@ class ActorCritic(Agent):
         mask: Tensor = batch.mask
         inputs = self.inputs(map_leaves(lambda obs: obs.flatten(0, 1), batch.obs))  # T + 1: the one behind the last too
         value = self.value(inputs).view(len(mask), -1)
-        predicted = self.policy(inputs).unflatten(0, value.shape)[:, :-1]
+        predicted = with_legal(self.policy(inputs).unflatten(0, value.shape), legal_in(self.spaces, batch.obs))[:, :-1]
         log_probability = self.distribution.log_probability(predicted, batch)
+        if self.spaces.masked:  # a window's padding follows its final observation, where action 0 may be illegal
+            log_probability = log_probability.masked_fill(~mask, 0.0)
         return Seen(
             log_probability,
             (log_probability - batch[LOG_PROBABILITY]).masked_fill(~mask, 0.0).exp(),

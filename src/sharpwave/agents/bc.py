@@ -21,6 +21,7 @@ from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
+from sharpwave.agents.legal import legal_in, legal_rows, with_legal
 from sharpwave.agents.losses import action_cross_entropy, imitation_error
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.offline import OfflineSettings
@@ -86,7 +87,7 @@ class BC(Agent):
         self.box = spaces.action if isinstance(spaces.action, Box) else None
         self.numbered = None if self.box is not None else NumberedActions(spaces, self.Settings.kind)
         images, standardize = self.settings.network != "mlp", self.settings.standardize
-        self.inputs = inputs_for(spaces.observation, images, standardize).to(self.device)
+        self.inputs = inputs_for(spaces.seen, images, standardize).to(self.device)
         self.policy = self.network().to(self.device)
         self.average = copy.deepcopy(self.policy).requires_grad_(False)
 
@@ -99,7 +100,7 @@ class BC(Agent):
         from sharpwave.agents.torsos import torso_for
 
         units = self.settings.hidden_units
-        torso = torso_for(self.spaces.observation, self.settings.network, units)
+        torso = torso_for(self.spaces.seen, self.settings.network, units)
         outputs = math.prod(self.box.shape) if self.numbered is None else self.numbered.count  # type: ignore[union-attr]
         return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), nn.Linear(units, outputs))
 
@@ -121,6 +122,7 @@ class BC(Agent):
         with torch.inference_mode():
             predicted: npt.NDArray[np.float32] = self.average(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
         if self.numbered is not None:
+            predicted = legal_rows(predicted, legal_in(self.spaces, obs))
             return Acted(self.numbered.actions(predicted.argmax(axis=1)), state)
         assert self.box is not None
         action = predicted.reshape(len(predicted), *self.box.shape).clip(self.box.low, self.box.high)
@@ -142,15 +144,20 @@ class BC(Agent):
 
         measure_vectors(self.inputs, batch.obs)
 
-    def imitation(self, inputs: Any, action: Tensor) -> Tensor:
-        """Compute the loss of each item, float [B]: cross entropy of numbered actions, squared error of others."""
+    def imitation(self, inputs: Any, batch: Any) -> Tensor:
+        """Compute the loss of each item, float [B]: cross entropy of numbered actions, squared error of others.
+
+        Args:
+            inputs: of the batch's observations.
+        """
         predicted = self.policy(inputs)
         if self.numbered is not None:
-            return action_cross_entropy(predicted, self.numbered.numbers(action))
-        return imitation_error(predicted, action.flatten(1).to(predicted.dtype))
+            action = self.numbered.numbers(batch.action)
+            return action_cross_entropy(with_legal(predicted, legal_in(self.spaces, batch.obs), action), action)
+        return imitation_error(predicted, batch.action.flatten(1).to(predicted.dtype))
 
     def learn(self, batch: Any, step: int) -> Learned:
-        loss = self.imitation(self.inputs(batch.obs), batch.action).mean()
+        loss = self.imitation(self.inputs(batch.obs), batch).mean()
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         self.optimizer.step()

@@ -21,6 +21,7 @@ from sharpwave.agents.architectures import networks
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import PRECISIONS, autocast, pick_device, pick_precision
 from sharpwave.agents.exploration import ExplorationSettings
+from sharpwave.agents.legal import legal_in, legal_rows, with_legal
 from sharpwave.agents.losses import double_q_targets, huber, q_targets, squared
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
@@ -150,7 +151,7 @@ class DQN(Agent):
         self._rng = np.random.default_rng(seed)
         self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self._keeps_values = False
-        self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        self.inputs = inputs_for(spaces.seen, images=self.settings.network != "mlp").to(self.device)
         for name, off in (("standardize", "--no-standardize"), ("random_shift", "0")):
             needless = getattr(self.settings, name) and not with_images(self.inputs)
             expect(self.settings, name, not needless, f"{off}: no observation is an image")
@@ -171,7 +172,7 @@ class DQN(Agent):
         from sharpwave.agents.torsos import torso_for
 
         settings = self.settings
-        torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        torso = torso_for(self.spaces.seen, settings.network, settings.hidden_units)
         units, dueling, baseline = settings.hidden_units, settings.dueling, settings.dueling_baseline
         return QNetwork(torso, QHead(torso.features, units, self.num_actions, dueling, baseline=baseline))
 
@@ -191,6 +192,7 @@ class DQN(Agent):
         lanes, of = state.lanes, state.of
         if explore and not self._keeps_values and self.exploration.ignores_values(step, lanes, of):
             values = np.zeros((lanes.stop - lanes.start, self.num_actions), np.float32)
+            values = legal_rows(values, legal_in(self.spaces, obs))
         else:
             values = self.values(obs)
         chosen = self.exploration.choose(values, step, lanes, of, self._rng) if explore else values.argmax(axis=1)
@@ -206,8 +208,8 @@ class DQN(Agent):
         return (self._q(obs).float().cpu().numpy(),)
 
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
-        """Return Q, float32 [N, A], for observations [N, ...]."""
-        return self.infer(obs)[0]
+        """Return Q, float32 [N, A], for observations [N, ...]; -infinity for illegal actions."""
+        return legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs))
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: DQNState) -> Valued:
         return Valued(self.values(obs), self.actions.numbers(action), state)
@@ -265,16 +267,19 @@ class DQN(Agent):
                 next_inputs = self.training_inputs(batch.next_obs)
                 next_q_online = self.online(next_inputs).float() if settings.double else None
                 next_q = self.target(next_inputs).float()
+        legal = legal_in(self.spaces, batch.next_obs)
         if next_q_online is not None:
-            targets = double_q_targets(next_q, next_q_online, batch.reward, batch.discount)
+            targets = double_q_targets(next_q, with_legal(next_q_online, legal), batch.reward, batch.discount)
         else:
-            targets = q_targets(next_q, batch.reward, batch.discount)
+            targets = q_targets(with_legal(next_q, legal), batch.reward, batch.discount)
         action = self.actions.numbers(batch.action)
         td_error = targets - q.gather(1, action.view(-1, 1)).squeeze(1)
+        q = with_legal(q, legal_in(self.spaces, batch.obs), action)
         return (batch.weights * self.losses(q, action, td_error)).mean(), td_error.detach()
 
     def losses(self, q: Tensor, action: Tensor, td_error: Tensor) -> Tensor:
-        """Compute the loss of each item, float [B], of values [B, A], the numbers of the actions and TD errors [B]."""
+        """Compute the loss of each item, float [B], of values [B, A], -infinity for illegal actions, the numbers of the
+        actions and TD errors [B]."""
         settings = self.settings
         return huber(td_error, settings.huber_delta) if settings.loss == "huber" else squared(td_error)
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.schedules import held
 from sharpwave.configuration import check, setting
+from sharpwave.teams import random_actions
 
 MAX_SCORED_EPSILON = 0.05
 """Largest epsilon of a lane whose scores count: above it random actions lower the score notably."""
@@ -35,7 +36,7 @@ class Strategy(Protocol):
         """Choose an action for each lane.
 
         Args:
-            values: float [N, A], the estimated value of each action.
+            values: float [N, A], the estimated value of each action; -infinity for those that are illegal.
             step: environment steps so far.
             lanes: which of the run's ``of`` lanes the N are.
         Returns:
@@ -99,7 +100,9 @@ class EpsilonGreedy(Strategy):
         return bool(self.epsilons(step, of)[lanes].min() >= 1.0)
 
     def choose(self, values: Values, step: int, lanes: slice, of: int, rng: np.random.Generator) -> Actions:
-        return epsilon_greedy(values.argmax(axis=1), values.shape[1], self.epsilons(step, of)[lanes], rng)
+        legal = values > -np.inf
+        epsilons = self.epsilons(step, of)[lanes]
+        return epsilon_greedy(values.argmax(axis=1), values.shape[1], epsilons, rng, None if legal.all() else legal)
 
     def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
         """Return bool [lanes]: lanes with a small final epsilon, or the smallest, whose scores show what was learned.
@@ -226,16 +229,19 @@ def epsilon_greedy(
     num_actions: int,
     epsilon: float | npt.NDArray[np.float64],
     rng: np.random.Generator,
+    legal: npt.NDArray[Any] | None = None,
 ) -> npt.NDArray[np.int64]:
     """Replace greedy actions, with probability epsilon, by uniformly random ones.
 
     Args:
         greedy: int64 [N].  epsilon: one for all, or float [N].
+        legal: [N, A], true for the actions that may be drawn; ``None``: all may.
     Returns:
-        int64 [N]. Always takes two draws of N from ``rng``, so that runs are repeatable.
+        int64 [N]. Always takes two draws of N from ``rng``, with ``legal`` one of N and one of N x A, so that runs are
+        repeatable.
     """
     explores = rng.random(len(greedy)) < epsilon
-    random = rng.integers(0, num_actions, len(greedy))
+    random = rng.integers(0, num_actions, len(greedy)) if legal is None else random_actions(legal, rng)
     return np.where(explores, random, greedy)
 
 

@@ -82,7 +82,7 @@ class IQL(BC):
         from sharpwave.agents.torsos import torso_for
 
         units = self.settings.hidden_units
-        return ValueNetwork(torso_for(self.spaces.observation, self.settings.network, units), beside, units)
+        return ValueNetwork(torso_for(self.spaces.seen, self.settings.network, units), beside, units)
 
     @property
     def _action_size(self) -> int:
@@ -114,7 +114,7 @@ class IQL(BC):
         advantage = best - self.value(inputs)
         weight = (advantage.detach() / settings.temperature).exp().clamp(max=settings.max_weight)
         errors = [targets - critic(inputs, action) for critic in self.critics]
-        losses = expectile_loss(advantage, settings.expectile) + weight * self.imitation(inputs, batch.action)
+        losses = expectile_loss(advantage, settings.expectile) + weight * self.imitation(inputs, batch)
         losses = losses + sum(squared(error) for error in errors)
         return (batch.weights * losses).mean(), errors[0].detach()
 

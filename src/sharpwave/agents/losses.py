@@ -12,7 +12,7 @@ def q_targets(next_q: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
     """Compute the targets of Q-learning: the return plus the discounted largest value of the target network.
 
     Args:
-        next_q: float [B, A], Q(s_{t+n}, .) of the target network.
+        next_q: float [B, A], Q(s_{t+n}, .) of the target network; -infinity for illegal actions, not for all.
         reward: float [B], the n-step return from t.
         discount: float [B], gamma^n * (1 - terminated).
     Returns:
@@ -28,7 +28,7 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
 
     Args:
         next_q: float [B, A], Q(s_{t+n}, .) of the target network.
-        next_q_online: float [B, A], the same of the online network.
+        next_q_online: float [B, A], the same of the online network; -infinity for illegal actions, not for all.
         reward: float [B], the n-step return from t.
         discount: float [B], gamma^n * (1 - terminated).
     Returns:
@@ -52,7 +52,8 @@ def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: floa
     """Compute the scaled log-probability of the taken actions, which Munchausen learning adds to their rewards.
 
     Args:
-        q: float [B, A], Q(s_t, .) of the target network.  action: int64 [B], indices of the taken actions.
+        q: float [B, A], Q(s_t, .) of the target network; -infinity for illegal actions.
+        action: int64 [B], indices of the taken actions.
         temperature: that of the softmax policy.
         lowest: lower bound of the result, at most 0.
     Returns:
@@ -67,11 +68,12 @@ def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: floa
 def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
     """Return the softmax policy of values, float [B, A], and its entropy times the temperature, float [B].
 
-    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy.
+    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy. An action of
+    value -infinity, an illegal one, has probability 0 and no part in either.
     """
     log_policy = (q / temperature).log_softmax(dim=1)
     policy = log_policy.exp()
-    return policy, -temperature * (policy * log_policy).sum(dim=1)
+    return policy, -temperature * (policy * log_policy.masked_fill(policy == 0, 0.0)).sum(dim=1)
 
 
 def action_cross_entropy(scores: Tensor, action: Tensor) -> Tensor:
@@ -81,7 +83,7 @@ def action_cross_entropy(scores: Tensor, action: Tensor) -> Tensor:
     lowers all actions by their softmax probabilities and raises that of the data.
 
     Args:
-        scores: float [B, A].  action: int64 [B], indices of the data's actions.
+        scores: float [B, A]; -infinity for actions that have no part in it.  action: int64 [B], indices of the data's.
     Returns:
         float [B], at least 0.
     Source: Kumar et al. (2020), Conservative Q-learning for offline reinforcement learning, eq. 4, CQL(H).

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.agents.legal import with_legal
 from sharpwave.agents.losses import retrace_targets
 from sharpwave.agents.modules import load_optimizer, optimizer_tensors, to_tensors
 from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
@@ -138,7 +139,7 @@ class NGU(R2D2):
         own = self.settings
 
         def torso() -> Any:
-            return torso_for(spaces.observation, own.network, own.hidden_units)
+            return torso_for(spaces.seen, own.network, own.hidden_units)
 
         self.novelty = Novelty(torso, own.embedding_size, self.num_actions).to(self.device)
         self.betas = betas(own.policies, own.max_beta)
@@ -254,7 +255,7 @@ class NGU(R2D2):
         trained = slice(batch.burn_in, None)
         mask, action = batch.mask[:, trained], self.actions.numbers(batch.action[:, trained])
         discount = batch.discount[:, trained] * (gamma / self.settings.replay.gamma)
-        greedy = self.combined(q.detach(), beta[:, None]).argmax(dim=2)
+        greedy = with_legal(self.combined(q.detach(), beta[:, None]), self.legal_along(batch)).argmax(dim=2)
         intrinsic = batch[EPISODIC][:, trained] * self._modulators(batch)
         streams = self.streams(q, target_q, batch.step_reward[:, trained], intrinsic, beta)
         errors = [self.errors(stream, action, greedy, discount, mask) for stream in streams]

@@ -18,6 +18,7 @@ from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
+from sharpwave.agents.legal import legal_in, legal_rows, with_legal
 from sharpwave.agents.losses import lambda_returns
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces, Valued
@@ -80,7 +81,7 @@ class PQN(Agent):
         self.device = pick_device(device)
         self.actions = NumberedActions(spaces, self.Settings.kind)
         self._rng = np.random.default_rng(seed)
-        self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        self.inputs = inputs_for(spaces.seen, images=self.settings.network != "mlp").to(self.device)
         self.online = self.network().to(self.device)
 
     # network
@@ -92,7 +93,7 @@ class PQN(Agent):
         from sharpwave.agents.torsos import torso_for
 
         units = self.settings.hidden_units
-        torso = torso_for(self.spaces.observation, self.settings.network, units, normalized=True)
+        torso = torso_for(self.spaces.seen, self.settings.network, units, normalized=True)
         hidden = (nn.Linear(torso.features, units), nn.LayerNorm(units), nn.ReLU())
         return nn.Sequential(torso, *hidden, nn.Linear(units, self.actions.count))
 
@@ -126,8 +127,8 @@ class PQN(Agent):
             return (self.online(self.inputs(to_tensors(obs, self.device))).cpu().numpy(),)
 
     def values(self, obs: Obs) -> npt.NDArray[np.float32]:
-        """Return Q, float32 [N, A], for observations [N, ...]."""
-        return self.infer(obs)[0]
+        """Return Q, float32 [N, A], for observations [N, ...]; -infinity for illegal actions."""
+        return legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs))
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: PQNState) -> Valued:
         return Valued(self.values(obs), self.actions.numbers(action), state)
@@ -154,7 +155,7 @@ class PQN(Agent):
         flat = {name: one.flatten(0, 1) for name, one in obs.items()}  # [B, T + 1, ...]: the step behind the last, too
         q = self.online(self.inputs(flat if isinstance(batch.obs, dict) else flat[""])).unflatten(0, (len(mask), -1))
         ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
-        value = q.detach()[:, 1:].amax(dim=2)
+        value = with_legal(q.detach(), legal_in(self.spaces, batch.obs))[:, 1:].amax(dim=2)
         target = lambda_returns(batch.step_reward, batch.discount, value, ends, self.settings.trace)
         action = self.actions.numbers(batch.action)
         error = target - q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Space
+from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from sharpwave.spec import Field
+from sharpwave.teams import ACTION_MASK
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +32,31 @@ class Spaces(NamedTuple):
     observation: Space[Any]
     action: Space[Any]
     env: str = "the environment"
+
+    @property
+    def masked(self) -> bool:
+        """Whether the part ``action_mask`` of the observation, [n], says which of the ``Discrete`` actions are legal.
+
+        Raises:
+            ValueError: the part has another shape.
+        """
+        if not isinstance(self.action, Discrete) or not isinstance(self.observation, Dict):
+            return False
+        mask = self.observation.spaces.get(ACTION_MASK)
+        if mask is not None and mask.shape != (self.action.n,):
+            raise ValueError(
+                f"{self.env}: the observation's {ACTION_MASK!r} is {mask}, expected MultiBinary({self.action.n}): 1 "
+                "for each legal action, else 0; give the part another name if it is something else"
+            )
+        return mask is not None
+
+    @property
+    def seen(self) -> Space[Any]:
+        """Space of what networks see: the observation without its mask of actions, unless that is all there is."""
+        if not self.masked or not isinstance(self.observation, Dict):
+            return self.observation
+        parts = {name: part for name, part in self.observation.spaces.items() if name != ACTION_MASK}
+        return Dict(parts) if parts else self.observation
 
 
 def space_text(space: Space[Any]) -> str:

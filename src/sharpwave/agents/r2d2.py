@@ -19,6 +19,7 @@ from sharpwave.agents.architectures import networks
 from sharpwave.agents.averaging import move_towards
 from sharpwave.agents.devices import pick_device
 from sharpwave.agents.exploration import ExplorationSettings
+from sharpwave.agents.legal import legal_in, legal_rows, with_legal
 from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
 from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces, Valued
@@ -137,7 +138,7 @@ class R2D2(Agent):
         self._rng = np.random.default_rng(seed)
         self._targets_copied = 0
         self._keeps_values = False
-        self.inputs = inputs_for(spaces.observation, images=self.settings.network != "mlp").to(self.device)
+        self.inputs = inputs_for(spaces.seen, images=self.settings.network != "mlp").to(self.device)
         self.online = self.network().to(self.device)
         self.target = self.network().to(self.device).requires_grad_(False)
         move_towards(self.target, self.online, 1.0)
@@ -151,7 +152,7 @@ class R2D2(Agent):
         from sharpwave.agents.torsos import torso_for
 
         settings = self.settings
-        torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        torso = torso_for(self.spaces.seen, settings.network, settings.hidden_units)
         return RecurrentQNetwork(torso, settings.core, settings.core_units, self.beside, self.head())
 
     def head(self) -> nn.Module:
@@ -196,6 +197,7 @@ class R2D2(Agent):
     def act(self, obs: Obs, state: R2D2State, step: int, explore: bool = True) -> Acted:
         state = self.enter(obs, state, explore)
         values, recurrent = self.infer(obs, state.core)
+        values = legal_rows(values, legal_in(self.spaces, obs))
         strategy = self.settings.strategy
         chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
         before, after = state.core, self._behind(state, recurrent)
@@ -263,6 +265,7 @@ class R2D2(Agent):
             state = self.observe(state, reward[t : t + 1], np.zeros(1, np.bool_))
         if self.settings.rescale:
             values = signed_parabolic(torch.from_numpy(values)).numpy()
+        values = legal_rows(values, legal_in(self.spaces, obs))
         return Valued(values, self.actions.numbers(action), state)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
@@ -281,7 +284,7 @@ class R2D2(Agent):
     def _final_values(self, obs: Obs, acted: Acted, reward: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return Q [lanes, A] of the observations behind an action."""
         going_on = self.observe(acted.state, reward, np.zeros(len(acted.action), np.bool_))
-        return self.infer(obs, going_on.core)[0]
+        return legal_rows(self.infer(obs, going_on.core)[0], legal_in(self.spaces, obs))
 
     # learn
 
@@ -299,7 +302,8 @@ class R2D2(Agent):
         q = self._unroll(self.online, batch)
         with torch.no_grad():
             next_q = self._unroll(self.target, batch)[:, 1:]
-            chosen = (q[:, 1:] if settings.double else next_q).argmax(dim=2, keepdim=True)
+            chooses = q[:, 1:] if settings.double else next_q
+            chosen = with_legal(chooses, self.legal_along(batch, 1)).argmax(dim=2, keepdim=True)
             value = next_q.gather(2, chosen).squeeze(2)
             value = signed_parabolic(value) if settings.rescale else value
             ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
@@ -310,6 +314,14 @@ class R2D2(Agent):
         td_error = (targets - q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)) * mask
         losses = 0.5 * td_error.square().sum(dim=1) / mask.sum(dim=1)
         return (batch.weights * losses).mean(), td_error.detach()
+
+    def legal_along(self, batch: Any, behind: int = 0) -> Tensor | None:
+        """Return the legal actions of the trained steps and the one behind them, from that ``behind`` the first on,
+        bool [B, L + 1 - behind, A]; None: all are."""
+        if not self.spaces.masked:
+            return None
+        legal: Tensor = legal_in(self.spaces, batch.obs)
+        return legal[:, batch.burn_in + behind : batch.mask.shape[1] + 1]
 
     def _unroll(self, network: RecurrentQNetwork, batch: Any) -> Tensor:
         """Return Q of the trained steps and the one behind them, float32 [B, L + 1, A]."""

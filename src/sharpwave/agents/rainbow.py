@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.dqn import DQN, LEARNING, NETWORK, DQNSettings, DQNState
 from sharpwave.agents.exploration import EXPLORATION, EpsilonGreedy
+from sharpwave.agents.legal import legal_in, with_legal
 from sharpwave.agents.losses import greedy_policy, munchausen_bonus, soft_policy
 from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Obs, Spaces, Valued
@@ -155,7 +156,7 @@ class Rainbow(DQN):
         linear: Callable[[int, int], nn.Module] = nn.Linear
         if settings.noisy:
             linear = partial(NoisyLinear, sigma=settings.noisy_sigma)
-        torso = torso_for(self.spaces.observation, settings.network, settings.hidden_units)
+        torso = torso_for(self.spaces.seen, settings.network, settings.hidden_units)
         layers = QHead(
             torso.features,
             settings.hidden_units,
@@ -233,11 +234,11 @@ class Rainbow(DQN):
         import torch
 
         settings, head = self.settings, self.head
-        next_inputs = self.training_inputs(batch.next_obs)
+        next_inputs, next_legal = self.training_inputs(batch.next_obs), legal_in(self.spaces, batch.next_obs)
         if settings.munchausen == 0:
             next_predicted = self._predicted(self.target, next_inputs, next_fractions)
             chooses = self._predicted(self.online, next_inputs) if settings.double else next_predicted
-            return next_predicted, greedy_policy(head.values(chooses)), batch.reward
+            return next_predicted, greedy_policy(with_legal(head.values(chooses), next_legal)), batch.reward
         if settings.random_shift:
             inputs = self.inputs(batch.obs)
         if isinstance(inputs, torch.Tensor) and not settings.noisy and next_fractions is None:
@@ -246,10 +247,10 @@ class Rainbow(DQN):
         else:
             next_predicted = self._predicted(self.target, next_inputs, next_fractions)
             predicted = self._predicted(self.target, inputs)
-        bonus = munchausen_bonus(
-            head.values(predicted), action, settings.munchausen_temperature, settings.munchausen_lowest
-        )
-        policy, entropy = soft_policy(head.values(next_predicted), settings.munchausen_temperature)
+        q = with_legal(head.values(predicted), legal_in(self.spaces, batch.obs), action)
+        bonus = munchausen_bonus(q, action, settings.munchausen_temperature, settings.munchausen_lowest)
+        next_q = with_legal(head.values(next_predicted), next_legal)
+        policy, entropy = soft_policy(next_q, settings.munchausen_temperature)
         return next_predicted, policy, batch.reward + settings.munchausen * bonus + batch.discount * entropy
 
     def _predicted(self, network: nn.Module, inputs: Any, fractions: Tensor | None = None) -> Tensor:

@@ -57,7 +57,7 @@ class Policy(Protocol):
 
 
 class Categorical(Policy):
-    """Softmax of a logit for each of numbered actions."""
+    """Softmax of a logit for each of numbered actions; of an illegal one it is -infinity."""
 
     def __init__(self, actions: NumberedActions) -> None:
         self.actions = actions
@@ -83,7 +83,7 @@ class Categorical(Policy):
 
     def entropy(self, predicted: Tensor) -> Tensor:
         log_policy = predicted.log_softmax(dim=-1)
-        return -(log_policy.exp() * log_policy).sum(dim=-1)
+        return -(log_policy.exp() * log_policy.masked_fill(log_policy == -math.inf, 0.0)).sum(dim=-1)
 
 
 class Gaussian(Policy):

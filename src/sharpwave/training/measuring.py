@@ -111,16 +111,19 @@ def play(
 def sometimes_random(actions: npt.NDArray[Any], obs: Any, space: Any, epsilon: float, rng: np.random.Generator) -> Any:
     """Replace discrete actions, with probability ``epsilon``, by random ones; other actions are returned unchanged.
 
-    Where an action has several parts, all of them become random at once; those of a team remain legal.
+    Where an action has several parts, all of them become random at once. Where the observation tells which are legal,
+    they remain so.
 
     Args:
-        obs: what the actions are made for: a team's tells which are legal.
+        obs: what the actions are made for.
     """
     from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
     if isinstance(space, Discrete):
-        start = int(space.start)
-        chosen = epsilon_greedy(actions.astype(np.int64) - start, int(space.n), epsilon, rng) + start
+        start, shape = int(space.start), (len(actions), int(space.n))
+        mask: Any = obs.get(ACTION_MASK) if isinstance(obs, dict) else None
+        legal = mask if np.shape(mask) == shape else None
+        chosen = epsilon_greedy(actions.astype(np.int64) - start, shape[1], epsilon, rng, legal) + start
         return chosen.astype(actions.dtype, copy=False)
     if not isinstance(space, (MultiDiscrete, MultiBinary)):
         return actions
