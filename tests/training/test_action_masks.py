@@ -8,6 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
+import sharpwave as sw
+from sharpwave.teams import random_actions
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.evaluation import evaluate
@@ -65,10 +67,17 @@ def test_nor_does_one_whose_windows_are_used_up(recipe):
 
 
 def _measured(recipe, trained):
+    """Play by the policy, with and without random actions; its Q of what was played is -infinity where illegal."""
     vector = setup.environments(recipe, 2)
     with closing(vector):
+        player = setup.player(recipe, vector, trained.agent.policy_tensors())
+        batch = trained.store.transitions(name="test").sample(6)
+        valued = player.values_along(batch.obs, batch.action, batch.reward, player.begin(1))
+        if valued is not None:
+            np.testing.assert_array_equal(np.isfinite(valued.values), batch.obs["action_mask"])
+            assert np.isfinite(valued.values[np.arange(6), valued.taken]).all()
         for epsilon in (0.0, 1.0):
-            scores = play(setup.player(recipe, vector, trained.agent.policy_tensors()), vector, 2, epsilon, seed=3)
+            scores = play(player, vector, 2, epsilon, seed=3)
             assert all(-Maze.LONGEST <= score < 0 for score in scores)
 
 
@@ -100,6 +109,39 @@ def test_a_run_resumes_bit_for_bit_and_is_evaluated(recipe, tmp_path):
         assert (ours / name).read_bytes() == (theirs / name).read_bytes(), name
     _, scores = evaluate(whole, 4, 1.0, seed=9, trust=True)  # random actions only
     assert len(scores) == 4
+
+
+def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):
+    maze, rng = Maze(), np.random.default_rng(0)
+    with sw.Store(sw.step_spec(maze), capacity=500, disk=tmp_path / "data") as store:
+        recorder = sw.Recorder(maze, store)
+        _, info = recorder.reset(seed=0)
+        for _ in range(200):
+            _, _, terminated, truncated, info = recorder.step(1 + random_actions(info["action_mask"], rng))
+            if terminated or truncated:
+                _, info = recorder.reset()
+    changes = {"data": str(tmp_path / "data"), "env": MAZE, "steps": 5, "evaluate_every": 0, "device": "cpu"}
+    with pytest.raises(ValueError, match=r"has obs.action_mask None, expected .*; --no-action-masks learns without"):
+        Trained(load_recipe("offline").override(**changes))
+    Trained(load_recipe("offline").override(**changes, action_masks=False)).close()
+
+
+@pytest.mark.parametrize("algorithm", ["cql", "iql", "bc"])
+def test_offline_agents_learn_from_masked_data(algorithm, tmp_path):
+    """And their policies, which see what the data never did, make legal actions."""
+    vector = setup.environments(load_recipe("gymnasium").override(env=MAZE), 2)
+    with closing(vector), sw.Store(sw.step_spec(vector), capacity=500, disk=tmp_path / "data") as store:
+        recorder, rng = sw.Recorder(vector, store), np.random.default_rng(0)
+        obs, _ = recorder.reset(seed=0)
+        for _ in range(100):
+            obs, *_ = recorder.step(1 + random_actions(obs["action_mask"], rng))
+    made = load_recipe(algorithm).override(
+        data=str(tmp_path / "data"), env=MAZE, steps=20, evaluate_every=0, device="cpu"
+    )
+    trained = Trained(made)
+    with closing(trained):
+        assert np.isfinite(trained.last["avg_loss"])
+        _measured(made, trained)
 
 
 LEARNING = {"env": MAZE, "evaluate_every": 0, "device": "cpu", "hidden_units": 32, "gamma": 0.97, "capacity": 3_000}

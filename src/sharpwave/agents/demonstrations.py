@@ -12,6 +12,7 @@ import numpy.typing as npt
 import sharpwave as sw
 from sharpwave.agents.replay import SequencesSettings
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
+from sharpwave.teams import ACTION_MASK
 
 DEMONSTRATIONS = "demonstrations"
 """Name of the demonstrations' store in a run's checkpoints."""
@@ -135,7 +136,8 @@ def check_episodes(episodes: RecordedEpisodes, spec: sw.Spec, what: str) -> None
     for name in (*spec.obs_names, *spec.action_names):
         own, other = spec.fields[name], episodes.spec.fields.get(name)
         if other is None or _kind(own) != _kind(other):
-            raise ValueError(f"{what} has {name} {other}, expected {own}, as the environment")
+            without = "; --no-action-masks learns without masks" * (other is None and name.endswith(ACTION_MASK))
+            raise ValueError(f"{what} has {name} {other}, expected {own}, as the environment{without}")
     if not episodes.steps:
         raise ValueError(f"{what} holds no whole episode; record at least one to its end")
 
