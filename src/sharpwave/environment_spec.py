@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharpwave.observations import PADS, refuse_choices, stacking
-from sharpwave.spaces import stored_space, variable_parts
+from sharpwave.spaces import VARIABLE, stored_space, variable_parts
 from sharpwave.spec import Field, Spec
 from sharpwave.teams import ACTION_MASK
 
@@ -46,6 +46,11 @@ def step_spec(env: Any, **extra: Field) -> Spec:
     size, padding = found[0] if usable else (0, "")
     infos = {name: _fields(f"info {name!r}", one, 0, "") for name, one in info_spaces(env).items()}
     left_out = variable_parts(space)
+    if type(space).__name__ in VARIABLE or (left_out and not stored_space(space).spaces):
+        raise ValueError(
+            f"step_spec: env observes {', '.join(left_out) or type(space).__name__} only, which no field holds; "
+            "expected an array as well: add one, as by gymnasium.wrappers.TransformObservation"
+        )
     if left_out:
         warnings.warn(
             f"step_spec: {', '.join(left_out)}: of another length each time, and not stored; agents do not see it",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from sharpwave.data.formats import open_source
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals
 from sharpwave.disk.store_folder import read_manifest
+from sharpwave.escaping import escaped
 from sharpwave.json_values import encode
 from sharpwave.offline.scan import is_store
 from sharpwave.spec import Spec
@@ -147,6 +149,7 @@ def check(
                     audit.add(number, episode)
                     report(len(episode.reward))
         audit.check_steps(note)
+        _name_left_out(opened, note)
         return note | {"name": opened.name, "episodes": audit.read.episodes, "audit": audit.described()}
     finally:
         opened.close()
@@ -175,12 +178,13 @@ def _import(
             audit.add(number, episode)
             if number in done:
                 continue
-            _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
+            note["unsaid"] += not _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
             report(len(episode.reward))
             if time.monotonic() - saved > FLUSH_S:
                 _save(store, source, note, number + 1, audit)
                 saved = time.monotonic()
         audit.check_steps(note)
+        _name_left_out(source, note)
         _save(store, source, note, len(source), audit)
     return note
 
@@ -191,6 +195,8 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         with explained(source.place(number), source.name):
             episode = source.read(number)
             fit.check(episode)
+        for one in (escaped(name) for name, text in episode.texts.items() if text is None):
+            note["varying"] = note["varying"] | {one: note["varying"].get(one, 0) + 1}
         return episode
     except (ValueError, FileNotFoundError) as error:
         if not skip_damaged or REMEDY in str(error):  # what exceeds the bounds may be sound
@@ -198,6 +204,17 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         note["skipped_episodes"] += 1
         note["skipped"] = [*note["skipped"], str(error)][:MAX_NOTES]
         return None
+
+
+def _name_left_out(source: Source, note: dict[str, Any]) -> None:
+    """Note what was left out of episodes once all are read, and warn of it once."""
+    found = {one: f"text that varies within {count:,} episodes" for one, count in note["varying"].items()}
+    if note["unsaid"]:
+        found["annotations"] = f"those of {note['unsaid']:,} episodes are too large"
+    new = [f"{one}: {said}" for one, said in found.items() if f"{one}: {said}" not in note["left_out"]]
+    if new:
+        note["left_out"] = [*note["left_out"], *new]
+        warnings.warn(f"{source.name}: {'; '.join(new)}; not imported", UserWarning, stacklevel=4)
 
 
 class _Audit:
@@ -359,6 +376,8 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str]) -> 
         "steps": source.steps,
         "left_out": [*source.left_out, *left_out][:MAX_NOTES],
         "notes": source.notes[:MAX_NOTES],
+        "varying": {},
+        "unsaid": 0,
         "skipped_episodes": 0,
         "skipped": [],
     } | ({"about": about} if (about := getattr(source, "about", {})) else {})
@@ -405,16 +424,21 @@ def _mark(info: Mapping[str, Any]) -> tuple[int, int, int]:
     return -1, -1, -1
 
 
-def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> None:
+def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> bool:
+    """Append an episode; return whether all that the data set says of it became annotations."""
     arrays = fit.arrays(episode)
     said = {key: value for key, value in _plain(episode.info).items() if key != IMPORT}
+    said |= {escaped(key): text for key, text in episode.texts.items() if text is not None and key != IMPORT}
     before = store.annotations(lane, episode=True)  # of an episode that could not be added
     store.annotate(lane, dict.fromkeys(before), episode=True)
+    whole = True
     try:
         store.annotate(lane, said | {IMPORT: mark}, episode=True)
     except ValueError:  # too much of it
+        whole = False
         store.annotate(lane, {IMPORT: mark}, episode=True)
     store.add_episode(lane=lane, whole=True, **arrays)
+    return whole
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,11 +23,11 @@ def variable_parts(space: Any, name: str = "obs") -> list[str]:
 
 
 def stored_space(space: Any) -> Any:
-    """Return a space without its ``variable_parts``."""
+    """Return a space without its ``variable_parts``, and without dicts of nothing else."""
     if not variable_parts(space):
         return space
     parts = {key: stored_space(one) for key, one in space.spaces.items() if type(one).__name__ not in VARIABLE}
-    return SimpleNamespace(spaces=parts)
+    return SimpleNamespace(spaces={key: one for key, one in parts.items() if getattr(one, "spaces", None) != {}})
 
 
 def stored_parts(space: Any, obs: Any) -> Any:
@@ -35,5 +35,6 @@ def stored_parts(space: Any, obs: Any) -> Any:
     inner = getattr(space, "spaces", None)
     if not isinstance(inner, Mapping) or not isinstance(obs, Mapping):
         return obs
-    variable = {key for key, one in inner.items() if type(one).__name__ in VARIABLE}
+    kept = stored_space(space).spaces
+    variable = {key for key in inner if key not in kept}
     return {key: stored_parts(inner.get(key), one) for key, one in obs.items() if key not in variable}

@@ -138,10 +138,46 @@ def test_text_parts_are_left_out_with_one_warning(tmp_path: Path, monkeypatch: p
     space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "mission": gym.spaces.Text(20), "in": inner})
     words = ["go to the red ball"] * (STEPS + 1)
     write(tmp_path, monkeypatch, space, mission=words, **{"in": {"x": words, "y": np.ones(STEPS + 1, np.int64)}})
-    with pytest.warns(UserWarning, match=r"maze-v0: obs\['in'\]\['x'\] \(Text\), obs\['mission'\] \(Text\)") as caught:
-        store = sw.load("minari:me/maze-v0")
-    assert len(caught) == 1
+    store = sw.load("minari:me/maze-v0")  # without a warning
     assert set(store.spec.obs_names) == {"obs.state", "obs.in.y"} and len(store.episodes()) == 4
-    assert [one for one in noted(store)["left_out"] if "mission" in one] == [
-        "obs['mission'] (Text): of another length each time"
-    ]
+    for one in store.episodes():
+        assert one.info["observation.mission"] == words[0] == one.info["observation.in.x"]
+    assert noted(store)["left_out"] == []
+
+
+def test_text_that_varies_is_left_out_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "mission": gym.spaces.Text(20)})
+    path = write(tmp_path, monkeypatch, space, mission=["go"] * (STEPS + 1))
+    with h5py.File(path, "r+") as file:
+        for number in (1, 3):
+            file[f"episode_{number}/observations/mission"][4] = "stop"
+            file[f"episode_{number}/infos/word"] = ["a"] * (STEPS + 1)
+    said = "observation.mission: text that varies within 2 episodes"
+    with pytest.warns(UserWarning, match=f"maze-v0: {said}; not imported") as caught:
+        store = sw.load("minari:me/maze-v0")
+    assert len(caught) == 1 and noted(store)["left_out"] == [said]
+    assert [one.info.get("observation.mission") for one in store.episodes()] == ["go", None, "go", None]
+    assert [one.info.get("infos.word") for one in store.episodes()] == [None, "a", None, "a"]
+    sw.load("minari:me/maze-v0", store)  # is said once
+    assert noted(store)["left_out"] == [said]
+
+
+def test_observations_of_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    space = gym.spaces.Dict({"a": gym.spaces.Text(20), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
+    words = ["go"] * (STEPS + 1)
+    write(tmp_path, monkeypatch, space, a=words, b={"c": words})
+    with pytest.raises(ValueError, match="its observations are text, or of another length each time, only; expected"):
+        sw.load("minari:me/maze-v0")
+
+    class Words(gym.Env[Any, Any]):
+        observation_space, action_space = space, gym.spaces.Discrete(2)
+
+    with pytest.raises(
+        ValueError, match=r"env observes obs\['a'\] \(Text\), obs\['b'\]\['c'\] \(Text\) only, which no"
+    ):
+        sw.step_spec(Words())
+    space = gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2,)), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
+    Words.observation_space = space
+    with pytest.warns(UserWarning, match=r"obs\['b'\]\['c'\] \(Text\): of another length"):
+        spec = sw.step_spec(Words())
+    assert spec.obs_names == ("obs.a",)

@@ -31,6 +31,7 @@ class Episode:
         reward: [T].
         terminated, truncated: how it ended. If neither, the data ends here: it is truncated.
         info: what the data set says about it: strings, numbers, and lists and dicts of those.
+        texts: by name, the text that every one of its rows has, which becomes an annotation; ``None``: it varies.
     """
 
     obs: Any
@@ -40,6 +41,7 @@ class Episode:
     truncated: bool
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
+    texts: Mapping[str, str | None] = field(default_factory=dict)
 
 
 class Source(Protocol):

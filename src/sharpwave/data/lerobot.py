@@ -64,7 +64,7 @@ class LeRobotSource:
 
     Features ``observation.*`` are the observation, nested at their dots; ``action`` the action; ``next.reward`` the
     reward (else 0); ``next.done`` at the last frame says that the episode terminated, unless ``next.truncated`` does.
-    Others become further fields, tasks annotations. Videos are decoded, one frame a row; texts and sound are left out.
+    Others become further fields, tasks and texts annotations. Videos are decoded, one frame a row; sound is left out.
 
     Rows of an episode are those that its number is in (``episode_index``), wherever the metadata say that they lie.
 
@@ -130,11 +130,15 @@ class LeRobotSource:
 
     def _read_features(self, features: dict[str, Any]) -> dict[str, Field]:
         fields: dict[str, Field] = {}
+        self._texts: list[str] = []
         for name, said in features.items():
             if name in COUNTERS:
                 continue
             dtype, shape = str(said["dtype"]), tuple(int(n) for n in said["shape"])
-            if dtype == "string" or dtype.startswith("audio"):
+            if dtype == "string":
+                self._texts.append(name)
+                continue
+            if dtype.startswith("audio"):
                 self.left_out.append(f"{name}: {dtype}")
                 continue
             if dtype in ("image", "video"):
@@ -186,6 +190,10 @@ class LeRobotSource:
             else:
                 self.left.episodes += 1
                 self.left.truncated += 1
+        if sound := [place for place in places if not place.damage]:
+            names = self._file(sound[0].name).schema.names
+            self.left_out += [f"{one}: the data do not have it" for one in self._texts if one not in names]
+            self._texts = [one for one in self._texts if one in names]
         if self._unlisted:
             self.left_out.append(f"{self._unlisted:,} rows of episodes that meta/episodes does not list")
         if self.left.steps:
@@ -371,7 +379,7 @@ class LeRobotSource:
             self._group, self._ends = (None, self._ends) if columns is None else (self._group, None)
             for one in columns or self._columns:
                 self._check_type(file, one)
-            kept = name, number, file.read(number, columns or [*self._columns, EPISODE, FRAME])
+            kept = name, number, file.read(number, columns or [*self._columns, *self._texts, EPISODE, FRAME])
             if columns is None:
                 self._group = kept
             else:
@@ -420,7 +428,7 @@ class LeRobotSource:
         info: dict[str, Any] = {"tasks": place.tasks} if place.tasks else {}
         return Episode(
             self._nested("observation", observed), self._nested("action", taken), reward, terminated, not terminated,
-            fields, info,
+            fields, info, {name: _constant(table, name) for name in self._texts},
         )  # fmt: skip
 
     def _check_rows(self, place: _Place, table: Any) -> None:
@@ -503,6 +511,17 @@ def _values(column: Any) -> npt.NDArray[Any]:
     if column.null_count:
         raise ValueError("a null where a value is expected")
     return np.asarray(column.to_numpy(zero_copy_only=False))
+
+
+def _constant(table: Any, name: str) -> str | None:
+    """Return the text that all rows have in a column, or in a column of lists of one; None: they differ."""
+    if name not in table.column_names:
+        return None
+    found = table.column(name).combine_chunks()
+    while hasattr(found.type, "value_type") and hasattr(found, "flatten") and not hasattr(found, "dictionary"):
+        found = found.flatten()
+    values = found.unique()
+    return str(values[0].as_py()) if len(values) == 1 and values[0].is_valid else None
 
 
 def open_lerobot(path: str, budget: Budget) -> LeRobotSource:

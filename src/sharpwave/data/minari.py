@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,8 @@ from sharpwave.spec import Spec
 
 MAX_TRIED = 16
 """Limit of episodes that are looked at to find the fields."""
+OBSERVATION, TEXTS_AT_A_TIME = "observation.", 64
+"""Beginning of the name of a text in the observations; and texts that are in memory at a time."""
 MAX_BOUNDS = 256
 """Bounds of a space that a field's metadata keeps one by one."""
 OF_NAMESPACE = "namespace_metadata.json"
@@ -56,8 +58,8 @@ class MinariSource:
     """Episodes of a Minari data set.
 
     Observations and actions keep their dicts and tuples. Infos that are one number or array a step become further
-    fields: the infos of each step; those of the reset are left out. Seeds and options become annotations. Parts of
-    observations that are text, or of another length each time, are left out, with a warning.
+    fields: the infos of each step; those of the reset are left out. Seeds, options and texts that are the same in all
+    rows become annotations. Parts of observations of another length each time are left out, with a warning.
 
     minari makes the spaces of ``metadata.json``. The arrays are read here, where they can be checked beforehand; those
     that are not in HDF5 by minari, and only if trusted.
@@ -90,7 +92,8 @@ class MinariSource:
                 f"{self.name}: its metadata.json has no spaces, expected observation_space and action_space"
             )
         self._spaces = [_parsed_space(said[key], self._budget) for key in ("observation_space", "action_space")]
-        self._varying = variable_parts(self._spaces[0])
+        self._varying = [one for one in variable_parts(self._spaces[0]) if not one.endswith("(Text)")]
+        self._texts = list(_text_paths(self._spaces[0]))
         if self._varying:
             warnings.warn(
                 escaped(f"{self.name}: {', '.join(self._varying)}: of another length each time, and not imported"),
@@ -98,6 +101,11 @@ class MinariSource:
                 stacklevel=2,
             )
         self._spaces[0] = stored_space(self._spaces[0])
+        if getattr(self._spaces[0], "spaces", None) == {} and (self._texts or self._varying):
+            raise ValueError(
+                f"{self.name}: its observations are text, or of another length each time, only; expected an "
+                "array as well"
+            )
         self._jpeg = bool(said.get("jpeg_encoding", True))
         self._count, self.steps = int(said["total_episodes"]), int(said["total_steps"])
         if self._count < 0 or self.steps < 0:
@@ -176,6 +184,7 @@ class MinariSource:
             _flat(found.infos or {}, len(found.rewards) + 1),
             bool(found.infos),
             said,
+            {OBSERVATION + ".".join(path): _constant([_at(found.observations, path)]) for path in self._texts},
         )
 
     def _read_group(self, file: Hdf5File, number: int) -> _Raw:
@@ -202,7 +211,22 @@ class MinariSource:
             {key: read(one) for key, one in _flat(infos, len(rewards) + 1).items()},
             bool(infos),
             _attributes(group),
+            self._read_texts(file, tree, len(rewards) + 1),
         )
+
+    def _read_texts(self, file: Hdf5File, tree: Any, rows: int) -> dict[str, str | None]:
+        """Return the texts among an episode's observations and infos."""
+        found = {OBSERVATION + ".".join(path): _at(tree["observations"], path) for path in self._texts}
+        found |= {
+            f"infos.{key.replace('/', '.')}": one for key, one in _flat(tree.get("infos", {}), rows, "OS").items()
+        }
+
+        def parts(array: Any) -> Iterator[Any]:
+            for begin in range(0, len(array), TEXTS_AT_A_TIME):
+                self._budget.check_time()
+                yield file.read(array, array.name, slice(begin, begin + TEXTS_AT_A_TIME))
+
+        return {name: _constant(parts(array)) for name, array in found.items()}
 
     def _values(self, tree: Any, space: Any, read: Callable[[Any], npt.NDArray[Any]]) -> Any:
         """Return observations or actions, nested as their space."""
@@ -237,7 +261,7 @@ class MinariSource:
                 "at its end only"
             )
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
-        return Episode(raw.obs, raw.action, raw.rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info)
+        return Episode(raw.obs, raw.action, raw.rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info, raw.texts)
 
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
@@ -260,6 +284,7 @@ class _Raw(NamedTuple):
     infos: dict[str, npt.NDArray[Any]]
     has_infos: bool
     said: Mapping[str, Any]
+    texts: dict[str, str | None]
 
 
 def open_minari(name: str, budget: Budget) -> MinariSource:
@@ -352,16 +377,42 @@ def _description(space: Any) -> dict[str, Any]:
     return said
 
 
-def _flat(infos: Any, rows: int, prefix: str = "") -> dict[str, Any]:
-    """Return the infos that are one number or array for each of ``rows`` observations, by their path."""
+def _flat(infos: Any, rows: int, kinds: str = "buif", prefix: str = "") -> dict[str, Any]:
+    """Return the infos that are one number or array (or text) for each of ``rows`` observations, by their path."""
     found: dict[str, Any] = {}
     for key, value in infos.items():
         if isinstance(value, dict):
-            found |= _flat(value, rows, f"{prefix}{key}/")
+            found |= _flat(value, rows, kinds, f"{prefix}{key}/")
             continue
         array = value if hasattr(value, "dtype") else np.asarray(value)  # or one in a file, unread
-        if array.shape and array.shape[0] == rows and array.dtype.kind in "buif" and 0 not in array.shape:
+        if array.shape and array.shape[0] == rows and array.dtype.kind in kinds and 0 not in array.shape:
             found[prefix + key] = array
+    return found
+
+
+def _text_paths(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Yield the places of the texts in dicts in a space."""
+    inner = getattr(space, "spaces", None)
+    for key, one in inner.items() if isinstance(inner, Mapping) else ():
+        if type(one).__name__ == "Text":
+            yield (*path, key)
+        yield from _text_paths(one, (*path, key))
+
+
+def _at(tree: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        tree = tree[key]
+    return tree
+
+
+def _constant(parts: Iterable[Any]) -> str | None:
+    """Return the text that all values in some parts are; None: they differ, or there are none."""
+    found: str | None = None
+    for one in (one for part in parts for one in part):
+        text = one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
+        if found is not None and text != found:
+            return None
+        found = text
     return found
 
 

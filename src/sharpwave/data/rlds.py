@@ -189,6 +189,9 @@ class RldsSource:
             self.left_out.append(f"steps/{key}: {feature.get('pythonClassName', '?').rpartition('.')[2]} is not read")
             return
         shape = tuple(int(one) for one in tensor.get("shape", {}).get("dimensions", []))
+        if not shape and tensor.get("dtype") == "string":
+            self._texts.append(key)
+            return
         if -1 in shape or tensor.get("dtype") in ("string", "object"):
             self.left_out.append(f"steps/{key}: {tensor.get('dtype')} {shape} has no fixed size")
             return
@@ -249,6 +252,7 @@ class RldsSource:
             not terminated,
             {name: arrays[key][:steps] for name, key in self._further.items()},
             self._info(found),
+            {key.replace("/", "."): _constant(found.get(f"steps/{key}")) for key in self._texts},
         )
 
     def _info(self, found: dict[str, tfrecord.Value]) -> dict[str, Any]:
@@ -259,10 +263,6 @@ class RldsSource:
                 info[key.partition("/")[2]] = value[0].decode("utf-8", "replace")
             elif isinstance(value, np.ndarray) and value.size == 1:
                 info[key.partition("/")[2]] = value.item()
-        for key in self._texts:
-            value = found.get(f"steps/{key}")
-            if isinstance(value, list) and len(set(value)) == 1:
-                info[key] = value[0].decode("utf-8", "replace")
         return info
 
     def place(self, number: int) -> str:
@@ -280,6 +280,13 @@ def open_rlds(path: str, budget: Budget, last: LastStep = "auto") -> RldsSource:
     if last not in get_args(LastStep):
         raise ValueError(f"rlds: last={last!r}, expected one of {', '.join(get_args(LastStep))}")
     return RldsSource(path, budget, last)
+
+
+def _constant(values: tfrecord.Value | None) -> str | None:
+    """Return the text that all values are; None: they differ, or there are none."""
+    if isinstance(values, list) and len(set(values)) == 1:
+        return values[0].decode("utf-8", "replace")
+    return None
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
