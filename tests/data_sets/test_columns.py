@@ -157,3 +157,40 @@ def test_one_number_a_step_in_rows_of_one(tmp_path: Path) -> None:
     assert [one.ended for one in store.episodes()] == ["terminated", "truncated"]
     with pytest.raises(ValueError, match="expected one number a step"):
         load(tmp_path, data | {"rewards": np.zeros((10, 2))})
+
+
+@pytest.mark.parametrize("ending", ["hdf5", "npz"])
+@pytest.mark.parametrize("dtypes", ["f4 f8", "f8 f4", "f4 f2", "f2 f8", "u1 f4", "f4 u1", "i4 i8"])
+def test_next_observations_of_another_dtype(tmp_path: Path, dtypes: str, ending: str) -> None:
+    data, (there, after) = d4rl([20, 30]), dtypes.split()
+    for name, dtype in (("observations", there), ("next_observations", after)):
+        values = np.clip(np.abs(data[name]) * 50, 0, 255)
+        data[name] = (values.round() if "u" in dtypes or "i" in dtypes else values).astype(dtype)
+    store = load(tmp_path, data, ending)
+    assert [one.length for one in store.episodes()] == [20, 30]
+    for one, end in zip(store.episodes(), (20, 50), strict=True):
+        assert same(one.obs[-1], data["next_observations"][end - 1].astype(there))
+        assert same(one.obs[:-1], data["observations"][end - one.length : end])
+    (note,) = [one for one in noted(store)["notes"] if "compared as" in one]
+    assert note.startswith(
+        f"next_observations: {np.dtype(after)}, where observations is {np.dtype(there)}; compared as"
+    )
+    if there == "u1":
+        data["next_observations"][19, 1] = 7.5
+        with pytest.raises(
+            ValueError, match=r"episode 0 \(rows 0 to 19\): next_observations\[19\] has 7.5, which does not"
+        ):
+            load(tmp_path, data, ending)
+
+
+def test_flags_of_any_name_where_numbers_of_steps_restart(tmp_path: Path) -> None:
+    """They are no fields then, and what was taken is in the notes; others are fields."""
+    more = {"finished": END, "begun": STEP == 0, "lucky": STEP == 3, "t": STEP}
+    store = load(tmp_path, toy(**more))
+    check_toy(store)
+    assert set(store.spec.extra_names) == {"t", "lucky"}
+    assert noted(store)["notes"] == [
+        "t: taken to tell episodes apart; it rises within an episode",
+        "begun: taken to tell episodes apart; it is true exactly where t restarts",
+        "finished: taken to tell episodes apart; it is true exactly before t restarts",
+    ]

@@ -135,6 +135,7 @@ class ColumnSource:
         budget.check_steps(name, self._count)
         self._check_flags()
         self._marks = {} if self._nexts and self._timeouts else self._found_marks(found, used)
+        self._find_restarts(found, used)
         self._fields = self._further(found, used)
         self.spec = self._spec()
         budget.check_total(name, self._count, self.spec.fields)
@@ -193,6 +194,25 @@ class ColumnSource:
             self.notes.append(f"{name}: taken to tell episodes apart; it {said}")
         return marks
 
+    def _find_restarts(self, found: dict[str, str], used: set[str]) -> None:
+        """Take flags of any name that are true exactly where, or before, numbers of steps restart for marks, too."""
+        steps = next((name for name, one in self._marks.items() if one in STEPS), None)
+        if steps is None:
+            return
+        values = self._numbers(steps, 0, self._count)
+        restarts = values[1:] <= values[:-1]
+        taken = {*used, *self._marks, self._reward, self._terminals, self._timeouts}
+        for name in found.values() if restarts.any() else ():
+            if name in taken or self._columns.dtype(name).kind != "b" or self._columns.shape(name) != (self._count,):
+                continue
+            flags = self._flag(name, 0, self._count)
+            for one, which, part in ((LASTS[0], "before", flags[:-1]), (FIRSTS[0], "where", flags[1:])):
+                if np.array_equal(part, restarts):
+                    self._marks[name] = one
+                    self.notes.append(
+                        f"{name}: taken to tell episodes apart; it is true exactly {which} {steps} restarts"
+                    )
+
     def _length(self, name: str) -> int:
         shape = self._columns.shape(name)
         return shape[0] if shape else -1
@@ -233,8 +253,14 @@ class ColumnSource:
             return field_of(f"{self.name}: {name}", self._columns.shape(name)[1:], self._columns.dtype(name))
 
         for key, name in self._nexts.items():
-            if one(name) != one(self._obs[key]):
-                raise ValueError(f"{self.name}: {name} is {one(name)}, expected {one(self._obs[key])}")
+            after, there = one(name), one(self._obs[key])
+            if after.shape != there.shape:
+                raise ValueError(f"{self.name}: {name} is {after}, expected {there}")
+            if after.dtype != there.dtype:
+                self.notes.append(
+                    f"{name}: {after.dtype}, where {self._obs[key]} is {there.dtype}; compared as "
+                    f"{_common(after.np_dtype, there.np_dtype)}, and stored as {there.dtype}"
+                )
         further: dict[str, Any] = {key: one(name) for key, name in self._fields.items()}
         return Spec(
             obs=self._tree({key: one(name) for key, name in self._obs.items()}),
@@ -273,6 +299,9 @@ class ColumnSource:
                     for key, name in self._nexts.items():
                         after = self._columns.rows(name, begin, end)
                         there = self._columns.rows(self._obs[key], begin, end)
+                        if after.dtype != there.dtype:
+                            with np.errstate(over="ignore"):
+                                after, there = (x.astype(_common(after.dtype, there.dtype)) for x in (after, there))
                         before = np.concatenate([last[key] if key in last else there[:1], after[:-1]])
                         differ, beyond = compare(before, there)
                         inexact[:-1] |= differ
@@ -384,7 +413,15 @@ class ColumnSource:
         def observed(key: str) -> npt.NDArray[Any]:
             if self._nexts:
                 before = self._columns.rows(self._obs[key], begin, end)
-                return np.concatenate([before, self._columns.rows(self._nexts[key], end - 1, end)])
+                after = self._columns.rows(self._nexts[key], end - 1, end)
+                with np.errstate(over="ignore", invalid="ignore"):
+                    final = after.astype(before.dtype, copy=False)
+                if before.dtype.kind != "f" and (final != after).any():
+                    raise ValueError(
+                        f"{self.place(number)}: {self._nexts[key]}[{end - 1}] has {after[final != after][0]}, which "
+                        f"does not fit {before.dtype}, as {self._obs[key]} has"
+                    )
+                return np.concatenate([before, final])
             if terminated:  # what follows a terminal step is another episode's
                 before = self._columns.rows(self._obs[key], begin, end)
                 return np.concatenate([before, before[-1:]])
@@ -423,6 +460,13 @@ def with_tuples(tree: Any) -> Any:
     if inner and inner.keys() == {f"_index_{n}" for n in range(len(inner))}:
         return tuple(inner[f"_index_{n}"] for n in range(len(inner)))
     return inner
+
+
+def _common(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype that values of two are compared in: of floats the coarser one, as the other's were rounded."""
+    if one.kind == other.kind == "f":
+        return min(one, other, key=lambda dtype: dtype.itemsize)
+    return np.promote_types(one, other)
 
 
 def _single(shape: tuple[int, ...]) -> bool:
