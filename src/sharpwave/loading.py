@@ -47,8 +47,10 @@ def load(
     """Import a data set into a store, and return the store.
 
     Args:
-        source: format and place: ``"minari:NAME"`` (a local Minari data set), ``"hdf5:FILE"`` and ``"npz:FILE"`` (the
-            D4RL layout), ``"parquet:FILE"`` (an export), ``"lerobot:FOLDER"``, ``"rlds:FOLDER"``.
+        source: format and place: ``"minari:NAME"`` (a local Minari data set), ``"hdf5:FILE"`` (the layout of D4RL,
+            robomimic, ManiSkill or d3rlpy, whichever it has), ``"hdf5:FOLDER"`` (ALOHA), ``"npz:FILE"`` (D4RL's),
+            ``"parquet:FILE"`` (an export), ``"lerobot:FOLDER"``, ``"rlds:FOLDER"``, ``"zarr:FOLDER"`` or
+            ``"zarr:ARCHIVE"`` (diffusion policy's ``ReplayBuffer``).
         into: store whose spec the data fits: fields of the data that it lacks are left out. ``None``: a new one, with
             the data's spec, room for all its steps, and ``settings``.
         lane: lane that the episodes are appended to; default: that of an earlier import of the same data set, or else a

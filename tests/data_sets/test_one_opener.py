@@ -49,6 +49,7 @@ ALLOWED = {
     ("rlds.py", "self._folder.open(name)"),
     ("rlds.py", "self._folder.open(place.name)"),
     ("hdf5_layouts.py", "folder.open(one)"),
+    ("zarr_arrays.py", "self._folder.open(name)"),
     ("minari.py", "files.open('data/main_data.hdf5')"),
     ("lerobot.py", "ParquetFile(folder.open(name), self._budget)"),
     ("lerobot.py", "ParquetFile(self._folder.open(name), self._budget)"),

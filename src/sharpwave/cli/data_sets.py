@@ -20,8 +20,8 @@ def import_command(
         str,
         typer.Argument(
             metavar="SOURCE",
-            help="minari:NAME (a local data set), hdf5:FILE or npz:FILE (the D4RL layout), parquet:FILE (an export), "
-            "lerobot:FOLDER or rlds:FOLDER",
+            help="minari:NAME (a local data set), hdf5:FILE (D4RL, robomimic, ManiSkill, d3rlpy), hdf5:FOLDER (ALOHA), "
+            "npz:FILE (the D4RL layout), parquet:FILE (an export), lerobot:FOLDER, rlds:FOLDER or zarr:FOLDER",
         ),
     ],
     store: Annotated[

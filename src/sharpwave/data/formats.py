@@ -16,9 +16,13 @@ SOURCES = {
     "parquet": ("parquet", "open_parquet"),
     "lerobot": ("lerobot", "open_lerobot"),
     "rlds": ("rlds", "open_rlds"),
+    "zarr": ("zarr_arrays", "open_zarr"),
 }
 TARGETS = ("minari", "hdf5", "npz", "parquet")
-ENDINGS = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5", ".parquet": "parquet"}
+ENDINGS = {".npz": "npz", ".hdf5": "hdf5", ".h5": "hdf5", ".parquet": "parquet"} | {
+    ".zarr": "zarr",
+    ".zarr.zip": "zarr",
+}
 
 
 def split(text: str, known: tuple[str, ...], what: str) -> tuple[str, str]:

@@ -1,0 +1,315 @@
+"""zarr's format 2, folders and archives, and the layout that diffusion policy's ``ReplayBuffer`` has in it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import re
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import zstandard
+
+from sharpwave.data.episode import existing
+from sharpwave.data.files import Budget, File, Folder, check_whole, explained, open_path, parse_json
+from sharpwave.data.npz import NUMPYS
+from sharpwave.data.packages import needed
+from sharpwave.data.recordings import Array, Recording, RecordingSource, len_of
+
+DESCRIPTION, GROUP, FORMAT_3 = ".zarray", ".zgroup", "zarr.json"
+MAX_DEPTH = 8
+"""Limit of groups in groups."""
+DTYPE = re.compile(r"[<>|][buif]\d{1,2}")
+BLOSC_HEADER_BYTES = 16
+REWARDS = ("reward", "rewards")
+ACTIONS = ("action", "actions")
+
+
+class Files(Protocol):
+    """Files of a zarr store, by their names with slashes."""
+
+    what: str
+
+    def names(self) -> list[str]:
+        """Return the names of all files.  Raises: ValueError."""
+
+    def read(self, name: str) -> bytes:
+        """Read a file.  Raises: ValueError, FileNotFoundError."""
+
+    def close(self) -> None:
+        """Close what is open."""
+
+
+class FolderFiles:
+    """Files of a zarr store in a folder. All are counted for the budget when they are listed."""
+
+    def __init__(self, path: Path, budget: Budget) -> None:
+        self.what = f"zarr:{path}"
+        self._folder, self._budget = Folder(path, budget), budget
+
+    def names(self) -> list[str]:
+        """Return the names of all files.  Raises: ValueError: a link, or folders nested too deep."""
+        found: list[str] = []
+        places = [("", 0)]
+        while places:
+            place, depth = places.pop()
+            for one in self._folder.names(place):
+                name = f"{place}/{one}".lstrip("/")
+                self._budget.check_time()
+                if not self._folder.is_folder(name):
+                    self._folder.count(name)
+                    found.append(name)
+                    self._budget.check_count(f"{self.what}: files", len(found), "files")
+                elif depth >= MAX_DEPTH:
+                    raise ValueError(f"{self.what}: {name} is nested deeper than {MAX_DEPTH} folders")
+                else:
+                    places.append((name, depth + 1))
+        return found
+
+    def read(self, name: str) -> bytes:
+        """Read a file.  Raises: ValueError, FileNotFoundError."""
+        with self._folder.open(name) as file:
+            return file.read()
+
+    def close(self) -> None:
+        """Close the folder."""
+        self._folder.close()
+
+
+class ArchiveFiles:
+    """Files of a zarr store in a ZIP archive."""
+
+    def __init__(self, file: File, budget: Budget) -> None:
+        self.what = f"zarr:{file.path}"
+        self._file, self._budget = file, budget
+        with explained(self.what):
+            self._archive = zipfile.ZipFile(file)
+
+    def names(self) -> list[str]:
+        """Return the names of all files.  Raises: ValueError."""
+        found = [one for one in self._archive.namelist() if not one.endswith("/")]
+        self._budget.check_count(f"{self.what}: files", len(found), "files")
+        return found
+
+    def read(self, name: str) -> bytes:
+        """Read a file.  Raises: ValueError: it is compressed by another method, or too large."""
+        info = self._archive.getinfo(name)
+        if info.compress_type not in NUMPYS:
+            raise ValueError(f"{name} is compressed by method {info.compress_type}, expected {list(NUMPYS.values())}")
+        self._budget.check_bytes(f"{self.what}: {name}", info.file_size)
+        return self._archive.read(info)
+
+    def close(self) -> None:
+        """Close the archive."""
+        self._archive.close()
+        self._file.close()
+
+
+class ZarrArray:
+    """Array of a zarr store, of which rows are read: the chunks that hold them are decoded, the last one is kept.
+
+    Raises:
+        ValueError: not an array of plain numbers, or one whose chunks are too large, or compressed by others than
+            blosc, zstd, zlib and gzip.
+    """
+
+    def __init__(self, files: Files, name: str, budget: Budget) -> None:
+        self._files, self._name, self._budget = files, name, budget
+        self._last: tuple[str, npt.NDArray[Any]] | None = None
+        with explained(f"{files.what}: {name}/{DESCRIPTION}", files.what):
+            said = parse_json(files.read(f"{name}/{DESCRIPTION}"))
+            if said["zarr_format"] != 2 or said.get("filters"):
+                raise ValueError(f"format {said['zarr_format']}, filters {said.get('filters')}, expected 2 and none")
+            if not isinstance(said["dtype"], str) or not DTYPE.fullmatch(said["dtype"]):
+                raise ValueError(f"dtype {said['dtype']!r}, expected booleans, integers or floats")
+            self._stored = np.dtype(said["dtype"])
+            self.dtype: np.dtype[Any] = self._stored.newbyteorder("=")
+            self.shape = tuple(map(_size, said["shape"]))
+            self._chunks = tuple(map(_size, said["chunks"]))
+            if len(self._chunks) != len(self.shape) or len(self.shape) > 16 or 0 in self._chunks:
+                raise ValueError(f"shape {self.shape} in chunks of {self._chunks}, expected as many sizes above 0")
+            self._order, self._fill = said.get("order", "C"), said.get("fill_value")
+            self._separator = said.get("dimension_separator", ".")
+            if self._order not in ("C", "F") or self._separator not in (".", "/"):
+                raise ValueError(f"order {self._order!r}, separator {self._separator!r}, expected C or F, and . or /")
+            self._decode = _decoder(said.get("compressor"))
+        self._nbytes = math.prod(self._chunks) * self._stored.itemsize
+        what = f"{files.what}: {name}: chunks of {self._chunks}"
+        check_whole(what, self._nbytes)
+        budget.check_bytes(what, self._nbytes)
+        budget.check_total_bytes(f"{files.what}: {name}", math.prod(self.shape) * self._stored.itemsize)
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows [end - begin, ...].  Raises: ValueError."""
+        found = np.empty((end - begin, *self.shape[1:]), self.dtype)
+        spans = [(begin, end), *((0, size) for size in self.shape[1:])]
+        places = [range(low // size, -(-high // size)) for (low, high), size in zip(spans, self._chunks, strict=True)]
+        for place in itertools.product(*places):
+            self._budget.check_time()
+            into, out_of = [], []
+            for number, size, (low, high) in zip(place, self._chunks, spans, strict=True):
+                first, last = max(low, number * size), min(high, (number + 1) * size)
+                into.append(slice(first - low, last - low))
+                out_of.append(slice(first - number * size, last - number * size))
+            found[tuple(into)] = self._chunk(self._separator.join(map(str, place)))[tuple(out_of)]
+        return found
+
+    def _chunk(self, key: str) -> npt.NDArray[Any]:
+        if self._last is not None and self._last[0] == key:
+            return self._last[1]
+        name = f"{self._name}/{key}"
+        with explained(f"{self._files.what}: {name} cannot be read", self._files.what):
+            try:
+                content = self._decode(self._files.read(name), self._nbytes)
+            except (FileNotFoundError, KeyError) as error:
+                if not self._budget.trust:
+                    raise ValueError(
+                        f"{self._files.what}: {name} is missing, expected each chunk; fetch the data set anew. If it "
+                        f"was never written, as chunks of the fill value {self._fill!r} may be, give trust=True"
+                    ) from error
+                chunk = np.full(self._chunks, self._fill or 0, self._stored)
+            else:
+                if len(content) != self._nbytes:
+                    raise ValueError(f"{len(content):,} bytes of values, expected {self._nbytes:,}")
+                chunk = np.frombuffer(content, self._stored).reshape(self._chunks, order=self._order)
+        self._last = key, chunk
+        return chunk
+
+
+def _size(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 1 << 62:
+        raise ValueError(f"a size of {value!r}, expected an integer of at least 0")
+    return value
+
+
+def _decoder(said: Any) -> Callable[[bytes, int], bytes]:
+    """Return the function that decodes a chunk of so many bytes.  Raises: ValueError: no such compressor."""
+    decoders = {"blosc": _blosc, "zstd": _zstd, "zlib": _inflated, "gzip": _inflated}
+    if said is None:
+        return lambda content, nbytes: content
+    if (name := said["id"]) not in decoders:
+        raise ValueError(f"compressor {name!r}, expected none or one of {list(decoders)}; copy it with one of those")
+    return decoders[name]
+
+
+def _blosc(content: bytes, nbytes: int) -> bytes:
+    """Decompress what declares just as much.  Raises: ValueError, RuntimeError."""
+    sizes = [int.from_bytes(content[at : at + 4], "little") for at in (4, 8, 12)]
+    if len(content) < BLOSC_HEADER_BYTES or sizes[0] != nbytes or sizes[1] > nbytes or sizes[2] != len(content):
+        raise ValueError(f"declares {sizes[0]:,} bytes of {sizes[2]:,}, expected {nbytes:,} of {len(content):,}")
+    decoded: bytes = needed("numcodecs.blosc", "data").decompress(content)
+    return decoded
+
+
+def _zstd(content: bytes, nbytes: int) -> bytes:
+    """Decompress what declares just as much.  Raises: ValueError, ZstdError."""
+    if (said := zstandard.get_frame_parameters(content).content_size) != nbytes:
+        raise ValueError(f"declares {said:,} bytes, expected {nbytes:,}")
+    return zstandard.ZstdDecompressor().decompress(content)
+
+
+def _inflated(content: bytes, nbytes: int) -> bytes:
+    """Decompress one byte more than expected at most.  Raises: zlib.error."""
+    return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32).decompress(content, nbytes + 1)
+
+
+class Part:
+    """Rows of an array as an array, fewer where that ends before."""
+
+    def __init__(self, array: Array, begin: int, end: int) -> None:
+        self._array, self._begin = array, begin
+        self.shape = (max(0, min(end, len_of(array)) - begin), *array.shape[1:])
+        self.dtype = array.dtype
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows.  Raises: ValueError."""
+        return self._array.rows(self._begin + begin, self._begin + end)
+
+
+class ReplayBuffer:
+    """Layout of diffusion policy: ``data/*`` [N, ...] of all episodes, and where each ends, ``meta/episode_ends``.
+
+    ``data/action`` is the action, ``data/reward`` the reward where there is one; others are observations.
+    """
+
+    def __init__(self, files: Files, budget: Budget) -> None:
+        self._files, self._arrays = files, dict[str, ZarrArray]()
+        self.left_out: list[str] = []
+        self.notes, self.about = ["read as diffusion policy's ReplayBuffer"], dict[str, Any]()
+        names = files.names()
+        if FORMAT_3 in names:
+            raise ValueError(f"{files.what}: is zarr's format 3, expected 2; write it with zarr_format=2")
+        found = [name.removesuffix(f"/{DESCRIPTION}") for name in names if name.endswith(f"/{DESCRIPTION}")]
+        if "meta/episode_ends" not in found or not any(name.startswith("data/") for name in found):
+            raise ValueError(
+                f"{files.what}: has the arrays {sorted(found)[:12]}, expected data/* and meta/episode_ends, as "
+                "diffusion policy's ReplayBuffer writes them"
+            )
+        ends = ZarrArray(files, "meta/episode_ends", budget)
+        if len(ends.shape) != 1 or ends.dtype.kind not in "ui":
+            raise ValueError(f"{files.what}: meta/episode_ends is {ends.shape} {ends.dtype}, expected integers [N]")
+        budget.check_count(files.what, ends.shape[0], "episodes")
+        stops = ends.rows(0, ends.shape[0])
+        if (np.diff(stops.astype(np.int64), prepend=0) < 0).any():
+            raise ValueError(f"{files.what}: meta/episode_ends falls, expected it to rise; write it anew")
+        self._bounds: list[int] = [0, *stops.tolist()]
+        for name in sorted(found):
+            if name.startswith("data/"):
+                self._arrays[name.removeprefix("data/")] = array = ZarrArray(files, name, budget)
+                if (more := len_of(array) - self._bounds[-1]) > 0:
+                    self.left_out.append(f"{name}: {more:,} rows behind the last of meta/episode_ends")
+            elif name != "meta/episode_ends":
+                self.left_out.append(f"{name}: not of steps")
+
+    def __len__(self) -> int:
+        return len(self._bounds) - 1
+
+    def place(self, number: int) -> str:
+        """Return where an episode lies, in words."""
+        return f"episode {number} (rows {self._bounds[number]:,} to {self._bounds[number + 1] - 1:,})"
+
+    def recording(self, number: int) -> Recording:
+        """Find the arrays of an episode.  Raises: ValueError."""
+        begin, end = self._bounds[number : number + 2]
+        parts: dict[str, Array] = {name: Part(array, begin, end) for name, array in self._arrays.items()}
+        action = next((parts.pop(name) for name in ACTIONS if name in parts), None)
+        reward = next((parts.pop(name) for name in REWARDS if name in parts), None)
+        if short := [name for name, part in parts.items() if len_of(part) < end - begin]:
+            raise ValueError(f"data/{short[0]} has {len_of(parts[short[0]]):,} of its {end - begin:,} rows")
+        return Recording(self.place(number), parts, {} if action is None else {"": action}, reward=reward)
+
+    def named(self, name: str) -> list[int]:
+        """Refuse names, of which there are none.  Raises: ValueError."""
+        raise ValueError(f"episodes: got {name!r}, but a ReplayBuffer names no parts of a data set; give numbers")
+
+    def close(self) -> None:
+        """Close the files."""
+        self._files.close()
+
+
+def open_zarr(place: str, budget: Budget) -> RecordingSource:
+    """Open a folder, or a ZIP archive, in the layout of diffusion policy.
+
+    Raises: FileNotFoundError, ValueError; ModuleNotFoundError: it needs numcodecs.
+    """
+    path = existing(place, "zarr")
+    if path.is_dir():
+        files: Files = FolderFiles(path, budget)
+    else:
+        file = open_path(path, budget)
+        try:
+            files = ArchiveFiles(file, budget)
+        except BaseException:
+            file.close()
+            raise
+    try:
+        with explained(f"zarr:{path}"):
+            return RecordingSource(f"zarr:{path}", ReplayBuffer(files, budget), budget)
+    except BaseException:
+        files.close()
+        raise
