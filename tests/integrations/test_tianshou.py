@@ -168,7 +168,7 @@ def atari(stack: int) -> Callable[[], gym.Env[Any, Any]]:
 @pytest.mark.parametrize("told", [True, False])
 def test_a_frame_of_atari_is_stored_once(told: bool) -> None:
     more: dict[str, Any] = dict(stack_num=4, save_only_last_obs=True) if told else {}
-    mine = ours.VectorReplayBuffer(400, 2, ignore_obs_next=told, **more)
+    mine = ours.VectorReplayBuffer(400, 2, **more)
     other = theirs.VectorReplayBuffer(400, 2)  # which keeps both stacks
     envs = DummyVectorEnv([atari(4), atari(4)])
     envs.seed([1, 2])
@@ -192,25 +192,167 @@ def test_a_frame_of_atari_is_stored_once(told: bool) -> None:
     np.testing.assert_array_equal(mine.get(indices, "obs", stack_num=1) if told else a.obs[:, -1], b.obs[:, -1])
 
 
-@pytest.mark.parametrize("last_only", [True, False])
-def test_stacks_of_vectors_are_made_of_steps(last_only: bool) -> None:
-    """As for recurrent networks: as Tianshou's buffer without ``obs_next``, but for the true last observation."""
-    steps, more = Steps(2), dict(stack_num=3, save_only_last_obs=last_only)
-    mine = ours.VectorReplayBuffer(60, 2, **more)
-    other = theirs.VectorReplayBuffer(60, 2, ignore_obs_next=True, **more)
-    for _ in range(80):
-        batch = steps.batch(np.arange(2))
-        if last_only:
-            batch.obs, batch.obs_next = (np.repeat(one[:, None], 5, axis=1) for one in (batch.obs, batch.obs_next))
+WAYS: dict[str, dict[str, Any]] = {
+    "stacks": dict(stack_num=3),
+    "last of several": dict(stack_num=3, save_only_last_obs=True),
+    "ignored": dict(ignore_obs_next=True),
+    "stacks, ignored": dict(stack_num=3, ignore_obs_next=True),
+    "last of several, ignored": dict(stack_num=3, ignore_obs_next=True, save_only_last_obs=True),
+    "available": dict(stack_num=3, sample_avail=True),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["vector", "image"])
+@pytest.mark.parametrize("given", [True, False])
+def test_every_way_that_tianshou_keeps_observations(way: str, kind: str, given: bool) -> None:
+    more, steps = WAYS[way], Steps(2, kind)
+    mine, other = (module.VectorReplayBuffer(40, 2, **more) for module in (ours, theirs))
+    last_only, given = more.get("save_only_last_obs", False), given or more.get("save_only_last_obs", False)
+    for step in range(70):
+        lanes = np.sort(steps.rng.permutation(2)[: steps.rng.integers(1, 3)])
+        batch = steps.batch(lanes)
+        if last_only:  # an axis of time, of which Tianshou keeps the last
+            both = batch.obs, batch.obs_next
+            batch.obs, batch.obs_next = (steps.rng.permutation(np.stack([one] * 3, 1), axis=1) for one in both)
+        if not given:
+            batch.pop("obs_next")
         for one in (mine, other):
+            one.add(batch, lanes)
+        if step % 10 == 9:
+            assert_same(mine[:], other[:])
+            (a, indices), (b, same) = (sampled(one, 16, step) for one in (mine, other))
+            np.testing.assert_array_equal(indices, same)
+            assert_same(a, b)
+            assert_same(mine.get(indices, "obs", stack_num=2), other.get(indices, "obs", stack_num=2))
+            assert_same(mine.obs, other.obs)
+            assert_same(mine.buffers[1].obs, other.buffers[1].obs)
+            assert_same(mine.buffers[0][:], other.buffers[0][:])
+            if given and "ignore_obs_next" not in more:
+                assert_same(mine.obs_next, other.obs_next)
+    if not given or "ignore_obs_next" in more:
+        with pytest.raises(AttributeError, match="ignore_obs_next"):
+            mine.obs_next  # noqa: B018
+        with pytest.raises(KeyError, match="ignore_obs_next"):
+            mine.get(0, "obs_next")
+
+
+def test_transitions_without_obs_next_are_kept_in_episodes() -> None:
+    steps, buffer = Steps(2), ours.VectorReplayBuffer(40, 2, ignore_obs_next=True)
+    other = theirs.VectorReplayBuffer(40, 2, ignore_obs_next=True)
+    for turn in range(6):
+        batch = steps.batch(np.arange(2))
+        batch.terminated[:], batch.truncated[:] = turn == 1, turn == 3
+        batch.pop("obs_next")
+        for one in (buffer, other):
             one.add(batch)
-    a, b = mine[:], other[:]
-    assert_same(a.obs, b.obs)
-    newest = np.isin(mine.sample_indices(0), mine.last_index)
-    assert_same(a.obs_next[~a.done & ~newest], b.obs_next[~a.done & ~newest])
-    singles = mine.get(mine.sample_indices(0), "obs_next", stack_num=1)
-    np.testing.assert_array_equal(a.obs_next[:, -1], singles)
-    np.testing.assert_array_equal(a.obs_next[:, :-1], a.obs[:, 1:])
+    assert [one.length for one in buffer.transitions.store.episodes()] == [2] * 6
+    again = pickle.loads(pickle.dumps(buffer))
+    assert_same(again[:], other[:])
+    for one in (again, buffer, other):
+        one.reset(keep_statistics=True)
+        one.add(batch)
+    assert_same(again[:], other[:])
+    assert_same(buffer[:], other[:])
+
+
+def test_obs_next_comes_always_or_never(tmp_path: Path) -> None:
+    steps, buffer = Steps(2), ours.VectorReplayBuffer(40, 2)
+    buffer.add(steps.batch(np.arange(2)))
+    batch = steps.batch(np.arange(2))
+    batch.pop("obs_next")
+    with pytest.raises(ValueError, match="obs_next"):
+        buffer.add(batch)
+    assert len(buffer) == 2 == len(buffer.transitions.store)
+    with pytest.raises(ValueError, match=r"obs_next.*disk"):
+        ours.VectorReplayBuffer(40, 2, disk=tmp_path / "store").add(batch)
+
+
+@pytest.mark.parametrize("moved", ["ours", "theirs"])
+def test_update_takes_another_buffers_transitions(moved: str) -> None:
+    for given in (True, False):
+        steps, both = Steps(2, "dict"), []
+        sources = [(theirs if moved == "theirs" else ours).VectorReplayBuffer(12, 2), theirs.VectorReplayBuffer(12, 2)]
+        buffers = [module.PrioritizedReplayBuffer(20, **PRIORITIES) for module in (ours, theirs)]
+        for _ in range(9):
+            both = [steps.batch(np.arange(2)), steps.batch(np.arange(1))[0]]
+            for batch in both if not given else []:
+                batch.pop("obs_next")
+            for source, buffer in zip(sources, buffers, strict=True):
+                source.add(both[0])
+                buffer.add(both[1])
+        for _ in range(2):
+            found = [buffer.update(source) for source, buffer in zip(sources, buffers, strict=True)]
+            np.testing.assert_array_equal(*found)
+            assert_same(buffers[0][:], buffers[1][:])
+            assert_same(buffers[0].obs, buffers[1].obs)
+        assert not len(buffers[0].update(ours.ReplayBuffer(4)))
+    with pytest.raises(NotImplementedError, match="several environments"):
+        ours.VectorReplayBuffer(12, 2).update(buffers[0])
+
+
+def test_from_data_set_batch_and_dropnull() -> None:
+    rng, n = np.random.default_rng(0), 10
+    columns = dict(
+        obs=rng.normal(size=(n, 3)),
+        act=np.arange(n),
+        rew=rng.normal(size=n),
+        terminated=np.arange(n) % 4 == 3,
+        truncated=np.zeros(n, np.bool_),
+        done=np.arange(n) % 4 == 3,
+        obs_next=rng.normal(size=(n, 3)),
+    )
+    mine, other = (module.ReplayBuffer.from_data(**columns) for module in (ours, theirs))
+    for name in columns:
+        np.testing.assert_array_equal(mine[:][name], other[:][name])
+    mine._meta.info = Batch(extra=np.arange(n))
+    mine.set_batch(mine._meta)
+    np.testing.assert_array_equal(mine.info.extra, np.arange(n))
+    with pytest.raises(NotImplementedError, match="from_data"):
+        mine.set_batch(Batch(columns))
+    mine.set_array_at_key(np.array([1.0, 2.0, 3.0]), "extra", index=[1, 5, 7])
+    mine.dropnull()
+    np.testing.assert_array_equal(mine[:].obs, columns["obs"][[1, 5, 7]])
+    np.testing.assert_array_equal(mine[:].act, [1, 5, 7])
+    assert not mine.hasnull() and len(mine) == 3
+    with pytest.raises(NotImplementedError, match="one environment"):
+        ours.VectorReplayBuffer(12, 2).dropnull()
+
+
+def test_rewards_of_several_agents_and_actions_of_several_parts() -> None:
+    steps, buffers = Steps(2), [module.VectorReplayBuffer(80, 2) for module in (ours, theirs)]
+    for _ in range(30):
+        batch = steps.batch(np.arange(2))
+        batch.rew = steps.rng.integers(0, 9, (2, 4)).astype(float)
+        batch.act = Batch(move=batch.act, turn=steps.rng.normal(size=(2, 2)))
+        for a, b in zip(*(buffer.add(batch) for buffer in buffers), strict=True):
+            np.testing.assert_array_equal(a, b)
+    assert_same(buffers[0][:], buffers[1][:])
+    rewards = [episode.reward for episode in buffers[0].transitions.store.episodes()]
+    assert sum(one.sum() for one in rewards) == buffers[0].rew.sum()
+
+
+@pytest.mark.parametrize("more", [{}, dict(stack_num=2, ignore_obs_next=True), dict(stack_num=2, sample_avail=True)])
+def test_cached_buffers(more: dict[str, Any]) -> None:
+    steps, mains = Steps(3), [module.ReplayBuffer(20, **more) for module in (ours, theirs)]
+    mine, other = (m.CachedReplayBuffer(main, 3, 40) for m, main in zip((ours, theirs), mains, strict=True))
+    for step in range(120):
+        lanes = np.sort(steps.rng.permutation(3)[: steps.rng.integers(1, 4)])
+        batch = steps.batch(lanes)
+        if more:
+            batch.pop("obs_next")
+        for a, b in zip(mine.add(batch, lanes), other.add(batch, lanes), strict=True):
+            np.testing.assert_array_equal(a, b)
+        if step % 10 == 9:
+            assert_same(mine[:], other[:])
+            assert_same(mains[0][:], mains[1][:])
+            (a, indices), (b, same) = (sampled(one, 16, step) for one in (mine, other))
+            np.testing.assert_array_equal(indices, same)
+            assert_same(a, b)
+    again = pickle.loads(pickle.dumps(mine))
+    assert_same(again[:], other[:])
+    with pytest.raises(TypeError, match="main_buffer"):
+        ours.CachedReplayBuffer(theirs.ReplayBuffer(20), 3, 40)
 
 
 def _net(shape: int, out: int = 0) -> Any:
@@ -428,6 +570,10 @@ def test_bad_input_changes_nothing() -> None:
     for name, value, message in [
         ("rew", np.array([1.0, np.nan]), "finite reward"),
         ("rew", np.zeros((2, 2)), "finite reward"),
+        ("rew", np.zeros(3), "finite reward"),
+        ("terminated", np.zeros(3), "two flags"),
+        ("obs", np.array([None, None]), "dtype object"),
+        ("obs_next", np.array(["a", "b"]), "expected numbers"),
         ("obs", np.zeros((2, 4), np.float32), "shape"),
         ("act", np.array(["left", "right"]), "action"),
     ]:
@@ -435,15 +581,9 @@ def test_bad_input_changes_nothing() -> None:
         batch[name] = value
         with pytest.raises((ValueError, TypeError), match=message):
             buffer.add(batch)
-    batch = steps.batch(np.arange(2))
-    batch.pop("obs_next")
-    with pytest.raises(ValueError, match="obs_next"):
-        buffer.add(batch)
     assert len(buffer) == 2 and len(buffer.transitions.store) == 2
     for arguments in ({"retention": None}, {"ram": "much"}, {"frame_stack": "some"}):
         with pytest.raises((ValueError, TypeError)):
             ours.VectorReplayBuffer(40, 2, **arguments).add(steps.batch(np.arange(2)))
-    with pytest.raises(AttributeError, match="get"):
-        buffer.obs  # noqa: B018
-    with pytest.raises(NotImplementedError, match="add"):
-        buffer.dropnull()
+    with pytest.raises(AttributeError, match="nothing was added"):
+        ours.VectorReplayBuffer(40, 2).obs  # noqa: B018

@@ -221,6 +221,27 @@ class WholeTransitions:
         self._added += 1
         return ids
 
+    def add_alone(
+        self, obs: Obs, action: Array, reward: Array, terminated: Array, truncated: Array, lanes: Ints
+    ) -> Ints:
+        """Add a transition of each of some lanes, of which only the observation before the step is known.
+
+        What a step led to is its lane's next observation; where an episode ends nobody knows, and its last observation
+        stands in. The same buffer gets all transitions so, with ``frame_stack=None``.
+
+        Args and Returns: as for ``add``.
+        """
+        self._added += 1
+        return self._opened.store.extend(
+            obs=obs,
+            action=action,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            final_obs=obs,
+            lanes=lanes,
+        )
+
     def _add_some(self, rows: _Rows, stored: Bools) -> Ints | None:
         ids = np.full(len(stored), -1, np.int64)
         if stored.any():

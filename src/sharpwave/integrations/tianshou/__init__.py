@@ -12,6 +12,7 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"Tianshou's buffers need Tianshou: {install('tianshou')}") from error
 
 from sharpwave.integrations.tianshou.buffers import (
+    CachedReplayBuffer,
     PrioritizedReplayBuffer,
     PrioritizedVectorReplayBuffer,
     ReplayBuffer,
@@ -20,6 +21,7 @@ from sharpwave.integrations.tianshou.buffers import (
 from sharpwave.integrations.tianshou.stored import EvictedError
 
 __all__ = [
+    "CachedReplayBuffer",
     "EvictedError",
     "PrioritizedReplayBuffer",
     "PrioritizedVectorReplayBuffer",

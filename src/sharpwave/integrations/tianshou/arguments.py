@@ -15,7 +15,7 @@ THEIRS = (
 """Arguments of Tianshou's buffers; others are the store's."""
 
 
-def checked(settings: dict[str, Any]) -> dict[str, Any]:
+def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Return settings of a store.  Raises: ValueError, TypeError: they make no sense."""
     if "retention" in settings:
         raise ValueError("retention: expected none; what is evicted is the oldest, as in Tianshou's buffers")

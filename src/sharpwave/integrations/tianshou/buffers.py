@@ -10,16 +10,21 @@ import tianshou.data as theirs
 from tianshou.data import Batch
 
 from sharpwave.errors import EmptyError
-from sharpwave.integrations.tianshou.arguments import THEIRS, checked
-from sharpwave.integrations.tianshou.observations import joined, null_rows, split
+from sharpwave.integrations.tianshou.arguments import THEIRS, checked_settings
+from sharpwave.integrations.tianshou.observations import checked, each, joined, null_rows, split, stand_in, where
+from sharpwave.integrations.tianshou.parts import part_of
 from sharpwave.integrations.tianshou.places import Places
 from sharpwave.integrations.tianshou.stored import EvictedError, Stored
 from sharpwave.integrations.whole_transitions import WholeTransitions
 
 Array = npt.NDArray[Any]
+Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
-REQUIRED = {"obs", "obs_next", "act", "rew", "terminated", "truncated"}
+PLAIN = theirs.ReplayBuffer
+REQUIRED = {"obs", "act", "rew", "terminated", "truncated"}
+LANE = np.zeros(1, np.int64)
+"""The one lane of a buffer of one environment."""
 EVICTS_LATE = 256
 """Steps that a store holds beyond a lane's places, as it evicts whole segments."""
 MAX_DRAWS = 1000
@@ -46,19 +51,46 @@ class StoredObservations:
         super().__init__(*args, **{name: kwargs.pop(name) for name in THEIRS if name in kwargs})
         last_only = bool(self.options["save_only_last_obs"])
         self._save_only_last_obs, self._save_obs_next = False, True
-        self._lanes: int = getattr(self, "buffer_num", 1)
-        settings = checked({"capacity": self.maxsize + EVICTS_LATE * self._lanes, **kwargs})
+        self._lanes: int = getattr(self, "cached_buffer_num", getattr(self, "buffer_num", 1))
+        self._given = {"frame_stack": frame_stack, **kwargs}
+        settings = checked_settings({"capacity": self.maxsize + EVICTS_LATE * self._lanes, **kwargs})
         places = Places(self.maxsize, self._lanes)
         self._stored = Stored(places, self._lanes, self.stack_num, last_only, frame_stack, settings)
         self._unchecked, self._null, self._null_obs = np.zeros((3, self.maxsize), np.bool_)
         self._read: tuple[Any, tuple[Any, Any]] | None = None
         self._drawn: tuple[Ints, Ints] | None = None
         self.stale_updates = 0
+        self._link()
+
+    def _link(self) -> None:
+        """Let the buffers of single environments read observations here."""
+        if isinstance(self, theirs.ReplayBufferManager):
+            for offset, part in zip(self._offset, self.buffers, strict=True):
+                part_of(self, int(offset), part)
 
     def __getattr__(self, key: str) -> Any:
-        if key in ("obs", "obs_next"):
-            raise AttributeError(f"buffer.{key}: observations are encoded; use buffer.get(indices, {key!r})")
+        if key in ("obs", "obs_next") and "_stored" in self.__dict__:
+            return self._column(key, np.arange(self.maxsize))
         return super().__getattr__(key)  # type: ignore[misc]
+
+    def _column(self, key: str, places: Ints) -> Any:
+        """Return observations at places, all decoded, and zeros where there are none.  Raises: AttributeError."""
+        if self._stored.transitions is None or (key == "obs_next" and (why := self._no_next())):
+            raise AttributeError(f"buffer.{key}: " + ("nothing was added yet" if key == "obs" else why))
+        there = self._places.filled[places]
+
+        def spread(found: Array) -> Array:
+            column = np.zeros((len(places), *found.shape[1:]), found.dtype)
+            column[there] = found
+            return column
+
+        return joined(each(self._read_at(places[there], 1)[key == "obs_next"], spread), places)
+
+    def _no_next(self) -> str:
+        """Return why there are no observations after steps; "": there are."""
+        if self.options["ignore_obs_next"]:
+            return "the buffer was made with ignore_obs_next=True; without it they take no more memory"
+        return "transitions were added without obs_next; give it, or ignore_obs_next=True" if self._stored.alone else ""
 
     @property
     def transitions(self) -> WholeTransitions:
@@ -76,30 +108,53 @@ class StoredObservations:
     def add(self, batch: Any, buffer_ids: Any = None) -> tuple[Array, Array, Array, Array]:
         """Add a transition of each environment, as Tianshou's collector does.
 
+        Args:
+            batch: as Tianshou's. Of rewards of several agents, [environments, agents], the store gets the sums.
+
         Raises:
             ValueError, TypeError: what a store cannot hold; nothing was changed.
         """
-        if not set(batch.get_keys()) >= REQUIRED:
-            raise ValueError(f"add: got {sorted(batch.get_keys())}, expected {sorted(REQUIRED)} among them")
+        keys = set(batch.get_keys())
+        if not keys >= REQUIRED:
+            raise ValueError(f"add: got {sorted(keys)}, expected {sorted(REQUIRED)} among them")
         alone = buffer_ids is None and not isinstance(self, theirs.ReplayBufferManager)
         lanes = np.arange(self._lanes) if buffer_ids is None else np.asarray(buffer_ids)
-        of = {name: split(batch[name], alone) for name in REQUIRED}
-        act, rew = of["act"], of["rew"]
-        if not isinstance(act, np.ndarray) or rew.shape != lanes.shape or not np.isfinite(rew).all():
-            raise ValueError(f"add: got actions {act!r} and rewards {rew!r}, expected arrays, and a finite reward each")
-        terminated, truncated = (of[name].astype(np.bool_) for name in ("terminated", "truncated"))
-        ids, stored = self._stored.add(of["obs"], of["obs_next"], act, rew, terminated, truncated, lanes)
+        ids, stored, null = self._store(batch, alone, lanes)
         rest = Batch()
-        for name in set(batch.get_keys()) - {"obs", "obs_next"}:
+        for name in keys - {"obs", "obs_next"}:
             rest.__dict__[name] = batch[name]
         rest.__dict__["obs"] = np.zeros(0 if alone else (len(lanes), 0), np.bool_)  # Tianshou asks for some
         added: tuple[Array, Array, Array, Array] = super().add(rest, buffer_ids)  # type: ignore[misc]
-        places = added[0]
+        self._put(added[0], lanes, ids, stored, null)
+        return added
+
+    def _store(self, batch: Any, alone: bool, lanes: Ints) -> tuple[Ints | None, Bools, Bools]:
+        """Write a transition to each of some lanes; return ids, and which are stored, and have a null."""
+        named = REQUIRED | ({"obs_next"} & set(batch.get_keys()))
+        of, rows = {name: split(batch[name], alone) for name in named}, len(lanes)
+        if self._stored.alone and self.options["ignore_obs_next"]:
+            of.pop("obs_next", None)
+        if self._stored.alone not in (None, "obs_next" not in of):
+            raise ValueError("add: got obs_next with some transitions only, expected it with all of them or with none")
+        rew, act = of["rew"], stand_in(of["act"], rows)
+        flags = [of[name].reshape(-1).astype(np.bool_) for name in ("terminated", "truncated")]
+        if rew.dtype.kind not in "biuf" or any(len(one) != rows for one in (rew, *flags)) or not np.isfinite(rew).all():
+            raise ValueError(f"add: got rewards {rew!r} and ends {flags}, expected a finite reward and two flags each")
+        obs = [checked(of[name], name) for name in ("obs", "obs_next") if name in of]
+        if len(self._meta.get_keys()) and self._meta.rew.shape[1:] != rew.shape[1:]:
+            raise ValueError(
+                f"add: got rewards {rew!r}, expected a finite reward of shape {self._meta.rew.shape[1:]} each"
+            )
+        rew = rew if rew.ndim == 1 else rew.reshape(rows, -1).sum(1)
+        ids, stored = self._stored.add(obs[0], obs[1] if obs[1:] else None, act, rew, flags[0], flags[1], lanes)
+        return ids, stored, np.logical_or.reduce([null_rows(one, rows) for one in obs])
+
+    def _put(self, places: Ints, lanes: Ints, ids: Ints | None, stored: Bools, null: Bools) -> None:
+        """Note which transitions are at places."""
         self._places.put(places, lanes, stored, ids)
         self._unchecked[places] = True
-        self._null_obs[places] = null_rows(of["obs"], len(lanes)) | null_rows(of["obs_next"], len(lanes))
+        self._null_obs[places] = null
         self._lost(places[~stored])
-        return added
 
     def _lost(self, places: Ints) -> None:
         """Learn that transitions are not in the store."""
@@ -108,19 +163,94 @@ class StoredObservations:
         """Forget all transitions. The store evicts them when it needs room."""
         super().reset(keep_statistics=keep_statistics)  # type: ignore[misc]
         if "_stored" in self.__dict__:  # Tianshou 1's constructor resets
-            self._lost(np.flatnonzero(self._places.filled))
-            self._places.clear()
-            self._unchecked[:], self._null[:], self._null_obs[:], self._drawn = False, False, False, None
+            self._stored.leave()
+            self._forget(np.arange(self.maxsize))
+            self._drawn = None
+
+    def _forget(self, places: Ints) -> None:
+        self._lost(places[self._places.filled[places]])
+        self._places.clear(places)
+        self._unchecked[places], self._null[places], self._null_obs[places] = False, False, False
+
+    def _move(self, places: Ints, to: Ints) -> None:
+        """Put the transitions at some places at others; what remains where they were is no part of an episode."""
+        nulls = self._null_obs[places]
+        self._places.copy(places, to)
+        self._unchecked[places], self._null[places], self._null_obs[places] = False, False, False
+        self._null_obs[to], self._unchecked[to] = nulls, True
 
     def set_array_at_key(self, *args: Any, **kwargs: Any) -> None:
         """Set a further array, as hooks of Tianshou's collector do."""
         super().set_array_at_key(*args, **kwargs)  # type: ignore[misc]
         self._unchecked[:] = True
 
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError("Sharpwave's buffers get transitions by add(), and keep them")
+    def update(self, buffer: Any) -> Ints:
+        """Append the transitions of another buffer, ours or Tianshou's, and return their indices.
 
-    update = set_batch = dropnull = _refuse
+        Raises:
+            NotImplementedError: this one is of several environments, which Tianshou's has not either.
+        """
+        if isinstance(self, theirs.ReplayBufferManager):
+            raise NotImplementedError(
+                "update: a buffer of several environments cannot tell whose the transitions are; expected a "
+                "ReplayBuffer, or add() for each environment"
+            )
+        stack, buffer.stack_num = buffer.stack_num, 1
+        try:
+            there = buffer.sample_indices(0)
+            batch = buffer[there] if len(there) and self.maxsize else Batch()
+        finally:
+            buffer.stack_num = stack
+        if not len(batch.get_keys()):
+            return np.empty(0, np.int64)
+        if isinstance(batch.obs_next, Batch) and not len(batch.obs_next.get_keys()):
+            del batch.obs_next
+        for number, row in enumerate(batch):
+            written = self._store(row, True, LANE)
+            self._put((self._insertion_idx + LANE + number) % self.maxsize, LANE, *written)
+        rest = object.__new__(type(buffer))  # `copy` would share its attributes
+        rest.__dict__.update(buffer.__dict__)
+        rest._meta = Batch({name: buffer._meta[name] for name in set(buffer._meta.get_keys()) - {"obs", "obs_next"}})
+        rest._meta.obs = np.zeros((buffer.maxsize, 0), np.bool_)
+        indices: Ints = super().update(rest)  # type: ignore[misc]
+        return indices
+
+    @classmethod
+    def from_data(cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any) -> Any:
+        """Return a buffer of the transitions in arrays or HDF5 datasets, as Tianshou's."""
+        names = ("obs", "act", "rew", "terminated", "truncated", "obs_next")
+        columns = dict(zip(names, (obs, act, rew, terminated, truncated, obs_next), strict=True))
+        buffer = cls(len(obs))
+        for row in range(len(obs)):
+            buffer.add(Batch({name: column[row] for name, column in columns.items()}))
+        return buffer
+
+    def set_batch(self, batch: Any) -> None:
+        """Set all arrays but the observations.  Raises: NotImplementedError: the observations are others."""
+        if batch.get("obs") is not self._meta.get("obs"):
+            raise NotImplementedError(
+                "set_batch: observations are encoded, and arrays of others cannot take their place; use "
+                "ReplayBuffer.from_data, or add()"
+            )
+        super().set_batch(batch)  # type: ignore[misc]
+        self._unchecked[:] = True
+
+    def dropnull(self) -> None:
+        """Drop transitions with a NaN or None.
+
+        Raises:
+            NotImplementedError: the buffer is of several environments, of which Tianshou's breaks.
+        """
+        if isinstance(self, theirs.ReplayBufferManager):
+            raise NotImplementedError("dropnull: expected a buffer of one environment; those of several keep all")
+        self.hasnull()
+        there = self.sample_indices(0)
+        kept, places = there[~self._null[there]], np.arange(np.count_nonzero(~self._null[there]))
+        self._meta[places] = self._meta[kept]
+        self._move(kept, places)
+        self._forget(np.setdiff1d(there, places))
+        self._size, self._insertion_idx = len(kept), len(kept) % self.maxsize
+        self.last_index = np.array([max(len(kept) - 1, 0)])
 
     def close(self) -> None:
         """Write everything, and let go of memory and disk."""
@@ -157,6 +287,8 @@ class StoredObservations:
         raise EmptyError(f"sample: {MAX_DRAWS} draws met evicted transitions; give the store more ram=")
 
     def __getitem__(self, index: Any) -> Any:
+        if self._stored.transitions is None:
+            raise KeyError("obs: nothing was added yet")  # as in Tianshou's, so that numpy takes a buffer for an object
         if isinstance(index, slice):
             index = self.sample_indices(0) if index == slice(None) else self._indices[: len(self)][index]
         else:
@@ -178,18 +310,34 @@ class StoredObservations:
         stack = self.stack_num if stack_num is None else stack_num
         if self._read is not None and self._read[0] is index and stack == self.stack_num:
             return self._read[1][key == "obs_next"]
-        return self._observations(index, stack)[key == "obs_next"]
+        if key == "obs_next" and (why := self._no_next()):
+            if default_value is None:
+                raise KeyError(f"obs_next: {why}")
+            return default_value
+        places: Ints = np.asarray(self._indices[index])
+        return joined(self._read_at(places.reshape(-1), stack)[key == "obs_next"], places)
 
     def _observations(self, index: Any, stack: int) -> tuple[Any, Any]:
-        if self._stored.transitions is None:
-            raise KeyError("obs")  # as Tianshou's empty buffer does
+        """Return observations before and after steps as Tianshou does: where it keeps none, those of the next index."""
         places: Ints = np.asarray(self._indices[index])
+        flat = places.reshape(-1)
+        obs, after = self._read_at(flat, stack)
+        if self.options["ignore_obs_next"]:
+            following = self.next(flat)
+            if self._stored.alone or (stack > 1 and not self._stored.whole):
+                after = self._read_at(following, stack)[0]
+            elif (last := following == flat).any():
+                after = where(last, obs, after)
+        elif self._stored.alone:
+            return joined(obs, places), Batch()
+        return joined(obs, places), joined(after, places)
+
+    def _read_at(self, places: Ints, stack: int) -> tuple[Any, Any]:
         try:
-            obs, after = self._stored.read(places.reshape(-1), stack, self.prev)
+            return self._stored.read(places, stack, self.prev)
         except EvictedError as error:
             self._lost(error.places)
             raise
-        return joined(obs, places), joined(after, places)
 
     def hasnull(self) -> bool:
         """Return whether there is a NaN anywhere.  Cost: that of what was added since; nothing is decoded."""
@@ -202,6 +350,7 @@ class StoredObservations:
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Take what was saved, by pickling or by ``save_hdf5``."""
         super().__setstate__(state)  # type: ignore[misc]
+        self._link()
         if len(self._meta.get_keys()) and isinstance(self, theirs.ReplayBufferManager):
             self._set_batch_for_children()  # their arrays are parts of these again
 
@@ -238,3 +387,40 @@ class VectorReplayBuffer(StoredObservations, theirs.VectorReplayBuffer):  # type
 
 class PrioritizedVectorReplayBuffer(_Prioritized, theirs.PrioritizedVectorReplayBuffer):  # type: ignore[misc]
     """Tianshou's ``PrioritizedVectorReplayBuffer``, over a store."""
+
+
+class CachedReplayBuffer(StoredObservations, theirs.CachedReplayBuffer):  # type: ignore[misc]
+    """Tianshou's ``CachedReplayBuffer``, over a store.
+
+    Args:
+        main_buffer: one of ours, with nothing in it yet; it becomes a part of this one, which takes its settings.
+
+    Raises:
+        TypeError, ValueError: another ``main_buffer``.
+    """
+
+    def __init__(self, main_buffer: ReplayBuffer, cached_buffer_num: int, max_episode_length: int) -> None:
+        if type(main_buffer) is not ReplayBuffer or len(main_buffer._meta.get_keys()):
+            raise TypeError(
+                f"CachedReplayBuffer: got main_buffer {main_buffer!r}, expected an empty "
+                "sharpwave.integrations.tianshou.ReplayBuffer"
+            )
+        given = main_buffer._given
+        main_buffer.__class__ = PLAIN
+        main_buffer._save_obs_next = not main_buffer.options["ignore_obs_next"]
+        del main_buffer._stored
+        super().__init__(main_buffer, cached_buffer_num, max_episode_length, **given)
+
+    def _store(self, batch: Any, alone: bool, lanes: Ints) -> tuple[Ints | None, Bools, Bools]:
+        written = super()._store(batch, alone, lanes)
+        places = [self._offset[1 + lane] + self.buffers[1 + lane]._insertion_idx for lane in lanes]
+        super()._put(np.array(places), lanes, *written)
+        return written
+
+    def _put(self, *args: Any) -> None:
+        """Do nothing: that was done before Tianshou moved the episodes that ended."""
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Take what was saved."""
+        super().__setstate__(state)
+        self.main_buffer, self.cached_buffers = self.buffers[0], self.buffers[1:]

@@ -59,6 +59,29 @@ def together(parts: Sequence[Obs], axis: int = 0) -> Obs:
     return np.concatenate(parts, axis)
 
 
+def where(rows: npt.NDArray[np.bool_], one: Obs, other: Obs) -> Obs:
+    """Return observations [n, ...]: ``one`` in some rows, ``other`` in the rest."""
+    if isinstance(one, dict):
+        return {name: where(rows, values, other[name]) for name, values in one.items()}
+    return np.where(rows.reshape(-1, *[1] * (one.ndim - 1)), one, other)
+
+
+def checked(obs: Obs, name: str) -> Obs:
+    """Return observations.  Raises: TypeError: they are no numbers."""
+    for part, one in obs.items() if isinstance(obs, dict) else [("", obs)]:
+        if one.dtype.kind not in "biuf":
+            raise TypeError(
+                f"add: {name}{part and BELOW + part} is of dtype {one.dtype}, expected numbers in arrays that have one "
+                "shape in all environments; have the environment return those, or use Tianshou's own buffer"
+            )
+    return obs
+
+
+def stand_in(action: Obs, rows: int) -> Array:
+    """Return actions [n, ...] for a store: zeros [n] for a dict of them, which only Tianshou's arrays hold."""
+    return np.zeros(rows, np.uint8) if isinstance(action, dict) else action
+
+
 def null_rows(value: Any, rows: int) -> npt.NDArray[np.bool_]:
     """Return which rows of an array, a dict or a ``Batch`` of those have a NaN or None: bool [rows]."""
     found = np.zeros(rows, np.bool_)

@@ -1,4 +1,4 @@
-"""Which transition of a store is at each place of a ring buffer."""
+"""Which transition of a store is at each place of a ring buffer, or of several."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NONE = -1
 
 
 class Places:
-    """Places of a ring buffer, a run of the same length for each lane, and the transitions at them.
+    """Places of ring buffers, and the transitions at them.
 
     Attributes:
         ids: int64 [places], in the store that ``find`` was last given; -1: none, or it is not known yet.
@@ -25,8 +25,8 @@ class Places:
         self.ids = np.full(count, NONE)
         self.absent = np.zeros(count, np.bool_)
         self._numbers = np.full(count, NONE)  # of each place's transition among those of its lane
+        self._lanes = np.full(count, NONE)  # of each place's transition
         self._written = np.zeros(lanes, np.int64)  # transitions of each lane
-        self._each = count // lanes
 
     def write(self, lanes: Ints, stored: Bools) -> None:
         """Count transitions that were written to lanes of the store. ``stored``: bool [n], which of them."""
@@ -35,13 +35,13 @@ class Places:
     def put(self, places: Ints, lanes: Ints, stored: Bools, ids: Ints | None) -> None:
         """Put the newest transitions of lanes at places. ``ids``: ``None``, not known yet."""
         self.ids[places] = NONE if ids is None else ids
-        self._numbers[places] = self._written[lanes] - 1
+        self._lanes[places], self._numbers[places] = lanes, self._written[lanes] - 1
         self.absent[places] = ~stored
 
     def find(self, store: Store) -> None:
         """Find all ids anew, in a store that has the same transitions."""
         places = np.flatnonzero((self._numbers >= 0) & ~self.absent)
-        lanes = places // self._each
+        lanes = self._lanes[places]
         ends = np.zeros(len(self._written), np.int64)
         ends[: store.lanes] = store.lane_steps
         steps = ends[lanes] - self._written[lanes] + self._numbers[places]
@@ -53,19 +53,21 @@ class Places:
     def lose(self, gone: Ints) -> Ints:
         """Mark transitions as evicted, and all that are older in their lanes; return the places of those."""
         newest = np.full(len(self._written), NONE)
-        np.maximum.at(newest, gone // self._each, self._numbers[gone])
-        lanes = np.flatnonzero(newest >= 0)
-        places = (lanes[:, None] * self._each + np.arange(self._each)).reshape(-1)
-        numbers = self._numbers[places]
-        lost: Ints = places[(numbers >= 0) & (numbers <= np.repeat(newest[lanes], self._each)) & ~self.absent[places]]
+        np.maximum.at(newest, self._lanes[gone], self._numbers[gone])
+        lost: Ints = np.flatnonzero(self.filled & (self._numbers <= newest[self._lanes]) & ~self.absent)
         self.absent[lost] = True
         return lost
+
+    def copy(self, places: Ints, to: Ints) -> None:
+        """Put the transitions at some places at others too."""
+        for one in (self.ids, self.absent, self._numbers, self._lanes):
+            one[to] = one[places]
 
     @property
     def filled(self) -> Bools:
         """Places at which there is or was a transition: bool [places]."""
         return self._numbers >= 0
 
-    def clear(self) -> None:
-        """Forget all transitions."""
-        self.ids[:], self._numbers[:], self.absent[:] = NONE, NONE, False
+    def clear(self, places: Ints | slice = slice(None)) -> None:
+        """Forget the transitions at places."""
+        self.ids[places], self._numbers[places], self.absent[places] = NONE, NONE, False

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
+from sharpwave.integrations.frame_stacks import same_bits
 from sharpwave.integrations.packed import packed, unpacked
 from sharpwave.integrations.tianshou.observations import Obs, each, together
 from sharpwave.integrations.tianshou.places import Places
@@ -47,6 +48,8 @@ class Stored:
 
     Attributes:
         places: as given.
+        whole: whether what is read are observations as they came, and not stacks made of several steps.
+        alone: whether transitions come without the observation after the step; ``None`` before the first.
         transitions: the store and what is written to it; ``None`` before the first transition, as only that says what
             observations are.
     """
@@ -65,11 +68,23 @@ class Stored:
         self.transitions: WholeTransitions | None = None
         self._viewed: tuple[Store, Replay[Any]] | None = None
         self._found = False  # ids hold in the store that is seen next
+        self.alone: bool | None = None
+        self._heads: dict[int, tuple[int, Obs]] = {}  # by lane, what a view has not yet: a step that nothing followed
 
     def add(
-        self, obs: Obs, after: Obs, action: Array, reward: Array, terminated: Array, truncated: Array, lanes: Ints
+        self,
+        obs: Obs,
+        after: Obs | None,
+        action: Array,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        lanes: Ints,
     ) -> tuple[Ints | None, npt.NDArray[np.bool_]]:
         """Add a transition to each of some lanes.
+
+        Args:
+            after: ``None``: not known, here and in all other calls.
 
         Returns:
             ids int64 [n], or ``None`` while they are not known; stored bool [n].
@@ -77,24 +92,50 @@ class Stored:
             ValueError, TypeError: no observations or actions that a store can hold.
         """
         if self.transitions is None:
-            self._make(obs, action)
+            self._make(obs, after, action)
         assert self.transitions is not None
         if self._found:
             self.view  # noqa: B018  # before anything is added: ids of what was saved hold, and new ones go on from them
-        obs, after = self._newest(obs), self._newest(after)
-        untold = np.zeros(len(lanes), np.bool_)
-        ids = self.transitions.add(obs, after, action, reward, terminated, truncated, lanes, untold)
+        obs = self._newest(obs)
+        ids = self._add(obs, after, action, reward, terminated, truncated, lanes)
         stored = self.transitions.stored_last[lanes]
         self.places.write(lanes, stored)
         known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
         return ids if known else None, stored
 
-    def _make(self, obs: Obs, action: Array) -> None:
-        single, frames = isinstance(obs, np.ndarray), self._frame_stack
+    def _add(self, obs: Obs, after: Obs | None, *rest: Array) -> Ints | None:
+        assert self.transitions is not None
+        _, _, terminated, truncated, lanes = rest
+        if after is not None:
+            untold = np.zeros(len(lanes), np.bool_)
+            return self.transitions.add(obs, self._newest(after), *rest, tells_finals=untold)
+        ids = self.transitions.add_alone(obs, *rest)
+        for row, lane in enumerate(lanes.tolist()):
+            self._heads[lane] = int(ids[row]), each(obs, lambda one, row=row: one[row].copy())  # type: ignore[misc]
+            if terminated[row] or truncated[row]:
+                del self._heads[lane]
+        return ids
+
+    def leave(self) -> None:
+        """End the episodes under way: what comes next goes on from nothing."""
+        if self._heads and self.transitions is not None:
+            self.view  # noqa: B018  # ids are found while the store has all steps
+            self.transitions.end_episodes()
+            self._heads.clear()
+
+    def _make(self, obs: Obs, after: Obs | None, action: Array) -> None:
+        if after is None and self._settings.get("disk") is not None:
+            raise ValueError(
+                "add: got no obs_next, and disk= keeps a step once it is known what it led to; give obs_next, as "
+                "Tianshou's collector does, or leave disk= away"
+            )
+        self.alone = after is None
+        single, frames = isinstance(obs, np.ndarray), None if self.alone else self._frame_stack
         if self._stack > 1 or self._last_only:
-            stacked = self._last_only and single and obs.ndim == 4 and obs.shape[1] == self._stack
-            frames = self._stack if stacked and frames is not None else None
-        self._whole = frames is not None or not (self._last_only or self._stack > 1)
+            images = self._last_only and single and obs.ndim == 4 and obs.shape[1] == self._stack
+            goes_on = images and after is not None and same_bits(obs[:, 1:], after[:, :-1]).all()
+            frames = self._stack if goes_on and frames is not None else None
+        self.whole = frames is not None or not (self._last_only or self._stack > 1)
         shapes = each(self._newest(obs), lambda one: (one.shape[1:], one.dtype))
         self._layout = shapes, Field(action.shape[1:], action.dtype.name), self._lanes, frames
         self._connect()
@@ -103,7 +144,7 @@ class Stored:
         self.transitions = WholeTransitions(*self._layout, **self._settings)
 
     def _newest(self, obs: Obs) -> Obs:
-        return obs if self._whole or not self._last_only else each(obs, lambda one: one[:, -1])
+        return obs if self.whole or not self._last_only else each(obs, lambda one: one[:, -1])
 
     @property
     def view(self) -> Replay[Any]:
@@ -129,7 +170,7 @@ class Stored:
             EvictedError: the store has not all of them any more; those are marked absent.
         """
         view = self.view
-        if not self._whole:
+        if not self.whole or stack > self._stack == 1:
             return self._stacks(view, places, stack, before)
         obs, after = self._fetch(view, places)
         if stack == self._stack:
@@ -153,7 +194,7 @@ class Stored:
         if stack == 1:
             return obs, after
         obs, after = (each(one, lambda a: a.reshape(-1, stack, *a.shape[1:])) for one in (obs, after))
-        return obs, together([each(obs, lambda a: a[:, 1:]), each(after, lambda a: a[:, -1:])], axis=1)
+        return obs, after
 
     def _fetch(self, view: Replay[Any], places: Ints) -> tuple[Obs, Obs]:
         """Decode observations; zeros where there never was a transition."""
@@ -165,6 +206,11 @@ class Stored:
             batch = view.fetch(ids[part], missing="mask")
             absent[part] |= (ids[part] >= 0) & (batch.ids < 0)
             found = [self.transitions.whole(one) for one in (batch.obs, batch.next_obs)]
+            for row in np.flatnonzero(absent[part]).tolist() if self._heads else ():
+                for head, obs in self._heads.values():
+                    if head == ids[begin + row]:
+                        absent[begin + row] = False
+                        _put(found[0], row, obs)
             parts.append(found if len(ids) <= most else [each(one, np.array) for one in found])
         if absent.any():
             raise EvictedError(self.places.lose(places[absent]), int(places[absent][0]))
@@ -204,6 +250,14 @@ class Stored:
         if content is not None:
             assert self.transitions is not None
             self.transitions.adopt(unpacked(content), rows)
+
+
+def _put(obs: Obs, row: int, one: Obs) -> None:
+    if isinstance(obs, dict):
+        for name, values in obs.items():
+            values[row] = one[name]
+    else:
+        obs[row] = one
 
 
 def _last(obs: Array, stack: int) -> Array:
