@@ -103,13 +103,23 @@ class Stored:
         known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
         return ids if known else None, stored
 
-    def _add(self, obs: Obs, after: Obs | None, *rest: Array) -> Ints | None:
+    def _add(
+        self,
+        obs: Obs,
+        after: Obs | None,
+        action: Array,
+        reward: Array,
+        terminated: Array,
+        truncated: Array,
+        lanes: Array,
+    ) -> Ints | None:
         assert self.transitions is not None
-        _, _, terminated, truncated, lanes = rest
         if after is not None:
             untold = np.zeros(len(lanes), np.bool_)
-            return self.transitions.add(obs, self._newest(after), *rest, tells_finals=untold)
-        ids = self.transitions.add_alone(obs, *rest)
+            return self.transitions.add(
+                obs, self._newest(after), action, reward, terminated, truncated, lanes, tells_finals=untold
+            )
+        ids = self.transitions.add_alone(obs, action, reward, terminated, truncated, lanes)
         for row, lane in enumerate(lanes.tolist()):
             self._heads[lane] = int(ids[row]), each(obs, lambda one, row=row: one[row].copy())  # type: ignore[misc]
             if terminated[row] or truncated[row]:
