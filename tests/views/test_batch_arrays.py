@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import sharpwave as sw
+from sharpwave.views.layout import MAX_DTYPE_BYTES
 from tests.views.blends import made
 
 SETTINGS: list[dict[str, Any]] = [{"n_step": 1}, {"n_step": 3}]
@@ -34,9 +36,46 @@ def test_dlpack_shares_any_array_of_a_batch_with_numpy_and_torch(settings: dict[
         np.testing.assert_array_equal(tensor.numpy(), array)
 
 
+def unstacked(codec: str = "auto") -> sw.Store:
+    """Step k of two episodes has k in its observation's parts, which share no frames."""
+    image = sw.Field((16, 17, 3), "uint8", codec=codec)
+    parts = {"image": image, "state": sw.Field((5,), "float64"), "k": sw.Field((), "int64")}
+    store = sw.Store(sw.Spec(obs=parts, action=sw.Field((), "int64")), capacity=1000, segment_steps=16)
+    for begin in (0, 100):
+        k = np.arange(begin, begin + 91)
+        obs = {"image": np.zeros((91, 16, 17, 3), np.uint8), "state": np.outer(k, np.ones(5)), "k": k}
+        obs["image"][:, 3, 4] = k[:, None]
+        store.add_episode(obs=obs, action=k[:-1], reward=np.zeros(90), terminated=True)
+    return store
+
+
+@pytest.mark.parametrize("codec", ["auto", "zstd", "raw"])
+@pytest.mark.parametrize("limit", [MAX_DTYPE_BYTES, 1])
+def test_observations_that_share_no_frames_are_compact(codec: str, limit: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sharpwave.views.layout.MAX_DTYPE_BYTES", limit)  # of numpy; beyond it items are apart
+    torch = pytest.importorskip("torch")
+    replay = unstacked(codec).transitions()
+    for size in (0, 1, 3, 150):
+        batch = replay.fetch(replay.sampleable_ids()[:size]) if size != 3 else replay.sample(size)
+        for obs, after in ((batch.obs, 0), (batch.next_obs, 1)):
+            np.testing.assert_array_equal(obs["k"], batch.action + after)
+            np.testing.assert_array_equal(obs["state"], np.outer(batch.action + after, np.ones(5)))
+            np.testing.assert_array_equal(obs["image"][:, 3, 4, 0], batch.action + after)
+            assert obs["image"].sum(dtype=int) == 3 * (batch.action + after).sum()
+            for name, array in obs.items():
+                assert array.flags.c_contiguous or limit == 1, name
+                assert pointer(np.from_dlpack(array)) == pointer(array)
+                assert torch.from_dlpack(array).data_ptr() == pointer(array) or not size
+
+
+def test_stacks_of_one_step_share_their_frames() -> None:
+    batch = made(100)[0].transitions().sample(8)
+    assert np.shares_memory(batch.obs, batch.next_obs) and not batch.obs.flags.c_contiguous
+
+
 JAX = """
 import jax, numpy as np, sharpwave as sw
-from tests.views.test_batch_arrays import SETTINGS, arrays, pointer
+from tests.views.test_batch_arrays import SETTINGS, arrays, pointer, unstacked
 from tests.views.blends import blend_of, made, prioritized
 
 KEPT = ("ids", "lane", "step")
@@ -70,6 +109,12 @@ with sw.Store(nested, capacity=100) as store:
         store.append(obs={"a": np.full(3, k), "b": k}, action=k, reward=0, terminated=False, truncated=False)
     found = store.transitions().sample(8).jax()
     np.testing.assert_array_equal(np.asarray(found.obs["a"][:, 0]), np.asarray(found.next_obs["b"]) - 1)
+for size in (3, 64):
+    batch = unstacked().transitions().sample(size)
+    for obs in (batch.obs, batch.next_obs):
+        for array in obs.values():
+            found = jax.numpy.from_dlpack(array)
+            np.testing.assert_array_equal(np.asarray(found), array.astype(found.dtype))
 print("ok")
 """
 

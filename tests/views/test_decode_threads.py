@@ -44,6 +44,10 @@ def check(batch: Any, sign: int) -> None:
         expected[k % 20, :7] = sign * k % 256
         expected[7, k % 20] = 255
         np.testing.assert_array_equal(batch.obs[row], expected)
+        expected = np.zeros((20, 20), np.uint8)
+        expected[(k + 1) % 20, :7] = sign * (k + 1) % 256
+        expected[7, (k + 1) % 20] = 255
+        np.testing.assert_array_equal(batch.next_obs[row], expected)
 
 
 @pytest.mark.parametrize("codec", ["delta", "raw", "zstd"])

@@ -60,9 +60,9 @@ class Arrays:
     def jax(self, device: Any = None) -> Self:
         """Return the same batch as JAX arrays on ``device``; by default on the CPU.
 
-        There they share the batch's memory from 64 KiB on, but not ``obs`` and ``next_obs`` of transitions with
-        ``n_step=1``, whose items lie between each other's, nor numbers of 64 bits, which JAX cuts to 32 by default:
-        those are copied. ``ids``, ``lane`` and ``step`` stay numpy's, as they may need 64 bits.
+        There they share the batch's memory from 64 KiB on, but not stacks of frames of transitions with ``n_step=1``,
+        as those of ``obs`` and ``next_obs`` overlap, nor numbers of 64 bits, which JAX cuts to 32 by default: those are
+        copied. ``ids``, ``lane`` and ``step`` stay numpy's, as they may need 64 bits.
         """
         import jax
 
@@ -114,8 +114,9 @@ class Drawn:
 class Batch(Arrays):
     """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
 
-    ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but one frame: what is
-    written to one can be seen in the other. All that takes less than 256 bytes an item lies in one piece of memory.
+    Stacks of frames in ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but
+    one frame: what is written to one can be seen in the other. All other arrays are C-contiguous. All that takes less
+    than 256 bytes an item lies in one piece of memory.
     What is held counts as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on
     another device take memory of the process's own.
 

@@ -28,7 +28,7 @@ IDLE, CALLED, WORKING = 0, 1, 2
 that finds nothing left to do."""
 SPINS = 1000
 """Checks of whether a helper is done before the caller lets other threads run (some 20 us)."""
-JOB_WORDS = 11
+JOB_WORDS = 13
 FAILURES = 100
 """Failed reads (as by signals) after which a helper gives up."""
 
@@ -64,13 +64,22 @@ def _help(end: int, state: Ints, job: Ints, byte: Bytes, byte_address: int, pipe
                     array_at(job[5], (items,), np.int64),
                     array_at(job[6], (items,), np.int64),
                     array_at(job[7], (items, job[8], job[9]), np.uint8),
+                    array_at(job[11], (items, job[12], job[9]), np.uint8),
                 )
             exchange(state, 0, WORKING, IDLE)
 
 
 @njit(nogil=True, cache=True)
 def _describe(
-    job: Ints, turns: Ints, chunk: int, column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes
+    job: Ints,
+    turns: Ints,
+    chunk: int,
+    column_words: Ints,
+    slot: Ints,
+    newest: Ints,
+    first: Ints,
+    out: Bytes,
+    last: Bytes,
 ) -> None:
     """Write the arguments of ``gather_items`` into ``job``, as ``_help`` reads them."""
     job[0] = turns.ctypes.data
@@ -84,6 +93,8 @@ def _describe(
     job[8] = out.shape[1]
     job[9] = out.shape[2]
     job[10] = 0
+    job[11] = last.ctypes.data
+    job[12] = last.shape[1]
 
 
 @njit(nogil=True, cache=True)

@@ -29,6 +29,7 @@ from sharpwave.views.gather_kernels import (
     Int32s,
     Ints,
     gather_alone,
+    gather_pairs_alone,
     gather_pieces_alone,
     write_column,
 )
@@ -128,23 +129,29 @@ class RowReader(ABC):
 
         Args:
             slot, newest, first: int64 [B]; the segments, and the rows with which windows end and episodes begin.
+            out: C-contiguous; or of a ``Column`` whose parts lie apart.
 
         Raises:
             UndecodableError: naming the segments that hold no rows.
         """
         threads = min(THREADS, out.nbytes // THREAD_BYTES)
         helpers = team(THREADS) if threads > 1 else None
+        whole = out.flags.c_contiguous
         if helpers is None:
-            left_out = gather_alone(self.words, slot, newest, first, out)
+            left_out = (gather_alone if whole else gather_pairs_alone)(self.words, slot, newest, first, out)
         else:
+            parts = (out, out[:0, :0]) if whole else (out[:, :1], out[:, 1:])
             turns = np.zeros(TURNS, np.int64)
             chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
-            helpers.gather_items(threads - 1, turns, chunk, self.words, slot, newest, first, out)
+            helpers.gather_items(threads - 1, turns, chunk, self.words, slot, newest, first, *parts)
             left_out = int(turns[LEFT_OUT])
         if left_out and compile_kernels(self.column().codec[slot]):
             self.read(slot, newest, first, out)
-        elif left_out:
+        elif left_out and whole:
             self._read_left_out(slot, newest, first, out)
+        elif left_out:
+            self._read_left_out(slot, newest - 1, first, out[:, :1])
+            self._read_left_out(slot, newest, first, out[:, 1:])
 
     def read_pieces(self, pieces: Ints, out: Bytes) -> None:
         """Decode windows of different lengths into ``out`` uint8 [R, size], many bytes on several threads.

@@ -20,7 +20,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import GATHER, NUMBERS, PREFETCH
 from sharpwave.native.function_pointers import call
 from sharpwave.native.jit import inner_of, njit
-from sharpwave.native.memory_ops import array_at, fetch_add, prefetch
+from sharpwave.native.memory_ops import array_at, copy, fetch_add, prefetch
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -109,9 +109,20 @@ def _copy_window(memory: Bytes, begin: int, zeros: bool, newest: int, first: int
 
 @njit(nogil=True, cache=True)
 def gather_items(
-    end: int, turns: Ints, chunk: int, column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes
+    end: int,
+    turns: Ints,
+    chunk: int,
+    column_words: Ints,
+    slot: Ints,
+    newest: Ints,
+    first: Ints,
+    out: Bytes,
+    last: Bytes,
 ) -> None:
     """Decode the windows of W rows that end with ``newest`` into ``out`` uint8 [B, W, size], shared by several threads.
+
+    Where ``last`` is not empty, windows have two rows, neither of them padded: the first ones go to ``out``
+    [B, 1, size], the others to ``last`` [B, 1, size].
 
     Rows before ``first`` are padded. Items whose codec has no kernel are left out and counted.
 
@@ -129,22 +140,23 @@ def gather_items(
     count = slot.size
     window = fused.new_window(out.shape[2])  # arguments of a codec's kernel
     window[fused.MEMORY], window[fused.MEMORY_BYTES] = memory.ctypes.data, memory.size
-    window[fused.LENGTH], window[fused.LINE], window[fused.ZEROS] = out.shape[1], column.line, column.zeros
-    window_bytes = out.shape[1] * out.shape[2]
+    length = out.shape[1] + last.shape[1]
+    window[fused.LENGTH], window[fused.LINE], window[fused.ZEROS] = length, column.line, column.zeros
+    window_bytes = length * out.shape[2]
     # Items between a prefetch and its use, on each of three levels: as many as take 0.1 us, or 0.2.
     ahead = 16 if window_bytes < 1024 else 2
-    few = out.shape[1] == 1 and out.shape[2] <= 64  # slicing arrays costs more than copying so few bytes
+    rows, last_rows, size = out.reshape(-1), last.reshape(-1), out.shape[2]
     while True:
         taken = fetch_add(turns, TAKEN, chunk)
         if taken >= count:
             break
         # The number is settled; which: the next from this end, so that a core decodes into its own cache.
-        size = chunk if chunk < count - taken else count - taken
-        begin = fetch_add(turns, ENDS + 8 * end, size)
+        some = chunk if chunk < count - taken else count - taken
+        begin = fetch_add(turns, ENDS + 8 * end, some)
         if end == 1:
-            begin = count - begin - size
+            begin = count - begin - some
         left_out = 0
-        for i in range(begin, begin + size):
+        for i in range(begin, begin + some):
             # Memory at random addresses is prefetched: the index, then the offsets, then the patches.
             if i + 3 * ahead < count:
                 s = slot[i + 3 * ahead]
@@ -171,10 +183,12 @@ def gather_items(
             s = slot[i]
             kernel = column.kernels[GATHER, codec[s]]
             if codec[s] == RAW:
-                if few:
-                    start = offset[s] + newest[i] * out.shape[2]
-                    for k in range(out.shape[2]):
-                        out[i, 0, k] = memory[start + k]
+                start = offset[s] + newest[i] * size
+                if last.shape[1]:
+                    copy(rows, i * size, memory, start - size, size)
+                    copy(last_rows, i * size, memory, start, size)
+                elif length == 1:
+                    copy(rows, i * size, memory, start, size)
                 else:
                     _copy_window(memory, offset[s], column.zeros, newest[i], first[i], out[i])
             elif kernel:
@@ -182,7 +196,12 @@ def gather_items(
                 window[fused.NEWEST], window[fused.FIRST] = newest[i], first[i]
                 window[fused.DICTIONARY] = column.references[column.dictionary[s]].ctypes.data
                 window[fused.OUT] = out[i].ctypes.data
+                if last.shape[1]:
+                    window[fused.NEWEST], window[fused.LENGTH] = newest[i] - 1, 1
+                    call(kernel, window.ctypes.data)
+                    window[fused.NEWEST], window[fused.OUT] = newest[i], last[i].ctypes.data
                 call(kernel, window.ctypes.data)
+                window[fused.LENGTH] = length  # that of prefetches
             else:
                 left_out += 1
         fetch_add(turns, LEFT_OUT, left_out)
@@ -249,7 +268,19 @@ def gather_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out:
     """
     turns = _new_turns()
     first_end: int = np.int64(0)  # type: ignore[assignment]
-    _gather_items(first_end, turns, slot.size, column_words, slot, newest, first, out)
+    none = array_at(out.ctypes.data, (0, 0, 0), np.uint8)
+    _gather_items(first_end, turns, slot.size, column_words, slot, newest, first, out, none)
+    return int(turns[LEFT_OUT])
+
+
+@njit(nogil=True, cache=True)
+def gather_pairs_alone(column_words: Ints, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> int:
+    """Run ``gather_items`` on one thread for windows of two rows, ``out`` [B, 2, size], of which all first ones lie
+    before all last ones; return how many items are left out."""
+    turns, shape = _new_turns(), (out.shape[0], 1, out.shape[2])
+    begin, first_end = out.ctypes.data, np.int64(0)
+    rows, last = array_at(begin, shape, np.uint8), array_at(begin + out.strides[1], shape, np.uint8)
+    _gather_items(first_end, turns, slot.size, column_words, slot, newest, first, rows, last)  # type: ignore[arg-type]
     return int(turns[LEFT_OUT])
 
 

@@ -116,9 +116,9 @@ class Hindsight(NStep):
         if not rows.size:
             return
         window = columns[self._desired]  # the same goal before and after the step
-        pieces = np.stack([slot[rows], frame[rows], frame[rows], np.ones_like(rows), 2 * rows])
+        pieces = np.stack([slot[rows], frame[rows], frame[rows], np.ones_like(rows), rows])
         reader = self._readers.current()[self._achieved_number]
-        reader.read_pieces(pieces, window.reshape(-1, window.shape[-1]))
+        reader.read_pieces(pieces, window[:, 0])
         goals = window[rows, 0]
         window[rows, 1] = goals
         field = self._spec.fields[self._desired]

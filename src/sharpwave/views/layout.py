@@ -40,12 +40,16 @@ class Column:
         parts: arrays over the same memory that the batch has instead, by name: dtype, shape of an item, and the byte
             offset of the item's. They may overlap. Without any the batch has the array itself.
         field: number of the field whose rows it holds; ``None``: it holds something else.
+        apart: whether its parts, which are its rows then, lie one behind the other for all items, each an array
+            without gaps; what fills the column sees it in the same shape. A batch beyond numpy's limit has them item by
+            item.
     """
 
     dtype: npt.DTypeLike
     shape: tuple[int, ...] = ()
     parts: Mapping[str, tuple[npt.DTypeLike, tuple[int, ...], int]] = dataclasses.field(default_factory=dict)
     field: int | None = None
+    apart: bool = False
 
     @property
     def item(self) -> np.dtype[Any]:
@@ -61,6 +65,26 @@ class Column:
                 "itemsize": whole.itemsize,
             }
         )
+
+    def all_items(self, size: int) -> np.dtype[Any]:
+        """Return the dtype of ``size`` items whose parts lie apart: each at a multiple of 64 bytes."""
+        rows = len(self.parts)
+        assert self.shape[0] == rows and self.dtype == np.uint8
+        each = rounded(self.shape[1] * size, ALIGNMENT)
+        return np.dtype(
+            {
+                "names": [WHOLE, *self.parts],
+                "formats": [np.dtype((np.uint8, (rows, each)))]
+                + [np.dtype((dtype, (size, *shape))) for dtype, shape, _ in self.parts.values()],
+                "offsets": [0, *(begin // self.shape[1] * each for _, _, begin in self.parts.values())],
+                "itemsize": rows * each,
+            }
+        )
+
+    def by_item(self, whole: Array, size: int) -> Array:
+        """Return the rows of parts that lie apart, [parts, bytes], as [size, parts, row bytes]."""
+        rows, row_bytes = self.shape
+        return whole[:, : size * row_bytes].reshape(rows, size, row_bytes).transpose(1, 0, 2)
 
 
 class Cutter(Protocol):
@@ -117,22 +141,24 @@ class Layout:
         self.work_bytes = 8 * (scratch_rows + 3) * size
         small: dict[str, np.dtype[Any]] = {name: np.dtype((kind, (size,))) for name, kind in COMMON}
         nbytes = sum(rounded(item.itemsize, ALIGNMENT) for item in small.values())
-        large: list[np.dtype[Any]] = []
-        self._inside: list[dict[str, bool]] = [{}]  # names of each block's columns, and whether they have parts
+        large: list[Root] = []
+        self._inside: list[dict[str, tuple[Column, bool]]] = [{}]  # each block's columns, and whether parts lie apart
         # The batch's arrays, by name, or by name and part: block, name in the block's dtype, and part.
         self._plain: list[tuple[str, int, str | None]] = [(name, 0, name) for name in small if name != "ids"]
         self._parts: list[tuple[tuple[str, str], int, str | None, str]] = []
         for name, column in columns.items():
             item = column.item
-            if item.itemsize * size < LARGE * max(1, size) and nbytes + item.itemsize * size <= MAX_DTYPE_BYTES:
+            column_bytes = item.itemsize * size + ALIGNMENT * len(column.parts)
+            apart = column.apart and column_bytes <= MAX_DTYPE_BYTES
+            if item.itemsize * size < LARGE * max(1, size) and nbytes + column_bytes <= MAX_DTYPE_BYTES:
                 block, inner = 0, name
-                small[name] = np.dtype((item, (size,)))
+                small[name] = column.all_items(size) if apart else np.dtype((item, (size,)))
                 nbytes += rounded(small[name].itemsize, ALIGNMENT)
             else:
-                large.append(item)
+                large.append(((), column.all_items(size)) if apart else ((size,), item))
                 block, inner = len(large), None
                 self._inside.append({})
-            self._inside[block][name] = bool(column.parts)
+            self._inside[block][name] = column, apart
             self._parts += [((name, part), block, inner, part) for part in column.parts]
             if not column.parts:
                 self._plain.append((name, block, inner))
@@ -145,7 +171,7 @@ class Layout:
                 "itemsize": max(1, offsets[-1]),
             }
         )
-        self.roots: list[Root] = [((), first), *(((size,), item) for item in large)]
+        self.roots: list[Root] = [((), first), *large]
         self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
         self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
 
@@ -166,9 +192,10 @@ class Layout:
             items, (rest, uniforms), *_ = self._work
             common = Draw(items, root["probabilities"], root["weights"], rest, uniforms), root["ids"]
         columns = {}
-        for name, has_parts in self._inside[number].items():
+        for name, (column, apart) in self._inside[number].items():
             array = root[name] if number == 0 else root
-            columns[name] = array[WHOLE] if has_parts else array
+            array = array[WHOLE] if column.parts else array
+            columns[name] = column.by_item(array, self.size) if apart else array
         block.arrays = arrays = self, number, common, columns
         return arrays
 

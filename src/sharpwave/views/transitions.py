@@ -144,7 +144,9 @@ class NStep(DividedView[Batch]):
             shape = field.shape if field.stack is None else (field.frames, *field.shape)
             parts = [HERE, NEXT] if after and self.n_step == 1 else [NEXT] if after else [HERE]
             begins = {part: (field.dtype, shape, k * field.row_bytes) for k, part in enumerate(parts)}
-            columns[name] = Column(np.uint8, (field.frames + len(parts) - 1, field.row_bytes), begins, number)
+            window = field.frames + len(parts) - 1, field.row_bytes
+            apart = len(parts) == window[0] > 1  # nothing is shared
+            columns[name] = Column(np.uint8, window, begins, number, apart)
         return columns
 
     def fill(self, target: Target) -> None:
