@@ -15,6 +15,7 @@ from sharpwave.data.episode import Episode, LastStep, Source
 from sharpwave.data.files import REMEDY, explained
 from sharpwave.data.formats import open_source
 from sharpwave.data.progress import shown
+from sharpwave.data.selection import Episodes, Selection, select
 from sharpwave.data.totals import Totals
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.escaping import escaped
@@ -42,6 +43,7 @@ def load(
     trust: bool = False,
     last: LastStep = "auto",
     skip_damaged: bool = False,
+    episodes: Episodes | None = None,
     **settings: Any,
 ) -> Store:
     """Import a data set into a store, and return the store.
@@ -62,6 +64,9 @@ def load(
             builders write it; "final", the final observation only, as RLDS defines it; "auto": "step" if any episode
             has a reward or an action other than 0 there. Which was chosen, and why, is in the notes.
         skip_damaged: leave out episodes that are damaged, and list them in the notes; default: refuse the data set.
+        episodes: which to import, by their numbers from 0 in the data set: ``range(10)``, ``[0, 3]``,
+            ``slice(-5, None)`` or ``"0:10,15"``; or a name that it has for some of them: a filter key of robomimic, a
+            file of ALOHA. Default: all. Each is imported once, in the order of the data set.
         settings: of the new store, as for ``Store``: ``capacity``, ``ram``, ``disk`` and others. If the folder ``disk``
             holds a store, that is opened, and ``settings`` may change its limits.
 
@@ -80,8 +85,9 @@ def load(
     Cost: an episode is in memory at a time.
     """
     return load_noting(
-        source, into, lane=lane, progress=progress, trust=trust, last=last, skip_damaged=skip_damaged, **settings
-    )[0]
+        source, into, lane=lane, progress=progress, trust=trust, last=last, skip_damaged=skip_damaged,
+        episodes=episodes, **settings,
+    )[0]  # fmt: skip
 
 
 def load_noting(
@@ -93,6 +99,7 @@ def load_noting(
     trust: bool = False,
     last: LastStep = "auto",
     skip_damaged: bool = False,
+    episodes: Episodes | None = None,
     **settings: Any,
 ) -> tuple[Store, dict[str, Any]]:
     """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
@@ -102,9 +109,10 @@ def load_noting(
     try:
         if into is not None and settings:
             raise ValueError(f"load: got both into= and {', '.join(settings)}, which are settings of a new store")
+        selection = select(opened, episodes)
         store = into if into is not None else (made := _store_for(opened, settings))
         try:
-            note = _import(opened, store, lane, progress, skip_damaged)
+            note = _import(opened, store, lane, progress, skip_damaged, selection)
         except BaseException:
             if made is not None:
                 made.close()
@@ -138,15 +146,17 @@ def check(
     trust: bool = False,
     last: LastStep = "auto",
     skip_damaged: bool = False,
+    episodes: Episodes | None = None,
 ) -> dict[str, Any]:
     """Read a data set as ``load`` does, and return what an import of it would note, without writing anything."""
     opened = open_source(source, trust=trust, progress=progress, last=last, skip_damaged=skip_damaged)
     try:
         fit = Fit(opened.spec, opened.spec, opened.name)
-        note = _first_note(opened, 0, 0, [])
-        audit = _Audit(opened, note)
-        with shown(progress, opened.name, opened.steps) as report:
-            for number in range(len(opened)):
+        selection = select(opened, episodes)
+        note = _first_note(opened, 0, 0, [], selection)
+        audit = _Audit(opened, note, selection)
+        with shown(progress, opened.name, _expected_steps(opened, selection)) as report:
+            for number in selection.numbers:
                 if (episode := _read(opened, fit, number, note, skip_damaged)) is not None:
                     audit.add(number, episode)
                     report(len(episode.reward))
@@ -163,17 +173,19 @@ def _import(
     lane: int | None,
     progress: bool | Callable[[int, int], None] | None,
     skip_damaged: bool,
+    selection: Selection,
 ) -> dict[str, Any]:
     fit = Fit(source.spec, store.spec, source.name)
-    note = _note(source, store, lane, fit.left_out)
+    note = _note(source, store, lane, fit.left_out, selection)
     lane = int(note["lane"])
     done = _imported(store, lane, note)
-    audit = _Audit(source, note)
+    audit = _Audit(source, note, selection)
     saved = time.monotonic()
-    with shown(progress, source.name, source.steps) as report:
-        if before := note["episodes"] + len(done):
-            report(source.steps * before // len(source))  # about as many
-        for number in range(note["episodes"], len(source)):
+    left = [one for one in selection.numbers if one >= note["episodes"]]
+    with shown(progress, source.name, steps := _expected_steps(source, selection)) as report:
+        if before := len(selection.numbers) - len(left) + len(done):
+            report(steps * before // len(selection.numbers))  # about as many
+        for number in left:
             episode = _read(source, fit, number, note, skip_damaged)
             if episode is None:
                 continue
@@ -189,6 +201,11 @@ def _import(
         _name_left_out(source, note)
         _save(store, source, note, len(source), audit)
     return note
+
+
+def _expected_steps(source: Source, selection: Selection) -> int:
+    """Return about how many steps the selected episodes have; exactly, if all are selected."""
+    return source.steps * len(selection.numbers) // len(source)
 
 
 def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_damaged: bool) -> Episode | None:
@@ -227,8 +244,9 @@ class _Audit:
             hold, and of the ones that its limits had evicted by then.
     """
 
-    def __init__(self, source: Source, note: dict[str, Any]) -> None:
+    def __init__(self, source: Source, note: dict[str, Any], selection: Selection) -> None:
         before = note.get("audit", {})
+        self._unselected = Totals(episodes=len(source) - len(selection.numbers))
         self._source, self._pending = source, dict[int, Episode]()
         self._whole = "audit" in note or not note["episodes"]  # an import that began earlier may have noted none
         self.read, self.stored, self.evicted = (Totals(**before.get(one, {})) for one in ("read", "store", "evicted"))
@@ -245,7 +263,10 @@ class _Audit:
         self._pending[number] = replace(episode, obs=None, action=None, fields={})
 
     def check_steps(self, note: dict[str, Any]) -> None:
-        """Check that there are as many steps as the data set says.  Raises: ValueError."""
+        """Check that there are as many steps as the data set says, once all were read.  Raises: ValueError."""
+        if self._unselected.episodes:
+            self._unselected.steps = self._source.steps - self.read.steps
+            return
         if self._whole and self.read.steps != self._source.steps and not note["skipped_episodes"]:
             raise ValueError(
                 f"{self._source.name}: its {self.read.episodes:,} episodes have {self.read.steps:,} steps, expected "
@@ -288,7 +309,8 @@ class _Audit:
     def described(self) -> dict[str, dict[str, Any]]:
         """Return what is noted."""
         left = self._source.left
-        found = {"source": self.read.plus(left), "read": self.read, "left_out": left}
+        found = {"source": self.read.plus(left).plus(self._unselected), "read": self.read, "left_out": left}
+        found |= {"unselected": self._unselected} if self._unselected.episodes else {}
         found |= {"store": self.stored, "evicted": self.evicted}
         return {name: asdict(one) for name, one in found.items()}
 
@@ -346,7 +368,7 @@ class Fit:
         } | further
 
 
-def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -> dict[str, Any]:
+def _note(source: Source, store: Store, lane: int | None, left_out: list[str], selection: Selection) -> dict[str, Any]:
     """Return what the store notes about the import of this source, after noting that it began.
 
     Raises: ValueError: the source has changed, or the lane is another.
@@ -355,7 +377,7 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
     note = imports.get(source.name)
     if note is None:
         number = 1 + max((one["number"] for one in imports.values()), default=-1)
-        note = _first_note(source, number, store.lanes if lane is None else lane, left_out)
+        note = _first_note(source, number, store.lanes if lane is None else lane, left_out, selection)
         store.annotate(None, {IMPORTS: imports | {source.name: note}})
         store.flush()
     if (note["of"], note["steps"]) != (len(source), source.steps):
@@ -363,26 +385,35 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str]) -
             f"{source.name}: has {len(source):,} episodes of {source.steps:,} steps, but {note['of']:,} of "
             f"{note['steps']:,} when its import began; import it under another name"
         )
+    if (before := note.get("selection", "")) != selection.text:
+        raise ValueError(
+            f"{source.name}: episodes {selection.text or 'all'}, but its import began with {before or 'all'}; give the "
+            "same, or import into another store"
+        )
     if lane is not None and lane != note["lane"]:
         raise ValueError(f"{source.name}: lane={lane}, but its import began in lane {note['lane']}; leave it out")
-    return _first_note(source, 0, 0, []) | note
+    return _first_note(source, 0, 0, [], selection) | note
 
 
-def _first_note(source: Source, number: int, lane: int, left_out: list[str]) -> dict[str, Any]:
+def _first_note(source: Source, number: int, lane: int, left_out: list[str], selection: Selection) -> dict[str, Any]:
     """Return what is noted of an import that begins."""
+    left = len(source) - len(selection.numbers)
+    unselected = [f"{left:,} of {len(source):,} episodes: not selected, as {selection.text} are"] if left else []
     return {
         "number": number,
         "lane": lane,
         "episodes": 0,
         "of": len(source),
         "steps": source.steps,
-        "left_out": [*source.left_out, *left_out][:MAX_NOTES],
+        "left_out": [*unselected, *source.left_out, *left_out][:MAX_NOTES],
         "notes": source.notes[:MAX_NOTES],
         "varying": {},
         "unsaid": 0,
         "skipped_episodes": 0,
         "skipped": [],
-    } | ({"about": about} if (about := getattr(source, "about", {})) else {})
+        **({"about": about} if (about := getattr(source, "about", {})) else {}),
+        **({"selection": selection.text} if selection.text else {}),
+    }
 
 
 def _notes(store: Store) -> dict[str, Any]:

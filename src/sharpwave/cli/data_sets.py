@@ -52,6 +52,10 @@ def import_command(
     skip_damaged: Annotated[
         bool, typer.Option("--skip-damaged", help="leave out damaged episodes, and list them")
     ] = False,
+    episodes: Annotated[
+        str | None,
+        typer.Option(help="which to import, as 0:10,15, or a filter key of robomimic \\[default: all]"),
+    ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="show no progress")] = False,
 ) -> None:
     """Import a data set into a store on disk. An import that was broken off goes on where it stopped.
@@ -63,6 +67,8 @@ def import_command(
         sharpwave import hdf5:halfcheetah.hdf5 cheetah/ --ram 1GiB
 
         sharpwave import --check npz:steps.npz
+
+        sharpwave import hdf5:low_dim.hdf5 lift/ --episodes train
     """
     from sharpwave import loading
     from sharpwave.cli.plan import parse_count
@@ -72,7 +78,7 @@ def import_command(
     settings["capacity"] = None if capacity is None else parse_count(capacity)
     given = {name: value for name, value in settings.items() if value is not None}
     reading: dict[str, Any] = {"progress": False if quiet else None, "trust": trust, "last": last}
-    reading["skip_damaged"] = skip_damaged
+    reading |= {"skip_damaged": skip_damaged, "episodes": episodes}
     if check:
         if store is not None or given or lane is not None:
             raise ValueError("--check writes nothing; leave out STORE, --lane and limits of a store")
@@ -107,7 +113,11 @@ def _tell(note: dict[str, Any]) -> None:
     for one in note["notes"]:
         typer.echo(printable(one))
     for name, one in note["audit"].items():
-        if one["steps"] or one["episodes"]:
+        if name == "unselected":
+            typer.echo(
+                f"unselected: {one['episodes']:,} episodes, {one['steps']:,} steps, whose rewards and ends are not read"
+            )
+        elif one["steps"] or one["episodes"]:
             typer.echo(
                 f"{name.replace('_', ' ')}: {one['episodes']:,} episodes, {one['steps']:,} steps, rewards of "
                 f"{one['reward']:,.7g}; {one['terminated']:,} terminated, {one['truncated']:,} truncated, "

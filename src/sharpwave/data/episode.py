@@ -85,6 +85,13 @@ def existing(path: str, what: str) -> Path:
     return found
 
 
+def nameless(what: str, name: str) -> ValueError:
+    """Return the error of a name for episodes in a format that has none."""
+    return ValueError(
+        f"{what}: episodes={name!r}, but its format has no names for episodes; give numbers, as '0:10,15'"
+    )
+
+
 def field_of(
     what: str, shape: tuple[int, ...], dtype: np.dtype[Any], metadata: Mapping[str, Any] = MappingProxyType({})
 ) -> Field:

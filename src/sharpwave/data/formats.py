@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib import import_module
 
-from sharpwave.data.episode import Episode, LastStep, Source
+from sharpwave.data.episode import Episode, LastStep, Source, nameless
 from sharpwave.data.files import Budget
 from sharpwave.escaping import escaped
 
@@ -62,6 +62,15 @@ class HeldSource:
         with self._budget.held(self._source.place(number), self.name):
             return self._source.read(number)
 
+    def named(self, name: str) -> list[int]:
+        """Return the numbers of the episodes that the data set has a name for.  Raises: ValueError."""
+        named = getattr(self._source, "named", None)
+        if named is None:
+            raise nameless(self.name, name)
+        with self._budget.held(self.name):
+            found: list[int] = named(name)
+            return found
+
     def place(self, number: int) -> str:
         """Return the data set's name, and where in it an episode lies, in words."""
         return escaped(self._source.place(number))
@@ -78,7 +87,7 @@ def open_source(
     progress: bool | None = False,
     last: LastStep = "auto",
     skip_damaged: bool = False,
-) -> Source:
+) -> HeldSource:
     """Open a data set.
 
     Args:

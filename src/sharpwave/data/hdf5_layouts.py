@@ -232,10 +232,6 @@ class ManiSkill:
             info={"trajectory": name} | self._said.get(name, {}),
         )
 
-    def named(self, name: str) -> list[int]:
-        """Refuse names, of which there are none.  Raises: ValueError."""
-        raise ValueError(f"episodes: got {name!r}, but ManiSkill names no parts of a data set; give numbers")
-
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -303,10 +299,6 @@ class D3rlpy:
             terminated=bool(flag),
             further=without(arrays, "observations", "actions", "rewards", "terminated"),
         )
-
-    def named(self, name: str) -> list[int]:
-        """Refuse names, of which there are none.  Raises: ValueError."""
-        raise ValueError(f"episodes: got {name!r}, but d3rlpy names no parts of a data set; give numbers")
 
     def close(self) -> None:
         """Close the file."""

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.columns import with_tuples
-from sharpwave.data.episode import Episode, field_of, nested, usable_name
+from sharpwave.data.episode import Episode, field_of, nameless, nested, usable_name
 from sharpwave.data.files import Budget, explained
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals, finite_sum
@@ -87,9 +87,6 @@ class Layout(Protocol):
 
     def recording(self, number: int) -> Recording:
         """Find the arrays of an episode.  Raises: ValueError: it is damaged."""
-
-    def named(self, name: str) -> list[int]:
-        """Return the numbers of the episodes that a name stands for.  Raises: ValueError: nothing has it."""
 
     def close(self) -> None:
         """Close the files."""
@@ -321,8 +318,10 @@ class RecordingSource:
         return f"{self.name}: {self._layout.place(number)}"
 
     def named(self, name: str) -> list[int]:
-        """Return the numbers of the episodes that a name stands for, in the data set.  Raises: ValueError."""
-        wanted = set(self._layout.named(name))
+        """Return the numbers of the episodes that the layout has a name for.  Raises: ValueError."""
+        if (named := getattr(self._layout, "named", None)) is None:
+            raise nameless(self.name, name)
+        wanted = set(named(name))
         return [number for number, one in enumerate(self._sizes) if one.number in wanted]
 
     def close(self) -> None:

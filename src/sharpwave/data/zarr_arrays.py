@@ -283,10 +283,6 @@ class ReplayBuffer:
             raise ValueError(f"data/{short[0]} has {len_of(parts[short[0]]):,} of its {end - begin:,} rows")
         return Recording(self.place(number), parts, {} if action is None else {"": action}, reward=reward)
 
-    def named(self, name: str) -> list[int]:
-        """Refuse names, of which there are none.  Raises: ValueError."""
-        raise ValueError(f"episodes: got {name!r}, but a ReplayBuffer names no parts of a data set; give numbers")
-
     def close(self) -> None:
         """Close the files."""
         self._files.close()
