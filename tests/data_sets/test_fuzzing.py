@@ -30,7 +30,7 @@ def test_a_few_mutations(kind: str) -> None:
     fuzz(kind, min(100, MUTATIONS))
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(0)  # SHARPWAVE_FUZZ may say a million
 @pytest.mark.parametrize("kind", FORMATS)
 def test_many_mutations(kind: str) -> None:

@@ -103,10 +103,10 @@ def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_two_minutes_of_random_programs_hold() -> None:
+def test_a_minute_of_random_programs_holds() -> None:
     """Those that fail once and not again depend on when a process is killed; the nightly run counts them, too."""
-    found = torture(seconds=60, seed=0, jobs=2)
+    found = torture(seconds=30, seed=0, jobs=2)
     failures = [f"{one['message']}\n{one['script']}" for one in found.failures if one["again"]]
     assert not failures, "\n".join(failures)
     assert found.preloaded
-    assert found.counts["openings"] > 50
+    assert found.counts["openings"] > 25
