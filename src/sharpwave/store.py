@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
 from typing import Any, NoReturn, Self
@@ -22,6 +23,7 @@ from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file
 from sharpwave.persistence.forks import watch
 from sharpwave.persistence.lifetime import Life, close, flush
+from sharpwave.persistence.open_stores import check_same, open_here, remember, was_left_in
 from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.limiters import Gate
@@ -33,7 +35,7 @@ from sharpwave.store_episodes import StoreEpisodes
 from sharpwave.store_stats import account
 from sharpwave.store_views import StoreViews
 from sharpwave.store_writing import StoreWriting
-from sharpwave.validation import check_strict, checked_folder
+from sharpwave.validation import check_flag, checked_folder
 from sharpwave.views.ids import Tag
 from sharpwave.views.registry import Views
 from sharpwave.views.view import STEPS
@@ -67,13 +69,22 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             final observations that are the next episode's, ``next_obs`` that never lead on, or all but do. Else each
             lane warns once (``stats()["repeated_finals"]``, ``["unchained_steps"]``, ``["rounded_breaks"]``). Not kept
             on disk.
+        exist_ok: go on with the store that is in ``disk`` already. One that is open in this process is returned itself,
+            so that a notebook's cell may run again; one that was closed, or whose process ended, is opened, as by
+            ``open``, with the limits that are given here; where there is none it is made.
 
     All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
     as learners of their own, and others in each fork; a store on disk remains the parent's.
 
     Raises:
-        ValueError, TypeError: an invalid argument.
+        ValueError, TypeError: an invalid argument; or, with ``exist_ok``, the store there has other settings: a spec,
+            ``codec``, ``retention`` or ``segment_steps``, and of one that is open also limits, ``on_full`` or ``seed``.
     """
+
+    def __new__(cls, *_: Any, disk: Any = None, exist_ok: bool = False, **__: Any) -> Self:
+        """Return a new object, or with ``exist_ok`` the store that this process has open in the folder."""
+        found = open_here(disk) if exist_ok and disk is not None else None
+        return found if isinstance(found, cls) else super().__new__(cls)
 
     def __init__(
         self,
@@ -89,6 +100,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         seed: int = 0,
         segment_steps: int | None = None,
         strict: bool = False,
+        exist_ok: bool = False,
     ) -> None:
         settings = Settings.checked(
             spec,
@@ -102,8 +114,21 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             seed=seed,
             segment_steps=segment_steps,
         )
-        check_strict("Store", strict)
-        self._begin(settings, None if disk is None else checked_folder("disk", disk), None)
+        check_flag("Store", "strict", strict)
+        check_flag("Store", "exist_ok", exist_ok)
+        folder = None if disk is None else checked_folder("disk", disk)
+        if exist_ok and folder is None:
+            raise ValueError("Store: exist_ok=True without disk=, expected the folder that a store may be in already")
+        default = segment_steps is None
+        if folder is not None and "_log" in self.__dict__:  # it is open, and __new__ found it
+            check_same(settings, self._settings, folder, is_open=True, default_segments=default)
+        elif exist_ok and folder is not None and was_left_in(folder):
+            with Left.read(folder, None) as left:
+                was = Settings.said(left.folder, left.manifest)
+                check_same(settings, was, folder, is_open=False, default_segments=default)
+                self._begin(replace(settings, segment_steps=was.segment_steps), left.target, left)
+        else:
+            self._begin(settings, folder, None)
         self._log.boundaries.strict = bool(strict)
 
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
@@ -133,6 +158,9 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             self._views.keep_in(ViewFiles(self._log.disk), damages, left is not None and left.checkpoint > 0)
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
+        if folder is not None:
+            self._life.keep(self)
+            remember(folder, self._life)
         # Files that a closed store left within its limit may have grown by what opening wrote: appending makes room.
         same_files = left is not None and left.manifest.get("disk_limit") == settings.disk_limit
         self._log.keep_limits(files=not same_files)
@@ -300,6 +328,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             self._views.check_capacity(settings.capacity)
             self._log.resize(settings.capacity, settings.ram, settings.disk_limit, self._views.batch_bytes)
             self._settings = settings
+            self._life.keep(self)
             self._log.keep_limits()
             if self._log.disk is not None:
                 self._log.disk.describe(self._manifest())
@@ -321,6 +350,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         seed: int | None = None,
         strict: bool = False,
         writers_go_on: bool = False,
+        exist_ok: bool = False,
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
@@ -343,6 +373,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             strict: as for ``Store``.
             writers_go_on: segment writers in other processes outlived the store, and go on with ``add_segment``:
                 the episodes of their lanes are not ended, and go on with the next segment.
+            exist_ok: return the store that is open in this process in the folder, if there is one.
 
         Raises:
             FileNotFoundError: the folder holds no store.
@@ -350,11 +381,19 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             DamagedError: ``store.json`` is damaged.
             MemoryError: the limits in ``store.json`` exceed this machine's memory.
             NewerVersionError: a later release wrote part of the store; nothing was changed.
-            ValueError, FileExistsError: an invalid argument.
+            ValueError, FileExistsError: an invalid argument; or the store that is open has other settings.
         """
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
-        check_strict("open", strict)
+        check_flag("open", "strict", strict)
+        check_flag("open", "exist_ok", exist_ok)
         target = None if disk is None else checked_folder("disk", disk)
+        there = checked_folder("open", path) if target is None else target
+        found = open_here(there) if exist_ok else None
+        if isinstance(found, cls):
+            now = Settings.from_manifest(there, found._settings.manifest(), on_disk=True, **given)
+            check_same(now, found._settings, there, is_open=True)
+            found._log.boundaries.strict = bool(strict)
+            return found
         with folder_to_open(checked_folder("open", path), target) as folder, Left.read(folder, target) as left:
             left.writers_go_on = bool(writers_go_on)
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)

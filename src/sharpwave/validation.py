@@ -213,10 +213,10 @@ def check_missing(what: str, missing: Any) -> None:
         raise ValueError(f"{what}: missing={missing!r}, expected 'raise' or 'mask'")
 
 
-def check_strict(what: str, strict: Any) -> None:
+def check_flag(what: str, name: str, value: Any) -> None:
     """Check an argument.  Raises: TypeError."""
-    if not isinstance(strict, (bool, np.bool_)):
-        raise TypeError(f"{what}: strict={strict!r}, expected True or False")
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(f"{what}: {name}={value!r}, expected True or False")
 
 
 def checked_final(spec: Spec, final_obs: Any) -> Rows:

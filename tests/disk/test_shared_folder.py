@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import pickle
+import shlex
 import shutil
 import signal
 import subprocess
@@ -156,10 +157,11 @@ def test_a_store_that_is_open_here_says_what_to_call(tmp_path: Path) -> None:
     store = made(folder)
     append(store, range(10))
     for again in (lambda: made(folder), lambda: sw.Store.open(folder)):
-        with pytest.raises(sw.StoreInUseError, match=r"or close\(\) it, and call") as refused:
+        with pytest.raises(sw.StoreInUseError, match="an earlier run of a notebook's cell") as refused:
             again()
+    call = str(refused.value).partition("with sharpwave.")[2]
+    assert eval(f"sw.{call}") is store
     store.close()
-    call = str(refused.value).partition("and call sharpwave.")[2]
     with eval(f"sw.{call}") as opened:
         assert len(opened) == 9
 
@@ -171,10 +173,11 @@ def test_the_second_of_two_processes_learns_how_to_read_the_first_ones_store(tmp
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
     said = done.stderr.splitlines()[-1]
     assert "StoreInUseError" in said and f"process {os.getpid()};" in said
-    for remedy in ("sharpwave inspect", "store.checkpoint(FOLDER)", "Store.open(FOLDER)", "sharpwave.Cluster"):
+    for remedy in ("sharpwave inspect", "store.checkpoint('COPY')", "Store.open('COPY')", "sharpwave.Cluster"):
         assert remedy in said
     store.flush()
-    command = [sys.executable, "-m", "sharpwave.cli", "inspect", str(tmp_path / "store")]
-    assert subprocess.run(command, capture_output=True, timeout=120, check=False).returncode == 0
+    for command in (shlex.split(said.split("`")[1])[1:], ["verify", str(tmp_path / "store")]):
+        run = [sys.executable, "-m", "sharpwave.cli", *command]
+        assert subprocess.run(run, capture_output=True, timeout=120, check=False).returncode == 0
     store.checkpoint(tmp_path / "copy")
     assert len(sw.Store.open(tmp_path / "copy")) == len(store)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import shlex
 import stat
 import time
 import weakref
@@ -121,15 +122,16 @@ class Hold:
                 os.close(descriptor)
         if holder == str(os.getpid()):
             return (
-                f"disk: {path} is in use by process {holder}, this one{waited}; go on with the store that has it, of an"
-                f" earlier run of a notebook's cell, say, or close() it, and call sharpwave.Store.open({str(path)!r})"
+                f"disk: {path} is in use by process {holder}, this one{waited}: by an earlier run of a notebook's "
+                f"cell, say. Get the store that has it with sharpwave.Store.open({str(path)!r}, exist_ok=True)"
             )
         used = f"disk: {path} is in use by process {holder or 'unknown'}{waited}; end it, or give another folder"
         if wait_s:  # a checkpoint, which is being written
             return used
         return (
-            f"{used}. Meanwhile sharpwave inspect, verify and view read it, and Store.open(FOLDER) has its steps once "
-            "that process has called store.checkpoint(FOLDER); a sharpwave.Cluster is one store of several processes"
+            f"{used}. Meanwhile `sharpwave inspect {shlex.quote(str(path))}` reads it, as do verify and view, and here "
+            "sharpwave.Store.open('COPY') has its steps once that process has called store.checkpoint('COPY'); a "
+            "sharpwave.Cluster is one store of several processes"
         )
 
     def check(self) -> None:

@@ -27,6 +27,20 @@ class Life:
     def __init__(self, log: StepLog, lock: Any) -> None:
         self._end = weakref.finalize(self, _end, log, lock, os.getpid())
 
+    def keep(self, store: Any) -> None:
+        """Keep what a store consists of, for ``store``. Again, once it is replaced."""
+        self._kind, self._store = type(store), weakref.ref(store)
+        self._parts = {name: part for name, part in vars(store).items() if part is not self}
+
+    def store(self) -> Any:
+        """Return the store; where views have outlived the object, another of the same parts."""
+        found = self._store()
+        if found is None:
+            found = object.__new__(self._kind)
+            vars(found).update(self._parts, _life=self)
+            self._store = weakref.ref(found)
+        return found
+
     def over(self) -> None:
         """Note that the store was closed."""
         self._end.detach()

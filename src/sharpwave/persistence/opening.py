@@ -224,8 +224,8 @@ def _check_target(folder: Directory, left: Left | None) -> None:
         return
     if folder.status(MANIFEST) is not None:
         raise FileExistsError(
-            f"disk: {folder.path} holds a store already; open it with sharpwave.Store.open({str(folder.path)!r}), "
-            "or give an empty folder"
+            f"disk: {folder.path} holds a store already; open it with sharpwave.Store.open({str(folder.path)!r}), give "
+            "exist_ok=True, or give an empty folder"
         )
     check_empty(folder, left.identity.store if left else None)
 
