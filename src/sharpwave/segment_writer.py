@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
 from sharpwave.format.segment import Column
+from sharpwave.log.boundaries import Counts
 from sharpwave.log.open_segments import Rows
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.step_log import StepLog
@@ -18,7 +19,7 @@ from sharpwave.native.interrupts import HANDLERS, Lock
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.spec import Spec
-from sharpwave.validation import MAX_LANES, checked_final, checked_rows
+from sharpwave.validation import MAX_LANES, check_flag, checked_final, checked_rows
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class SealedSegment:
         steps: number of steps.
         packed: the segment's bytes (docs/format.md).
         dictionaries: the dictionaries that it refers to, by key.
+        noticed: what the writer counted since the segment before, as ``Boundaries.counts``.
     """
 
     lane: int
@@ -38,6 +40,7 @@ class SealedSegment:
     steps: int
     packed: bytes
     dictionaries: dict[int, bytes]
+    noticed: Counts = (0, 0, 0, 0)
 
 
 class _HandOver(Sealing):
@@ -46,6 +49,7 @@ class _HandOver(Sealing):
     def __init__(self, log: StepLog, hand_over: Callable[[SealedSegment], None]) -> None:
         super().__init__(log.index, None, log.opened, log.sealed, log.admission, log.retention)
         self._log, self._hand_over = log, hand_over
+        self._told = log.boundaries.counts
 
     def seal(self, lane: int, slot: int) -> bool:
         """Encode the lane's open segment and hand it over."""
@@ -62,12 +66,15 @@ class _HandOver(Sealing):
         finally:
             log.sealed.drop_dictionaries(places)
         first, steps = int(log.index.first_step[slot]), int(log.index.rows[slot])
-        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared)
+        counts = log.boundaries.counts
+        a, b, c, d = (now - told for now, told in zip(counts, self._told, strict=True))
+        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared, (a, b, c, d))
         deferred = HANDLERS.suspend()  # the callback may block
         try:
             self._hand_over(made)
         finally:
             HANDLERS.defer(deferred)
+        self._told = counts
         return False
 
 
@@ -98,6 +105,7 @@ class SegmentWriter:
             steps are lost, and it truncates the episode that they belonged to.
         codec: as for ``Store``.
         segment_steps: steps in a segment; at most those of the store's segments.
+        strict: as for ``Store``; lanes are named by their numbers here.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -115,6 +123,7 @@ class SegmentWriter:
         first_steps: npt.ArrayLike | None = None,
         codec: str | Mapping[str, str] = "auto",
         segment_steps: int = 32,
+        strict: bool = False,
     ) -> None:
         if not is_integer(lanes) or lanes < 1 or not is_integer(first_lane) or not 0 <= first_lane <= MAX_LANES - lanes:
             raise ValueError(f"SegmentWriter: lanes={lanes!r} from {first_lane!r} on, expected 1 to {MAX_LANES}")
@@ -133,11 +142,13 @@ class SegmentWriter:
             seed=0,
             segment_steps=segment_steps,
         )
+        check_flag("SegmentWriter", "strict", strict)
         self.spec = spec
         self._lock = Lock()
         self._log = _OpenLog(
             spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
         )
+        self._log.boundaries.strict = bool(strict)
         self._log.rollover.sealing = _HandOver(self._log, hand_over)
         self._log.raw_sealing = None
         self._log.opened.first_lane = int(first_lane)

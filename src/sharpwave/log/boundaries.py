@@ -30,6 +30,7 @@ from sharpwave.spec import TERMINATED, Spec
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+Counts = tuple[int, int, int, int]
 
 ENOUGH = 4
 """Boundaries of a lane that speak for something, more than speak against it, before it is said."""
@@ -105,6 +106,17 @@ class Boundaries:
         self.true_finals: set[int] = set()
         self.repeats = self.unchained = self.rounded = self.dropped_resets = 0
         self._lanes: dict[int, _Lane] = {}
+
+    @property
+    def counts(self) -> Counts:
+        """What was counted so far: ``repeats``, ``unchained``, ``rounded``, ``dropped_resets``."""
+        return self.repeats, self.unchained, self.rounded, self.dropped_resets
+
+    def add(self, counts: Counts) -> None:
+        """Count what a writer elsewhere did, whose steps come encoded."""
+        repeats, unchained, rounded, dropped_resets = counts
+        self.repeats, self.unchained = self.repeats + repeats, self.unchained + unchained
+        self.rounded, self.dropped_resets = self.rounded + rounded, self.dropped_resets + dropped_resets
 
     def look(self, lanes: Ints, flags: Bytes, rows: Rows, nexts: Rows | None) -> None:
         """Look at steps that are about to be appended, as to ``Lanes.write``, where ``any_to_look_at`` says so.
@@ -268,10 +280,10 @@ class Boundaries:
             self._opened.watch[lane] |= LEFT_ALONE
 
     def _say(self, lane: int, kind: str, text: str) -> None:
-        text = f"extend: lane {lane}: {text}. stats() counts them; Store(strict=True) makes them errors"
+        text = f"extend: lane {lane}: {text}. stats() counts them; strict=True makes them errors"
         if self.strict:
             self._opened.forget_end(lane)  # what comes after the step that is refused begins an episode
-            raise ValueError(text.replace("; Store(strict=True) makes them errors", ""))
+            raise ValueError(text.replace("; strict=True makes them errors", ""))
         said = self._lanes[lane].said
         if kind not in said:
             said.add(kind)

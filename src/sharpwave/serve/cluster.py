@@ -183,13 +183,17 @@ class Cluster(ClusterWriters, ClusterViews):
         return sum(int(one["steps"]) for one in self._members.call(Request.DESCRIBE))
 
     def stats(self) -> dict[str, Any]:
-        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up.
+        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up,
+        among them what writers noticed (``repeated_finals``, ``unchained_steps``, ``rounded_breaks``,
+        ``dropped_resets``).
 
         Shards that are being started again are left out.  Raises: ShardLostError: none can be reached.
         """
         each = [one["stats"] for one in self._members.answers(Request.STATS)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
         sums = {name: sum(one[name] for one in each) for name in names}
+        noticed = ("repeated_finals", "unchained_steps", "rounded_breaks", "dropped_resets")
+        sums |= {name: sum(one.get(name, 0) for one in each) for name in noticed}  # an older shard counts none
         steps = max(1, sums["steps"])
         encoded = sum(one["encoded_bytes_per_step"] * one["steps"] for one in each) / steps
         means = {"bytes_per_step": sums["total_bytes"] / steps, "encoded_bytes_per_step": encoded}

@@ -37,6 +37,7 @@ class ClusterWriters:
         durability: str = "memory",
         segment_steps: int | None = None,
         codec: str | Mapping[str, str] = "auto",
+        strict: bool = False,
         timeout: float | None = None,
     ) -> RemoteWriter:
         """Make a writer of ``lanes`` lanes, which one shard gets: for a ``Recorder``, or to call ``extend``.
@@ -50,6 +51,8 @@ class ClusterWriters:
                 shard's disk, which the cluster must have.
             segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
                 With fewer the shard holds fewer steps than its capacity says.
+            strict: as for ``Store``: steps that never happened are an error of ``extend``, and else a warning here. The
+                cluster's ``stats()`` count them once the segments that follow have arrived.
             timeout: seconds that the writer waits for its shard, and at first for those that are away and may have its
                 name; default 60.
 
@@ -66,7 +69,7 @@ class ClusterWriters:
             try:
                 delivery = self._delivery(lanes, name, shard, durability, timeout, deadline)
                 try:
-                    return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps)
+                    return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps, strict=strict)
                 except BaseException:
                     delivery.close()
                     raise

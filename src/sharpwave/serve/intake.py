@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.log.boundaries import Counts
 from sharpwave.log.sealed_after import Copy
 from sharpwave.serve.client import Client, Holder
 from sharpwave.serve.manifest import write_whole
@@ -195,7 +196,8 @@ class Intake:
         """Append segments, in order; reply once all are in the store, each once.
 
         ``steps``: their steps. ``keys``: for each, the keys of its dictionaries; those that the connection has not sent
-        yet are parts "dictionary:KEY". ``durable``: reply only when they are on the disk.
+        yet are parts "dictionary:KEY". ``noticed``: for each, what its writer counted
+        (``Boundaries.counts``). ``durable``: reply only when they are on the disk.
         """
         head, parts = frame.head, frame.parts
         for name, part in parts.items():
@@ -225,7 +227,7 @@ class Intake:
 
     def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
         self._level(client)
-        duplicates, appended = 0, []
+        duplicates, appended, noticed = 0, [], [_counts(one) for one in head.get("noticed", [])]
         for number, keys in enumerate(head.get("keys", [])):
             packed = bytes(parts[f"segment:{number}"])
             errors = parts.get(f"td_error:{number}")
@@ -234,7 +236,11 @@ class Intake:
             with client.holder.lock:
                 if client.turn != client.holder.turn:
                     raise ValueError(f"writer: {REPLACED}")
-                duplicates += not append_once(self._store, packed, shared, errors)
+                new = append_once(self._store, packed, shared, errors)
+            duplicates += not new
+            if new and number < len(noticed):
+                with self._store._lock:
+                    self._store._log.boundaries.add(noticed[number])
             appended.append(Copy(packed, shared))
         durable = bool(head.get("durable"))
         if self.neighbour is not None:  # also those that are here: the connection may have ended before they were there
@@ -346,6 +352,13 @@ class Intake:
         with self._changed:
             self._paused.discard(id(client))
             self._changed.notify_all()
+
+
+def _counts(said: Any) -> Counts:
+    """Return what a writer counted.  Raises: WireError."""
+    if type(said) is not list or len(said) != 4 or not all(type(one) is int and 0 <= one < 1 << 32 for one in said):
+        raise WireError(f"a writer's counts {said!r:.100}")
+    return said[0], said[1], said[2], said[3]
 
 
 def _of_lanes(steps: npt.NDArray[np.int64], first: int, lanes: int) -> npt.NDArray[np.int64]:

@@ -188,6 +188,7 @@ class Lease:
         head: dict[str, Any] = {
             "keys": [[f"{key:x}" for key in segment.dictionaries]],
             "durable": self._durable,
+            "noticed": [list(segment.noticed)],
         }
         ticket = self.link.submit(Request.PUT, head, parts)
         self._dictionaries.update(segment.dictionaries)

@@ -30,6 +30,7 @@ class RemoteWriter(SegmentWriter):
         *,
         codec: str | Mapping[str, str] = "auto",
         segment_steps: int | None = None,
+        strict: bool = False,
     ) -> None:
         self.delivery = delivery
         super().__init__(
@@ -40,6 +41,7 @@ class RemoteWriter(SegmentWriter):
             first_steps=[step + (step > 0) for step in delivery.lane_steps],
             codec=codec,
             segment_steps=min(segment_steps or delivery.segment_steps, delivery.segment_steps),
+            strict=strict,
         )
         follow(self)
 

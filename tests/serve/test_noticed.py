@@ -1,0 +1,73 @@
+"""What writers of a cluster notice: an error there, or counted in the cluster's stats()."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+import sharpwave as sw
+
+SPEC = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+
+
+def play(writer: Any, steps: int) -> None:
+    """Write the rows of a vector that resets with the next step, as a loop of Gymnasium 0.29 does."""
+    envs = gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync")
+    envs.action_space.seed(0)
+    before, _ = envs.reset(seed=0)
+    for _ in range(steps):
+        action = envs.action_space.sample()
+        after, reward, terminated, truncated, _ = envs.step(action)
+        rows = dict(obs=before, next_obs=after, action=action, reward=reward)
+        writer.extend(**rows, terminated=terminated, truncated=truncated)
+        before = after
+
+
+def test_writers_warn_and_the_cluster_counts_what_they_noticed() -> None:
+    with sw.Store(SPEC, capacity=10_000) as store, warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        play(store, 300)
+        expected = store.stats()["repeated_finals"]
+    with sw.Cluster(SPEC, shards=2, capacity=10_000) as cluster:
+        writers = [cluster.writer(2, shard=number) for number in (0, 1)]
+        with pytest.warns(RuntimeWarning, match="they are resets and no steps"):
+            for writer in writers:
+                play(writer, 300)
+        for writer in writers:
+            writer.close()
+        stats = cluster.stats()
+        assert stats["repeated_finals"] == 2 * expected > 20
+        assert [one["repeated_finals"] for one in stats["shards"]] == [expected, expected]
+
+        writer = cluster.writer(2)
+        recorder = sw.Recorder(gym.make_vec("CartPole-v1", num_envs=2, vectorization_mode="sync"), writer)
+        recorder.action_space.seed(0)
+        recorder.reset(seed=0)
+        for _ in range(300):
+            recorder.step(recorder.action_space.sample())
+        writer.close()
+        assert cluster.stats()["dropped_resets"] == 600 - (len(cluster) - 1200) > 20
+
+        strict = cluster.writer(2, strict=True)
+        with pytest.raises(ValueError, match=r"lane [01]: \d+ steps observe .* steps \d+.*resets and no steps"):
+            play(strict, 300)
+        strict.close()
+        with pytest.raises(TypeError, match="strict='no', expected True or False"):
+            cluster.writer(2, strict="no")  # type: ignore[arg-type]
+
+
+def test_a_segment_carries_what_was_counted_since_the_one_before() -> None:
+    sent: list[Any] = []
+    writer = sw.SegmentWriter(SPEC, 2, sent.append, segment_steps=8)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        play(writer, 200)
+    for lane in (0, 1):
+        writer.break_episode(lane)
+    writer.seal()
+    assert np.sum([one.noticed for one in sent], axis=0).tolist() == list(writer._log.boundaries.counts)
+    assert len({one.noticed for one in sent}) > 1
