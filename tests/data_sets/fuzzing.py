@@ -22,6 +22,7 @@ import time
 import traceback
 import zlib
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,11 @@ import sharpwave as sw
 from sharpwave.data.formats import open_source
 from tests.data_sets.data import d4rl
 from tests.data_sets.hostile import DATA, example, minari, rlds, sound, tfrecord
+from tests.data_sets.test_hdf5_layouts import aloha, d3rlpy, maniskill, write_aloha, write_d3rlpy, write_maniskill
+from tests.data_sets.test_robomimic import demo
+from tests.data_sets.test_robomimic import write as write_robomimic
+from tests.data_sets.test_zarr import buffer
+from tests.data_sets.test_zarr import write as write_zarr
 
 MUTATIONS = int(os.environ.get("SHARPWAVE_FUZZ", "1000"))
 DOCUMENTED = (ValueError, FileNotFoundError)
@@ -92,6 +98,11 @@ FORMATS: dict[str, Callable[[Path], str]] = {
     "rlds": copied("rlds", "rlds"),
     "rlds_toy": toy_rlds,
     "minari": lambda folder: minari(folder, lambda data: None),
+    "hdf5_robomimic": lambda folder: write_robomimic(folder / "x.hdf5", [demo(4, n) for n in range(3)]),
+    "hdf5_maniskill": lambda folder: write_maniskill(folder, [maniskill(4, n) for n in range(3)]),
+    "hdf5_aloha": lambda folder: write_aloha(folder, [aloha(4, n) for n in range(2)], compress=True),
+    "hdf5_d3rlpy": lambda folder: write_d3rlpy(folder, [d3rlpy(4, n) for n in range(3)]),
+    "zarr": lambda folder: write_zarr(folder / "x.zarr", buffer(), "blosc" if find_spec("numcodecs") else "zlib"),
 }
 
 
@@ -100,7 +111,7 @@ def mutated(content: bytes, rng: random.Random, name: str) -> bytes:
     if not content:
         return bytes(rng.randrange(256) for _ in range(8))
     data, how = bytearray(content), rng.random()
-    if name.endswith(("json", "jsonl")) and how < 0.7:
+    if name.endswith(("json", "jsonl", "zarray")) and how < 0.7:
         return _mutated_json(content, rng)
     for _ in range(rng.choice([1, 1, 1, 2, 8])):
         at = rng.randrange(len(data))

@@ -876,6 +876,197 @@ def minari_number_of_episodes(folder: Path) -> str:
     return minari(folder, change)
 
 
+def robomimic(folder: Path, change: Callable[[Any], None]) -> str:
+    with h5py.File(folder / "x.h5", "w") as file:
+        group = file.create_group("data/demo_0")
+        group["obs/state"], group["actions"] = np.zeros((100, 3), np.float32), np.zeros((100, 2))
+        group["dones"] = np.arange(100) == 99
+        change(file)
+    return f"hdf5:{folder / 'x.h5'}"
+
+
+@case
+def robomimic_zeros(folder: Path) -> str:
+    def change(file: Any) -> None:
+        shape, chunks = (100, 1 << 28), (1, 1 << 20)
+        file.create_dataset("data/demo_0/obs/image", shape, "u1", chunks=chunks, compression=9)
+
+    return robomimic(folder, change)
+
+
+@case
+def robomimic_one_group_by_many_names(folder: Path) -> str:
+    def change(file: Any) -> None:
+        frames = file.create_dataset("data/demo_0/obs/image", (100, 1 << 20), "u1", chunks=(1, 1 << 20), compression=9)
+        for row in range(100):
+            frames.id.write_direct_chunk((row, 0), zlib.compress(bytes(1 << 20), 9))
+        for number in range(1, 4_000):
+            file[f"data/demo_{number}"] = file["data/demo_0"]
+
+    return robomimic(folder, change)
+
+
+@case
+def robomimic_soft_link_of_a_demonstration(folder: Path) -> str:
+    return robomimic(folder, lambda file: file.__setitem__("data/demo_1", h5py.SoftLink("/data/demo_0")))
+
+
+@case
+def robomimic_external_data(folder: Path) -> str:
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["data"] = h5py.ExternalLink("/etc/passwd", "/data")
+    return f"hdf5:{folder / 'x.h5'}"
+
+
+@case
+def maniskill_description_of_brackets(folder: Path) -> str:
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["traj_0/obs"], file["traj_0/actions"] = np.zeros((4, 3)), np.zeros((3, 1))
+    (folder / "x.json").write_text("[" * 1_000_000)
+    return f"hdf5:{folder / 'x.h5'}"
+
+
+@case
+def maniskill_description_that_is_a_fifo(folder: Path) -> str:
+    with h5py.File(folder / "x.h5", "w") as file:
+        file["traj_0/obs"], file["traj_0/actions"] = np.zeros((4, 3)), np.zeros((3, 1))
+    os.mkfifo(folder / "x.json")
+    return f"hdf5:{folder / 'x.h5'}"
+
+
+def aloha_pictures(folder: Path, content: bytes, rows: int) -> str:
+    """Rows of pictures that are the same bytes of the file, as a chunk that gzip makes small."""
+    with h5py.File(folder / "episode_0.hdf5", "w") as file:
+        file.attrs["compress"] = True
+        file["action"] = np.zeros((rows, 1), np.float32)
+        file["observations/qpos"] = np.zeros((rows, 1), np.float32)
+        packed = np.frombuffer(content, np.uint8)
+        file.create_dataset("observations/images/top", data=np.tile(packed, (rows, 1)), compression=9)
+    return f"hdf5:{folder}"
+
+
+@case
+def aloha_pictures_of_gigabytes(folder: Path) -> str:
+    content = io.BytesIO()
+    Image.new("RGB", (8_000, 8_000)).save(content, "JPEG", quality=1)
+    return aloha_pictures(folder, content.getvalue(), 40)
+
+
+@case
+def aloha_picture_of_a_bomb(folder: Path) -> str:
+    content = io.BytesIO()
+    Image.new("RGB", (20_000, 20_000)).save(content, "PNG")
+    return aloha_pictures(folder, content.getvalue(), 1)
+
+
+@case
+def aloha_fifo(folder: Path) -> str:
+    os.mkfifo(folder / "episode_0.hdf5")
+    return f"hdf5:{folder}"
+
+
+@case
+def aloha_link(folder: Path) -> str:
+    (folder / "episode_0.hdf5").symlink_to("/dev/zero")
+    return f"hdf5:{folder}"
+
+
+def zarr(folder: Path, name: str = "data/state", chunk: bytes | None = None, key: str = "0.0", **changed: Any) -> str:
+    """A replay buffer of zeros, with other values in an array's description, and another chunk."""
+    arrays: dict[str, Any] = {"data/state": np.zeros((100, 3)), "data/action": np.zeros((100, 2))}
+    for one, values in (arrays | {"meta/episode_ends": np.array([50, 100])}).items():
+        (folder / "x.zarr" / one).mkdir(parents=True)
+        said = {"zarr_format": 2, "shape": values.shape, "chunks": values.shape, "dtype": values.dtype.str}
+        said |= {"compressor": None, "filters": None, "order": "C", "fill_value": 0}
+        (folder / "x.zarr" / one / ".zarray").write_text(json.dumps(said | (changed if one == name else {})))
+        (folder / "x.zarr" / one / (key if values.ndim == 2 else "0")).write_bytes(values.tobytes())
+    if chunk is not None:
+        (folder / "x.zarr" / name / (key if name != "meta/episode_ends" else "0")).write_bytes(chunk)
+    return f"zarr:{folder / 'x.zarr'}"
+
+
+def deflated(nbytes: int) -> bytes:
+    packer = zlib.compressobj(9)
+    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(nbytes >> 20)) + packer.flush()
+
+
+@case
+def zarr_chunk_of_more_than_its_shape(folder: Path) -> str:
+    return zarr(folder, chunk=deflated(4 << 30), compressor={"id": "zlib"})
+
+
+@case
+def zarr_chunk_of_gigabytes(folder: Path) -> str:
+    return zarr(folder, chunk=deflated(2 << 30), compressor={"id": "zlib"}, shape=[100, 1 << 28], chunks=[1, 1 << 28])
+
+
+@case
+def zarr_blosc_of_more_than_its_shape(folder: Path) -> str:
+    header = b"\x02\x01\x33\x01" + struct.pack("<III", (1 << 31) - 1, 1 << 30, 32) + bytes(16)
+    return zarr(folder, chunk=header, compressor={"id": "blosc"})
+
+
+@case
+def zarr_zstd_of_more_than_its_shape(folder: Path) -> str:
+    import zstandard
+
+    packed = zstandard.ZstdCompressor().compress(bytes(1 << 30))
+    return zarr(folder, chunk=packed, compressor={"id": "zstd"})
+
+
+@case
+def zarr_episodes(folder: Path) -> str:
+    return zarr(
+        folder, "meta/episode_ends", deflated(1 << 30), compressor={"id": "zlib"}, shape=[1 << 27], chunks=[1 << 27]
+    )
+
+
+@case
+def zarr_shape(folder: Path) -> str:
+    return zarr(folder, shape=[1 << 40, 3])
+
+
+@case
+def zarr_chunks_of_single_values(folder: Path) -> str:
+    return zarr(folder, shape=[100, 1 << 22], chunks=[1, 1])
+
+
+@case
+def zarr_fifo(folder: Path) -> str:
+    place = zarr(folder)
+    (folder / "x.zarr" / "data" / "state" / "0.0").unlink()
+    os.mkfifo(folder / "x.zarr" / "data" / "state" / "0.0")
+    return place
+
+
+@case
+def zarr_link(folder: Path) -> str:
+    place = zarr(folder)
+    (folder / "x.zarr" / "data" / "state" / "0.0").unlink()
+    (folder / "x.zarr" / "data" / "state" / "0.0").symlink_to("/dev/zero")
+    return place
+
+
+@case
+def zarr_link_of_an_array(folder: Path) -> str:
+    place = zarr(folder)
+    (folder / "x.zarr" / "data" / "more").symlink_to("/")
+    return place
+
+
+@case
+def zarr_archive_of_zeros(folder: Path) -> str:
+    zarr(folder, shape=[1 << 25, 3], chunks=[1 << 25, 3])
+    with zipfile.ZipFile(folder / "x.zarr.zip", "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        for path in sorted((folder / "x.zarr").rglob("*")):
+            if path.is_file() and path.parts[-2:] != ("state", "0.0"):
+                archive.write(path, path.relative_to(folder / "x.zarr"))
+        with archive.open("data/state/0.0", "w", force_zip64=True) as file:
+            for _ in range(3 << 8):
+                file.write(bytes(1 << 20))
+    return f"zarr:{folder / 'x.zarr.zip'}"
+
+
 def outcomes(names: list[str]) -> Iterator[dict[str, Any]]:
     """Load each data set in a process of its own; yield what that took and said."""
     idle = _forked(lambda: "")[1]

@@ -45,6 +45,7 @@ class Hdf5File:
     def __init__(self, file: File, budget: Budget) -> None:
         self._h5py = needed("h5py", "data")
         self._what, self._budget, self._input = f"hdf5: {str(file.path)!r}", budget, file
+        self._groups: dict[int, str] = {}
         with explained(f"{self._what} is no HDF5 file, or damaged"):
             self.root: Any = self._h5py.File(file, "r")
 
@@ -65,6 +66,8 @@ class Hdf5File:
         with explained(f"{self._what} is damaged", self._what):
             if not isinstance(found := self._member(group, name, name), self._h5py.Group):
                 raise ValueError(f"{self._what}: {name} is no group, expected one; write the data set anew")
+            if (first := self._groups.setdefault(self._address(found), name)) != name:  # any number of names are cheap
+                raise ValueError(f"{self._what}: {name} is a second name of {first}, expected one; copy the group")
             return found
 
     def find(self, group: Any, name: str) -> Any:

@@ -388,7 +388,7 @@ def _is_compressed(array: Array, compress: bool) -> bool:
 class Pictures:
     """Images [T, height, width, 3] of which each row is a JPEG, padded with zeros; all as large as the first.
 
-    Raises: ValueError: it is none.
+    Raises: ValueError: that is none.
     """
 
     def __init__(self, array: Array, name: str, budget: Budget) -> None:
@@ -396,13 +396,7 @@ class Pictures:
         self.shape: tuple[int, ...] = (0,)
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)
         if len_of(array) > 0:
-            self.shape = (len_of(array), *self._decoded(array.rows(0, 1)[0], None).shape)
-
-    def _decoded(self, row: Any, shape: tuple[int, ...] | None) -> npt.NDArray[Any]:
-        found = images.decode(row.tobytes(), shape, self._name)
-        if found.shape[2] != 3:
-            raise ValueError(f"{self._name}: an image of {found.shape}, expected three channels")
-        return found[..., ::-1]  # OpenCV, which wrote them, takes the first channel for blue
+            self.shape = (len_of(array), *images.size(array.rows(0, 1)[0].tobytes(), name), 3)
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
         """Decode rows.  Raises: ValueError."""
@@ -411,7 +405,8 @@ class Pictures:
         found = np.empty(shape, np.uint8)
         for at, row in enumerate(self._array.rows(begin, end)):  # one by one: rows may be the same bytes of the file
             self._budget.check_time()
-            found[at] = self._decoded(row, self.shape[1:])
+            decoded = images.decode(row.tobytes(), self.shape[1:], self._name)
+            found[at] = decoded[..., ::-1]  # OpenCV, which wrote it, takes the first channel for blue
         return found
 
 

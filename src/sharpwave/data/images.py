@@ -16,6 +16,16 @@ START_OF_SCAN, MAX_SCANS = b"\xff\xda", 100
 """Mark of a JPEG's scan, and their limit: each goes over all pixels, in 12 bytes. Encoders write some ten."""
 
 
+def size(content: bytes, what: str) -> tuple[int, int]:
+    """Return an image's height and width, without decoding it.  Raises: ValueError: it is none, or too large."""
+    module = needed("PIL.Image", "data")
+    try:
+        with module.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:
+            return image.height, image.width
+    except (OSError, ValueError, SyntaxError, module.DecompressionBombError) as error:
+        raise ValueError(f"{what}: an image cannot be decoded ({error})") from error
+
+
 def decode(
     content: bytes, shape: tuple[int, ...] | None, what: str, dtype: npt.DTypeLike = np.uint8
 ) -> npt.NDArray[Any]:
