@@ -86,7 +86,7 @@ def info_rows(
         return given
     values: dict[int, npt.NDArray[Any]] = {}
     for row in np.flatnonzero(stepped).tolist():
-        value = _info_value(info, name, row if vector else None, bool(ended[row]))
+        value = info_value(info, name, row if vector else None, bool(ended[row]))
         if value is None or np.shape(value) != field.shape:
             what = "no value" if value is None else f"a value of shape {np.shape(value)}"
             raise ValueError(
@@ -101,8 +101,13 @@ def info_rows(
     return found
 
 
-def _info_value(info: Any, name: str, row: int | None, ended: bool) -> Any:
-    """Return what the infos say under ``name`` of one environment's step; ``None``: nothing."""
+def info_value(info: Any, name: str, row: int | None, ended: bool) -> Any:
+    """Return what the infos say under ``name`` of one environment's step; ``None``: nothing.
+
+    Args:
+        row: of the environment, in a vector's infos; ``None``: they are of one environment.
+        ended: its episode ended with the step: what its final info says, where it has one.
+    """
     if row is not None and not isinstance(info, Mapping):
         info, row = info[row], None
     if ended and (final := _of_row(info, FINAL_INFO, row)) is not None:

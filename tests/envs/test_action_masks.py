@@ -11,7 +11,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import TimeLimit
 
 import sharpwave as sw
-from sharpwave.envs import ActionMasks, make_env, step_spec
+from sharpwave.envs import ActionMasks, VectorActionMasks, make_env, step_spec
 from sharpwave.teams import random_actions
 from tests.training.made_up import Maze
 
@@ -50,12 +50,15 @@ def played(vector, store, steps):
     recorder.close()
 
 
+@pytest.mark.parametrize("whole", [False, True])
 @pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
 @pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
-def test_a_step_has_the_mask_of_its_observation_and_of_the_next_one_the_true_final_one_included(vector, mode):
-    """Of n-step transitions and of windows, in a store of a program's own."""
-    made = [lambda: ActionMasks(TimeLimit(Maze(), 7))] * 3
-    env = vector(made, autoreset_mode=mode)
+def test_a_step_has_the_mask_of_its_observation_and_of_the_next_one_the_true_final_one_included(vector, mode, whole):
+    """Of n-step transitions and of windows, in a store of a program's own; wrapped one by one, or as a whole."""
+    if whole:
+        env = VectorActionMasks(vector([lambda: TimeLimit(Maze(), 7)] * 3, autoreset_mode=mode))
+    else:
+        env = vector([lambda: ActionMasks(TimeLimit(Maze(), 7))] * 3, autoreset_mode=mode)
     with sw.Store(step_spec(env), capacity=10_000, segment_steps=16) as store:
         played(env, store, 200)
         batch = store.transitions(n_step=3, seed=1).sample(500)
@@ -134,6 +137,12 @@ class Says(gymnasium.Env):
 def test_a_mask_that_cannot_be_one_is_refused_with_its_values(mask, said):
     with pytest.raises(ValueError, match=said):
         ActionMasks(Says(mask)).reset()
+
+
+def test_a_lane_of_a_vector_without_a_mask_is_named():
+    vector = SyncVectorEnv([lambda: Says(np.ones(3, np.int8)), lambda: Says(None)])
+    with pytest.raises(ValueError, match=r"info\['action_mask'\] of environment 1 is None, expected \(3,\), bool"):
+        VectorActionMasks(vector).reset()
 
 
 def test_a_final_state_may_have_no_legal_action_and_masks_are_copied():

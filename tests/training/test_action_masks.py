@@ -26,7 +26,7 @@ MAZE = "tests.training.made_up:Maze-v0"
 PICTURE = {"env": "tests.training.made_up:MazePicture-v0"}
 QUICK = {
     "env": MAZE, "num_envs": 2, "steps": 400, "capacity": 1_000, "hidden_units": 16, "evaluate_every": 0,
-    "report_every": 100, "device": "cpu",
+    "report_every": 100, "device": "cpu", "threads": 1,
 }  # fmt: skip
 ON_POLICY = {"num_envs": 8, "stop_reward": None}
 REPLAYED = QUICK | {"warmup_steps": 100, "batch_size": 8}
@@ -144,7 +144,10 @@ def test_offline_agents_learn_from_masked_data(algorithm, tmp_path):
         _measured(made, trained)
 
 
-LEARNING = {"env": MAZE, "evaluate_every": 0, "device": "cpu", "hidden_units": 32, "gamma": 0.97, "capacity": 3_000}
+LEARNING = {
+    "env": MAZE, "evaluate_every": 0, "device": "cpu", "threads": 1, "hidden_units": 32, "gamma": 0.97,
+    "capacity": 3_000,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,21 @@ from typing import Any
 from gymnasium.vector import VectorEnv
 
 from sharpwave.environment_spec import step_spec
-from sharpwave.envs.action_masks import ActionMasks
+from sharpwave.envs.action_masks import ActionMasks, VectorActionMasks
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
 from sharpwave.envs.gym import known, make_gym
 from sharpwave.envs.teams import TeamEnv
 
-__all__ = ["ActionMasks", "AtariFrames", "AtariSettings", "TeamEnv", "games", "make_env", "step_spec"]
+__all__ = [
+    "ActionMasks",
+    "AtariFrames",
+    "AtariSettings",
+    "TeamEnv",
+    "VectorActionMasks",
+    "games",
+    "make_env",
+    "step_spec",
+]
 
 
 def make_env(

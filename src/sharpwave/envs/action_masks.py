@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from typing import Any, Literal
 
 import gymnasium
+import gymnasium.vector
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Dict, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.vector.utils import batch_space
 
 from sharpwave.environment_spec import info_spaces
+from sharpwave.step_infos import info_value
 from sharpwave.teams import ACTION_MASK, AGENTS
 
 METHOD = "action_masks"
@@ -67,6 +70,58 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
         else:
             said, where = np.asarray(info.get(ACTION_MASK)), f"info[{ACTION_MASK!r}]"
         mask = checked_mask(said, self._count, f"{_name(self.env)}: {where}", terminated)
+        return {**(obs if self._parts else {OBS: obs}), ACTION_MASK: mask}
+
+
+class VectorActionMasks(gymnasium.vector.VectorWrapper):
+    """``ActionMasks`` for a vector whose environments cannot be wrapped one by one, by ``infos["action_mask"]``.
+
+    Its observations, and the final ones of a SameStep vector, ``infos["final_obs"]``, get the part ``action_mask``.
+
+    Raises:
+        ValueError: as of ``ActionMasks``.
+    """
+
+    def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
+        super().__init__(env)
+        actions, inner = env.single_action_space, env.single_observation_space
+        if not isinstance(actions, Discrete):
+            raise ValueError(f"VectorActionMasks: {_name(env)} has the actions {actions}, expected Discrete")
+        self._count, self._parts = int(actions.n), isinstance(inner, Dict)
+        parts = dict(inner.spaces) if isinstance(inner, Dict) else {OBS: inner}
+        self.single_observation_space = Dict(parts | {ACTION_MASK: MultiBinary(self._count)})
+        self.observation_space = batch_space(self.single_observation_space, env.num_envs)
+        self._mask = np.zeros((env.num_envs, self._count), np.int8)
+
+    def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, infos = self.env.reset(seed=seed, options=options)
+        chosen = (options or {}).get("reset_mask", np.ones(self.num_envs, np.bool_))
+        self._take(infos, np.flatnonzero(chosen).tolist())
+        return self._joined(obs, self._mask.copy()), infos
+
+    def step(self, actions: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+        obs, reward, terminated, truncated, infos = self.env.step(actions)
+        finals = infos.get("final_obs")
+        self._take(infos, range(self.num_envs), terminated if finals is None else ())
+        if finals is not None:
+            infos = {**infos, "final_obs": np.full(self.num_envs, None, object)}
+            for row in np.flatnonzero(terminated | truncated).tolist():
+                one = {name: part[row] for name, part in finals.items()} if isinstance(finals, dict) else finals[row]
+                mask = self._said(infos, row, bool(terminated[row]), ended=True)
+                infos["final_obs"][row] = self._joined(one, mask)
+        return self._joined(obs, self._mask.copy()), reward, terminated, truncated, infos
+
+    def _take(self, infos: dict[str, Any], rows: Iterable[int], terminated: Any = ()) -> None:
+        """Take the masks of lanes whose infos are of their present state; ``terminated`` if given are final states."""
+        for row in rows:
+            self._mask[row] = self._said(infos, row, bool(len(terminated) and terminated[row]))
+
+    def _said(self, infos: dict[str, Any], row: int, terminated: bool, ended: bool = False) -> npt.NDArray[np.int8]:
+        said = np.asarray(info_value(infos, ACTION_MASK, row, ended))
+        what = f"{_name(self.env)}: info[{ACTION_MASK!r}] of environment {row}"
+        return checked_mask(said, self._count, what, terminated)
+
+    def _joined(self, obs: Any, mask: npt.NDArray[np.int8]) -> dict[str, Any]:
         return {**(obs if self._parts else {OBS: obs}), ACTION_MASK: mask}
 
 
@@ -138,5 +193,6 @@ def masks_in_infos(name: str) -> bool:
         return ACTION_MASK in info
 
 
-def _name(env: gymnasium.Env[Any, Any]) -> str:
-    return env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+def _name(env: Any) -> str:
+    name: str = env.spec.id if env.spec is not None else type(env.unwrapped).__name__
+    return name
