@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
+import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -158,7 +159,7 @@ def check(
         with shown(progress, opened.name, _expected_steps(opened, selection)) as report:
             for number in selection.numbers:
                 if (episode := _read(opened, fit, number, note, skip_damaged)) is not None:
-                    audit.add(number, episode)
+                    audit.add(number, episode, note)
                     report(len(episode.reward))
         audit.check_steps(note)
         _name_left_out(opened, note)
@@ -189,7 +190,7 @@ def _import(
             episode = _read(source, fit, number, note, skip_damaged)
             if episode is None:
                 continue
-            audit.add(number, episode)
+            audit.add(number, episode, note)
             if number in done:
                 continue
             note["unsaid"] += not _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
@@ -216,6 +217,7 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
             fit.check(episode)
         for one in (escaped(name) for name, text in episode.texts.items() if text is None):
             note["varying"] = note["varying"] | {one: note["varying"].get(one, 0) + 1}
+        _doubt(note, [escaped(one) for one in episode.doubts], source.place(number))
         return episode
     except (ValueError, FileNotFoundError) as error:
         if not skip_damaged or REMEDY in str(error):  # what exceeds the bounds may be sound
@@ -225,8 +227,17 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         return None
 
 
+def _doubt(note: dict[str, Any], said: list[str], place: str) -> None:
+    """Count what speaks against an episode."""
+    for one in said:
+        count, first = note["doubts"].get(one, (0, place))
+        note["doubts"] = note["doubts"] | {one: [count + 1, first]}
+
+
 def _name_left_out(source: Source, note: dict[str, Any]) -> None:
-    """Note what was left out of episodes once all are read, and warn of it once."""
+    """Note what is in doubt, and what was left out, of episodes once all are read; warn of the latter once."""
+    doubts = [f"{one}: {count:,} episodes, the first is {first}" for one, (count, first) in note["doubts"].items()]
+    note["notes"] = _listed([*note["notes"], *(one for one in doubts if one not in note["notes"])])
     found = {one: f"text that varies within {count:,} episodes" for one, count in note["varying"].items()}
     if note["unsaid"]:
         found["annotations"] = f"those of {note['unsaid']:,} episodes are too large"
@@ -247,12 +258,15 @@ class _Audit:
     def __init__(self, source: Source, note: dict[str, Any], selection: Selection) -> None:
         before = note.get("audit", {})
         self._unselected = Totals(episodes=len(source) - len(selection.numbers))
-        self._source, self._pending = source, dict[int, Episode]()
+        self._source, self._pending, self._seen = source, dict[int, Episode](), set[tuple[int, int, int]]()
         self._whole = "audit" in note or not note["episodes"]  # an import that began earlier may have noted none
         self.read, self.stored, self.evicted = (Totals(**before.get(one, {})) for one in ("read", "store", "evicted"))
 
-    def add(self, number: int, episode: Episode) -> None:
+    def add(self, number: int, episode: Episode, note: dict[str, Any]) -> None:
         """Count an episode that was read.  Raises: ValueError: there are more steps than the data set says."""
+        if (content := _sums(episode)) in self._seen:
+            _doubt(note, ["has the values of an earlier one in all steps"], self._source.place(number))
+        self._seen.add(content)
         self.read.add(episode.reward, episode.terminated, episode.truncated)
         if self.read.steps > self._source.steps:  # a new store has room for so many, and would evict the first ones
             raise ValueError(
@@ -313,6 +327,19 @@ class _Audit:
         found |= {"unselected": self._unselected} if self._unselected.episodes else {}
         found |= {"store": self.stored, "evicted": self.evicted}
         return {name: asdict(one) for name, one in found.items()}
+
+
+def _sums(episode: Episode) -> tuple[int, int, int]:
+    """Return checksums of an episode's observations, actions and rewards, and its length. Cost: 1 ns a byte."""
+
+    def add(value: Any, found: int) -> int:
+        if isinstance(value, (Mapping, tuple)):
+            for one in value.values() if isinstance(value, Mapping) else value:
+                found = add(one, found)
+            return found
+        return zlib.crc32(np.ascontiguousarray(value).tobytes(), found)
+
+    return add(episode.obs, 0), add((episode.action, episode.reward), 0), len(episode.reward)
 
 
 class Fit:
@@ -405,15 +432,21 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str], sel
         "episodes": 0,
         "of": len(source),
         "steps": source.steps,
-        "left_out": [*unselected, *source.left_out, *left_out][:MAX_NOTES],
-        "notes": source.notes[:MAX_NOTES],
+        "left_out": _listed([*unselected, *source.left_out, *left_out]),
+        "notes": _listed(source.notes),
         "varying": {},
+        "doubts": {},
         "unsaid": 0,
         "skipped_episodes": 0,
         "skipped": [],
         **({"about": about} if (about := getattr(source, "about", {})) else {}),
         **({"selection": selection.text} if selection.text else {}),
     }
+
+
+def _listed(said: list[str]) -> list[str]:
+    """Return what is said, the first of it if it is too much."""
+    return said if len(said) <= MAX_NOTES else [*said[: MAX_NOTES - 1], f"{len(said) - MAX_NOTES + 1:,} more"]
 
 
 def _notes(store: Store) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data import doubts
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
 from sharpwave.data.files import Budget, File, open_path
 from sharpwave.data.progress import shown
@@ -284,6 +285,7 @@ class ColumnSource:
         Raises: ValueError.
         """
         ends: list[npt.NDArray[np.int64]] = []
+        breaks: list[npt.NDArray[np.int64]] = []
         terminal: list[npt.NDArray[np.int64]] = []
         last: dict[str, npt.NDArray[Any]] = {}
         rounded = 0
@@ -308,8 +310,7 @@ class ColumnSource:
                         broken[:-1] |= beyond
                         last[key] = after[-1:].copy()
                     rounded += int((inexact & ~broken).sum())
-                    ends.append(np.array([begin] if broken[0] else [], np.int64))
-                    cut = cut | broken[1:]
+                    breaks.append(begin + np.flatnonzero(broken))
                 ends.append(begin + 1 + np.flatnonzero(cut))
                 report(end - begin)
         if self._dones is not None and self._timeouts is not None:
@@ -319,8 +320,18 @@ class ColumnSource:
                 f"next_observations: {rounded:,} differ from the following observation by rounding (at most "
                 f"{TOLERANCE:g} of the largest magnitude); the following observation is stored"
             )
-        ends += [self._marked(one, name, ends) for name, one in self._marks.items()]
+        flagged = np.unique(np.concatenate(ends))
+        if self._nexts:
+            ends += breaks
+            self.notes += doubts.of_next_observations(np.concatenate(breaks), flagged, self._count)
+        for name, one in self._marks.items():
+            ends.append(found := self._marked(one, name, ends))
+            if one != LIMIT:
+                self.notes += doubts.of_ends(name, found, flagged, self._count)
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
+        if not self._nexts and len(np.setdiff1d(stops, [*flagged, self._count])) == 0 and self._timeouts is None:
+            self.notes.append(f"{self._terminals}: nothing else ends an episode; those that were truncated are joined")
+        self._doubt_numbers(np.concatenate([[0], stops[:-1]]))
         starts, rows = np.concatenate([[0], stops[:-1]]), stops
         if not self._nexts:  # the step before an unknown observation goes, unless it terminated
             unknown = ~np.isin(stops, np.concatenate(terminal))
@@ -329,6 +340,24 @@ class ColumnSource:
                 self._leave(rows[unknown], rows[stops == starts])
         kept = stops > starts
         return np.stack([starts, stops, rows], axis=1)[kept].astype(np.int64)
+
+    def _doubt_numbers(self, starts: npt.NDArray[np.int64]) -> None:
+        """Note what numbers of episodes and of steps say against episodes that begin at ``starts``."""
+        for name in self._numbered():
+            one, values = name.rpartition("/")[2], self._numbers(name, 0, self._count)
+            self.notes += doubts.of_episodes(name, values) if one in EPISODES else doubts.of_steps(name, values, starts)
+            if one in STEPS and len(found := np.setdiff1d(doubts.gaps(values), starts)):
+                self.notes.append(f"{name}: skips numbers within episodes, the first before row {found[0]:,}")
+
+    def _numbered(self) -> list[str]:
+        """Return the names of the fields that number episodes or steps."""
+        return [
+            name
+            for name in self._fields.values()
+            if name.rpartition("/")[2] in (*EPISODES, *STEPS)
+            and _single(self._columns.shape(name)[1:])
+            and self._columns.dtype(name).kind in "ui"
+        ]
 
     def _leave(self, unknown: npt.NDArray[np.int64], lost: npt.NDArray[np.int64]) -> None:
         """Note that the steps before ``unknown`` rows are left out, and the episodes that end before ``lost`` ones."""
@@ -359,12 +388,25 @@ class ColumnSource:
     def _marked(self, one: str, name: str, ends: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         """Return after which numbers of steps an array that marks episodes says that one ends.  Raises: ValueError."""
         if one in (LIMIT, *LASTS):
-            return 1 + np.flatnonzero(self._flag(name, 0, self._count))
+            found = 1 + np.flatnonzero(self._flag(name, 0, self._count))
+            return self._not_all(name, found[found < self._count], ends)
         if one in FIRSTS:
             found = np.flatnonzero(self._flag(name, 0, self._count))
-            return found[found > 0]
+            return self._not_all(name, found[found > 0], ends)
         values = self._numbers(name, 0, self._count)
         found = 1 + np.flatnonzero(values[1:] <= values[:-1] if one in STEPS else values[1:] != values[:-1])
+        if one in STEPS and len(skipped := np.setdiff1d(doubts.gaps(values), found)):
+            self.notes.append(
+                f"{name}: skips numbers {len(skipped):,} times, first before row {skipped[0]:,}; are rows missing? An "
+                "episode ends there"
+            )
+            found = np.union1d(found, skipped)
+        return self._not_all(name, found, ends)
+
+    def _not_all(
+        self, name: str, found: npt.NDArray[np.int64], ends: list[npt.NDArray[np.int64]]
+    ) -> npt.NDArray[np.int64]:
+        """Return ends that were ``found``.  Raises: ValueError: they are after each step, unlike those known."""
         known = np.unique(np.concatenate(ends))
         if self._count > 2 and len(found) == self._count - 1 and not np.isin(found, known).all():
             raise ValueError(

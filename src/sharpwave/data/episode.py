@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -31,6 +31,7 @@ class Episode:
         reward: [T].
         terminated, truncated: how it ended. If neither, the data ends here: it is truncated.
         info: what the data set says about it: strings, numbers, and lists and dicts of those.
+        doubts: what speaks against it, in words that do not tell episodes apart, as they are counted.
         texts: by name, the text that every one of its rows has, which becomes an annotation; ``None``: it varies.
     """
 
@@ -42,6 +43,7 @@ class Episode:
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
     texts: Mapping[str, str | None] = field(default_factory=dict)
+    doubts: Sequence[str] = ()
 
 
 class Source(Protocol):

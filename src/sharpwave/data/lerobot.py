@@ -191,6 +191,9 @@ class LeRobotSource:
                 self.left.episodes += 1
                 self.left.truncated += 1
         if sound := [place for place in places if not place.damage]:
+            if DONE in self._fields and (ends := {place.steps == place.rows for place in sound}) != {True, False}:
+                how = "every one terminated, also at time limits" if ends == {True} else "none terminated"
+                self.notes.append(f"{DONE}: is {str(ends == {True}).lower()} at the last frame of all episodes; {how}")
             names = self._file(sound[0].name).schema.names
             self.left_out += [f"{one}: the data do not have it" for one in self._texts if one not in names]
             self._texts = [one for one in self._texts if one in names]
@@ -429,6 +432,7 @@ class LeRobotSource:
         return Episode(
             self._nested("observation", observed), self._nested("action", taken), reward, terminated, not terminated,
             fields, info, {name: _constant(table, name) for name in self._texts},
+            (f"{DONE} is true before the last frame",) if DONE in arrays and arrays[DONE][:-1].any() else (),
         )  # fmt: skip
 
     def _check_rows(self, place: _Place, table: Any) -> None:

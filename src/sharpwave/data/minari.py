@@ -252,6 +252,11 @@ class MinariSource:
         what = self.place(number)
         with explained(f"{what} cannot be read", self.name):
             raw = self._raw(number)
+            for key in self._infos.values():
+                if key not in raw.infos:
+                    raise ValueError(
+                        f"{what}: infos {key}: missing, or not a number for each observation, as in others"
+                    )
             fields = {field: raw.infos[key][1:] for field, key in self._infos.items()}
         steps, ends = len(raw.rewards), (raw.terminations, raw.truncations)
         if not steps or len(ends[0]) != steps or len(ends[1]) != steps or (ends[0] | ends[1])[:-1].any():
@@ -261,7 +266,11 @@ class MinariSource:
                 "at its end only"
             )
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
-        return Episode(raw.obs, raw.action, raw.rewards, bool(ends[0][-1]), bool(ends[1][-1]), fields, info, raw.texts)
+        terminated, truncated = (bool(one[-1]) for one in ends)
+        doubts = (
+            () if terminated or truncated else ("neither terminated nor truncated at its end; taken for truncated",)
+        )
+        return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, raw.texts, doubts)
 
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""

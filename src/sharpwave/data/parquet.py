@@ -22,6 +22,7 @@ from sharpwave.spec import Field, Spec
 KEY = b"sharpwave"
 """Key of the file's metadata whose value is the spec, as JSON."""
 FIXED = ("episode", "step", "is_last", "reward", "terminated", "truncated", "info")
+NUMBERS = ("episode", "step", "is_last")
 MAX_INFO_BYTES = 1 << 26
 """Limit of what is said of an episode."""
 
@@ -110,6 +111,11 @@ class ParquetSource:
                 raise
         self._rows = self._file.rows
         self.steps = sum(self._rows) - len(self._rows)
+        numbers = self._file.least("episode")
+        if (again := len(numbers) - len(set(numbers))) > 0:
+            self.notes.append(f"{again:,} of its numbers of episodes come twice")
+        if numbers and (missing := max(numbers) + 1 - len(set(numbers))) > 0:
+            self.notes.append(f"{missing:,} of the episodes 0 to {max(numbers)} are missing")
 
     def _read_spec(self, path: Path) -> Spec:
         """Return the spec in the file, whose columns and row groups are as it says.  Raises: ValueError."""
@@ -141,7 +147,8 @@ class ParquetSource:
         spec, steps = self.spec, self._rows[number] - 1
         self._budget.check_episode(what, steps + 1, spec.fields)
         with explained(f"{what} is damaged"):
-            table = self._file.read(number, ["reward", "terminated", "truncated", *spec.fields])
+            table = self._file.read(number, [*NUMBERS, "reward", "terminated", "truncated", *spec.fields])
+            self._check_numbers(table, steps + 1)
             arrays = {
                 name: self._values(table.column(name), field, steps + (name in spec.obs_names))
                 for name, field in spec.fields.items()
@@ -158,6 +165,17 @@ class ParquetSource:
         return Episode(
             spec.join_obs(arrays), spec.join_action(arrays), reward, bool(ends[0][-1]), bool(ends[1][-1]), further, info
         )
+
+    def _check_numbers(self, table: Any, rows: int) -> None:
+        """Check that rows are those of one episode, in order.  Raises: ValueError."""
+        for name, expected in (("step", np.arange(rows)), ("is_last", np.arange(rows) == rows - 1)):
+            found = self._values(table.column(name), Field((), expected.dtype.name), rows)
+            if (differ := found != expected).any():
+                row = int(np.argmax(differ))
+                raise ValueError(f"row {row} has {name} {found[row]}, expected {expected[row]}; are rows missing?")
+        episode = self._values(table.column("episode"), Field((), "int64"), rows)
+        if (episode != episode[0]).any():
+            raise ValueError(f"has rows of episodes {np.unique(episode)[:4].tolist()}, expected of one")
 
     def _values(self, column: Any, field: Field, rows: int) -> npt.NDArray[Any]:
         one = column.slice(0, rows).combine_chunks()

@@ -122,6 +122,12 @@ class ParquetFile:
                 self._check(what, nbytes + self.text_bytes(table), limit)
             return table
 
+    def least(self, name: str) -> list[int]:
+        """Return the least value of a column of integers in each row group, where the file's statistics say it."""
+        metadata, leaf = self._file.metadata, self._leaves[name][0]
+        said = (metadata.row_group(number).column(leaf).statistics for number in range(metadata.num_row_groups))
+        return [one.min for one in said if one is not None and one.has_min_max and isinstance(one.min, int)]
+
     def _with_dictionaries(self) -> Any:
         """Return the file, opened so that texts are numbers of a dictionary, as they are in it."""
         if self._texts is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import zlib
 from typing import Any, NamedTuple, get_args
 
@@ -20,6 +21,8 @@ FLAGS = ("is_first", "is_last", "is_terminal")
 LAST, TERMINAL = "steps/is_last", "steps/is_terminal"
 """Features of an Example: the first says how many steps there are."""
 
+SHARD, MAX_SHARDS = re.compile(r"(.*\.tfrecord-)(\d{1,6})-of-(\d{1,6})"), 1 << 16
+"""Name of a file of several; and how many there may be, to look for each."""
 MAX_NAME_CHARACTERS = 1024
 """Limit of a feature's path."""
 
@@ -104,12 +107,15 @@ class RldsSource:
 
     def _read_places(self, last: LastStep) -> None:
         """Find the episodes that have steps.  Raises: ValueError."""
+        self._splits = self._read_splits()
         files = [one for one in self._folder.names() if ".tfrecord" in one and not self._folder.is_folder(one)]
         if not files:
             raise ValueError(
                 f"{self.name}: has no TFRecord files, expected NAME-SPLIT.tfrecord-...; others are not read"
             )
+        self._check_shards(files)
         ends: list[_End] = []
+        counts: dict[str, int] = {}
         damaged: list[tfrecord.Place] = []  # it is skipped when it is read
         for name in files:
             self._folder.count(name)
@@ -118,6 +124,7 @@ class RldsSource:
             for name in files:
                 with self._folder.open(name) as file, explained(str(file.path), self.name):
                     for place in tfrecord.records(file, name):
+                        counts[name] = counts.get(name, 0) + 1
                         check_whole(f"{self.name}: {name}: a record", place.nbytes)
                         try:
                             ends.append(self._end(tfrecord.example(tfrecord.read(file, place), self._of_ends), place))
@@ -126,11 +133,50 @@ class RldsSource:
                                 raise
                             damaged.append(place)
                 report(1)
+        self._compare_counts({name: counts.get(name, 0) for name in files})
         self._last_is_step = self._decide(last, ends)
         kept = [(one, steps) for one in ends if (steps := self._steps(one))]
         self._places = [one.place for one, _ in kept] + damaged
         self.steps = sum(steps for _, steps in kept)
         self._leave(ends)
+
+    def _check_shards(self, files: list[str]) -> None:
+        """Check that there are all files of the numbers in their names.  Raises: ValueError."""
+        for name in files:
+            if (found := SHARD.fullmatch(name)) and int(found[3]) <= MAX_SHARDS:
+                for number in range(int(found[3])):
+                    other = f"{found[1]}{number:0{len(found[2])}d}-of-{found[3]}"
+                    if other not in files and self._episodes_of(other) != 0:
+                        if not self._budget.skip_damaged:
+                            raise ValueError(f"{self.name}: {other} is missing, of which {name} is another part")
+                        if (said := f"{other}: is missing") not in self.left_out:
+                            self.left_out.append(said)
+
+    def _compare_counts(self, counts: dict[str, int]) -> None:
+        """Note files of other numbers of episodes than dataset_info.json says."""
+        for name, count in counts.items():
+            if (said := self._episodes_of(name)) not in (None, count):
+                self.left_out.append(f"{name}: dataset_info.json says {said:,} episodes, the file has {count:,}")
+
+    def _episodes_of(self, name: str) -> int | None:
+        """Return how many episodes dataset_info.json says that a file has; None: it does not say."""
+        if (found := SHARD.fullmatch(name)) is None:
+            return None
+        for split in self._splits:
+            lengths = split.get("shardLengths") or []
+            if found[1].endswith(f"-{split.get('name')}.tfrecord-") and int(found[2]) < len(lengths) == int(found[3]):
+                return int(lengths[int(found[2])])
+        return None
+
+    def _read_splits(self) -> list[dict[str, Any]]:
+        """Return what dataset_info.json says of splits, if there is one that does.  Raises: ValueError."""
+        try:
+            with explained(f"{self.name}: dataset_info.json is damaged", self.name):
+                said = self._folder.json("dataset_info.json")
+                splits = said.get("splits", [])
+                return [one for one in splits if isinstance(one, dict)]
+        except FileNotFoundError:
+            return []
 
     def _leave(self, ends: list[_End]) -> None:
         """Note what is left out."""
@@ -159,9 +205,11 @@ class RldsSource:
     def _end(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> _End:
         """Return what an episode's last row says.  Raises: ValueError."""
         rows, what = self._rows(found, place), f"{self.name}: {place.name}, byte {place.offset:,}"
-        names = ["is_terminal", "reward", *self._under("action")]
+        names = ["is_last", "is_terminal", "reward", *self._under("action")]
         self._budget.check_episode(what, rows, {key: self._row_fields[key] for key in names})
-        arrays = {key: _array(found, key, self._features[key], rows, what)[-1] for key in names}
+        every = {key: _array(found, key, self._features[key], rows, what) for key in names}
+        _check_ends(what, every["is_last"], every["is_terminal"])
+        arrays = {key: values[-1] for key, values in every.items()}
         acted = any(bool(((one != 0) & (one == one)).any()) for one in (arrays[key] for key in self._under("action")))
         reward = finite_sum(arrays["reward"])
         return _End(place, rows, bool(arrays["is_terminal"]), reward, acted)
@@ -232,12 +280,8 @@ class RldsSource:
         self._budget.check_episode(what, rows, self._row_fields)
         with explained(what, self.name):
             arrays = {key: _array(found, key, one, rows, what) for key, one in self._features.items()}
-        last = arrays["is_last"].astype(np.bool_)
-        if last[:-1].any() or not last[-1] or arrays["is_terminal"][:-1].any():
-            raise ValueError(
-                f"{what}: {rows} steps, is_last in {np.flatnonzero(last)[:4].tolist()}; expected is_last and "
-                "is_terminal in the last one only"
-            )
+        _check_ends(what, arrays["is_last"], arrays["is_terminal"])
+        begins = bool(arrays["is_first"][0]) and not arrays["is_first"][1:].any()
         terminated = bool(arrays["is_terminal"][-1])
         steps = rows if self._last_is_step and terminated else rows - 1
         observed = {
@@ -253,6 +297,7 @@ class RldsSource:
             {name: arrays[key][:steps] for name, key in self._further.items()},
             self._info(found),
             {key.replace("/", "."): _constant(found.get(f"steps/{key}")) for key in self._texts},
+            () if begins else ("is_first is not in the first row only; are rows missing?",),
         )
 
     def _info(self, found: dict[str, tfrecord.Value]) -> dict[str, Any]:
@@ -280,6 +325,15 @@ def open_rlds(path: str, budget: Budget, last: LastStep = "auto") -> RldsSource:
     if last not in get_args(LastStep):
         raise ValueError(f"rlds: last={last!r}, expected one of {', '.join(get_args(LastStep))}")
     return RldsSource(path, budget, last)
+
+
+def _check_ends(what: str, last: npt.NDArray[Any], terminal: npt.NDArray[Any]) -> None:
+    """Check flags of an episode's rows.  Raises: ValueError: there is an end within."""
+    if last[:-1].any() or not last[-1] or terminal[:-1].any():
+        raise ValueError(
+            f"{what}: {len(last)} steps, is_last in {np.flatnonzero(last)[:4].tolist()}; expected is_last and "
+            "is_terminal in the last one only"
+        )
 
 
 def _constant(values: tfrecord.Value | None) -> str | None:
@@ -320,7 +374,7 @@ def _array(found: dict[str, tfrecord.Value], key: str, feature: _Feature, rows: 
         array = values.reshape(shape)
         with np.errstate(invalid="ignore"):
             converted: npt.NDArray[Any] = array.astype(field.np_dtype)
-        if array.dtype.kind == "i" and (converted != array).any():
+        if field.np_dtype.kind != "f" and (converted != array).any():
             raise ValueError(f"{what}: a value of steps/{key} does not fit {field.dtype}")
         return converted
     if len(values) != rows:

@@ -1,0 +1,89 @@
+"""What speaks against how a data set in arrays was split into episodes, in words: flags and numbers that disagree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+def of_next_observations(breaks: Ints, flagged: Ints, count: int) -> list[str]:
+    """Return what to say of next observations.
+
+    Args:
+        breaks: numbers of rows after which the next observation is not the following one. ``flagged``: after which an
+            episode ended, by a flag. ``count``: of all rows.
+    """
+    found: list[str] = []
+    unflagged = np.setdiff1d(breaks, flagged)
+    if len(unflagged):
+        found.append(
+            f"next_observations: {len(unflagged):,} rows lead to another observation than the following one where no "
+            f"flag ends an episode (the first is row {unflagged[0] - 1:,}); an episode ends after each"
+        )
+    chained = np.setdiff1d(flagged, np.append(breaks, count))
+    if len(chained):
+        found.append(
+            f"next_observations: {len(chained):,} rows lead to the following observation though a flag ends an episode "
+            f"there (the first is row {chained[0] - 1:,}); are flags in another row, or final observations of resets?"
+        )
+    return found
+
+
+def of_ends(name: str, found: Ints, known: Ints, count: int) -> list[str]:
+    """Return what to say of an array that marks ends of episodes.
+
+    Args:
+        found: numbers of rows after which it says that an episode ended. ``known``: after which flags do.
+    """
+    missed = np.setdiff1d(known, np.append(found, count))
+    if not len(missed):
+        return []
+    return [f"{name}: goes on after {len(missed):,} of the episodes that ended, the first in row {missed[0] - 1:,}"]
+
+
+def of_steps(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
+    """Return what to say of numbers of steps [N] in episodes that begin at ``starts``."""
+    found: list[str] = []
+    firsts, counts = np.unique(values[starts], return_counts=True)
+    usual = firsts[np.argmax(counts)]
+    if 1 < len(firsts) <= len(starts) // 2 + 1:
+        at = starts[values[starts] != usual]
+        found.append(
+            f"{name}: {len(at):,} episodes begin with another number than {usual}, the first in row {at[0]:,}; are "
+            "their first rows missing?"
+        )
+    return found
+
+
+def gaps(values: npt.NDArray[Any]) -> Ints:
+    """Return after which numbers of rows integers that rise by the same step nearly always, skip some."""
+    if values.dtype.kind not in "ui" or len(values) < 3:
+        return np.zeros(0, np.int64)
+    wide = values.astype(np.int64)
+    rises = np.diff(wide)
+    up = rises[rises > 0]
+    if not len(up):
+        return np.zeros(0, np.int64)
+    usual, counts = np.unique(up, return_counts=True)
+    step = usual[np.argmax(counts)]
+    if 4 * counts.max() < 3 * len(up):
+        return np.zeros(0, np.int64)
+    return (1 + np.flatnonzero(rises > step)).astype(np.int64)
+
+
+def of_episodes(name: str, values: npt.NDArray[Any]) -> list[str]:
+    """Return what to say of numbers of episodes [N]."""
+    found: list[str] = []
+    runs = values[np.append(True, values[1:] != values[:-1])]
+    different = np.unique(runs)
+    if again := len(runs) - len(different):
+        found.append(f"{name}: {again:,} numbers come again later; each run of one is taken for an episode")
+    if different.dtype.kind in "ui" and 1 < len(different) < (span := int(different[-1]) - int(different[0]) + 1):
+        found.append(
+            f"{name}: {span - len(different):,} numbers between {different[0]} and {different[-1]} are missing"
+        )
+    return found
