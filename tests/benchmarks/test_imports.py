@@ -23,6 +23,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # files of minari's writer
 @pytest.mark.parametrize("name", ["npz", "hdf5", "minari", "lerobot v2.1", "lerobot v3.0", "rlds", "parquet"])
 def test_nothing_differs_without_a_word(imports: Any, name: str) -> None:
     found = imports.run(name, imports.formats()[name], None)
