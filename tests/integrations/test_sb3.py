@@ -15,7 +15,7 @@ from stable_baselines3.common import buffers
 from stable_baselines3.common.env_util import make_atari_env, make_vec_env
 from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNormalize
 
-from sharpwave.integrations.sb3 import ReplayBuffer
+from sharpwave.integrations.sb3 import NStepReplayBuffer, ReplayBuffer
 
 gym.register_envs(ale_py)
 
@@ -313,3 +313,66 @@ def test_an_environment_that_reuses_its_array_is_noticed(copies: bool) -> None:
         return
     with pytest.raises(ValueError, match="the true final observation is lost"):
         model.learn(1000)
+
+
+@pytest.mark.parametrize("obs", ["vector", "image+observation.state"])
+@pytest.mark.parametrize("steps", [7, 40])
+def test_arrays_are_those_of_sb3(obs: str, steps: int) -> None:
+    env = DummyVecEnv([lambda lane=lane: Told(obs, "box", lane) for lane in range(2)])
+    dicts = isinstance(env.observation_space, spaces.Dict)
+    mine = ReplayBuffer(40, env.observation_space, env.action_space, "cpu", n_envs=2)
+    kind = buffers.DictReplayBuffer if dicts else buffers.ReplayBuffer
+    other = kind(40, env.observation_space, env.action_space, "cpu", n_envs=2)
+    names = ("observations", "next_observations", "actions", "rewards", "dones", "timeouts")
+    for name in names:  # of an empty one: what frames are is not decided by that
+        assert_equal(getattr(mine, name), getattr(other, name))
+    before = env.reset()
+    for _ in range(steps):
+        action = np.random.default_rng(0).normal(size=(2, 2)).astype(np.float32)
+        after, reward, done, infos = env.step(action)
+        true = {name: one.copy() for name, one in after.items()} if dicts else after.copy()
+        for lane in np.flatnonzero(done):
+            for to, one in zip(_parts(true), _parts(infos[lane]["terminal_observation"]), strict=True):
+                to[lane] = one
+        for one in (mine, other):
+            one.add(before, true, action, reward, done, infos)
+        before = after
+    for name in names:
+        assert_equal(getattr(mine, name), getattr(other, name))
+    with pytest.raises(ValueError, match="read-only"):
+        mine.dones[0] = 1
+
+
+def _parts(obs: Any) -> list[np.ndarray]:
+    return list(obs.values()) if isinstance(obs, dict) else [obs]
+
+
+def assert_equal(one: Any, other: Any) -> None:
+    for mine, theirs in zip(_parts(one), _parts(other), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+        assert mine.dtype == theirs.dtype
+
+
+def test_n_step_buffer_by_sb3s_name_and_a_time_limit_told_by_the_info_alone() -> None:
+    space, action = spaces.Box(0, 1, (4,), np.float32), spaces.Box(0, 1, (2,), np.float32)
+    both = [
+        kind(10, space, action, "cpu", n_steps=5, gamma=0.98) for kind in (NStepReplayBuffer, buffers.NStepReplayBuffer)
+    ]
+    for step in range(10):
+        for one in both:
+            row = np.full((1, 4), step, np.float32)
+            one.add(row, row + 1, np.zeros((1, 2)), np.ones(1), np.zeros(1), [{"TimeLimit.truncated": step == 2}])
+    for place in range(3):
+        mine, other = (one._get_samples(np.array([place])) for one in both)
+        for name in ("observations", "next_observations", "rewards", "dones", "discounts"):
+            np.testing.assert_allclose(getattr(mine, name), getattr(other, name), rtol=1e-6)
+    assert isinstance(both[0], buffers.NStepReplayBuffer)
+
+
+def test_declared_full_it_has_zeros_and_says_so() -> None:
+    space, action = spaces.Box(0, 100, (2,), np.uint16), spaces.Box(-1, 1, (1,), np.float64)
+    buffer = ReplayBuffer(4, space, action, "cpu")
+    with pytest.warns(UserWarning, match="adds 4 transitions of zeros"):
+        buffer.full = True
+    sample = buffer.sample(8)
+    assert buffer.full and sample.observations.numpy().dtype == np.uint16 and not sample.observations.any()

@@ -6,6 +6,13 @@ docs/frameworks/sb3.md.
 
 from sharpwave.integrations.sb3.her import HerReplayBuffer
 from sharpwave.integrations.sb3.prioritized import PrioritizedDQN, PrioritizedReplayBuffer, PrioritizedSamples
-from sharpwave.integrations.sb3.replay_buffer import ReplayBuffer
+from sharpwave.integrations.sb3.replay_buffer import NStepReplayBuffer, ReplayBuffer
 
-__all__ = ["HerReplayBuffer", "PrioritizedDQN", "PrioritizedReplayBuffer", "PrioritizedSamples", "ReplayBuffer"]
+__all__ = [
+    "HerReplayBuffer",
+    "NStepReplayBuffer",
+    "PrioritizedDQN",
+    "PrioritizedReplayBuffer",
+    "PrioritizedSamples",
+    "ReplayBuffer",
+]

@@ -128,6 +128,35 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
         rows = (steps + before[lanes]) % self._infos.shape[1]
         return [copy.deepcopy(info) for info in self._infos[lanes, rows]]
 
+    @property
+    def ep_start(self) -> Array:
+        """Places at which the episodes of SB3's places begin, where they have ended: int64 [buffer_size, n_envs]."""
+        return self._ended()[0]
+
+    @property
+    def ep_length(self) -> Array:
+        """Lengths of the episodes of SB3's places, 0 where they have not ended: int64 [buffer_size, n_envs]."""
+        return self._ended()[1]
+
+    @property
+    def _current_ep_start(self) -> Array:
+        """Places at which the episodes under way begin: int64 [n_envs]."""
+        return self._ended()[2]
+
+    def _ended(self) -> tuple[Array, Array, Array]:
+        count = min(self.transitions.added, self.buffer_size)
+        order = (self.pos - count + np.arange(count)) % self.buffer_size
+        start, length = np.zeros((2, self.buffer_size, self.n_envs), np.int64)
+        now = np.empty(self.n_envs, np.int64)
+        dones = self.dones[order] > 0
+        for lane in range(self.n_envs):
+            bounds = np.concatenate([[0], np.flatnonzero(dones[:, lane]) + 1])
+            now[lane] = (self.pos - count + bounds[-1]) % self.buffer_size
+            done, each = order[: bounds[-1]], np.diff(bounds)
+            start[done, lane] = np.repeat(order[bounds[:-1] % max(count, 1)], each)
+            length[done, lane] = np.repeat(each, each)
+        return start, length, now
+
     def truncate_last_trajectory(self) -> None:
         """End the episodes under way, as by a time limit; to be called where others follow, after loading."""
         if self.transitions.end_episodes():

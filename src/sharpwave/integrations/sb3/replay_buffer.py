@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,10 @@ from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep
 
 Array = npt.NDArray[Any]
+
+NO_FLOATS = np.zeros(0, np.float32)
+PLACES = 0
+"""Key of the view that is read by SB3's places, where others have their ``n_steps``."""
 
 
 class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
@@ -115,7 +121,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         views = self._views[1]
         if n_steps not in views:
             name = "transitions" if n_steps == self.n_steps else "first transitions"
-            views[n_steps] = store.view(self._new_view(n_steps), name=name, sampler=self._new_sampler())
+            if n_steps == PLACES:
+                views[n_steps] = store.view(NStep(1, 1.0, newest=True), name="places")
+            else:
+                views[n_steps] = store.view(self._new_view(n_steps), name=name, sampler=self._new_sampler())
         return views[n_steps]
 
     def _new_view(self, n_steps: int) -> NStep:
@@ -142,7 +151,64 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
     @full.setter
     def full(self, value: bool) -> None:
-        """Ignored, as ``pos``."""
+        """Add zeros until it is full, as SB3's arrays are zeros before, and warn. ``False`` is ignored, as ``pos``."""
+        missing = self.buffer_size - self.transitions.added if value else 0
+        if missing > 0:
+            warnings.warn(f"full = True: adds {missing} transitions of zeros for each environment", stacklevel=2)
+            obs = _each(self._no_obs(), lambda none: np.zeros((self.n_envs, *none.shape[1:]), none.dtype))
+            zeros = np.zeros(self.n_envs)
+            infos: list[dict[str, Any]] = [{} for _ in range(self.n_envs)]
+            for _ in range(missing):
+                self.add(obs, obs, np.zeros((self.n_envs, self.action_dim)), zeros, zeros, infos)
+
+    # SB3's arrays, [buffer_size, n_envs, ...]: read-only, and zero where there is no transition, or none any more
+
+    @property
+    def observations(self) -> Any:
+        """Observations at SB3's places.  Cost: all are decoded."""
+        return self._column(lambda batch: self.transitions.whole(batch.obs), self._no_obs())
+
+    @property
+    def next_observations(self) -> Any:
+        """Observations after the steps at SB3's places.  Cost: all are decoded."""
+        return self._column(lambda batch: self.transitions.whole(batch.next_obs), self._no_obs())
+
+    @property
+    def actions(self) -> Any:
+        """Actions at SB3's places."""
+        return self._column(lambda batch: batch.action, np.zeros((0, self.action_dim), self._action_dtype))
+
+    @property
+    def rewards(self) -> Any:
+        """Rewards at SB3's places."""
+        return self._column(lambda batch: batch.reward, NO_FLOATS)
+
+    @property
+    def dones(self) -> Any:
+        """Ends of episodes at SB3's places, time limits included, as float32."""
+        return self._column(lambda batch: (batch.terminated | batch.truncated).astype(np.float32), NO_FLOATS)
+
+    @property
+    def timeouts(self) -> Any:
+        """Time limits at SB3's places, as float32."""
+        return self._column(lambda batch: batch.truncated.astype(np.float32), NO_FLOATS)
+
+    def _no_obs(self) -> Any:
+        if isinstance(self.obs_shape, dict):
+            return {name: np.zeros((0, *s), self.observation_space[name].dtype) for name, s in self.obs_shape.items()}
+        return np.zeros((0, *self.obs_shape), self.observation_space.dtype)
+
+    def _column(self, read: Callable[[Batch], Any], none: Any) -> Any:
+        if not self.transitions.held:  # a store is made once there are transitions to find frames in
+            return _read_only(none, np.zeros((self.buffer_size, self.n_envs), np.bool_))
+        view, store = self._view(PLACES), self.transitions.store
+        before = (self.transitions.added - 1 - np.arange(self.buffer_size)) % self.buffer_size
+        steps = store.lane_steps - 1 - before[:, None]
+        held = (steps >= 0) & (before < self.transitions.added)[:, None]
+        lanes = np.broadcast_to(np.arange(self.n_envs), steps.shape)
+        ids = store.ids(lanes[held], steps[held], missing="mask")
+        held[held] = ids >= 0
+        return _read_only(read(view.fetch(ids[ids >= 0])), held)
 
     def size(self) -> int:
         """Return how many transitions of each environment are held; the store evicts whole segments."""
@@ -169,7 +235,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         done = np.asarray(done, np.bool_)
         truncated = np.zeros(self.n_envs, np.bool_)
         if self.handle_timeout_termination:
-            truncated = done & [bool(info.get("TimeLimit.truncated", False)) for info in infos]
+            truncated[:] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         told = None
         if isinstance(infos, dict):  # of a Gymnasium vector, in a loop of one's own; SB3's reset with the last step
             told = np.full(self.n_envs, any(name in infos for name in FINALS))
@@ -249,3 +315,26 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         self._begin()
         if content is not None:
             self.transitions.adopt(unpacked(content), rows)
+
+
+class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):  # type: ignore[misc]
+    """SB3's ``NStepReplayBuffer``: a ``ReplayBuffer`` of three steps unless told otherwise."""
+
+    def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
+        super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
+
+
+def _each(value: Any, function: Callable[[Any], Any]) -> Any:
+    return {name: function(one) for name, one in value.items()} if isinstance(value, dict) else function(value)
+
+
+def _read_only(found: Any, held: npt.NDArray[np.bool_]) -> Any:
+    """Return an array [places, lanes, ...], or a dict of them, of the values [n, ...] where transitions are held."""
+
+    def spread(values: Array) -> Array:
+        column = np.zeros((*held.shape, *values.shape[1:]), values.dtype)
+        column[held] = values
+        column.flags.writeable = False
+        return column
+
+    return _each(found, spread)

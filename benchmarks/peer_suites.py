@@ -1,0 +1,222 @@
+"""The test suites of the libraries whose buffers ours replace, run with ours in their place.
+
+    python benchmarks/peer_suites.py tianshou=FOLDER sb3=FOLDER torchrl=FOLDER cleanrl=FOLDER [--out F] [--python P]
+
+A folder is a checkout or an unpacked source distribution of the release that is installed; nothing of it is kept here.
+Its tests are copied to a temporary folder, so that they import the library that is installed, and pytest loads
+``peer_plugin.py``, which puts our buffers where theirs were. Of CleanRL the programs are run that use a replay buffer
+and PyTorch, for some hundred steps, with one import changed.
+
+Each test has passed; or it was refused by a sentence that ``REFUSALS`` foresees, and says why; or it failed. Those that
+use no store, as they test other classes, are counted apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+TIMEOUT_S = 3600
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Tests of a library.
+
+    Attributes:
+        package: its name where packages are installed. ``folder``: that of the tests. ``files``: those run, in it.
+        stated: file of the release's number. ``path``: folders to import from.
+    """
+
+    package: str
+    folder: str
+    files: tuple[str, ...]
+    stated: str
+    path: tuple[str, ...] = (".",)
+
+
+SUITES = {
+    "tianshou": Suite("tianshou", "test", ("base/test_buffer.py", "base/test_collector.py"), "pyproject.toml"),
+    "sb3": Suite(
+        "stable_baselines3",
+        "tests",
+        ("test_buffers.py", "test_her.py", "test_n_step_replay.py", "test_save_load.py"),
+        "stable_baselines3/version.txt",
+    ),
+    "torchrl": Suite("torchrl", "test", ("rb/test_rb_core.py",), "version.txt", (".", "test", "test/rb")),
+}
+PROGRAMS: dict[str, list[str]] = {
+    "dqn": [],
+    "c51": [],
+    "dqn_atari": ["--buffer-size", "1000"],
+    "c51_atari": ["--buffer-size", "1000"],
+    "sac_atari": ["--buffer-size", "1000"],
+    "ddpg_continuous_action": ["--env-id", "Pendulum-v1"],
+    "td3_continuous_action": ["--env-id", "Pendulum-v1"],
+    "sac_continuous_action": ["--env-id", "Pendulum-v1"],
+}
+STEPS, STARTS = 600, 200
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """What ours cannot do.
+
+    Attributes:
+        suite: of which library. ``test``: pattern of the tests' names. ``error``: pattern of what they end with.
+        why: the reason.
+    """
+
+    suite: str
+    test: str
+    error: str
+    why: str
+
+
+REFUSALS = (
+    Refusal(
+        "tianshou", r"test_(replaybuffer|collector)$", "expected numbers", "observations that are strings or objects"
+    ),
+    Refusal(
+        "sb3",
+        "test_nstep_no_terminations",
+        "its successor is not known yet",
+        "no return is cut at the newest step",
+    ),
+    Refusal("sb3", "test_warn_buffer.*True", "optimize_memory_usage=True, expected False", "stored once in any case"),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Outcome of a test: ``kind`` is "passed", "refused", "failed", "skipped" or "other" (it uses no store)."""
+
+    suite: str
+    file: str
+    test: str
+    kind: str
+    said: str
+
+
+def outcome(suite: str, found: dict[str, Any]) -> Outcome:
+    """Return the outcome of a test by a line that ``peer_plugin.py`` wrote."""
+    file, _, test = found["test"].partition("::")
+    kind, said = found["outcome"], found["error"]
+    if kind == "passed" and not found["stores"]:
+        kind = "other"
+    for one in REFUSALS if kind == "failed" else ():
+        if one.suite == suite and re.search(one.test, test) and re.search(one.error, said):
+            kind, said = "refused", one.why
+            break
+    return Outcome(suite, Path(file).name, test, kind, said)
+
+
+def run_suite(name: str, source: Path, python: str) -> list[Outcome]:
+    """Run a library's tests in a folder of their own."""
+    suite = SUITES[name]
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copytree(source / suite.folder, Path(folder) / suite.folder)
+        out = Path(folder) / "outcomes.jsonl"
+        paths = [str(HERE), *(str(Path(folder, one)) for one in suite.path), os.environ.get("PYTHONPATH", "")]
+        environment = os.environ | {
+            "PEER": name, "PEER_OUTCOMES": str(out), "PYTHONPATH": os.pathsep.join(paths)
+        }  # fmt: skip
+        files = [f"{suite.folder}/{file}" for file in suite.files]
+        command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "peer_plugin", "-p", "no:cacheprovider", *files]
+        subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT_S, check=False)
+        return [outcome(name, json.loads(line)) for line in out.read_text().splitlines()]
+
+
+def run_program(source: Path, name: str, arguments: list[str], python: str, ours: bool) -> str:
+    """Run a program of CleanRL's, with its own buffer or with ours; return "", or the last line of its error."""
+    with tempfile.TemporaryDirectory() as folder:
+        text = (source / "cleanrl" / f"{name}.py").read_text()
+        if ours:
+            text = text.replace("from cleanrl_utils.buffers import", "from sharpwave.integrations.cleanrl import")
+        Path(folder, f"{name}.py").write_text(text)
+        limits = ["--total-timesteps", str(STEPS), "--learning-starts", str(STARTS), "--no-track", "--no-cuda"]
+        paths = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
+        command = [python, "-W", "ignore", f"{name}.py", *limits, *arguments]
+        ended = subprocess.run(
+            command,
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+        )
+        return "" if ended.returncode == 0 else (ended.stderr.strip().splitlines() or ["no word"])[-1]
+
+
+def run_programs(source: Path, python: str) -> list[Outcome]:
+    """Run CleanRL's programs; those that do not run here with their own buffers are skipped."""
+    found = []
+    for name, arguments in PROGRAMS.items():
+        said = run_program(source, name, arguments, python, ours=True)
+        kind = "failed" if said else "passed"
+        if said and (alone := run_program(source, name, arguments, python, ours=False)):
+            kind, said = "skipped", f"does not run here with its own buffer: {alone}"
+        found.append(Outcome("cleanrl", "programs", name, kind, said))
+    return found
+
+
+KINDS = ("passed", "refused", "failed", "other", "skipped")
+
+
+def table(found: list[Outcome]) -> str:
+    """Return counts by file, the reasons of refusals, and failures."""
+    lines = ["| suite | tests that use a store | pass | refused | failed | use none | skipped |", "|---|" + "---:|" * 6]
+    for suite, file in dict.fromkeys((one.suite, one.file) for one in found):
+        count = Counter(one.kind for one in found if (one.suite, one.file) == (suite, file))
+        of = count["passed"] + count["refused"] + count["failed"]
+        cells = [of, f"{count['passed']} ({count['passed'] / max(of, 1):.0%})", *(count[kind] for kind in KINDS[1:])]
+        lines.append(f"| {suite} {file} | " + " | ".join(str(cell) for cell in cells) + " |")
+    for kind in ("refused", "failed"):
+        said = Counter((one.suite, one.test.partition("[")[0], one.said) for one in found if one.kind == kind)
+        lines += [f"{kind}: {suite} {test} ({count}): {why}" for (suite, test, why), count in said.items()]
+    return "\n".join(lines)
+
+
+def check_release(name: str, source: Path) -> None:
+    """Warn where sources are not those of the library that is installed."""
+    suite = SUITES[name]
+    installed, text = version(suite.package), (source / suite.stated).read_text()
+    if installed not in text:
+        print(f"{name}: {suite.package} {installed} is installed; {suite.stated} names another", file=sys.stderr)
+
+
+def main() -> None:
+    """Run what is asked for, print counts, and write all outcomes."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("sources", nargs="+", metavar="NAME=FOLDER", help=f"of {', '.join([*SUITES, 'cleanrl'])}")
+    parser.add_argument("--out", type=Path, help="file for the outcomes, as JSON")
+    parser.add_argument("--python", default=sys.executable, help="interpreter that runs the tests")
+    given = parser.parse_args()
+    found: list[Outcome] = []
+    for one in given.sources:
+        name, _, folder = one.partition("=")
+        source = Path(folder).resolve()
+        if name == "cleanrl":
+            found += run_programs(source, given.python)
+        else:
+            check_release(name, source)
+            found += run_suite(name, source, given.python)
+    print(table(found))
+    if given.out is not None:
+        given.out.write_text(json.dumps([vars(one) for one in found], indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
