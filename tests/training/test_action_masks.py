@@ -123,7 +123,12 @@ def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):
     changes = {"data": str(tmp_path / "data"), "env": MAZE, "steps": 5, "evaluate_every": 0, "device": "cpu"}
     with pytest.raises(ValueError, match=r"has obs.action_mask None, expected .*; --no-action-masks learns without"):
         Trained(load_recipe("offline").override(**changes))
-    Trained(load_recipe("offline").override(**changes, action_masks=False)).close()
+    made = load_recipe("offline").override(**changes, action_masks=False)
+    vector = setup.environments(made)
+    with closing(vector):
+        store, view = setup.memory(made, vector, setup.agent(made, vector))
+        with store:
+            assert view.sample(8).obs.shape == (8,)
 
 
 @pytest.mark.parametrize("algorithm", ["cql", "iql", "bc"])
