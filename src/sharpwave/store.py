@@ -210,7 +210,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
 
         ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
         ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, those of one step,
-        and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that are resets or
+        and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that look like resets or
         follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
         environment only reset, and that a ``Recorder`` or a drop-in passed over; ``bytes`` by use: ``arena_used``
         (sealed segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,

@@ -165,3 +165,20 @@ def test_lanes_are_added_to_what_is_known_of_resets() -> None:
     assert resets.find(after, jumped, np.zeros(1), ~one, np.array([1])).all() and resets.dropped == 1
     copy.forget()
     assert not copy.find(after, jumped, np.zeros(1), ~one, np.array([1])).any() and copy.dropped == 0
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_world_that_goes_on_after_an_episode_keeps_nearly_all_its_steps(seed: int) -> None:
+    """A walk whose tasks end every tenth step: half of the first steps go farther than the last ones did."""
+    from sharpwave.integrations.cleanrl import ReplayBuffer as CleanRlBuffer
+
+    walk = np.cumsum(np.random.default_rng(seed).normal(size=(1501, 2)), axis=0).astype(np.float32)
+    spaces = gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Discrete(2)
+    buffers = [CleanRlBuffer(10_000, *spaces, handle_timeout_termination=False) for _ in range(2)]
+    for i in range(1500):
+        done = np.array([i % 10 == 9])
+        for buffer, infos in zip(buffers, ({}, [{}]), strict=True):
+            buffer.add(walk[i][None], walk[i + 1][None], np.array([0]), done.astype(float), done, infos)
+    assert len(buffers[1]) == 1500
+    assert len(buffers[0]) + buffers[0].transitions.store.stats()["dropped_resets"] == 1500
+    assert len(buffers[0]) >= 1480  # 1,350 of half of the seeds when a walk of the counts decided

@@ -15,7 +15,9 @@ Ints = npt.NDArray[np.int64]
 Named = dict[str, Array]
 
 SURE = 4
-"""Rows found, more than speak against it, before those are taken for resets too that do not jump."""
+"""Rows that look like resets, more than ``MOST`` for each that does not, before the latter are taken for resets too."""
+MOST = 3
+"""Rows that look like resets for each that does not: in a world that goes on after an episode's end half of them do."""
 
 
 class Resets:
@@ -23,17 +25,17 @@ class Resets:
 
     A vector that resets in the step that ends an episode says apart what that led to; one that resets with the next
     step does not, and the row after has the final observation again, jumps to another one, and has no reward. One row
-    in a small world may look like that. So none is taken for a reset while more episodes began otherwise, nor where a
-    lane's first observation comes again; nor one that goes no farther than the step before it, as where a loop gives
-    the next episode's observation for the final one, until several others were.
+    in a small world, or in one that is never reset, may look like that. So none is taken for a reset unless most
+    episodes begin so, nor where a lane's first observation comes again; nor one that goes no farther than the step
+    before it, as where a loop gives the next episode's observation for the final one, unless most others did.
 
     Attributes:
-        dropped: rows found.
+        dropped: rows taken for resets.
     """
 
     def __init__(self, lanes: int) -> None:
         self.dropped = 0
-        self._others = 0  # episodes that began with a step
+        self._alike = self._others = 0  # first rows of episodes that look like resets, and those that do not
         self._may = np.zeros(lanes, np.bool_)  # the lane's episode has just ended, without a word of what it led to
         self._last: dict[int, list[Array]] = {}  # what it led to, by lane, and how far its last step went
         self._came = np.zeros(lanes)
@@ -42,7 +44,7 @@ class Resets:
     def copy(self) -> Resets:
         """Return one that can be changed while this is kept."""
         made = Resets(len(self._may))
-        made.dropped, made._others = self.dropped, self._others
+        made.dropped, made._alike, made._others = self.dropped, self._alike, self._others
         made._may[:], made._came[:] = self._may, self._came
         made._last, made._first = self._last.copy(), self._first.copy()
         return made
@@ -67,13 +69,15 @@ class Resets:
                 continue
             if ended[row]:
                 continue
-            sure = self.dropped >= self._others + SURE
+            sure = self._alike >= MOST * self._others + SURE
             went = _distance(obs, [one[row] for one in after.values()])
             if not sure and (went == 0 or _same(obs, self._first[lane])):
                 continue
-            found[row] = reward[row] == 0 and (sure or went > self._came[lane]) and self.dropped >= self._others
+            alike = reward[row] == 0 and went > self._came[lane] and not _same(obs, self._first[lane])
+            found[row] = reward[row] == 0 and (sure or (alike and self._alike >= MOST * self._others))
             self.dropped += int(found[row])
-            self._others += int(not found[row])
+            self._alike += int(alike)
+            self._others += int(not alike)
         return found
 
     def remember(self, before: Named, after: Named, ended: Bools, told: Bools, lanes: Ints, dropped: Bools) -> None:

@@ -32,13 +32,17 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Counts = tuple[int, int, int, int]
 
-ENOUGH = 4
+ENOUGH = 6
 """Boundaries of a lane that speak for something, more than speak against it, before it is said."""
+UNCLEAR = 3
+"""Weight of one that shows nothing: in a world that goes on after an episode's end, half of them look like resets."""
 AGAINST = 4
 """Weight of an episode that begins with another observation than the one before it ended with."""
 MIN_JUMP, RESET_JUMP = 2.0, 1.5
 """How many times as far a jump must go as the other step: where the environment may not have been reset at all, as
 after a truncation that is only the program's; and where it was."""
+ROUNDED = 4
+"""Episodes that are broken off by rounding, before it is said."""
 UNCHAINED = 16
 """Steps in a row none of which leads to the next one's observation, before it is said."""
 MAX_UNDECIDED = 64
@@ -214,7 +218,7 @@ class Boundaries:
         self.rounded += nearly
         if nearly:
             seen.rounded.add(step)
-            if seen.rounded.count >= ENOUGH:
+            if seen.rounded.count >= ROUNDED:
                 numbers = ", ".join(map(str, seen.rounded.last))
                 self._say(lane, "rounded", _SAID["rounded"].format(count=seen.rounded.count, numbers=numbers))
         elif seen.run >= UNCHAINED:
@@ -268,7 +272,7 @@ class Boundaries:
             self._leave_alone(lane)
             return
         self.repeats += 1
-        if about.count - seen.unclear - AGAINST * int(self._opened.fresh[lane]) >= ENOUGH:
+        if about.count - UNCLEAR * seen.unclear - AGAINST * int(self._opened.fresh[lane]) >= ENOUGH:
             numbers = ", ".join(map(str, about.last))
             self._say(lane, kind, _SAID[kind].format(count=about.count, numbers=numbers))
 
