@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from pathlib import Path
 
@@ -32,6 +33,25 @@ def test_a_checkout_installs_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_an_installed_package_names_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = tmp_path / "lib" / "python3.11" / "site-packages" / "sharpwave" / "extras.py"
     monkeypatch.setattr(extras, "__file__", str(module))
+    monkeypatch.setattr(extras, "installed_from", lambda: None)
+    assert extras.install("view") == "pip install 'sharpwave[view]'"
+
+
+def test_a_package_that_was_installed_from_a_checkout_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root = tmp_path / "my code"
+    (root / "src" / "sharpwave").mkdir(parents=True)
+    (root / "pyproject.toml").touch()
+    packages = tmp_path / "lib" / "python3.11" / "site-packages"
+    notes = packages / "sharpwave-0.1.0.dist-info"
+    notes.mkdir(parents=True)
+    (notes / "METADATA").write_text("Metadata-Version: 2.1\nName: sharpwave\nVersion: 0.1.0\n")
+    (notes / "direct_url.json").write_text(json.dumps({"dir_info": {}, "url": root.as_uri()}))
+    monkeypatch.setattr(extras, "__file__", str(packages / "sharpwave" / "extras.py"))
+    monkeypatch.syspath_prepend(packages)
+    assert extras.install("view") == f"pip install '{root}[view]'"
+    monkeypatch.chdir(root)
+    assert extras.install("view") == "pip install '.[view]'"
+    (root / "pyproject.toml").unlink()  # it was moved away since
     assert extras.install("view") == "pip install 'sharpwave[view]'"
 
 

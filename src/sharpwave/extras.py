@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import json
 import os
 import shlex
 from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import url2pathname
 
 
 def install(extra: str) -> str:
-    """Return the command that installs an extra: in a checkout from there, as no package index has that version."""
+    """Return the command that installs an extra: from the checkout where there is one, as no package index has that
+    version."""
     root = Path(__file__).resolve().parents[2]
-    if not (root / "src" / "sharpwave").is_dir() or not (root / "pyproject.toml").is_file():
-        return f"pip install 'sharpwave[{extra}]'"
-    folder = "." if os.path.samefile(os.curdir, root) else str(root)
-    return f"pip install -e {shlex.quote(f'{folder}[{extra}]')}"
+    if is_checkout(root):
+        return f"pip install -e {of_checkout(root, extra)}"
+    origin = installed_from()
+    if origin is not None and is_checkout(origin):
+        return f"pip install {of_checkout(origin, extra)}"
+    return f"pip install 'sharpwave[{extra}]'"
+
+
+def is_checkout(root: Path) -> bool:
+    return (root / "src" / "sharpwave").is_dir() and (root / "pyproject.toml").is_file()
+
+
+def of_checkout(root: Path, extra: str) -> str:
+    try:
+        here = os.path.samefile(os.curdir, root)
+    except OSError:  # the working directory was removed
+        here = False
+    return shlex.quote(f"{'.' if here else root}[{extra}]")
+
+
+def installed_from() -> Path | None:
+    """Return the folder that ``pip install FOLDER`` copied this package from, as pip noted it."""
+    try:
+        noted = importlib.metadata.distribution("sharpwave").read_text("direct_url.json")
+        url = urlsplit(json.loads(noted)["url"]) if noted else None
+    except (importlib.metadata.PackageNotFoundError, OSError, ValueError, KeyError, TypeError):
+        return None
+    return Path(url2pathname(url.path)) if url is not None and url.scheme == "file" else None
