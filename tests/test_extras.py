@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,3 +61,34 @@ def test_make_installs_what_shows_the_run_that_it_trains(target: str, tmp_path: 
     command = ["make", "-n", "-C", str(ROOT), target, f"VENV={tmp_path}"]
     said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
     assert "-e '.[train,view]'" in said, said
+
+
+@pytest.mark.parametrize(
+    ("missing", "statement", "sentence"),
+    [
+        ("torch", "batch.torch()", "batch.torch() needs torch: pip install torch"),
+        ("jax", "batch.jax()", "batch.jax() needs jax: pip install jax"),
+        ("gymnasium", "import sharpwave.envs", "sharpwave.envs needs gymnasium: {train}"),
+        ("ale_py", "import sharpwave.envs", "sharpwave.envs needs ale_py: {train}"),
+        ("torch", "import sharpwave.integrations.cleanrl", "CleanRL's buffer needs torch: {train}"),
+        (
+            "stable_baselines3",
+            "import sharpwave.integrations.sb3",
+            "buffers for Stable-Baselines3 need stable_baselines3: {sb3}",
+        ),
+    ],
+)
+def test_what_is_missing_is_one_sentence(missing: str, statement: str, sentence: str) -> None:
+    program = f"""
+import sys
+from sharpwave.views.batch import Arrays
+batch = Arrays()
+sys.modules[{missing!r}] = None
+try:
+    {statement}
+except ModuleNotFoundError as error:
+    print(error)
+"""
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    installs = {extra: extras.install(extra) for extra in ("train", "sb3")}
+    assert said.stdout.strip() == sentence.format(**installs)

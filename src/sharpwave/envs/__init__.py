@@ -5,7 +5,14 @@ from __future__ import annotations
 import difflib
 from typing import Any
 
-from gymnasium.vector import VectorEnv
+from sharpwave.extras import install
+
+try:
+    import ale_py  # noqa: F401
+    import gymnasium  # noqa: F401
+    from gymnasium.vector import VectorEnv
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(f"sharpwave.envs needs {error.name}: {install('train')}", name=error.name) from error
 
 from sharpwave.environment_spec import step_spec
 from sharpwave.envs.action_masks import ActionMasks, VectorActionMasks

@@ -10,8 +10,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from gymnasium import spaces
+
+from sharpwave.extras import install
+
+try:
+    import torch
+    from gymnasium import spaces
+except ModuleNotFoundError as error:
+    missing = f"CleanRL's buffer needs {error.name}: {install('train')}"
+    raise ModuleNotFoundError(missing, name=error.name) from error
 
 from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.sampling.prioritized import Prioritized

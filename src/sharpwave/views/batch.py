@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
@@ -10,6 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.nesting import map_leaves
+
+
+def needed(package: str) -> Any:
+    """Import a framework.  Raises: ModuleNotFoundError: saying what installs it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package:
+            raise
+        raise ModuleNotFoundError(f"batch.{package}() needs {package}: pip install {package}", name=package) from error
 
 
 class Arrays:
@@ -50,8 +61,7 @@ class Arrays:
 
         On the CPU they share the batch's memory. For CUDA they are copied through pinned memory, without waiting.
         """
-        import torch
-
+        torch = needed("torch")
         target = torch.device(device)
         if target.type == "cpu":
             return self.map(torch.from_numpy)
@@ -64,8 +74,7 @@ class Arrays:
         as those of ``obs`` and ``next_obs`` overlap, nor numbers of 64 bits, which JAX cuts to 32 by default: those are
         copied. ``ids``, ``lane`` and ``step`` stay numpy's, as they may need 64 bits.
         """
-        import jax
-
+        jax = needed("jax")
         target = jax.devices("cpu")[0] if device is None else device
         moved = self.map(lambda array: jax.device_put(array, target))
         kept: dict[str, Any] = {name: getattr(self, name) for name in ("ids", "lane", "step")}

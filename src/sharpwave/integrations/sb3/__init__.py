@@ -4,6 +4,14 @@
 docs/frameworks/sb3.md.
 """
 
+from sharpwave.extras import install
+
+try:
+    import stable_baselines3  # noqa: F401
+except ModuleNotFoundError as error:
+    missing = f"buffers for Stable-Baselines3 need {error.name}: {install('sb3')}"
+    raise ModuleNotFoundError(missing, name=error.name) from error
+
 from sharpwave.integrations.sb3.her import HerReplayBuffer
 from sharpwave.integrations.sb3.prioritized import PrioritizedDQN, PrioritizedReplayBuffer, PrioritizedSamples
 from sharpwave.integrations.sb3.replay_buffer import NStepReplayBuffer, ReplayBuffer
