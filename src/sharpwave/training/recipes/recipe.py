@@ -113,10 +113,11 @@ class EvaluationSettings:
 
     stop_reward: float | None = setting(
         None,
-        "end when the mean of 30 held-out episodes, played with fixed weights, reaches this, and that of 30 fresh ones",
+        "end when the mean of 30 held-out episodes, played with fixed weights, reaches this, and then that of 30 fresh "
+        "ones as well",
         EVALUATION,
     )
-    stop_worst: float | None = setting(None, "and none of these scores is below this", EVALUATION)
+    stop_worst: float | None = setting(None, "and none of these 60 scores is below this", EVALUATION)
     evaluate_every: int = setting(
         50_000,
         "steps between held-out evaluations, each of 30 episodes, abandoned after 10 if their mean is too low; 0: none",
