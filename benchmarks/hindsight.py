@@ -1,6 +1,6 @@
 """Hindsight experience replay on FetchReach: SAC with our buffer beside SB3's own, success on held-out episodes.
 
-    pip install 'sharpwave[sb3]' gymnasium-robotics 'mujoco<3.4'
+    pip install '.[sb3]' gymnasium-robotics 'mujoco<3.4'
     python benchmarks/hindsight.py [--seeds 0 1 2] [--steps 4000] [--env FetchReach-v4]
 
 A robot's arm moves its gripper to a goal within 50 steps; the reward is -1 until it is there. Hyperparameters are of

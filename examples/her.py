@@ -1,6 +1,6 @@
 """Hindsight experience replay on a task whose reward is hardly ever found: flip n bits until all are ones.
 
-    pip install 'sharpwave[sb3]'
+    pip install '.[sb3]'
     python examples/her.py [--bits 10] [--steps 1500] [--seed 0] [--goals 4] [--sb3]
 
 Stable-Baselines3's DQN with ``HerReplayBuffer``, or with SB3's own buffer (--sb3). Prints the share of the last 50

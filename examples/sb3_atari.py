@@ -1,4 +1,4 @@
-"""Stable-Baselines3's DQN on Pong with a compressed replay buffer: pip install 'sharpwave[sb3]' opencv-python ale-py.
+"""Stable-Baselines3's DQN on Pong with a compressed replay buffer: pip install '.[sb3]' opencv-python ale-py.
 
     python examples/sb3_atari.py [--steps 1000000] [--ram 2GiB]
 

@@ -1,4 +1,4 @@
-"""TorchRL's DQN on CartPole with a compressed replay buffer: pip install 'sharpwave[torchrl]' gymnasium.
+"""TorchRL's DQN on CartPole with a compressed replay buffer: pip install '.[torchrl]' gymnasium.
 
     python examples/torchrl_dqn.py [--frames 40000] [--seed 0]
 

@@ -57,7 +57,7 @@ class Rung:
     def missing(self) -> str | None:
         """Return which packages are missing and how to install them; None: none."""
         absent = [name for name in self.needs if find_spec(name) is None]
-        return f"{', '.join(absent)} not installed: pip install 'sharpwave[bench]'" if absent else None
+        return f"{', '.join(absent)} not installed: pip install '.[bench]'" if absent else None
 
 
 ENVS = (2, 3, 4, 5, 6)

@@ -203,7 +203,7 @@ def test_names_and_numbers():
     with pytest.raises(ValueError, match="--seeds: got '1,x', expected integers"):
         numbers("1,x", "--seeds")
     missing = Rung("", needs=("json", "no_such_module")).missing()
-    assert missing == "no_such_module not installed: pip install 'sharpwave[bench]'"
+    assert missing == "no_such_module not installed: pip install '.[bench]'"
 
 
 def test_a_rung_without_its_libraries_says_what_to_install(tmp_path):
