@@ -167,3 +167,13 @@ def test_masks_of_other_actions_are_left_out_with_a_warning_and_environments_wit
         assert make_env("SaysNothing-v0", 1).single_observation_space == Says.observation_space
     with pytest.raises(ValueError, match="expected Discrete"):
         ActionMasks(Says(None, Box(-1, 1, (1,), np.float32)))
+
+
+def test_a_source_that_is_none_or_that_the_environment_lacks_is_refused_at_once():
+    with pytest.raises(ValueError, match="source is 'methd', expected one of observation, method, info"):
+        ActionMasks(Maze(), "methd")
+    cart = gymnasium.make("CartPole-v1")
+    with pytest.raises(ValueError, match=r"CartPole-v1 has no method action_masks\(\)"):
+        ActionMasks(cart, "method")
+    with pytest.raises(ValueError, match="expected a Dict with a part 'action_mask'"):
+        ActionMasks(cart, "observation")

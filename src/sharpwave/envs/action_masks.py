@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable
 from contextlib import closing
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import gymnasium
 import gymnasium.vector
@@ -39,16 +39,23 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
             method ``action_masks()``, or ``info["action_mask"]``, of each reset and step.
 
     Raises:
-        ValueError: actions of another kind; by ``reset`` and ``step``: a mask that is missing, of another shape than
-            [n], of floats or other numbers than 0 and 1, or without a legal action while the episode goes on.
+        ValueError: actions of another kind, an unknown source, or one that the environment lacks; by ``reset`` and
+            ``step``: a mask that is missing, of another shape than [n], of floats or other numbers than 0 and 1, or
+            without a legal action while the episode goes on.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], source: Source = "info") -> None:
         super().__init__(env)
         if not isinstance(env.action_space, Discrete):
             raise ValueError(f"ActionMasks: {_name(env)} has the actions {env.action_space}, expected Discrete")
-        self._source, self._count = source, int(env.action_space.n)
         inner = env.observation_space
+        if source not in get_args(Source):
+            raise ValueError(f"ActionMasks: source is {source!r}, expected one of {', '.join(get_args(Source))}")
+        if source == "observation" and not (isinstance(inner, Dict) and ACTION_MASK in inner.spaces):
+            raise ValueError(f"ActionMasks: {_name(env)} observes {inner}, expected a Dict with a part {ACTION_MASK!r}")
+        if source == "method" and not env.has_wrapper_attr(METHOD):
+            raise ValueError(f"ActionMasks: {_name(env)} has no method {METHOD}()")
+        self._source, self._count = source, int(env.action_space.n)
         self._parts = isinstance(inner, Dict)
         parts = dict(inner.spaces) if isinstance(inner, Dict) else {OBS: inner}
         self.observation_space = Dict(parts | {ACTION_MASK: MultiBinary(self._count)})
