@@ -425,7 +425,7 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str], s
 def _first_note(source: Source, number: int, lane: int, left_out: list[str], selection: Selection) -> dict[str, Any]:
     """Return what is noted of an import that begins."""
     left = len(source) - len(selection.numbers)
-    unselected = [f"{left:,} of {len(source):,} episodes: not selected, as {selection.text} are"] if left else []
+    unselected = [f"{left:,} of {len(source):,} episodes: not selected; selected are {selection.text}"] if left else []
     return {
         "number": number,
         "lane": lane,

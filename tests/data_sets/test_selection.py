@@ -53,7 +53,7 @@ def test_numbers(tmp_path: Path, episodes: Any, numbers: list[int], text: str | 
         left = len(LENGTHS) - len(numbers)
         assert audit["unselected"]["episodes"] == left
         assert audit["unselected"]["steps"] == sum(LENGTHS) - audit["read"]["steps"]
-        assert note["left_out"][0] == f"{left} of 6 episodes: not selected, as {text} are"
+        assert note["left_out"][0] == f"{left} of 6 episodes: not selected; selected are {text}"
     assert loading.check(place, episodes=episodes)["audit"]["read"] == audit["read"]
 
 
@@ -138,7 +138,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     place = saved(tmp_path / "x.npz")
     assert run("import", place, str(tmp_path / "store"), "--episodes", "0:2,-1", "--quiet") == 0
     said = capsys.readouterr().out
-    assert "3 episodes, 17 steps of" in said and "left out: 3 of 6 episodes: not selected, as 0:2,5 are" in said
+    assert "3 episodes, 17 steps of" in said and "left out: 3 of 6 episodes: not selected; selected are 0:2,5" in said
     assert "unselected: 3 episodes, 16 steps, whose rewards and ends are not read\n" in said
     assert run("import", "--check", place, "--episodes", "9", "--quiet") == 2
     assert "there is no 9" in capsys.readouterr().err
