@@ -84,7 +84,7 @@ def test_a_run_from_the_command_line_learns_plays_and_resumes(kept, tmp_path, ca
         "--evaluate-every", 20, "--out", out,
     )  # fmt: skip
     assert code == 0, text
-    assert f"Ended by the limit of {UPDATES} updates" in text and "held-out mean" in text
+    assert f"Ended by the limit of {UPDATES} updates" in text and "fresh held-out mean" in text
     assert "training mean" not in text and "epsilon" not in text
     summary = json.loads((out / "summary.json").read_text())
     assert summary["updates"] == UPDATES and summary["replay_steps"] == steps and summary["episodes"] == 0

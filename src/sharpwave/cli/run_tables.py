@@ -48,7 +48,7 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     title = Text(printable(ended + summary["reason"]), style="table.title")
     table = Table(title=title, title_justify="left", box=None, show_header=False)
     if summary.get("final") is not None:  # episodes that did not choose the weights
-        table.add_row("held-out mean", evaluation_text(summary["final"]))
+        table.add_row("fresh held-out mean", evaluation_text(summary["final"]))
     elif summary.get("held_out") is not None:
         table.add_row("best held-out mean", evaluation_text(summary["held_out"]))
     else:
