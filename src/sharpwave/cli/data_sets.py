@@ -25,7 +25,7 @@ def import_command(
         ),
     ],
     store: Annotated[
-        Path | None, typer.Argument(metavar="\\[STORE]", help="folder of a store, or a new one; none with --check")
+        Path | None, typer.Argument(metavar="STORE", help="folder of a store, or a new one; none with --check")
     ] = None,
     check: Annotated[
         bool, typer.Option("--check", help="read the data, and say what an import would do, without writing")
