@@ -117,7 +117,21 @@ def test_sb3s_buffer_passes_over_resets_of_gymnasiums_vectors(name: str) -> None
     batch = buffer.view.fetch(buffer.view.sampleable_ids())
     got = zip(batch.obs, batch.next_obs, batch.terminated, strict=True)
     assert sorted((a.tobytes(), b.tobytes(), bool(c)) for a, b, c in got) == expected(seen)
-    assert buffer.transitions.store.stats()["dropped_resets"] == (~seen["real"]).sum() > 3
+    real = seen["real"]
+    assert buffer.transitions.store.stats()["dropped_resets"] == (~real).sum() > 3
+    for named, array in (
+        ("obs", buffer.observations),
+        ("next_obs", buffer.next_observations),
+        ("action", buffer.actions),
+    ):
+        placed = np.reshape(seen[named], array[:STEPS].shape)
+        assert np.array_equal(array[:STEPS][real], placed[real]) and not array[:STEPS][~real].any()
+    assert np.array_equal(buffer.dones[:STEPS], seen["terminated"] & real) and not buffer.dones[STEPS:].any()
+    places, lanes = np.nonzero(real)
+    again = buffer.view.fetch(buffer.ids_at(places, lanes))
+    assert np.array_equal(again.obs.reshape(-1), np.reshape(seen["obs"][real], -1))
+    with pytest.raises(KeyError):
+        buffer.ids_at(*np.argwhere(~real)[0])
 
 
 @pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "Breakout"])

@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import gc
 import weakref
+from collections import deque
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,6 +33,9 @@ Obs = Any
 _Rows = tuple[Named, Named, Array, Array, Bools, Bools, Ints]
 MAX_PENDING = 512
 """Transitions that are kept as they came, at most, until it is known whether observations are stacks of frames."""
+
+MAX_GAPS = 1_000_000
+"""Calls of ``add`` whose rows that were passed over are known, where the store has no capacity."""
 
 
 class WholeTransitions:
@@ -70,6 +74,7 @@ class WholeTransitions:
         self._pending: list[tuple[Any, ...]] = []
         self._pending_ends = LaneEnds(lanes)
         self.resets, self._passed_over = Resets(lanes), np.zeros(lanes, np.bool_)
+        self._gaps: deque[tuple[int, int]] = deque()  # call of ``add`` and lane of rows passed over, those held last
         if settings.get("disk") is None:
             self._new_store({name: finder.whole for name, finder in self._finders.items()}).close()
         _ALL.add(self)
@@ -147,7 +152,8 @@ class WholeTransitions:
         """Return what ``adopt`` needs, beside the store, for episodes to go on: copies of arrays, and numbers."""
         writer = self._opened
         last = None if writer.ends.last is None else {name: one.copy() for name, one in writer.ends.last.items()}
-        return {"added": self._added, "last": last, "ended": writer.ends.ended.copy(), "odd_start": writer.odd_start}
+        ends = {"last": last, "ended": writer.ends.ended.copy(), "odd_start": writer.odd_start}
+        return {"added": self._added, "gaps": list(self._gaps), **ends}
 
     def adopt(self, store: Store, state: Mapping[str, Any]) -> None:
         """Go on with a store of such transitions that was there before.
@@ -168,6 +174,7 @@ class WholeTransitions:
         store._log.boundaries.strict = bool(self._settings.get("strict", False))
         self._writer = writer = self._new_writer(store, stacks)
         self._added = state.get("added", store.total_steps // self.lanes)
+        self._gaps = deque(state.get("gaps", ()))
         writer.ends.last, writer.ends.ended = state.get("last"), state.get("ended", writer.ends.ended)
         writer.waits[:], writer.odd_start = True, state.get("odd_start", True)
 
@@ -218,8 +225,24 @@ class WholeTransitions:
         ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
         if self._writer is not None:
             self._writer.store._log.boundaries.dropped_resets = self.resets.dropped
+        for lane in np.flatnonzero(~self.stored_last).tolist():
+            self._gaps.append((self._added, lane))
+        while self._gaps and self._gaps[0][0] < self._added - (self._settings.get("capacity") or MAX_GAPS):
+            self._gaps.popleft()
         self._added += 1
         return ids
+
+    def steps_back(self, back: Ints, lanes: Ints) -> Ints:
+        """Return the numbers in their lanes of steps added so many calls of ``add`` before the last: int64 [n].
+
+        Negative where that row was passed over, or was added before the store was made. ``back``, ``lanes``: int64 [n].
+        """
+        calls, found = self._added - 1 - back, self.store.lane_steps[lanes] - 1 - back
+        for lane in {lane for _, lane in self._gaps}:
+            gaps, mine = np.array([call for call, one in self._gaps if one == lane]), lanes == lane
+            later = len(gaps) - np.searchsorted(gaps, calls[mine], side="right")
+            found[mine] = np.where(np.isin(calls[mine], gaps), -1, found[mine] + later)
+        return found
 
     def add_alone(
         self, obs: Obs, action: Array, reward: Array, terminated: Array, truncated: Array, lanes: Ints

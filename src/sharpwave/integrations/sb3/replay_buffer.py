@@ -203,9 +203,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             return _read_only(none, np.zeros((self.buffer_size, self.n_envs), np.bool_))
         view, store = self._view(PLACES), self.transitions.store
         before = (self.transitions.added - 1 - np.arange(self.buffer_size)) % self.buffer_size
-        steps = store.lane_steps - 1 - before[:, None]
-        held = (steps >= 0) & (before < self.transitions.added)[:, None]
-        lanes = np.broadcast_to(np.arange(self.n_envs), steps.shape)
+        back, lanes = np.broadcast_arrays(before[:, None], np.arange(self.n_envs))
+        steps = self.transitions.steps_back(back.reshape(-1), lanes.reshape(-1)).reshape(back.shape)
+        held = (steps >= 0) & (back < self.transitions.added)
         ids = store.ids(lanes[held], steps[held], missing="mask")
         held[held] = ids >= 0
         return _read_only(read(view.fetch(ids[ids >= 0])), held)
@@ -269,10 +269,15 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         return self._samples(self.view.fetch(self.ids_at(batch_inds, lanes)), env)
 
     def ids_at(self, places: npt.ArrayLike, lanes: npt.ArrayLike) -> npt.NDArray[np.int64]:
-        """Return the store's ids of the transitions at places of SB3's buffer.  Raises: KeyError: one was evicted."""
-        places, store = np.asarray(places), self.transitions.store
-        before = (self.transitions.added - 1 - places) % self.buffer_size
-        return store.ids(lanes, store.lane_steps[np.asarray(lanes)] - 1 - before)
+        """Return the store's ids of the transitions at places of SB3's buffer.
+
+        Raises:
+            KeyError: one was evicted, or its row was passed over, as in it a vector reset.
+        """
+        before = (self.transitions.added - 1 - np.asarray(places)) % self.buffer_size
+        back, where = np.broadcast_arrays(before, np.asarray(lanes))
+        steps = self.transitions.steps_back(back.reshape(-1), where.reshape(-1)).reshape(back.shape)
+        return self.transitions.store.ids(where, steps)
 
     def _samples(self, batch: Batch, env: VecNormalize | None) -> Any:
         kind = DictReplayBufferSamples if isinstance(self.obs_shape, dict) else ReplayBufferSamples
