@@ -110,9 +110,9 @@ def test_saving_keeps_all_and_what_would_be_drawn(as_dict: bool, tmp_path: Path)
         assert torch.equal(again.sample()["index"], first.sample()["index"])
     again.extend(steps(50, 500))
     assert len(again) == 150 and again.sample().batch_size == (16,)
-    placed = TensorDictReplayBuffer(storage=SharpwaveStorage(80), collate_fn=torch.nn.Identity())
+    placed = TensorDictReplayBuffer(storage=SharpwaveStorage(80))
     placed.extend(steps(100))
-    new = restored(placed, TensorDictReplayBuffer(storage=SharpwaveStorage(80), collate_fn=torch.nn.Identity()))
+    new = restored(placed, TensorDictReplayBuffer(storage=SharpwaveStorage(80)))
     assert new[:]["action"].tolist() == [*range(80, 100), *range(20, 80)]
     new.extend(steps(10, 100))
     assert new[:]["action"].tolist() == [*range(80, 110), *range(30, 80)]
@@ -220,8 +220,20 @@ def test_what_is_refused_changes_nothing() -> None:
         SharpwaveStorage(100).set(range(2), torch.stack([steps(5), steps(5)]))
     with pytest.raises(IndexError):
         SharpwaveStorage(100).get(3)
+    with pytest.raises(ValueError, match=r"ndim=2, expected 1: .*reshape\(-1\)"):
+        SharpwaveStorage(100, ndim=2)
+    assert SharpwaveStorage(100, ndim=1, device=torch.device("cpu")).max_size == 100
+    with pytest.raises(TypeError, match="got Tensor, expected a TensorDict of transitions"):
+        TensorDictReplayBuffer(storage=SharpwaveStorage(100)).extend(torch.arange(100))
     with pytest.raises(TypeError, match="ids"):
         buffer[:]
+
+
+def test_a_collate_fn_that_was_given_is_kept() -> None:
+    for given, expected in ((None, [8]), (lambda data: data.reshape(2, 4), [2, 4])):
+        buffer = TensorDictReplayBuffer(storage=SharpwaveStorage(100), batch_size=8, collate_fn=given)
+        buffer.extend(steps(20))
+        assert list(buffer.sample().batch_size) == expected
 
 
 def test_samples_are_over_the_batch_memory_and_stay_as_they_are() -> None:

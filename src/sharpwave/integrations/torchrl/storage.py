@@ -19,17 +19,25 @@ from sharpwave.views.batch import Batch
 from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep
 
+THEIRS: dict[str, tuple[Any, str]] = {
+    "ndim": (1, "a place is one transition; flatten what is extended, with reshape(-1)"),
+    "device": ("cpu", "the store is in memory or on disk; move what is sampled"),
+    "compilable": (False, "a store is not compiled"),
+    "shared_init": (False, "other processes connect to a store; sharpwave.connect"),
+}
+"""Arguments of ``LazyTensorStorage``: the value that holds here, and why."""
+
 
 class SharpwaveStorage(Storage):  # type: ignore[misc]
     """Storage of ``max_size`` transitions that are found by their places, as in ``LazyTensorStorage``.
 
-    ``TensorDictReplayBuffer(storage=SharpwaveStorage(100_000), collate_fn=torch.nn.Identity())``. Samplers draw the
-    same places as with TorchRL's storages. Where observations are stacks of frames, place them in the order of time.
+    ``TensorDictReplayBuffer(storage=SharpwaveStorage(100_000))``. Samplers draw the same places as with TorchRL's
+    storages. Where observations are stacks of frames, place them in the order of time.
 
     Args:
         frame_stack: as for ``ReplayBuffer``.
         store: arguments of ``sharpwave.Store`` that do not limit what is held: ``codec``; ``disk`` (a new folder) with
-            ``ram``.
+            ``ram``. Those of ``LazyTensorStorage`` may be given with its defaults.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -37,6 +45,9 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
 
     def __init__(self, max_size: int, *, frame_stack: int | str | None = "auto", **store: Any) -> None:
         super().__init__(max_size)
+        for name, (only, why) in THEIRS.items():
+            if str(given := store.pop(name, only)) != str(only):
+                raise ValueError(f"SharpwaveStorage: {name}={given!r}, expected {only!r}: {why}")
         if store.keys() & {"capacity", "disk_limit"} or ("ram" in store and store.get("disk") is None):
             raise ValueError(
                 f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: what TorchRL's samplers "
@@ -45,6 +56,12 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         self.transitions = Transitions(frame_stack, newest=self.max_size, **store)
         self._ids = np.empty(0, np.int64)  # by place
         self._made: tuple[Store, Replay[Batch]] | None = None
+
+    def attach(self, buffer: Any) -> None:
+        """Let a buffer use what ``get`` returns as it is, unless it was given a ``collate_fn``."""
+        super().attach(buffer)
+        if getattr(buffer, "_init_collate_fn", self) is None:  # TorchRL has defaults for storages of its own only
+            buffer._init_collate_fn = torch.nn.Identity()
 
     @property
     def _view(self) -> Replay[Batch]:
@@ -59,6 +76,8 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         Raises:
             ValueError, TypeError, IndexError: invalid ones; nothing was changed.
         """
+        if not isinstance(data, TensorDictBase):
+            raise TypeError(f"extend: got {type(data).__name__}, expected a TensorDict of transitions")
         single = isinstance(cursor, (int, np.integer))
         rows = data.unsqueeze(0) if single and not data.ndim else data
         places = _places(cursor, self.max_size)
