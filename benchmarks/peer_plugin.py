@@ -1,7 +1,8 @@
 """Plugin for pytest that puts Sharpwave's buffers in the place of a library's, and writes what its tests came to.
 
-``peer_suites.py`` starts it, with two environment variables: ``PEER``, the library's name, and ``PEER_OUTCOMES``, the
-file that gets a line of JSON for each test.
+``peer_suites.py`` starts it, with environment variables: ``PEER``, the library's name; ``PEER_OUTCOMES``, the file that
+gets a line of JSON for each test; and ``PEER_ALONE``, the places of those tests, as in "3,17", that are run with the
+library's own buffers, no others then.
 """
 
 from __future__ import annotations
@@ -70,7 +71,15 @@ def pytest_configure() -> None:
         begin(self, *args)
 
     Store._begin = counted  # type: ignore[assignment, method-assign]
-    PEERS[os.environ["PEER"]]()
+    if "PEER_ALONE" not in os.environ:
+        PEERS[os.environ["PEER"]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that ``PEER_ALONE`` names: by place, as names of tests contain those of buffers."""
+    if "PEER_ALONE" in os.environ:
+        items[:] = [items[int(place)] for place in os.environ["PEER_ALONE"].split(",")]
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,6 +101,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "setup" or not report.passed:
         found = {"test": item.nodeid, "outcome": report.outcome, "error": ""}
         if report.failed:
-            found["error"] = str(getattr(report.longrepr, "reprcrash", None) or report.longrepr)[:2000]
+            crash = getattr(report.longrepr, "reprcrash", None)
+            found["error"] = " ".join((crash.message if crash else str(report.longrepr)).split())[:2000]
         item.stash[OUTCOME] = found
     return report

@@ -1,6 +1,7 @@
 """The test suites of the libraries whose buffers ours replace, run with ours in their place.
 
-    python benchmarks/peer_suites.py tianshou=FOLDER sb3=FOLDER torchrl=FOLDER cleanrl=FOLDER [--out F] [--python P]
+    python benchmarks/peer_suites.py tianshou=FOLDER sb3=FOLDER torchrl=FOLDER cleanrl=FOLDER [--only test_her.py]
+        [--out F] [--python P]
 
 A folder is a checkout or an unpacked source distribution of the release that is installed; nothing of it is kept here.
 Its tests are copied to a temporary folder, so that they import the library that is installed, and pytest loads
@@ -8,7 +9,8 @@ Its tests are copied to a temporary folder, so that they import the library that
 and PyTorch, for some hundred steps, with one import changed.
 
 Each test has passed; or it was refused by a sentence that ``REFUSALS`` foresees, and says why; or it failed. Those that
-use no store, as they test other classes, are counted apart.
+use no store, as they test other classes, are counted apart; so are those that do not pass with the library's own
+buffers either, which is tried for all that did not pass.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -95,6 +97,10 @@ REFUSALS = (
         "its successor is not known yet",
         "no return is cut at the newest step",
     ),
+    Refusal("torchrl", "", "expected transitions as collectors make", "TensorDicts that are no transitions"),
+    Refusal("torchrl", "", "expected a TensorDict of transitions", "tensors outside of TensorDicts"),
+    Refusal("torchrl", "", "ndim=2, expected 1", "storages of several axes"),
+    Refusal("torchrl", "_consume_", "ConsumingSampler only supports", "TorchRL allows it with its own storages only"),
     Refusal("sb3", "test_warn_buffer.*True", "optimize_memory_usage=True, expected False", "stored once in any case"),
 )
 
@@ -123,20 +129,41 @@ def outcome(suite: str, found: dict[str, Any]) -> Outcome:
     return Outcome(suite, Path(file).name, test, kind, said)
 
 
-def run_suite(name: str, source: Path, python: str) -> list[Outcome]:
-    """Run a library's tests in a folder of their own."""
-    suite = SUITES[name]
+def run_suite(name: str, source: Path, python: str, only: str = "") -> list[Outcome]:
+    """Run a library's tests in a folder of their own, and those that did not pass with its own buffers too."""
+    suite, found = SUITES[name], []
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(source / suite.folder, Path(folder) / suite.folder)
-        out = Path(folder) / "outcomes.jsonl"
-        paths = [str(HERE), *(str(Path(folder, one)) for one in suite.path), os.environ.get("PYTHONPATH", "")]
-        environment = os.environ | {
-            "PEER": name, "PEER_OUTCOMES": str(out), "PYTHONPATH": os.pathsep.join(paths)
-        }  # fmt: skip
-        files = [f"{suite.folder}/{file}" for file in suite.files]
-        command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "peer_plugin", "-p", "no:cacheprovider", *files]
-        subprocess.run(command, cwd=folder, env=environment, timeout=TIMEOUT_S, check=False)
-        return [outcome(name, json.loads(line)) for line in out.read_text().splitlines()]
+        for file in (f"{suite.folder}/{file}" for file in suite.files if file.endswith(only)):
+            outcomes = [outcome(name, line) for line in run_tests(name, file, Path(folder), python)]
+            late = [place for place, one in enumerate(outcomes) if one.kind in ("failed", "refused")]
+            alone = run_tests(name, file, Path(folder), python, again=late) if late else []
+            for place, line in zip(late, alone, strict=False):
+                if line["outcome"] != "passed":
+                    said = "does not pass with its own buffers either"
+                    outcomes[place] = replace(outcomes[place], kind="skipped", said=said)
+            found += outcomes
+    return found
+
+
+def run_tests(name: str, file: str, folder: Path, python: str, again: list[int] | None = None) -> list[dict[str, Any]]:
+    """Run a library's tests with our buffers, or those at some places with its own.
+
+    Returns:
+        what ``peer_plugin.py`` wrote of each test, in their order.
+    """
+    out = folder / "outcomes.jsonl"
+    out.write_text("")
+    paths = [str(HERE), *(str(folder / one) for one in SUITES[name].path), os.environ.get("PYTHONPATH", "")]
+    more = {"PEER": name, "PEER_OUTCOMES": str(out), "PYTHONPATH": os.pathsep.join(paths)}
+    if again is not None:
+        more["PEER_ALONE"] = ",".join(map(str, again))
+    command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "peer_plugin", "-p", "no:cacheprovider", file]
+    try:
+        subprocess.run(command, cwd=folder, env=os.environ | more, timeout=TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"{name}: {file} was stopped after {TIMEOUT_S} s; the rest of its tests is missing", file=sys.stderr)
+    return [json.loads(line) for line in out.read_text().splitlines()]
 
 
 def run_program(source: Path, name: str, arguments: list[str], python: str, ours: bool) -> str:
@@ -160,10 +187,12 @@ def run_program(source: Path, name: str, arguments: list[str], python: str, ours
         return "" if ended.returncode == 0 else (ended.stderr.strip().splitlines() or ["no word"])[-1]
 
 
-def run_programs(source: Path, python: str) -> list[Outcome]:
+def run_programs(source: Path, python: str, only: str = "") -> list[Outcome]:
     """Run CleanRL's programs; those that do not run here with their own buffers are skipped."""
     found = []
     for name, arguments in PROGRAMS.items():
+        if only not in ("", name):
+            continue
         said = run_program(source, name, arguments, python, ours=True)
         kind = "failed" if said else "passed"
         if said and (alone := run_program(source, name, arguments, python, ours=False)):
@@ -201,6 +230,7 @@ def main() -> None:
     """Run what is asked for, print counts, and write all outcomes."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("sources", nargs="+", metavar="NAME=FOLDER", help=f"of {', '.join([*SUITES, 'cleanrl'])}")
+    parser.add_argument("--only", default="", help="a file of tests, or a program of CleanRL's")
     parser.add_argument("--out", type=Path, help="file for the outcomes, as JSON")
     parser.add_argument("--python", default=sys.executable, help="interpreter that runs the tests")
     given = parser.parse_args()
@@ -209,10 +239,10 @@ def main() -> None:
         name, _, folder = one.partition("=")
         source = Path(folder).resolve()
         if name == "cleanrl":
-            found += run_programs(source, given.python)
+            found += run_programs(source, given.python, given.only)
         else:
             check_release(name, source)
-            found += run_suite(name, source, given.python)
+            found += run_suite(name, source, given.python, given.only)
     print(table(found))
     if given.out is not None:
         given.out.write_text(json.dumps([vars(one) for one in found], indent=1) + "\n")
