@@ -171,7 +171,7 @@ def test_masks_of_other_actions_are_left_out_with_a_warning_and_environments_wit
 
 def test_a_source_that_is_none_or_that_the_environment_lacks_is_refused_at_once():
     with pytest.raises(ValueError, match="source is 'methd', expected one of observation, method, info"):
-        ActionMasks(Maze(), "methd")
+        ActionMasks(Maze(), "methd")  # type: ignore[arg-type]
     cart = gymnasium.make("CartPole-v1")
     with pytest.raises(ValueError, match=r"CartPole-v1 has no method action_masks\(\)"):
         ActionMasks(cart, "method")

@@ -189,9 +189,10 @@ def test_a_world_that_goes_on_after_an_episode_keeps_nearly_all_its_steps(seed: 
     walk = np.cumsum(np.random.default_rng(seed).normal(size=(1501, 2)), axis=0).astype(np.float32)
     spaces = gym.spaces.Box(-np.inf, np.inf, (2,)), gym.spaces.Discrete(2)
     buffers = [CleanRlBuffer(10_000, *spaces, handle_timeout_termination=False) for _ in range(2)]
+    told: tuple[Any, Any] = {}, [{}]
     for i in range(1500):
         done = np.array([i % 10 == 9])
-        for buffer, infos in zip(buffers, ({}, [{}]), strict=True):
+        for buffer, infos in zip(buffers, told, strict=True):
             buffer.add(walk[i][None], walk[i + 1][None], np.array([0]), done.astype(float), done, infos)
     assert len(buffers[1]) == 1500
     assert len(buffers[0]) + buffers[0].transitions.store.stats()["dropped_resets"] == 1500

@@ -126,8 +126,8 @@ def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):
     made = load_recipe("offline").override(**changes, action_masks=False)
     vector = setup.environments(made)
     with closing(vector):
-        store, view = setup.memory(made, vector, setup.agent(made, vector))
-        with store:
+        learned_from, view = setup.memory(made, vector, setup.agent(made, vector))
+        with learned_from:
             assert view.sample(8).obs.shape == (8,)
 
 
