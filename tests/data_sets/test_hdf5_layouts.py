@@ -267,3 +267,11 @@ def test_an_aloha_file_that_is_none(tmp_path: Path) -> None:
     (tmp_path / "episode_0.hdf5").symlink_to(tmp_path / "episode_1.hdf5")
     with pytest.raises(ValueError, match=r"episode_0\.hdf5.*its path leads through a symbolic link"):
         sw.load(place)
+
+
+def test_rewards_that_one_episode_lacks_beside_one_without_steps(tmp_path: Path) -> None:
+    made = [d3rlpy(1, 1), d3rlpy(4, 2), d3rlpy(3, 4)]
+    place = write_d3rlpy(tmp_path, made)
+    with h5py.File(tmp_path / "dataset.h5", "a") as file:
+        del file["rewards_1"]
+    assert "rewards: none in 1 episodes; 0 is stored" in noted(sw.load(place))["notes"]

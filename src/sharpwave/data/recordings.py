@@ -184,7 +184,7 @@ class RecordingSource:
         sizes: list[_Size] = []
         others: collections.Counter[str] = collections.Counter()
         within: collections.Counter[str] = collections.Counter()
-        rewarded = marked = kept = 0
+        rewarded = marked = kept = sound = 0
         known = {(OBS, path) for path in self._fields[OBS]} | {(FURTHER, path) for path in self._fields[FURTHER]}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
             for number in range(len(self._layout)):
@@ -207,11 +207,12 @@ class RecordingSource:
                     kept += kind == FURTHER and (kind, path) in known and len_of(array) > rows
                 for name, flags in ends.items():
                     within[name] += bool(flags[:-1].any())
+                sound += 1
                 rewarded += one.reward is not None
                 marked += one.terminated is not None or one.truncated is not None
                 if rows - (not known_final):
                     sizes.append(_Size(number, rows, rows - (not known_final)))
-        self._say(others, within, kept, rewarded, marked, sum(one.rows > 0 for one in sizes))
+        self._say(others, within, kept, rewarded, marked, sound)
         return sizes
 
     def _leave(self, one: Recording, rows: int, truncated: bool) -> None:
