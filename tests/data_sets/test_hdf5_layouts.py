@@ -275,3 +275,15 @@ def test_rewards_that_one_episode_lacks_beside_one_without_steps(tmp_path: Path)
     with h5py.File(tmp_path / "dataset.h5", "a") as file:
         del file["rewards_1"]
     assert "rewards: none in 1 episodes; 0 is stored" in noted(sw.load(place))["notes"]
+
+
+def test_an_action_that_few_episodes_have_is_named(tmp_path: Path) -> None:
+    place = write_maniskill(tmp_path, [maniskill(4, n) for n in range(3)])
+    with h5py.File(tmp_path / "trajectory.h5", "a") as file:
+        for n in range(3):
+            del file[f"traj_{n}/actions"]
+            file[f"traj_{n}/actions/left"] = np.ones((4, 2), np.float32)
+        file["traj_1/actions/right"] = np.ones((4, 2), np.float32)
+    store = sw.load(place)
+    assert list(store.episodes()[0].action) == ["left"]
+    assert "right (float32), in 1 episodes: not one value a step in most of them" in noted(store)["left_out"]

@@ -185,7 +185,7 @@ class RecordingSource:
         others: collections.Counter[str] = collections.Counter()
         within: collections.Counter[str] = collections.Counter()
         rewarded = marked = kept = sound = 0
-        known = {(OBS, path) for path in self._fields[OBS]} | {(FURTHER, path) for path in self._fields[FURTHER]}
+        known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
             for number in range(len(self._layout)):
                 report(1)
@@ -202,7 +202,7 @@ class RecordingSource:
                     sizes.append(_Size(number, 0, 0))
                     continue
                 for kind, path, array in _all(one):
-                    if (kind, path) not in known and kind in (OBS, FURTHER):
+                    if (kind, path) not in known and kind != NEXT_OBS:
                         others[f"{path} ({array.dtype})"] += 1
                     kept += kind == FURTHER and (kind, path) in known and len_of(array) > rows
                 for name, flags in ends.items():
