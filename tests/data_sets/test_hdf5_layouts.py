@@ -235,7 +235,7 @@ WRITERS: dict[str, tuple[Callable[[int, int], Episode], Callable[[Path, list[Epi
 ACTIONS = {"maniskill": "actions", "aloha": "action", "d3rlpy": "actions"}
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "none": (lambda file, name: file.__delitem__(name), "has no actions"),
-    "short": (lambda file, name: put(file, name, file[name][:-2]), "rows, expected 3"),
+    "short": (lambda file, name: put(file, name, file[name][:-2]), "rows, expected (3|4, one more)"),
     "wide": (lambda file, name: put(file, name, np.zeros((5, 99), file[name].dtype)), r"rows of \(99,\)"),
     "text": (lambda file, name: put(file, name, [b"up"] * 5), "expected .*, as in most episodes"),
     "link": (lambda file, name: put(file, name, h5py.SoftLink("/x")), "is a link to elsewhere"),
@@ -287,3 +287,21 @@ def test_an_action_that_few_episodes_have_is_named(tmp_path: Path) -> None:
     store = sw.load(place)
     assert list(store.episodes()[0].action) == ["left"]
     assert "right (float32), in 1 episodes: not one value a step in most of them" in noted(store)["left_out"]
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_observations_of_another_length_than_the_format_has(tmp_path: Path, kind: str) -> None:
+    """A row that is missing may be any one: ManiSkill's have one more than actions, others as many."""
+    make, write, file_name, array = WRITERS[kind]
+    place = write(tmp_path, [make(5, n) for n in range(4)])
+    with h5py.File(tmp_path / file_name, "r+") as file:
+        if kind == "maniskill":
+            for name in ("agent/qpos", "sensor_data/base_camera/rgb", "sensor_data/base_camera/depth"):
+                put(file, f"traj_1/obs/{name}", file[f"traj_1/obs/{name}"][1:])
+        else:
+            for name in (one for one in make(5, 0) if "obs" not in one and one != "terminated"):
+                put(file, array.format(name), file[array.format(name)][:-1])
+    expected = "5 rows, expected 6, one more than" if kind == "maniskill" else "5 rows, expected 4, as"
+    with pytest.raises(ValueError, match=f"obs.* has {expected} the shortest actions"):
+        sw.load(place)
+    assert len(sw.load(place, skip_damaged=True).episodes()) == 3

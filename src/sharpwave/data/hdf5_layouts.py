@@ -131,6 +131,8 @@ class Robomimic:
     ``dones`` [T], of which the last says whether it terminated, as for robomimic's own algorithms; others are further.
     """
 
+    final = False
+
     def __init__(self, file: Hdf5File, name: str) -> None:
         self._file, self._name = file, name
         self._group = file.group(file.root, "data")
@@ -196,6 +198,8 @@ class ManiSkill:
     ``success``, ``fail`` [T], ``env_states/*`` [T + 1, ...] and others are further.
     """
 
+    final = True
+
     def __init__(self, file: Hdf5File, names: list[str], said: Any, others: list[str]) -> None:
         self._file, self._names = file, names
         self.left_out = [f"{one}: no trajectory" for one in others if one not in names]
@@ -255,6 +259,8 @@ class D3rlpy:
     As in d3rlpy, the last step of an episode that did not terminate has no successor.
     """
 
+    final = False
+
     def __init__(self, file: Hdf5File, names: list[str]) -> None:
         self._file = file
         self._columns: dict[int, dict[str, str]] = {}
@@ -312,6 +318,8 @@ class Aloha:
     where there is one; others, as ``base_action``, are further. Images of a file with the attribute ``compress`` are
     JPEGs, padded to one length. Texts are annotations of the episode.
     """
+
+    final = False
 
     def __init__(
         self,

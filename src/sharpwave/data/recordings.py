@@ -73,8 +73,10 @@ class Layout(Protocol):
 
     Attributes:
         left_out, notes: as those of ``Source``. ``about``: what is said of all of them, which an import notes.
+        final: whether observations have one row more than there are steps, the final observation.
     """
 
+    final: bool
     left_out: list[str]
     notes: list[str]
     about: dict[str, Any]
@@ -164,17 +166,18 @@ class RecordingSource:
         rows = min(len_of(array) for array in one.action.values())
         if rows < 1:
             raise ValueError("has no steps, expected at least one")
-        expected = {OBS: {rows, rows + 1}, NEXT_OBS: {rows}, ACTION: {rows}, "": {rows}}
+        expected = {OBS: rows + self._layout.final, NEXT_OBS: rows, ACTION: rows, "": rows}
         flags = [(name, getattr(one, name)) for name in ("reward", *FLAGS)]
         arrays = [("", name, array) for name, array in flags if not isinstance(array, bool | None)]
         for kind, path, array in [*_all(one), *arrays]:
-            if kind != FURTHER and len_of(array) not in expected[kind]:
+            if kind != FURTHER and len_of(array) != expected[kind]:
                 what = " ".join(filter(None, (kind, path)))
-                raise ValueError(f"{what} has {len_of(array):,} rows, expected {rows:,}, as the shortest actions")
+                which = "one more than" if expected[kind] > rows else "as"
+                raise ValueError(
+                    f"{what} has {len_of(array):,} rows, expected {expected[kind]:,}, {which} the shortest actions"
+                )
             if kind == "" and (array.shape[1:] not in ((), (1,)) or array.dtype.kind not in "buif"):
                 raise ValueError(f"{path} is {array.shape} {array.dtype}, expected one number a step")
-        if len({len_of(array) for array in one.obs.values()}) > 1:
-            raise ValueError(f"some obs have {rows:,} rows, others one more; expected as many of all")
         if one.next_obs and one.next_obs.keys() != one.obs.keys():
             raise ValueError(f"next_obs has {sorted(one.next_obs)[:8]}, expected those of obs, {sorted(one.obs)[:8]}")
         return rows
@@ -195,7 +198,7 @@ class RecordingSource:
                         rows = self._rows(one)
                         ends = {name: self._flags(one, name, rows) for name in FLAGS}
                         terminated, truncated = (bool(flags[-1]) for flags in ends.values())
-                        known_final = terminated or bool(one.next_obs) or _first(one.obs).shape[0] > rows
+                        known_final = terminated or bool(one.next_obs) or self._layout.final
                         if not known_final:
                             self._leave(one, rows, truncated)
                 except ValueError:
@@ -344,10 +347,6 @@ def _all(one: Recording) -> Iterator[tuple[str, str, Array]]:
     for kind in (OBS, NEXT_OBS, ACTION, FURTHER):
         for path, array in getattr(one, kind).items():
             yield kind, path, array
-
-
-def _first(arrays: Arrays) -> Array:
-    return next(iter(arrays.values()))
 
 
 def _by_step(array: Array, rows: int) -> bool:

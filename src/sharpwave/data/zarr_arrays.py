@@ -237,6 +237,8 @@ class ReplayBuffer:
     ``data/action`` is the action, ``data/reward`` the reward where there is one; others are observations.
     """
 
+    final = False
+
     def __init__(self, files: Files, budget: Budget) -> None:
         self._files, self._arrays = files, dict[str, ZarrArray]()
         self.left_out: list[str] = []
