@@ -93,3 +93,11 @@ def test_episodes_of_one_observation(tmp_path: Path) -> None:
         "2 episodes of one observation, after which there is none: they have no steps",
         "3 steps with is_last, with rewards of 3: they are taken for final observations",
     ]
+
+
+def test_a_damaged_episode_keeps_its_number(tmp_path: Path) -> None:
+    """Chosen by number, it is skipped, and no other one is taken in its place."""
+    place = write(tmp_path, (3, True, 1.0, 0.0), (0, True, 1.0, 0.0), (4, True, 1.0, 0.0))
+    said, note = load(place, skip_damaged=True, episodes=[0, 1])
+    assert [one[0] for one in said] == [[0, 1, 2, 2]]
+    assert note["skipped_episodes"] == 1 and "an episode without steps/is_last" in note["skipped"][0]

@@ -136,7 +136,8 @@ class RldsSource:
         self._compare_counts({name: counts.get(name, 0) for name in files})
         self._last_is_step = self._decide(last, ends)
         kept = [(one, steps) for one in ends if (steps := self._steps(one))]
-        self._places = [one.place for one, _ in kept] + damaged
+        order = {name: number for number, name in enumerate(files)}
+        self._places = sorted([one.place for one, _ in kept] + damaged, key=lambda one: (order[one.name], one.offset))
         self.steps = sum(steps for _, steps in kept)
         self._leave(ends)
 
