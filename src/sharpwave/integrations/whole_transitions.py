@@ -225,8 +225,7 @@ class WholeTransitions:
         ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
         if self._writer is not None:
             self._writer.store._log.boundaries.dropped_resets = self.resets.dropped
-        for lane in np.flatnonzero(~self.stored_last).tolist():
-            self._gaps.append((self._added, lane))
+        self._gaps.extend((self._added, lane) for lane in where[~self.stored_last[where]].tolist())
         while self._gaps and self._gaps[0][0] < self._added - (self._settings.get("capacity") or MAX_GAPS):
             self._gaps.popleft()
         self._added += 1
@@ -238,8 +237,9 @@ class WholeTransitions:
         Negative where that row was passed over, or was added before the store was made. ``back``, ``lanes``: int64 [n].
         """
         calls, found = self._added - 1 - back, self.store.lane_steps[lanes] - 1 - back
-        for lane in {lane for _, lane in self._gaps}:
-            gaps, mine = np.array([call for call, one in self._gaps if one == lane]), lanes == lane
+        passed = np.array(self._gaps, np.int64).reshape(-1, 2)
+        for lane in np.unique(passed[:, 1]):
+            gaps, mine = passed[passed[:, 1] == lane, 0], lanes == lane
             later = len(gaps) - np.searchsorted(gaps, calls[mine], side="right")
             found[mine] = np.where(np.isin(calls[mine], gaps), -1, found[mine] + later)
         return found
