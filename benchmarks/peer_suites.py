@@ -205,16 +205,16 @@ KINDS = ("passed", "refused", "failed", "other", "skipped")
 
 
 def table(found: list[Outcome]) -> str:
-    """Return counts by file, the reasons of refusals, and failures."""
+    """Return counts by file, reasons of refusals, and failures."""
     lines = ["| suite | tests that use a store | pass | refused | failed | use none | skipped |", "|---|" + "---:|" * 6]
     for suite, file in dict.fromkeys((one.suite, one.file) for one in found):
         count = Counter(one.kind for one in found if (one.suite, one.file) == (suite, file))
         of = count["passed"] + count["refused"] + count["failed"]
         cells = [of, f"{count['passed']} ({count['passed'] / max(of, 1):.0%})", *(count[kind] for kind in KINDS[1:])]
         lines.append(f"| {suite} {file} | " + " | ".join(str(cell) for cell in cells) + " |")
-    for kind in ("refused", "failed"):
-        said = Counter((one.suite, one.test.partition("[")[0], one.said) for one in found if one.kind == kind)
-        lines += [f"{kind}: {suite} {test} ({count}): {why}" for (suite, test, why), count in said.items()]
+    refused = Counter((one.suite, one.said) for one in found if one.kind == "refused")
+    lines += [f"refused: {suite} ({count}): {why}" for (suite, why), count in refused.items()]
+    lines += [f"failed: {one.suite} {one.test}: {one.said[:300]}" for one in found if one.kind == "failed"]
     return "\n".join(lines)
 
 
