@@ -224,7 +224,7 @@ def test_what_is_refused_changes_nothing() -> None:
         SharpwaveStorage(100, ndim=2)
     assert SharpwaveStorage(100, ndim=1, device=torch.device("cpu")).max_size == 100
     with pytest.raises(TypeError, match="got Tensor, expected a TensorDict of transitions"):
-        SharpwaveStorage(100).set(range(100), torch.arange(100))  # type: ignore[arg-type]
+        SharpwaveStorage(100).set(range(100), torch.arange(100))
     with pytest.raises(TypeError, match="ids"):
         buffer[:]
 
