@@ -73,7 +73,7 @@ def texts(group: Any) -> None:
     put(group, "actions", [b"up"] * STEPS)
 
 
-@damage("expected an intact file|no group|cannot be read")
+@damage("episode_. is missing, expected it")
 def no_episode(group: Any) -> None:
     del group.parent[group.name]
 

@@ -111,7 +111,10 @@ class Hdf5File:
             return found
 
     def _member(self, group: Any, key: str, name: str) -> Any:
-        if not isinstance(group.get(key, getlink=True), self._h5py.HardLink):
+        link = group.get(key, getlink=True)
+        if link is None:
+            raise ValueError(f"{self._what}: {name} is missing, expected it; fetch the data set anew")
+        if not isinstance(link, self._h5py.HardLink):
             raise ValueError(
                 f"{self._what}: {name} is a link to elsewhere, which is not followed; copy what it leads to "
                 "into the file"

@@ -31,6 +31,8 @@ MAX_TRIED = 16
 """Limit of episodes that are looked at to find the fields."""
 OBSERVATION, TEXTS_AT_A_TIME = "observation.", 64
 """Beginning of the name of a text in the observations; and texts that are in memory at a time."""
+MAX_MISFITS = 64
+"""Limit of names of infos that are left out, which are named."""
 MAX_BOUNDS = 256
 """Bounds of a space that a field's metadata keeps one by one."""
 OF_NAMESPACE = "namespace_metadata.json"
@@ -73,7 +75,7 @@ class MinariSource:
                 "and MINARI_DATASETS_PATH says where they are"
             )
         self.name, self.notes, self._budget = f"minari:{folder}", list[str](), budget
-        self.left = Totals()
+        self.left, self._misfits = Totals(), set[str]()
         self._closing = contextlib.ExitStack()
         try:
             with explained(f"{self.name}: is damaged, or not a Minari data set", self.name):
@@ -133,8 +135,13 @@ class MinariSource:
         if not self._infos:
             self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
         self.left_out += [f"{one}: of another length each time" for one in self._varying]
-        if self._file is not None and (found := len(self._file.root)) != self._count:
-            self.left_out.append(f"episodes: metadata.json says {self._count:,}, main_data.hdf5 has {found:,}")
+        if self._file is not None:
+            names = {str(one) for one in self._file.root}
+            if others := sorted(names - {f"episode_{number}" for number in range(self._count)}):
+                few = ", ".join(others[:4]) + (" and others" if len(others) > 4 else "")
+                self.left_out.append(f"episodes: {few}: of no number below {self._count:,}, which metadata.json says")
+            if len(names) != self._count:
+                self.left_out.append(f"episodes: metadata.json says {self._count:,}, main_data.hdf5 has {len(names):,}")
         further: dict[str, Any] = {
             field: field_of(f"{self.name}: infos {key}", first.infos[key].shape[1:], first.infos[key].dtype)
             for field, key in self._infos.items()
@@ -212,6 +219,7 @@ class MinariSource:
             bool(infos),
             _attributes(group),
             self._read_texts(file, tree, len(rewards) + 1),
+            tuple(_misfits(infos, len(rewards) + 1)),
         )
 
     def _read_texts(self, file: Hdf5File, tree: Any, rows: int) -> dict[str, str | None]:
@@ -267,10 +275,26 @@ class MinariSource:
             )
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
         terminated, truncated = (bool(one[-1]) for one in ends)
-        doubts = (
-            () if terminated or truncated else ("neither terminated nor truncated at its end; taken for truncated",)
-        )
+        doubts = [] if terminated or truncated else ["neither terminated nor truncated at its end; taken for truncated"]
+        for key, why in [(one, "not one value for each observation") for one in raw.others] + [
+            (one, "not in the episode by which the fields were found")
+            for one in raw.infos
+            if one not in self._infos.values()
+        ]:
+            if len(self._misfits) < MAX_MISFITS or key in self._misfits:
+                self._misfits.add(key)
+                doubts.append(f"infos {key}: {why}; left out")
         return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, raw.texts, doubts)
+
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's, as far as it says so itself."""
+        try:
+            said = self._file and self._file.attribute(
+                self._file.find(self._file.root, f"episode_{number}"), "total_steps"
+            )
+        except (ValueError, AttributeError):
+            return 0
+        return max(0, int(said)) if isinstance(said, int) else 0
 
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
@@ -283,7 +307,7 @@ class MinariSource:
 
 
 class _Raw(NamedTuple):
-    """Episode as it is in the file; ``said``: its metadata."""
+    """Episode as it is in the file; ``said``: its metadata; ``others``: infos of another number of rows."""
 
     obs: Any
     action: Any
@@ -294,6 +318,7 @@ class _Raw(NamedTuple):
     has_infos: bool
     said: Mapping[str, Any]
     texts: dict[str, str | None]
+    others: tuple[str, ...] = ()
 
 
 def open_minari(name: str, budget: Budget) -> MinariSource:
@@ -397,6 +422,15 @@ def _flat(infos: Any, rows: int, kinds: str = "buif", prefix: str = "") -> dict[
         if array.shape and array.shape[0] == rows and array.dtype.kind in kinds and 0 not in array.shape:
             found[prefix + key] = array
     return found
+
+
+def _misfits(infos: Any, rows: int, prefix: str = "") -> Iterator[str]:
+    """Yield the paths of infos that are numbers or texts, but not one for each of ``rows`` observations."""
+    for key, value in infos.items():
+        if isinstance(value, dict):
+            yield from _misfits(value, rows, f"{prefix}{key}/")
+        elif value.dtype.kind in "buifOS" and (not value.shape or value.shape[0] != rows or 0 in value.shape):
+            yield prefix + key
 
 
 def _text_paths(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
