@@ -223,6 +223,7 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         if not skip_damaged or REMEDY in str(error):  # what exceeds the bounds may be sound
             raise
         note["skipped_episodes"] += 1
+        note["skipped_steps"] += source.length(number)
         note["skipped"] = [*note["skipped"], str(error)][:MAX_NOTES]
         return None
 
@@ -279,7 +280,7 @@ class _Audit:
     def check_steps(self, note: dict[str, Any]) -> None:
         """Check that there are as many steps as the data set says, once all were read.  Raises: ValueError."""
         if self._unselected.episodes:
-            self._unselected.steps = self._source.steps - self.read.steps
+            self._unselected.steps = self._source.steps - self.read.steps - note["skipped_steps"]
             return
         if self._whole and self.read.steps != self._source.steps and not note["skipped_episodes"]:
             raise ValueError(
@@ -438,6 +439,7 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str], sel
         "doubts": {},
         "unsaid": 0,
         "skipped_episodes": 0,
+        "skipped_steps": 0,
         "skipped": [],
         **({"about": about} if (about := getattr(source, "about", {})) else {}),
         **({"selection": selection.text} if selection.text else {}),

@@ -125,6 +125,32 @@ def test_one_damaged_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, na
     assert store.spec.fields["obs"].shape == (3,)
 
 
+def test_infos_that_are_left_out_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
+        for number in range(4):
+            file[f"episode_{number}/infos/distance"] = np.ones(STEPS)
+        for number in (1, 2):
+            file[f"episode_{number}/infos/late"] = np.ones(STEPS + 1)
+    notes = noted(sw.load("minari:me/maze-v0"))["notes"]
+    assert any(one.startswith("infos distance: not one value for each observation; left out: 4 ep") for one in notes)
+    assert any(one.startswith("infos late: not in the episode by which the fields were found; left") for one in notes)
+
+
+def test_an_episode_of_a_number_that_none_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
+        file.move("episode_1", "episode_9")
+    store = sw.load("minari:me/maze-v0", skip_damaged=True)
+    said = "episodes: episode_9: of no number below 4, which metadata.json says"
+    assert noted(store)["left_out"] == [said] and noted(store)["skipped_episodes"] == 1
+
+
+def test_unselected_steps_do_not_count_skipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
+        file["episode_0/rewards"][2] = np.nan
+    note = noted(sw.load("minari:me/maze-v0", skip_damaged=True, episodes=range(2)))
+    assert note["audit"]["unselected"]["steps"] == 2 * STEPS and note["audit"]["read"]["steps"] == STEPS
+
+
 def test_every_episode_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
         for number in range(4):

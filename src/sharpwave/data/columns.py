@@ -479,6 +479,10 @@ class ColumnSource:
             {key: self._columns.rows(name, begin, end) for key, name in self._fields.items()},
         )
 
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's."""
+        return int(self._episodes[number, 1] - self._episodes[number, 0])
+
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
         begin, _, rows = self._episodes[number].tolist()

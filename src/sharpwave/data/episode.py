@@ -70,6 +70,9 @@ class Source(Protocol):
     def read(self, number: int) -> Episode:
         """Read an episode.  Raises: ValueError: the data set is damaged."""
 
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's, also of a damaged one, as far as that is known."""
+
     def place(self, number: int) -> str:
         """Return the data set's name, and where in it an episode lies, in words."""
 

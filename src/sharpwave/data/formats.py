@@ -71,6 +71,10 @@ class HeldSource:
             found: list[int] = named(name)
             return found
 
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's, also of a damaged one."""
+        return self._source.length(number)
+
     def place(self, number: int) -> str:
         """Return the data set's name, and where in it an episode lies, in words."""
         return escaped(self._source.place(number))

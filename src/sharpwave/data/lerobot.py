@@ -489,6 +489,10 @@ class LeRobotSource:
             videos.decode(file, times, found)
         return found
 
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's."""
+        return self._places[number].steps
+
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
         place = self._places[number]

@@ -187,6 +187,10 @@ class ParquetSource:
             raise ValueError(f"values of {array.dtype}, expected {field.dtype}")
         return array.reshape(rows, *field.shape)
 
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's."""
+        return self._rows[number] - 1
+
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
         return f"{self.name}: episode {number}"

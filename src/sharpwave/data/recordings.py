@@ -314,6 +314,10 @@ class RecordingSource:
                 if kind == FURTHER and not _by_step(array, rows):
                     raise ValueError(f"{what} has {len_of(array):,} rows, expected {rows:,}, as actions")
 
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's."""
+        return self._sizes[number].steps
+
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
         return self._where(self._sizes[number].number)

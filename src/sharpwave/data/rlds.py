@@ -138,7 +138,8 @@ class RldsSource:
         kept = [(one, steps) for one in ends if (steps := self._steps(one))]
         order = {name: number for number, name in enumerate(files)}
         self._places = sorted([one.place for one, _ in kept] + damaged, key=lambda one: (order[one.name], one.offset))
-        self.steps = sum(steps for _, steps in kept)
+        self._steps_of = {one.place: steps for one, steps in kept}
+        self.steps = sum(self._steps_of.values())
         self._leave(ends)
 
     def _check_shards(self, files: list[str]) -> None:
@@ -310,6 +311,10 @@ class RldsSource:
             elif isinstance(value, np.ndarray) and value.size == 1:
                 info[key.partition("/")[2]] = value.item()
         return info
+
+    def length(self, number: int) -> int:
+        """Return how many of ``steps`` are an episode's."""
+        return self._steps_of.get(self._places[number], 0)
 
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
