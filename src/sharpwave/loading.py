@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 import zlib
@@ -31,6 +32,8 @@ FLUSH_S = 10.0
 """Seconds between flushes: what a power failure may cost. A killed process costs the steps in the open segment."""
 IMPORTS, IMPORT = "imports", "import"
 """Annotations of the store and of episodes: which data sets were imported, and which of their episodes each is."""
+OF_STEPS = re.compile(r"[\d,]+ (of [\d,]+ )?(steps|episodes|rows)\b|(steps|episodes|rewards):")
+"""Beginning of what is said of steps, episodes and rewards that are left out."""
 MAX_NOTES = 16
 """Limit of what an import lists in words."""
 
@@ -447,7 +450,9 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str], sel
 
 
 def _listed(said: list[str]) -> list[str]:
-    """Return what is said, the first of it if it is too much."""
+    """Return what is said; if too much, first what is said of steps, rewards and episodes."""
+    if len(said) > MAX_NOTES:
+        said = sorted(said, key=lambda one: not OF_STEPS.match(one))
     return said if len(said) <= MAX_NOTES else [*said[: MAX_NOTES - 1], f"{len(said) - MAX_NOTES + 1:,} more"]
 
 

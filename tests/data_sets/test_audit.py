@@ -162,3 +162,9 @@ def test_damaged_episodes_are_refused_by_name_or_skipped(tmp_path: Path, capsys:
     assert run("import", place, str(tmp_path / "store"), "--quiet") == 2
     assert run("import", place, str(tmp_path / "store"), "--quiet", "--skip-damaged") == 0
     assert "skipped: npz:" in capsys.readouterr().out
+
+
+def test_what_is_said_of_steps_comes_first_where_much_is_left_out(tmp_path: Path) -> None:
+    data = d4rl([4, 6], with_next=False)
+    note = noted(load(tmp_path, data | {f"a{number}": np.zeros(3) for number in range(40)}))
+    assert len(note["left_out"]) == loading.MAX_NOTES and note["left_out"][0].startswith("1 steps at the ends")
