@@ -181,7 +181,7 @@ def test_aloha_texts_and_other_files(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("x")
     store = sw.load(f"hdf5:{tmp_path}")
     assert store.episodes()[0].info["language_raw"] == "pick up the cube"
-    assert noted(store)["left_out"][0] == "notes.txt: no episode"
+    assert noted(store)["left_out"][0] == "1 files: no episode (notes.txt)"
     (tmp_path / "episode_0.hdf5").rename(tmp_path / "other.hdf5")
     with pytest.raises(ValueError, match=r"has \['notes.txt', 'other.hdf5'\], expected ALOHA's episode_0.hdf5"):
         sw.load(f"hdf5:{tmp_path}")
@@ -235,7 +235,10 @@ WRITERS: dict[str, tuple[Callable[[int, int], Episode], Callable[[Path, list[Epi
 ACTIONS = {"maniskill": "actions", "aloha": "action", "d3rlpy": "actions"}
 DAMAGES: dict[str, tuple[Damage, str]] = {
     "none": (lambda file, name: file.__delitem__(name), "has no actions"),
-    "short": (lambda file, name: put(file, name, file[name][:-2]), "rows, expected (3|4, one more)"),
+    "short": (
+        lambda file, name: put(file, name, file[name][:-2]),
+        "rows, expected (3|4, one more)|expected 5 as elapsed_steps",
+    ),
     "wide": (lambda file, name: put(file, name, np.zeros((5, 99), file[name].dtype)), r"rows of \(99,\)"),
     "text": (lambda file, name: put(file, name, [b"up"] * 5), "expected .*, as in most episodes"),
     "link": (lambda file, name: put(file, name, h5py.SoftLink("/x")), "is a link to elsewhere"),
@@ -305,3 +308,44 @@ def test_observations_of_another_length_than_the_format_has(tmp_path: Path, kind
     with pytest.raises(ValueError, match=f"obs.* has {expected} the shortest actions"):
         sw.load(place)
     assert len(sw.load(place, skip_damaged=True).episodes()) == 3
+
+
+Said = Callable[[list[Episode]], object]
+JSON: dict[str, tuple[Said, str]] = {
+    "listed only": (
+        lambda said: said.append({"episode_id": 7}),
+        "episodes: the JSON file lists traj_7, which this file lacks",
+    ),
+    "not listed": (lambda said: said.pop(1), "descriptions: the JSON file does not list traj_1"),
+    "twice": (
+        lambda said: said.append(dict(said[2])),
+        "episodes: the JSON file lists traj_2 twice; neither description is taken",
+    ),
+    "without a number": (lambda said: said[0].pop("episode_id"), "episodes: 1 of the JSON file have no episode_id"),
+    "no success": (
+        lambda said: said[1].update(success=False),
+        "success: the JSON file says another one of traj_1",
+    ),
+}
+
+
+def described(folder: Path, change: Said) -> str:
+    place = write_maniskill(folder, [maniskill(4, n) for n in range(3)])
+    whole = json.loads((folder / "trajectory.json").read_text())
+    change(whole["episodes"])
+    (folder / "trajectory.json").write_text(json.dumps(whole))
+    return place
+
+
+@pytest.mark.parametrize("name", JSON)
+def test_maniskills_json_that_differs(tmp_path: Path, name: str) -> None:
+    change, message = JSON[name]
+    store = sw.load(described(tmp_path, change))
+    assert message in noted(store)["left_out"] and len(store.episodes()) == 3
+
+
+def test_maniskills_steps_that_differ(tmp_path: Path) -> None:
+    place = described(tmp_path, lambda said: said[1].update(elapsed_steps=5))
+    with pytest.raises(ValueError, match="traj_1: has 4 actions, expected 5 as elapsed_steps of the JSON file says"):
+        sw.load(place)
+    assert len(sw.load(place, skip_damaged=True).episodes()) == 2

@@ -38,7 +38,8 @@ def demo(length: int, seed: int = 0) -> dict[str, Any]:
 def write(path: Path, demos: list[dict[str, Any]], numbers: list[int] | None = None) -> str:
     with h5py.File(path, "w") as file:
         data = file.create_group("data")
-        for number, arrays in zip(numbers or range(len(demos)), demos, strict=True):
+        numbers = numbers or list(range(len(demos)))
+        for number, arrays in zip(numbers, demos, strict=True):
             group = data.create_group(f"demo_{number}")
             for name, values in arrays.items():
                 group.create_dataset(name, data=values, compression="gzip" if name.startswith("obs/") else None)
@@ -46,7 +47,7 @@ def write(path: Path, demos: list[dict[str, Any]], numbers: list[int] | None = N
             group.attrs["num_samples"] = len(arrays["actions"])
         data.attrs["total"] = sum(len(one["actions"]) for one in demos)
         data.attrs["env_args"] = json.dumps(ENV, indent=4)
-        file["mask/train"] = np.array(["demo_0", "demo_10"], dtype="S")
+        file["mask/train"] = np.array([f"demo_{one}" for one in (0, 10) if one in numbers], dtype="S")
     return f"hdf5:{path}"
 
 
@@ -155,3 +156,18 @@ def test_next_observations_that_differ_by_rounding(tmp_path: Path) -> None:
     store = sw.load(write(tmp_path / "x.hdf5", [one]))
     assert store.episodes()[0].info["next_obs_rounded"] == 1
     assert same(store.episodes()[0].obs["object"][:4], one["obs/object"])
+
+
+def test_a_demonstration_that_was_deleted(tmp_path: Path) -> None:
+    place = write(tmp_path / "x.hdf5", [demo(4, seed) for seed in range(4)])
+    with h5py.File(tmp_path / "x.hdf5", "r+") as file:
+        del file["data/demo_3"], file["mask/train"]
+        file["mask/train"] = np.array(["demo_0", "demo_3"], dtype="S")
+    store = sw.load(place)
+    assert noted(store)["left_out"] == [
+        "mask/train: lists demo_3, which data lacks",
+        "steps: total says 16, sound demonstrations have 12",
+    ]
+    with h5py.File(tmp_path / "x.hdf5", "r+") as file:
+        file["mask/numbers"] = np.zeros(3)
+    assert "mask/numbers: cannot be read" in noted(sw.load(place))["left_out"]

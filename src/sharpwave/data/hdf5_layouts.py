@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from sharpwave.data import images
 from sharpwave.data.columns import ENDS
 from sharpwave.data.episode import Source, existing
-from sharpwave.data.files import Budget, File, Folder, explained, open_path
+from sharpwave.data.files import REMEDY, Budget, File, Folder, explained, open_path
 from sharpwave.data.hdf5 import Hdf5File
 from sharpwave.data.hdf5 import open_hdf5 as open_d4rl
 from sharpwave.data.recordings import Array, Arrays, Layout, Recording, RecordingSource, below, len_of
@@ -56,7 +57,8 @@ def _folder(name: str, path: Path, budget: Budget) -> Layout:
                     f"has {names[:8]}, expected ALOHA's episode_0.hdf5, episode_1.hdf5 ...; give a single file of any "
                     "other layout"
                 )
-        others = [f"{one}: no episode" for one in names if one not in files]
+        others = [one for one in names if one not in files]
+        others = [f"{len(others):,} files: no episode ({_few(others)})"] if others else []
         return Aloha(files, lambda one: _hdf5(folder.open(one), budget), budget, others, folder.close)
     except BaseException:
         folder.close()
@@ -142,8 +144,32 @@ class Robomimic:
             "read as robomimic writes it",
             "dones, where there are: the last of a demonstration says whether it terminated",
         ]
+        for one in file.names(file.root, "mask"):
+            self._compare_mask(one)
         said = file.attribute(self._group, "env_args")
         self.about = {} if said is None else short({"env_args": said}, self.left_out)
+
+    def _compare_mask(self, mask: str) -> None:
+        """Name the demonstrations of a filter key that the data lack, as when they were deleted."""
+        try:
+            missing = sorted(set(self._keys(mask)) - set(self._demos))
+        except ValueError as error:
+            if REMEDY in str(error):
+                raise
+            self.left_out.append(f"mask/{mask}: cannot be read")
+            return
+        if missing:
+            self.left_out.append(f"mask/{mask}: lists {_few(missing)}, which data lacks")
+
+    def _keys(self, mask: str) -> list[str]:
+        """Return the names in a filter key.  Raises: ValueError: it has others."""
+        found = self._file.find(self._file.find(self._file.root, "mask"), mask)
+        return self._file.texts(found, f"mask/{mask}") if hasattr(found, "dtype") else []
+
+    def surveyed(self, rows: int) -> list[str]:
+        """Compare the rows of the sound episodes with what the data set says of all."""
+        said = self._file.attribute(self._group, "total")
+        return [] if said is None or said == rows else [f"steps: total says {said}, sound demonstrations have {rows:,}"]
 
     def __len__(self) -> int:
         return len(self._demos)
@@ -181,7 +207,7 @@ class Robomimic:
         names = self._file.names(self._file.root, "mask")
         if name not in names:
             raise ValueError(f"{self._name}: has no mask/{name}, only {names[:12]}; give one of these, or numbers")
-        keys = self._file.texts(self._file.find(self._file.find(self._file.root, "mask"), name), f"mask/{name}")
+        keys = self._keys(name)
         if missing := sorted(set(keys) - set(self._demos)):
             raise ValueError(f"{self._name}: mask/{name} has {missing[0]!r}, which is not in data")
         return [number for number, one in enumerate(self._demos) if one in keys]
@@ -206,11 +232,34 @@ class ManiSkill:
         self.notes = ["read as ManiSkill writes it"]
         self.about: dict[str, Any] = {}
         self._said: dict[str, dict[str, Any]] = {}
-        if not isinstance(said, dict) or not isinstance(said.get("episodes"), list):
+        self._differing: set[str] = set()
+        if said is None:
             self.notes.append("no JSON file of the same name beside it, which would describe the trajectories")
             return
-        self._said = {f"traj_{one.get('episode_id')}": one for one in said["episodes"] if isinstance(one, dict)}
+        if not isinstance(said, dict) or not isinstance(said.get("episodes"), list):
+            self.notes.append("the JSON file of the same name does not list episodes, which would describe them")
+            return
+        self._describe(said["episodes"])
         self.about = short({"env_info": json.dumps(said.get("env_info"))}, self.left_out)
+
+    def _describe(self, episodes: list[Any]) -> None:
+        """Take what is said of each trajectory; name those that one of both files lacks, and those listed twice."""
+        described = [one for one in episodes if isinstance(one, dict) and "episode_id" in one]
+        if nameless := len(episodes) - len(described):
+            self.left_out.append(f"episodes: {nameless:,} of the JSON file have no episode_id")
+        listed = [f"traj_{one['episode_id']}" for one in described]
+        twice = {name for name, count in Counter(listed).items() if count > 1}
+        self._said = {name: one for name, one in zip(listed, described, strict=True) if name not in twice}
+        if twice:
+            self.left_out.append(f"episodes: the JSON file lists {_few(twice)} twice; neither description is taken")
+        if missing := set(listed) - set(self._names):
+            self.left_out.append(f"episodes: the JSON file lists {_few(missing)}, which this file lacks")
+        if missing := set(self._names) - set(listed):
+            self.left_out.append(f"descriptions: the JSON file does not list {_few(missing)}")
+
+    def surveyed(self, rows: int) -> list[str]:
+        """Name the trajectories whose last success differs from what the JSON file says."""
+        return [f"success: the JSON file says another one of {_few(self._differing)}"] if self._differing else []
 
     def __len__(self) -> int:
         return len(self._names)
@@ -223,6 +272,17 @@ class ManiSkill:
         """Find the arrays of an episode.  Raises: ValueError."""
         name = self._names[number]
         arrays = arrays_of(self._file, self._file.group(self._file.root, name), f"{name}/")
+        said, rows = self._said.get(name, {}), max(map(len_of, below(arrays, "actions").values()), default=-1)
+        if rows >= 0 and "elapsed_steps" in said and said["elapsed_steps"] != rows:
+            raise ValueError(
+                f"has {rows:,} actions, expected {str(said['elapsed_steps'])[:32]} as elapsed_steps of the JSON file "
+                "says; fetch both anew"
+            )
+        success = arrays.get("success")
+        if success is not None and len_of(success) == rows > 0:
+            ended = bool(success.rows(rows - 1, rows).any())
+            if said.get("success", ended) not in (ended, None):
+                self._differing.add(name)
         if not below(arrays, "obs"):
             raise ValueError("has no obs, expected observations; ManiSkill's replay_trajectory adds them (--obs-mode)")
         return Recording(
@@ -233,7 +293,7 @@ class ManiSkill:
             terminated=arrays.get("terminated"),
             truncated=arrays.get("truncated"),
             further=without(arrays, "obs", "actions", "rewards", "terminated", "truncated"),
-            info={"trajectory": name} | self._said.get(name, {}),
+            info={"trajectory": name} | said,
         )
 
     def close(self) -> None:
@@ -331,6 +391,9 @@ class Aloha:
     ) -> None:
         self._names, self._opened, self._budget, self._closed = names, opened, budget, closed
         self.left_out, self.about = list(left_out), dict[str, Any]()
+        numbers = [int(found[1]) for one in names if (found := EPISODE_FILE.fullmatch(one))]
+        if len(names) > 1 and (lacking := max(numbers) + 1 - len(set(numbers))):
+            self.left_out.append(f"episodes: {lacking:,} numbers below {max(numbers):,} have no file")
         self.notes = [
             "read as ALOHA writes it",
             "JPEGs: with the channels in the order in which they were compressed",
@@ -416,6 +479,12 @@ class Pictures:
             decoded = images.decode(row.tobytes(), self.shape[1:], self._name)
             found[at] = decoded[..., ::-1]  # OpenCV, which wrote it, takes the first channel for blue
         return found
+
+
+def _few(names: Iterable[str]) -> str:
+    """Return names in words, the first ones if there are many."""
+    found = sorted(names)
+    return ", ".join(found[:8]) + (f" and {len(found) - 8:,} more" if len(found) > 8 else "")
 
 
 def short(said: dict[str, Any], left_out: list[str]) -> dict[str, Any]:

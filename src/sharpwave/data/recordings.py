@@ -71,6 +71,9 @@ class Recording:
 class Layout(Protocol):
     """How the episodes of a format lie in its files.
 
+    It may also have ``named``, as ``RecordingSource``, and ``surveyed``: what it says of the rows of all sound episodes
+    once they were looked at, in words.
+
     Attributes:
         left_out, notes: as those of ``Source``. ``about``: what is said of all of them, which an import notes.
         final: whether observations have one row more than there are steps, the final observation.
@@ -187,7 +190,7 @@ class RecordingSource:
         sizes: list[_Size] = []
         others: collections.Counter[str] = collections.Counter()
         within: collections.Counter[str] = collections.Counter()
-        rewarded = marked = kept = sound = 0
+        rewarded = marked = kept = sound = every = 0
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
             for number in range(len(self._layout)):
@@ -210,12 +213,14 @@ class RecordingSource:
                     kept += kind == FURTHER and (kind, path) in known and len_of(array) > rows
                 for name, flags in ends.items():
                     within[name] += bool(flags[:-1].any())
-                sound += 1
+                sound, every = sound + 1, every + rows
                 rewarded += one.reward is not None
                 marked += one.terminated is not None or one.truncated is not None
                 if rows - (not known_final):
                     sizes.append(_Size(number, rows, rows - (not known_final)))
         self._say(others, within, kept, rewarded, marked, sound)
+        if (surveyed := getattr(self._layout, "surveyed", None)) is not None:
+            self.left_out += surveyed(every)
         return sizes
 
     def _leave(self, one: Recording, rows: int, truncated: bool) -> None:
