@@ -276,6 +276,18 @@ def test_what_is_not_imported_is_named(files: Path) -> None:
     assert said[1] == "episodes: info.json says 4, meta/episodes lists 2"
 
 
+def test_files_that_the_metadata_do_not_name(files: Path, tmp_path: Path) -> None:
+    """A file of an episode of v2.1, and of several of v3."""
+    lines = files / "meta" / "episodes.jsonl"
+    lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:-1]))
+    said = "episodes: 1 files that the metadata name no episode of, data/chunk-000/{}.parquet"
+    assert said.format("episode_000003") in noted(sw.load(f"lerobot:{files}"))["left_out"]
+    folder = Path(shutil.copytree(DATA / "lerobot", tmp_path / "three"))
+    data = folder / "data" / "chunk-000"
+    shutil.copy(data / "file-000.parquet", data / "file-001.parquet")
+    assert said.format("file-001") in noted(sw.load(f"lerobot:{folder}"))["left_out"]
+
+
 def test_episodes_behind_a_link_are_not_passed_over(images: Path, tmp_path: Path) -> None:
     table, path = parquet.read_table(episodes_of(images)), episodes_of(images)
     (tmp_path / "elsewhere").mkdir()
@@ -334,5 +346,5 @@ def test_minari_of_other_numbers_than_its_metadata(tmp_path: Path, monkeypatch: 
         sw.load(place)
     path.write_text(json.dumps(said | {"total_episodes": 2, "total_steps": 20}))
     store = sw.load(place)
-    noted = next(iter(store.annotations()["imports"].values()))["left_out"]
-    assert len(store) == 20 and noted[-1] == "episodes: metadata.json says 2, main_data.hdf5 has 3"
+    left_out = noted(store)["left_out"]
+    assert len(store) == 20 and left_out[-1] == "episodes: metadata.json says 2, main_data.hdf5 has 3"

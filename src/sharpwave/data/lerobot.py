@@ -166,6 +166,7 @@ class LeRobotSource:
             needed("av", "lerobot")
         places: list[_Place] = []
         numbers: set[int] = set()
+        listed: set[str] = set()
         files: dict[str, int] = {}  # index of the first row of each
         for said in self._episode_lines():
             number, rows = int(said["episode_index"]), int(said["length"])
@@ -179,6 +180,7 @@ class LeRobotSource:
             else:
                 values = {"episode_chunk": number // self._chunk, "episode_index": number}
                 name, first = self._path(self._data_path, values), 0
+            listed.add(name)
             try:
                 place = self._found(_Place(number, name, first, rows, 0, [], {}), said, values, files)
             except (ValueError, FileNotFoundError) as error:
@@ -211,7 +213,22 @@ class LeRobotSource:
             self.left_out.append(
                 f"episodes: info.json says {str(self._said_episodes)[:32]}, meta/episodes lists {len(numbers):,}"
             )
+        if others := self._other_files(listed):
+            few = ", ".join(others[:4]) + (" and others" if len(others) > 4 else "")
+            self.left_out.append(f"episodes: {len(others):,} files that the metadata name no episode of, {few}")
         return places
+
+    def _other_files(self, listed: set[str]) -> list[str]:
+        """Return the Parquet files beside those that are listed."""
+        found: list[str] = []
+        for top in sorted({name.split("/")[0] for name in listed if "/" in name}):
+            places = [top] if self._folder.is_folder(top) else []
+            for place in places:
+                names = [f"{place}/{one}" for one in self._folder.names(place)]
+                self._budget.check_time()
+                found += [one for one in names if one.endswith(".parquet") and one not in listed]
+                places += [one for one in names if place == top and "." not in one and self._folder.is_folder(one)]
+        return found
 
     def _found(self, place: _Place, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Place:
         """Return where an episode lies, of which ``place`` has the index of the first row, and how many rows are steps.
