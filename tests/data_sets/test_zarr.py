@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import shutil
 import zipfile
 import zlib
 from pathlib import Path
@@ -175,3 +176,44 @@ def test_other_stores(tmp_path: Path) -> None:
     write(tmp_path / "w.zarr", buffer(), lengths=[4, -2, 9])
     with pytest.raises(ValueError, match="meta/episode_ends falls"):
         sw.load(f"zarr:{tmp_path / 'w.zarr'}")
+
+
+@pytest.mark.parametrize("separator", [".", "/"])
+def test_an_array_without_its_description(tmp_path: Path, separator: str) -> None:
+    """Its chunks are still there: rewards would be 0."""
+    folder = tmp_path / "x.zarr"
+    data = buffer() | {"reward": np.arange(11, dtype=np.float32)}
+    for kept in ((), (".zgroup",), ("zarr.json",), (".zmetadata",)):
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir()
+        for group in ("", "data", "meta"):
+            (folder / group).mkdir(exist_ok=True)
+            (folder / group / ".zgroup").write_text('{"zarr_format": 2}')
+        for name, values in data.items():
+            chunks = (3, *values.shape[1:])
+            made = folder / "data" / name
+            write_array(made, values, chunks)
+        write_array(folder / "meta" / "episode_ends", np.cumsum(LENGTHS), (3,))
+        if separator == "/":
+            shutil.rmtree(folder / "data" / "reward")
+            for n in range(4):
+                (folder / "data" / "reward" / str(n)).mkdir(parents=True)
+                (folder / "data" / "reward" / str(n) / "0").write_bytes(bytes(12))
+        else:
+            (folder / "data" / "reward" / ".zarray").unlink()
+        for name in kept:
+            (folder / "data" / "reward" / name).write_text("{}")
+        if kept == (".zmetadata",):
+            shutil.rmtree(folder / "data" / "reward")
+            (folder / ".zmetadata").write_text(json.dumps({"metadata": {"data/reward/.zarray": {}, ".zgroup": {}}}))
+        with pytest.raises(ValueError, match=r"x\.zarr: data/reward has no \.zarray, expected one"):
+            sw.load(f"zarr:{folder}")
+
+
+def test_other_names_in_a_folder_of_arrays(tmp_path: Path) -> None:
+    """A group without arrays, and what a file manager leaves behind, are none."""
+    place = write(tmp_path / "x.zarr", buffer())
+    (tmp_path / "x.zarr" / "data" / ".DS_Store").write_text("x")
+    (tmp_path / "x.zarr" / "data" / "group").mkdir()
+    (tmp_path / "x.zarr" / "data" / "group" / ".zgroup").write_text('{"zarr_format": 2}')
+    check(sw.load(place), buffer())

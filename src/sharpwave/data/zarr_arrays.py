@@ -21,7 +21,7 @@ from sharpwave.data.npz import NUMPYS
 from sharpwave.data.packages import needed
 from sharpwave.data.recordings import Array, Recording, RecordingSource, len_of
 
-DESCRIPTION, GROUP, FORMAT_3 = ".zarray", ".zgroup", "zarr.json"
+DESCRIPTION, GROUP, FORMAT_3, ALL = ".zarray", ".zgroup", "zarr.json", ".zmetadata"
 MAX_DEPTH = 8
 """Limit of groups in groups."""
 DTYPE = re.compile(r"[<>|][buif]\d{1,2}")
@@ -247,6 +247,11 @@ class ReplayBuffer:
         if FORMAT_3 in names:
             raise ValueError(f"{files.what}: is zarr's format 3, expected 2; write it with zarr_format=2")
         found = [name.removesuffix(f"/{DESCRIPTION}") for name in names if name.endswith(f"/{DESCRIPTION}")]
+        if lost := self._lost(names, set(found)):
+            raise ValueError(
+                f"{files.what}: {lost} has no {DESCRIPTION}, expected one as of any array of format 2; fetch the data "
+                "set anew, or remove the folder"
+            )
         if "meta/episode_ends" not in found or not any(name.startswith("data/") for name in found):
             raise ValueError(
                 f"{files.what}: has the arrays {sorted(found)[:12]}, expected data/* and meta/episode_ends, as "
@@ -267,6 +272,24 @@ class ReplayBuffer:
                     self.left_out.append(f"{name}: {more:,} rows behind the last of meta/episode_ends")
             elif name != "meta/episode_ends":
                 self.left_out.append(f"{name}: not of steps")
+
+    def _lost(self, names: list[str], found: set[str]) -> str:
+        """Return the first folder in ``data`` that was an array, and is none any more; "" if there is none."""
+        groups = {name.rpartition("/")[0] for name in names if name.endswith(f"/{GROUP}")}
+        lost: set[str] = set()
+        for name in names:
+            place, _, last = name.rpartition("/")
+            parts = place.split("/")
+            if parts[0] != "data" or any("/".join(parts[: depth + 1]) in found for depth in range(len(parts))):
+                continue
+            plain = not last.startswith(".") and (len(parts) > 1 or last == FORMAT_3)
+            if plain or (len(parts) > 1 and place not in groups):
+                lost.add("/".join(parts[:2]))
+        if ALL in names:
+            with explained(f"{self._files.what}: {ALL}", self._files.what):
+                said = [name.rpartition("/") for name in parse_json(self._files.read(ALL)).get("metadata", {})]
+            lost |= {place for place, _, one in said if one == DESCRIPTION and place not in found}
+        return min(lost, default="")
 
     def __len__(self) -> int:
         return len(self._bounds) - 1
