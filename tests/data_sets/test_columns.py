@@ -51,8 +51,11 @@ def check_toy(store: sw.Store) -> None:
 @pytest.mark.parametrize(
     ("name", "values"),
     [(name, LATE) for name in ("timeout", "truncated", "truncations", "truncateds", "infos/TimeLimit.truncated")]
+    + [(name, LATE) for name in ("TimeLimit.truncated", "x/TimeLimit.truncated", "truncation", "is_truncated")]
+    + [(name, LATE) for name in ("infos/truncated", "infos/timeouts", "infos/Truncation", "Timeouts")]
     + [(name, END) for name in ("dones", "done", "episode_terminals", "episode_ends", "is_last")]
-    + [(name, STEP == 0) for name in ("is_first", "episode_starts")],
+    + [(name, END) for name in ("dones_float", "Dones", "infos/IS_LAST")]
+    + [(name, STEP == 0) for name in ("is_first", "episode_starts", "episode_start")],
 )
 def test_flags_of_ends_by_other_names(tmp_path: Path, name: str, values: Any, ending: str) -> None:
     for one in (values, values.astype(np.float32)[:, None]):
@@ -196,3 +199,9 @@ def test_flags_of_any_name_where_numbers_of_steps_restart(tmp_path: Path) -> Non
         "begun: taken to tell episodes apart; it is true exactly where t restarts",
         "finished: taken to tell episodes apart; it is true exactly before t restarts",
     ]
+
+
+def test_columns_that_may_end_episodes_are_named_where_nothing_does(tmp_path: Path) -> None:
+    store = load(tmp_path, toy(**{"infos/was_reset": END, "infos/timeout": np.full(40, 2.5), "success": END}))
+    assert store.spec.extra_names == ("infos.was_reset", "infos.timeout", "success") and len(store.episodes()) == 4
+    assert noted(store)["notes"][1].startswith("infos/was_reset: a further field; if it says where episodes end, ren")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
@@ -20,16 +21,19 @@ from sharpwave.spec import Field, Spec
 CHUNK_BYTES = 1 << 24
 """Bytes of a column that are read at a time while episodes are found."""
 ONE_NAMES = {"obs": "observations", "action": "actions", "reward": "rewards", "next_obs": "next_observations"} | {
-    **dict.fromkeys(("terminated", "terminations", "terminateds", "terminal", "is_terminal"), "terminals"),
-    **dict.fromkeys(("truncated", "truncations", "truncateds", "timeout"), "timeouts"),
+    **dict.fromkeys(
+        ("terminated", "termination", "terminations", "terminateds", "is_terminated", "terminal", "is_terminal"),
+        "terminals",
+    ),
+    **dict.fromkeys(("truncated", "truncation", "truncations", "truncateds", "is_truncated", "timeout"), "timeouts"),
 }
 """Names of the layout by those that are used elsewhere, which are understood, too."""
-LIMIT = "infos/TimeLimit.truncated"
+LIMIT = "TimeLimit.truncated"
 """Gym's name of a timeout."""
 DONES = ("dones", "done")
-LASTS = (*DONES, "episode_terminals", "episode_ends", "is_last", "is_end")
+LASTS = (*DONES, "dones_float", "episode_terminals", "episode_ends", "is_last", "is_end")
 """Flags of an episode's last step, however it ended."""
-FIRSTS = ("is_first", "is_start", "episode_starts")
+FIRSTS = ("is_first", "is_start", "episode_start", "episode_starts")
 """Flags of an episode's first step."""
 EPISODES = tuple(
     f"{one}{suffix}"
@@ -41,6 +45,10 @@ STEPS = ("step", "steps", "step_id", "step_ids", "step_index", "timestep", "time
 """Numbers that rise in an episode: another one begins where the value does not."""
 ENDS = frozenset(("terminals", "timeouts", *ONE_NAMES, *LASTS)) - {"obs", "action", "reward", "next_obs"}
 """Names of flags of ends."""
+KNOWN = {one.lower(): one for one in (*ONE_NAMES, *ONE_NAMES.values(), LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS)}
+"""Names that are understood, by themselves in lower case."""
+DOUBTFUL = re.compile("trunc|time_?out|done|term|end|last|first|start|reset|episode|traj", re.IGNORECASE)
+"""Part of a name that flags of ends may have."""
 
 
 class Columns(Protocol):
@@ -108,12 +116,11 @@ class ColumnSource:
             if (standard := self._standard(one)) in found:
                 raise ValueError(f"{name}: has both {found[standard]} and {one}, which are the same; expected one")
             found[standard] = one
-        if LIMIT in found and "timeouts" not in found:
-            found["timeouts"] = found.pop(LIMIT)
         self._obs = _branch(found, "observations")
         self._nexts = _branch(found, "next_observations")
         self._actions = _branch(found, "actions")
         self._reward = self._needed(found, "rewards")
+        self._find_timeouts(found)
         self._timeouts = found.get("timeouts")
         self._dones: str | None = None
         if "terminals" not in found:
@@ -147,7 +154,29 @@ class ColumnSource:
     @staticmethod
     def _standard(name: str) -> str:
         first, slash, rest = name.partition("/")
+        first = _known(first)
         return ONE_NAMES.get(first, first) + slash + rest
+
+    def _find_timeouts(self, found: dict[str, str]) -> None:
+        """Take flags of timeouts by Gym's name, or of those of a group, as infos, where there are none else."""
+        if "timeouts" in found:
+            return
+        data = ("observations", "next_observations", "actions")
+        paths = [one for one in found if one.partition("/")[0] not in data and _mark_of(one) in (LIMIT, "timeouts")]
+        for path in sorted(paths, key=lambda one: _mark_of(one) != LIMIT):
+            if _mark_of(path) == LIMIT or self._is_flag(found[path]):
+                found["timeouts"] = found.pop(path)
+                if _mark_of(path) != LIMIT:
+                    self.notes.append(f"{found['timeouts']}: taken for timeouts, as there are none else")
+                return
+
+    def _is_flag(self, name: str) -> bool:
+        """Return whether an array has a flag for each step."""
+        shape, dtype = self._columns.shape(name), self._columns.dtype(name)
+        if self._length(name) != self._length(self._reward) or not _single(shape[1:]) or dtype.kind not in "buif":
+            return False
+        values = self._numbers(name, 0, shape[0])
+        return bool(((values == 0) | (values == 1)).all())
 
     def _needed(self, found: dict[str, str], name: str) -> str:
         if name not in found:
@@ -172,13 +201,18 @@ class ColumnSource:
         """
         marks: dict[str, str] = {}
         for path, name in found.items():
-            group, _, one = path.rpartition("/")
-            one = LIMIT if path == LIMIT else one
-            if one not in (LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS) or name in (*used, self._terminals):
+            group, one = path.rpartition("/")[0], _mark_of(path)
+            if one == "timeouts":
+                one = LIMIT if self._is_flag(name) else path
+            if (
+                name == self._timeouts
+                or one not in (LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS)
+                or name in (*used, self._terminals)
+            ):
                 continue
             shape, dtype = self._columns.shape(name), self._columns.dtype(name)
             if not _single(shape[1:]) or self._length(name) != self._count or dtype.kind not in "buif":
-                if group and one in (*EPISODES, *STEPS):  # it may be anything
+                if group and one in (LIMIT, *EPISODES, *STEPS):  # it may be anything
                     continue
                 raise ValueError(
                     f"{self.name}: {name} is {shape} {dtype}, expected one number a step, {(self._count,)}, as the "
@@ -331,6 +365,11 @@ class ColumnSource:
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
         if not self._nexts and len(np.setdiff1d(stops, [*flagged, self._count])) == 0 and self._timeouts is None:
             self.notes.append(f"{self._terminals}: nothing else ends an episode; those that were truncated are joined")
+            if doubtful := [one for one in self._fields.values() if DOUBTFUL.search(one) and self._is_flag(one)]:
+                self.notes.append(
+                    f"{', '.join(doubtful[:8])}: a further field; if it says where episodes end, rename it to timeouts "
+                    "or to episode_ends"
+                )
         self._doubt_numbers(np.concatenate([[0], stops[:-1]]))
         starts, rows = np.concatenate([[0], stops[:-1]]), stops
         if not self._nexts:  # the step before an unknown observation goes, unless it terminated
@@ -344,7 +383,7 @@ class ColumnSource:
     def _doubt_numbers(self, starts: npt.NDArray[np.int64]) -> None:
         """Note what numbers of episodes and of steps say against episodes that begin at ``starts``."""
         for name in self._numbered():
-            one, values = name.rpartition("/")[2], self._numbers(name, 0, self._count)
+            one, values = _mark_of(name), self._numbers(name, 0, self._count)
             self.notes += doubts.of_episodes(name, values) if one in EPISODES else doubts.of_steps(name, values, starts)
             if one in STEPS and len(found := np.setdiff1d(doubts.gaps(values), starts)):
                 self.notes.append(f"{name}: skips numbers within episodes, the first before row {found[0]:,}")
@@ -354,7 +393,7 @@ class ColumnSource:
         return [
             name
             for name in self._fields.values()
-            if name.rpartition("/")[2] in (*EPISODES, *STEPS)
+            if _mark_of(name) in (*EPISODES, *STEPS)
             and _single(self._columns.shape(name)[1:])
             and self._columns.dtype(name).kind in "ui"
         ]
@@ -491,6 +530,17 @@ class ColumnSource:
     def close(self) -> None:
         """Close the files."""
         self._columns.close()
+
+
+def _mark_of(path: str) -> str:
+    """Return the name in the layout of an array, whichever group it is in; its own if it has none."""
+    one = _known(path.rpartition("/")[2])
+    return ONE_NAMES.get(one, one)
+
+
+def _known(name: str) -> str:
+    """Return a name as the layout spells it; one letter is a name in its own case only."""
+    return KNOWN.get(name.lower(), name) if len(name) > 1 else name
 
 
 def _branch(found: dict[str, str], name: str) -> dict[str, str]:
