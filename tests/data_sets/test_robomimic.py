@@ -171,3 +171,25 @@ def test_a_demonstration_that_was_deleted(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "x.hdf5", "r+") as file:
         file["mask/numbers"] = np.zeros(3)
     assert "mask/numbers: cannot be read" in noted(sw.load(place))["left_out"]
+
+
+def test_fields_that_would_have_one_name(tmp_path: Path) -> None:
+    place = write(tmp_path / "x.hdf5", [demo(4, seed) | {"a.b": np.ones(4), "a/b": np.zeros(4)} for seed in range(2)])
+    store = sw.load(place)
+    assert same(store.episodes()[0]["a.b"], np.zeros(4))
+    assert noted(store)["left_out"] == ["a.b: would have the name of a/b"]
+
+
+def test_what_an_environment_says_of_a_demonstration(tmp_path: Path) -> None:
+    place = write(tmp_path / "x.hdf5", [demo(4)])
+    with h5py.File(tmp_path / "x.hdf5", "r+") as file:
+        file["data/demo_0"].attrs["ep_meta"] = '{"lang": "open the drawer"}'
+    assert sw.load(place).episodes()[0].info["ep_meta"] == '{"lang": "open the drawer"}'
+
+
+def test_a_demonstration_that_lacks_what_others_have(tmp_path: Path) -> None:
+    demos = [demo(4, seed) for seed in range(3)]
+    demos[1] = {name: values for name, values in demos[1].items() if "next_obs" not in name and name != "dones"}
+    notes = noted(sw.load(write(tmp_path / "x.hdf5", demos)))["notes"]
+    assert "next_obs: none in 1 episodes" in notes
+    assert "nothing says how 1 episodes ended; they count as truncated" in notes

@@ -183,7 +183,7 @@ class Robomimic:
         name = self._demos[number]
         group = self._file.group(self._group, name)
         arrays = arrays_of(self._file, group, f"data/{name}/")
-        said = self._file.attribute(group, "num_samples")
+        said, meta = (self._file.attribute(group, one) for one in ("num_samples", "ep_meta"))
         actions = below(arrays, "actions")
         if said is not None and any(len_of(array) != said for array in actions.values()):
             raise ValueError(f"num_samples is {said}, expected the rows of actions; write the data set anew")
@@ -199,7 +199,7 @@ class Robomimic:
             reward=arrays.get("rewards"),
             terminated=arrays.get("dones"),
             further=without(arrays, "obs", "next_obs", "actions", "rewards", "dones"),
-            info={"demo": name},
+            info={"demo": name} | ({} if meta is None else short({"ep_meta": meta}, [])),
         )
 
     def named(self, name: str) -> list[int]:

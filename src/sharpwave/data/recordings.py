@@ -160,7 +160,11 @@ class RecordingSource:
         for kind in (OBS, ACTION):
             if not found[kind]:
                 raise ValueError(f"{self.name}: its episodes have no {kind} in common, expected the same in each")
-        return found, {usable_name(path.replace("/", ".")): path for path in found[FURTHER]}
+        names: dict[str, str] = {}
+        for path in found[FURTHER]:
+            if (first := names.setdefault(usable_name(path.replace("/", ".")), path)) != path:
+                self.left_out.append(f"{path}: would have the name of {first}")
+        return found, names
 
     def _rows(self, one: Recording) -> int:
         """Return the number of an episode's steps.  Raises: ValueError: its arrays do not fit each other."""
@@ -190,7 +194,7 @@ class RecordingSource:
         sizes: list[_Size] = []
         others: collections.Counter[str] = collections.Counter()
         within: collections.Counter[str] = collections.Counter()
-        rewarded = marked = kept = sound = every = 0
+        rewarded = marked = followed = kept = sound = every = 0
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
             for number in range(len(self._layout)):
@@ -215,9 +219,12 @@ class RecordingSource:
                     within[name] += bool(flags[:-1].any())
                 sound, every = sound + 1, every + rows
                 rewarded += one.reward is not None
+                followed += bool(one.next_obs)
                 marked += one.terminated is not None or one.truncated is not None
                 if rows - (not known_final):
                     sizes.append(_Size(number, rows, rows - (not known_final)))
+        if 0 < followed < sound:
+            self.notes.append(f"next_obs: none in {sound - followed:,} episodes")
         self._say(others, within, kept, rewarded, marked, sound)
         if (surveyed := getattr(self._layout, "surveyed", None)) is not None:
             self.left_out += surveyed(every)
@@ -254,6 +261,8 @@ class RecordingSource:
             self.notes.append(f"rewards: none in {sound - rewarded:,} episodes; 0 is stored")
         if not marked and sound:
             self.notes.append("nothing says how an episode ended; all count as truncated")
+        elif marked < sound:
+            self.notes.append(f"nothing says how {sound - marked:,} episodes ended; they count as truncated")
         for name, count in within.items():
             if count:
                 self.notes.append(f"{name}: true before the last step in {count:,} episodes, which do not end there")
