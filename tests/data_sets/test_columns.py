@@ -203,5 +203,5 @@ def test_flags_of_any_name_where_numbers_of_steps_restart(tmp_path: Path) -> Non
 
 def test_columns_that_may_end_episodes_are_named_where_nothing_does(tmp_path: Path) -> None:
     store = load(tmp_path, toy(**{"infos/was_reset": END, "infos/timeout": np.full(40, 2.5), "success": END}))
-    assert store.spec.extra_names == ("infos.was_reset", "infos.timeout", "success") and len(store.episodes()) == 4
+    assert store.spec.extra_names == ("infos.timeout", "infos.was_reset", "success") and len(store.episodes()) == 5
     assert noted(store)["notes"][1].startswith("infos/was_reset: a further field; if it says where episodes end, ren")
