@@ -3,8 +3,9 @@
     python benchmarks/imports.py [FORMAT...] [--damages NAME...] [--out FILE]
 
 Episodes known beforehand, a plain list, are written in each format: by its library where that is installed (numpy,
-h5py, minari, pyarrow), else by its documented layout (LeRobot, RLDS). Then the files are damaged, or written in another
-way that occurs. Each is imported, and each again with ``skip_damaged=True``, and compared with the list:
+h5py, minari, pyarrow), else by its documented layout (LeRobot, RLDS, robomimic ...). Then the files are
+damaged, or written in another way that occurs. Each is imported, and each again with ``skip_damaged=True``, and
+compared with the list:
 
 exact: the store has these episodes, all of them; also where the last step of a truncated one is left out, with a word.
 named: they differ, and a note, what was left out or a warning says so, other than what is said of a sound file.
@@ -69,19 +70,24 @@ class Format:
     Attributes:
         write: writes episodes into a folder, after ``damage`` was done to what is written; returns what to load.
         damages: by name. ``""``, of a sound file, is among them.
+        marked: whether it says which episodes terminated.
     """
 
     write: Callable[[Path, list[Episode], Callable[..., Any]], str]
     damages: Mapping[str, Callable[..., Any]]
+    marked: bool = True
 
 
-def episodes() -> list[Episode]:
-    """Return the episodes. Every value occurs once; rewards are multiples of 1/8, whose sums are exact."""
+def episodes(marked: bool = True) -> list[Episode]:
+    """Return the episodes; without ``marked`` all of them were truncated.
+
+    Every value occurs once; rewards are multiples of 1/8, whose sums are exact.
+    """
     made, at = [], 1
     for number, length in enumerate(LENGTHS):
         steps = at + np.arange(length + 1)
         obs = np.stack([steps, steps + 0.25, -steps], axis=1).astype(np.float32)
-        made.append(Episode(obs, steps[:-1] % 5 + 1, (steps[:-1] / 8).astype(np.float32), number % 2 == 0))
+        made.append(Episode(obs, steps[:-1] % 5 + 1, (steps[:-1] / 8).astype(np.float32), marked and number % 2 == 0))
         at += length + 10
     return made
 
@@ -120,7 +126,9 @@ class Outcome:
     invented: int = 0
 
 
-def outcome(place: str, folder: Path, usual: set[str], *, skip: bool = False) -> tuple[Outcome, set[str]]:
+def outcome(
+    place: str, folder: Path, usual: set[str], known: list[Episode], *, skip: bool = False
+) -> tuple[Outcome, set[str]]:
     """Import a file, and compare."""
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -134,7 +142,7 @@ def outcome(place: str, folder: Path, usual: set[str], *, skip: bool = False) ->
         return Outcome("SILENT", f"{type(error).__name__} instead of a ValueError: {last}"), set()
     (note,) = store.annotations()["imports"].values()
     found = [tuple(transitions(one, bool(one.terminated[-1]))) for one in store.episodes()]
-    said, known = words(note, warned), episodes()
+    said = words(note, warned)
     new = {one for one in said - usual if not ROUTINE.search(one)}
     true = Counter(step for one in oracle(known, False) for step in one)
     invented = sum((Counter(step for one in found for step in one) - true).values())
@@ -153,15 +161,16 @@ def run(name: str, one: Format, chosen: list[str] | None) -> dict[str, Outcome]:
     """Import all files of a format."""
     found: dict[str, Outcome] = {}
     usual: set[str] = set()
+    oracles = episodes(one.marked)
     for damage, change in one.damages.items():
         if damage and chosen and damage not in chosen:
             continue
         with tempfile.TemporaryDirectory() as made:
             folder = Path(made).resolve()
             place = one.write(folder, episodes(), change)
-            result, said = outcome(place, folder, usual)
+            result, said = outcome(place, folder, usual, oracles)
             if result.verdict == "refused":
-                again = outcome(place, folder, usual, skip=True)[0]
+                again = outcome(place, folder, usual, oracles, skip=True)[0]
                 if again.verdict != "refused":
                     result = again
             result.said = result.said.replace(str(folder), "")
@@ -176,8 +185,9 @@ def formats() -> dict[str, Format]:
     """Return all formats."""
     import import_columns
     import import_folders
+    import import_layouts
 
-    return {**import_columns.FORMATS, **import_folders.FORMATS}
+    return {**import_columns.FORMATS, **import_folders.FORMATS, **import_layouts.FORMATS}
 
 
 def main() -> int:
