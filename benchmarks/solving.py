@@ -123,7 +123,7 @@ def print_table(title: str, runs: list[dict[str, Any]]) -> None:
             f"{min(later):g}",
             f"{run['mean_reward']:.2f}",
         )
-    Console(width=160).print(table)
+    Console(width=190).print(table)
     done = [run for run in runs if run["solved"]]
     print(f"solved: {len(done)} of {len(runs)} seeds")
     for key, unit in (("steps", "steps"), ("minutes", "minutes"), ("cpu_minutes", "CPU minutes")):
