@@ -16,7 +16,7 @@ ROOT = Path(sharpwave.__file__).parent
 
 # A module imports from its own room and from those on lines before it: arrows point one way.
 ROOMS = """
-arguments errors escaping extras json_values nesting native spaces
+arguments errors escaping extras json_values nesting native spaces teams
 codecs
 spec
 validation
@@ -37,7 +37,7 @@ observations
 environment_spec step_infos
 recorder
 integrations
-configuration teams
+configuration
 agents envs
 training
 viewer

@@ -344,6 +344,15 @@ def test_maniskills_json_that_differs(tmp_path: Path, name: str) -> None:
     assert message in noted(store)["left_out"] and len(store.episodes()) == 3
 
 
+def test_maniskills_terminated_that_is_missing_is_named(tmp_path: Path) -> None:
+    place = write_maniskill(tmp_path, [maniskill(4, 1), maniskill(3, 2)], described=False)
+    with h5py.File(place.removeprefix("hdf5:"), "a") as file:
+        for group in file.values():
+            del group["terminated"]
+    notes = noted(sw.load(place))["notes"]
+    assert "terminated: none in 2 episodes that have truncated; none of them terminated" in notes
+
+
 def test_maniskills_steps_that_differ(tmp_path: Path) -> None:
     place = described(tmp_path, lambda said: said[1].update(elapsed_steps=5))
     with pytest.raises(ValueError, match="traj_1: has 4 actions, expected 5 as elapsed_steps of the JSON file says"):

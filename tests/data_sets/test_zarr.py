@@ -170,9 +170,9 @@ def test_other_stores(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="zarr's format 3, expected 2"):
         sw.load(f"zarr:{tmp_path / 'y.zarr'}")
     write(tmp_path / "z.zarr", buffer(), lengths=[4, 6, 20])
-    with pytest.raises(ValueError, match=r"episode 2 \(rows 10 to 29\): data/img has 1 of its 20 rows"):
-        sw.load(f"zarr:{tmp_path / 'z.zarr'}")
-    assert len(sw.load(f"zarr:{tmp_path / 'z.zarr'}", skip_damaged=True).episodes()) == 2
+    for skip in (False, True):  # which of the ends is wrong nobody knows
+        with pytest.raises(ValueError, match="meta/episode_ends has 30, but no array has more than 11 rows"):
+            sw.load(f"zarr:{tmp_path / 'z.zarr'}", skip_damaged=skip)
     write(tmp_path / "w.zarr", buffer(), lengths=[4, -2, 9])
     with pytest.raises(ValueError, match="meta/episode_ends falls"):
         sw.load(f"zarr:{tmp_path / 'w.zarr'}")

@@ -31,6 +31,8 @@ MAX_TRIED = 16
 """Limit of episodes that are looked at to find the fields."""
 OBSERVATION, TEXTS_AT_A_TIME = "observation.", 64
 """Beginning of the name of a text in the observations; and texts that are in memory at a time."""
+GROUP = re.compile(r"episode_(0|[1-9]\d{0,17})")
+"""Name of an episode's group."""
 MAX_MISFITS = 64
 """Limit of names of infos that are left out, which are named."""
 MAX_BOUNDS = 256
@@ -137,7 +139,7 @@ class MinariSource:
         self.left_out += [f"{one}: of another length each time" for one in self._varying]
         if self._file is not None:
             names = {str(one) for one in self._file.root}
-            if others := sorted(names - {f"episode_{number}" for number in range(self._count)}):
+            if others := sorted(one for one in names if not self._is_episode(one)):
                 few = ", ".join(others[:4]) + (" and others" if len(others) > 4 else "")
                 self.left_out.append(f"episodes: {few}: of no number below {self._count:,}, which metadata.json says")
             if len(names) != self._count:
@@ -285,6 +287,11 @@ class MinariSource:
                 self._misfits.add(key)
                 doubts.append(f"infos {key}: {why}; left out")
         return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, raw.texts, doubts)
+
+    def _is_episode(self, name: str) -> bool:
+        """Return whether a group is one of the episodes that metadata.json counts."""
+        found = GROUP.fullmatch(name)
+        return found is not None and int(found[1]) < self._count
 
     def length(self, number: int) -> int:
         """Return how many of ``steps`` are an episode's, as far as it says so itself."""

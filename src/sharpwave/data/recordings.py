@@ -194,7 +194,7 @@ class RecordingSource:
         sizes: list[_Size] = []
         others: collections.Counter[str] = collections.Counter()
         within: collections.Counter[str] = collections.Counter()
-        rewarded = marked = followed = kept = sound = every = 0
+        rewarded = marked = followed = kept = sound = every = halved = 0
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
             for number in range(len(self._layout)):
@@ -221,10 +221,13 @@ class RecordingSource:
                 rewarded += one.reward is not None
                 followed += bool(one.next_obs)
                 marked += one.terminated is not None or one.truncated is not None
+                halved += one.terminated is None and one.truncated is not None
                 if rows - (not known_final):
                     sizes.append(_Size(number, rows, rows - (not known_final)))
         if 0 < followed < sound:
             self.notes.append(f"next_obs: none in {sound - followed:,} episodes")
+        if halved:
+            self.notes.append(f"terminated: none in {halved:,} episodes that have truncated; none of them terminated")
         self._say(others, within, kept, rewarded, marked, sound)
         if (surveyed := getattr(self._layout, "surveyed", None)) is not None:
             self.left_out += surveyed(every)

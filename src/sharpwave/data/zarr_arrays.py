@@ -272,6 +272,11 @@ class ReplayBuffer:
                     self.left_out.append(f"{name}: {more:,} rows behind the last of meta/episode_ends")
             elif name != "meta/episode_ends":
                 self.left_out.append(f"{name}: not of steps")
+        if (longest := max(map(len_of, self._arrays.values()))) < self._bounds[-1]:
+            raise ValueError(
+                f"{files.what}: meta/episode_ends has {self._bounds[-1]:,}, but no array has more than {longest:,} "
+                "rows; are rows or other ends missing? Write it anew"
+            )
 
     def _lost(self, names: list[str], found: set[str]) -> str:
         """Return the first folder in ``data`` that was an array, and is none any more; "" if there is none."""
