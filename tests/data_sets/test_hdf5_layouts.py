@@ -259,6 +259,13 @@ def test_one_damaged_episode(tmp_path: Path, kind: str, damage: str) -> None:
     assert len(store.episodes()) == 3 and noted(store)["skipped_episodes"] == 1
 
 
+def test_aloha_files_with_both_names_of_rewards_keep_both(tmp_path: Path) -> None:
+    paid = np.arange(5, dtype=np.float32)
+    place = write_aloha(tmp_path, [aloha(5, 0) | {"reward": paid, "rewards": paid + 9}])
+    (episode,) = sw.load(place).episodes()
+    assert episode.reward.tolist() == [0, 1, 2, 3] and episode["rewards"].tolist() == [9, 10, 11, 12]
+
+
 def test_an_aloha_file_that_is_none(tmp_path: Path) -> None:
     place = write_aloha(tmp_path, [aloha(5, n) for n in range(3)])
     content = (tmp_path / "episode_0.hdf5").read_bytes()

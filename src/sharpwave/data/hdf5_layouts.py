@@ -426,12 +426,13 @@ class Aloha:
         for path, one in arrays.items():
             if path.startswith("observations/images/") and _is_compressed(one, bool(info.get("compress"))):
                 arrays[path] = Pictures(one, path, self._budget)
+        rewards = "reward" if "reward" in arrays else "rewards"
         return Recording(
             place=name,
             obs=below(arrays, "observations"),
             action=below(arrays, "action"),
-            reward=arrays.get("reward", arrays.get("rewards")),
-            further=without(arrays, "observations", "action", "reward", "rewards", "compress_len"),
+            reward=arrays.get(rewards),
+            further=without(arrays, "observations", "action", rewards, "compress_len"),
             info=short(info, []),
         )
 
