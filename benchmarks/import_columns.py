@@ -1,4 +1,4 @@
-"""Files in the D4RL layout, and what is done to them (``imports.py``)."""
+"""Files in the D4RL layout, and damages of them (``imports.py``)."""
 
 # mypy: disable-error-code="func-returns-value, misc, var-annotated"
 from __future__ import annotations
@@ -19,7 +19,7 @@ EPISODE = np.repeat(np.arange(len(LENGTHS)), LENGTHS)
 STEP = np.arange(COUNT) - STARTS[EPISODE]
 END = np.isin(np.arange(COUNT), ENDS)
 DAMAGES: dict[str, Callable[[Data], Any]] = {"": lambda data: None}
-"""What is done to the arrays; bytes, a function of the file's content, are returned."""
+"""Damage of the arrays; it may return a function that damages the file's bytes."""
 
 
 def damage(change: Callable[[Data], Any]) -> Callable[[Data], Any]:

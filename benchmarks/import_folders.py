@@ -1,4 +1,4 @@
-"""Data sets of Minari, LeRobot, RLDS and Parquet, and what is done to them (``imports.py``)."""
+"""Data sets of Minari, LeRobot, RLDS and Parquet, and damages of them (``imports.py``)."""
 
 # mypy: disable-error-code="func-returns-value, misc, var-annotated"
 from __future__ import annotations
@@ -84,7 +84,7 @@ def write_minari(folder: Path, episodes: list[Episode], change: Change) -> str:
 
 
 def of_files(change: Change) -> Change:
-    """Mark a change of files, not of what is in them."""
+    """Mark a damage of files, not of the arrays in them."""
 
     def changed(folder: Path) -> Any:
         return change(folder)

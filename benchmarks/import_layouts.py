@@ -1,4 +1,4 @@
-"""Files of robomimic, ManiSkill, ALOHA, d3rlpy and zarr, by their documented layouts, and what is done to them."""
+"""Files of robomimic, ManiSkill, ALOHA, d3rlpy and zarr, by their documented layouts, and damages of them."""
 
 # mypy: disable-error-code="func-returns-value, misc, var-annotated"
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Made:
 
     Attributes:
         arrays: of each episode, by name. ``numbers``: of the episodes.
-        said: what the data set says of itself. ``after``: what is done to the files.
+        said: metadata of the data set. ``after``: damages of the files.
     """
 
     def __init__(self, arrays: list[dict[str, Any]], said: dict[str, Any]) -> None:
@@ -156,7 +156,7 @@ ARRAYS: dict[str, Callable[[Any], Any]] = {
 
 
 def damages(names: list[str]) -> dict[str, Change]:
-    """Return what is done to arrays of an episode, and to its file."""
+    """Return the damages of an episode's arrays, and of its file."""
     found: dict[str, Change] = {"": lambda made: None}
     for name in names:
         found[f"no {name}"] = lambda made, name=name: made.arrays[HIT].pop(name)
@@ -191,7 +191,7 @@ def one_file(path: Path) -> Path:
 
 
 def lose(made: Made, number: int) -> None:
-    """Remove an episode from the arrays, not from what is said of all."""
+    """Remove an episode's arrays, not its entries in the metadata."""
     del made.arrays[number], made.numbers[number]
 
 

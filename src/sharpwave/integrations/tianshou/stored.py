@@ -97,34 +97,22 @@ class Stored:
         if self._found:
             self.view  # noqa: B018  # before anything is added: ids of what was saved hold, and new ones go on from them
         obs = self._newest(obs)
-        ids = self._add(obs, after, action, reward, terminated, truncated, lanes)
+        ids: Ints | None
+        if after is not None:
+            untold = np.zeros(len(lanes), np.bool_)
+            ids = self.transitions.add(
+                obs, self._newest(after), action, reward, terminated, truncated, lanes, tells_finals=untold
+            )
+        else:
+            ids = alone = self.transitions.add_alone(obs, action, reward, terminated, truncated, lanes)
+            for row, lane in enumerate(lanes.tolist()):
+                self._heads.pop(lane, None)
+                if not (terminated[row] or truncated[row]):
+                    self._heads[lane] = int(alone[row]), each(obs, lambda one, row=row: one[row].copy())  # type: ignore[misc]
         stored = self.transitions.stored_last[lanes]
         self.places.write(lanes, stored)
         known = ids is not None and self._viewed is not None and self._viewed[0] is self.transitions.store
         return ids if known else None, stored
-
-    def _add(
-        self,
-        obs: Obs,
-        after: Obs | None,
-        action: Array,
-        reward: Array,
-        terminated: Array,
-        truncated: Array,
-        lanes: Array,
-    ) -> Ints | None:
-        assert self.transitions is not None
-        if after is not None:
-            untold = np.zeros(len(lanes), np.bool_)
-            return self.transitions.add(
-                obs, self._newest(after), action, reward, terminated, truncated, lanes, tells_finals=untold
-            )
-        ids = self.transitions.add_alone(obs, action, reward, terminated, truncated, lanes)
-        for row, lane in enumerate(lanes.tolist()):
-            self._heads[lane] = int(ids[row]), each(obs, lambda one, row=row: one[row].copy())  # type: ignore[misc]
-            if terminated[row] or truncated[row]:
-                del self._heads[lane]
-        return ids
 
     def leave(self) -> None:
         """End the episodes under way: what comes next goes on from nothing."""
