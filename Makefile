@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -53,6 +54,9 @@ clean:
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
+# The native core is built here too, and anew by the first import after a change of its sources.
 $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/pip
-	$(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[$*]'
+	$(BIN)/python build_backend/sharpwave_build.py requirements > $(VENV)/build.txt
+	$(PIP) -r $(VENV)/build.txt
+	$(PIP) --no-build-isolation -e '.[$*]'
 	touch $@

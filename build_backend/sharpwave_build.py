@@ -1,0 +1,115 @@
+"""Build backend: scikit-build-core for wheels, the native core beside its package for editable installs, and zig as the
+C++ compiler where the system has none.
+
+``python build_backend/sharpwave_build.py`` builds the core in a checkout; with ``requirements`` it prints what to
+install before.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+COMPILERS = ("c++", "g++", "clang++", "cl")
+REQUIRED = ("scikit-build-core>=0.10", "nanobind>=2.4", "numpy>=2")
+"""As in pyproject.toml."""
+
+
+def without_compiler() -> list[str]:
+    """Return the requirement that replaces a C++ compiler, where there is none."""
+    found = os.environ.get("CXX") or any(shutil.which(name) for name in COMPILERS)
+    return [] if found else ["ziglang>=0.13"]
+
+
+def without_tools() -> list[str]:
+    """Return the requirements that replace the build tools that the system lacks."""
+    return [*([] if shutil.which("cmake") else ["cmake>=3.20"]), *([] if shutil.which("ninja") else ["ninja"])]
+
+
+def choose_compiler() -> None:
+    """Set CXX to zig's where there is no other."""
+    if not without_compiler():
+        return
+    try:
+        import ziglang  # type: ignore[import-not-found, unused-ignore]
+    except ImportError:
+        sys.exit("sharpwave: no C++ compiler: install g++ or clang, or pip install ziglang")
+    binary = os.path.join(os.path.dirname(str(ziglang.__file__)), "zig.exe" if os.name == "nt" else "zig")
+    os.environ["CXX"] = f"{binary} c++"
+
+
+def build_core(*options: str) -> None:
+    """Build the core in build/core, and put it beside its package; unchanged sources are not compiled again.
+
+    Args:
+        options: of CMake, as -DSHARPWAVE_CHECKED=ON. Later calls keep them.
+    """
+    choose_compiler()
+    folder = ROOT / "build" / f"core-{sys.implementation.cache_tag}"
+    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=tools) else []
+    configure = [
+        "cmake", "-S", str(ROOT), "-B", str(folder), *generator, f"-DPython_EXECUTABLE={sys.executable}",
+        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={ROOT / 'src' / 'sharpwave'}", *options,
+    ]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(folder), "--parallel"]):
+        done = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True)
+        if done.returncode:
+            sys.exit(f"{done.stdout}{done.stderr}sharpwave: the native core was not built: see the errors above")
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:  # newer than all sources, also where nothing was compiled
+        module = ROOT / "src" / "sharpwave" / f"_core{suffix}"
+        if module.exists():
+            module.touch()
+
+
+def _backend() -> Any:
+    import scikit_build_core.build as backend
+
+    return backend
+
+
+def get_requires_for_build_wheel(settings: Any = None) -> list[str]:
+    """Return what a wheel's build needs besides REQUIRED."""
+    return [*_backend().get_requires_for_build_wheel(settings), *without_compiler()]
+
+
+def get_requires_for_build_editable(settings: Any = None) -> list[str]:
+    """Return what an editable install's build needs besides REQUIRED."""
+    return [*without_tools(), *without_compiler()]
+
+
+def get_requires_for_build_sdist(settings: Any = None) -> list[str]:
+    """Return what a source distribution's build needs besides REQUIRED."""
+    return list(_backend().get_requires_for_build_sdist(settings))
+
+
+def build_wheel(folder: str, settings: Any = None, metadata: str | None = None) -> str:
+    """Build a wheel in ``folder``; return its name."""
+    choose_compiler()
+    return str(_backend().build_wheel(folder, settings, metadata))
+
+
+def build_editable(folder: str, settings: Any = None, metadata: str | None = None) -> str:
+    """Build the core in the checkout, and in ``folder`` a wheel that refers to it; return the wheel's name."""
+    build_core()
+    return str(
+        _backend().build_editable(folder, {**(settings or {}), "wheel.cmake": "false", "wheel.py-api": "py3"}, metadata)
+    )
+
+
+def build_sdist(folder: str, settings: Any = None) -> str:
+    """Build a source distribution in ``folder``; return its name."""
+    return str(_backend().build_sdist(folder, settings))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["requirements"]:
+        print(*REQUIRED, *without_tools(), *without_compiler(), sep="\n")
+    else:
+        build_core(*sys.argv[1:])

@@ -1,0 +1,11 @@
+// What is the CRC-32 of some bytes? As zlib's, without the interpreter lock.
+#pragma once
+
+#include "arrays.hpp"
+
+namespace sharpwave {
+
+// Returns the CRC-32 of ``data``. Cost: O(bytes), 12 GB/s by carry-less multiplication, 2 GB/s by tables.
+uint32_t crc32(ConstBytes data);
+
+}  // namespace sharpwave

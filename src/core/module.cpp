@@ -1,0 +1,11 @@
+// What does Python see of the core? What each room defines.
+#define SHARPWAVE_MODULE
+#include "numpy_arrays.hpp"
+#include "rooms.hpp"
+
+NB_MODULE(_core, module) {
+    if (_import_array() < 0) throw nanobind::python_error();
+    module.doc() =
+        "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
+    sharpwave::define_checksum(module);
+}

@@ -1,0 +1,10 @@
+// Which rooms has the core? Each defines its functions in Python's module.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace sharpwave {
+
+void define_checksum(nanobind::module_& module);
+
+}  // namespace sharpwave
