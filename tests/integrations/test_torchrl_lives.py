@@ -223,10 +223,40 @@ def test_what_is_refused_changes_nothing() -> None:
     with pytest.raises(ValueError, match=r"ndim=2, expected 1: .*reshape\(-1\)"):
         SharpwaveStorage(100, ndim=2)
     assert SharpwaveStorage(100, ndim=1, device=torch.device("cpu")).max_size == 100
-    with pytest.raises(TypeError, match="got Tensor, expected a TensorDict of transitions"):
+    with pytest.raises(TypeError, match=r"got Tensor, expected a TensorDict of transitions.* LazyTensorStorage does"):
         SharpwaveStorage(100).set(range(100), torch.arange(100))
+    with pytest.raises(ValueError, match=r"got keys \['a'\], expected transitions.* LazyTensorStorage does"):
+        SharpwaveStorage(100).set(range(100), TensorDict({"a": torch.arange(100)}, [100]))
     with pytest.raises(TypeError, match="ids"):
         buffer[:]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda buffer: buffer.set_("action", torch.zeros(20, dtype=torch.int64)),
+        lambda buffer: buffer.set_at_("action", torch.tensor([7]), torch.tensor([3])),
+        lambda buffer: buffer.update_({"action": torch.zeros(20, dtype=torch.int64)}),
+    ],
+)
+def test_changes_in_place_are_refused_and_whole_transitions_are_written(change: Any) -> None:
+    buffer = TensorDictReplayBuffer(storage=SharpwaveStorage(100), batch_size=8)
+    buffer.extend(steps(20))
+    with pytest.raises(TypeError, match="what is stored does not change; write whole transitions"):
+        change(buffer)
+    assert buffer[:]["action"].tolist() == list(range(20))
+    buffer[3] = steps(1, 40)[0]
+    assert buffer[:]["action"].tolist() == [0, 1, 2, 40, *range(4, 20)]
+
+
+def test_what_is_derived_from_a_storage_is_invalid_after_each_change() -> None:
+    """TorchRL's samplers keep the trajectories that they found until this number grows."""
+    storage, other = SharpwaveStorage(100), SharpwaveStorage(100)
+    buffer = TensorDictReplayBuffer(storage=storage, batch_size=8)
+    buffer.extend(steps(20))
+    other.load_state_dict(storage.state_dict())
+    buffer.empty()
+    assert (storage._mutation_revision, other._mutation_revision) == (2, 1)
 
 
 def test_a_collate_fn_that_was_given_is_kept() -> None:

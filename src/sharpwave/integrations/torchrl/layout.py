@@ -97,7 +97,8 @@ class Layout:
         if not obs or not roots:
             raise ValueError(
                 f"extend: got keys {sorted('.'.join(key) for key in leaves)}, expected transitions as collectors make "
-                'them: an action, and observations at the root and under "next" (compact_obs=False)'
+                'them: an action, and observations at the root and under "next" (compact_obs=False); a store holds '
+                "nothing else, TorchRL's LazyTensorStorage does"
             )
         action = roots[0]
         named = {ACTION: action} | _named([leaf for leaf in others if leaf is not action], "td/")

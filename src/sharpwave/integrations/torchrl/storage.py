@@ -77,7 +77,10 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
             ValueError, TypeError, IndexError: invalid ones; nothing was changed.
         """
         if not isinstance(data, TensorDictBase):
-            raise TypeError(f"extend: got {type(data).__name__}, expected a TensorDict of transitions")
+            raise TypeError(
+                f"extend: got {type(data).__name__}, expected a TensorDict of transitions; a store holds nothing else, "
+                "TorchRL's LazyTensorStorage does"
+            )
         single = isinstance(cursor, (int, np.integer))
         rows = data.unsqueeze(0) if single and not data.ndim else data
         places = _places(cursor, self.max_size)
@@ -93,7 +96,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         if needed > len(self._ids):
             self._ids = np.concatenate([self._ids, np.full(needed - len(self._ids), -1, np.int64)])
         self._ids[places] = ids
-        self._bump_mutation_revision()
+        super()._bump_mutation_revision()
 
     def get(self, index: Any) -> TensorDict:
         """Return transitions by place: one, or [n] for a slice or integers [n].  Raises: IndexError: none is there."""
@@ -114,6 +117,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
     def _empty(self) -> None:
         self.transitions.clear()
         self._ids = np.empty(0, np.int64)
+        super()._bump_mutation_revision()
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint of the store, as uint8, and the places."""
@@ -123,6 +127,14 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         """Go on with what ``state_dict`` returned."""
         unpack(self.transitions, state_dict["checkpoint"])
         self._ids = state_dict["ids"].cpu().numpy().copy()
+        super()._bump_mutation_revision()
+
+    def _bump_mutation_revision(self) -> None:
+        """Refuse what a buffer's ``set_``, ``set_at_`` and ``update_`` did: they changed a copy, and call this then."""
+        raise TypeError(
+            "SharpwaveStorage: set_, set_at_ and update_ change tensors in place, and what is stored does not change; "
+            "write whole transitions with buffer[index] = ..., or use TorchRL's LazyTensorStorage"
+        )
 
     def dumps(self, path: Any) -> None:
         """Write a checkpoint of the store to a folder, and the places."""
@@ -133,7 +145,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         """Go on with what ``dumps`` wrote."""
         load(self.transitions, Path(path))
         self._ids = np.array(json.loads((Path(path) / "ids.json").read_text()), np.int64)
-        self._bump_mutation_revision()
+        super()._bump_mutation_revision()
 
 
 def _places(index: Any, count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
