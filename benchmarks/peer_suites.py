@@ -172,6 +172,8 @@ def run_program(source: Path, name: str, arguments: list[str], python: str, ours
         text = (source / "cleanrl" / f"{name}.py").read_text()
         if ours:
             text = text.replace("from cleanrl_utils.buffers import", "from sharpwave.integrations.cleanrl import")
+        if name.endswith("_atari"):  # later releases of ale-py than CleanRL's register games only when imported
+            text = f"import ale_py\n{text}"
         Path(folder, f"{name}.py").write_text(text)
         limits = ["--total-timesteps", str(STEPS), "--learning-starts", str(STARTS), "--no-track", "--no-cuda"]
         paths = os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])
