@@ -249,6 +249,17 @@ def test_changes_in_place_are_refused_and_whole_transitions_are_written(change: 
     assert buffer[:]["action"].tolist() == [0, 1, 2, 40, *range(4, 20)]
 
 
+def test_a_place_that_was_evicted_is_named() -> None:
+    """As another place was written over more often than the store keeps transitions beside the newest."""
+    buffer = TensorDictReplayBuffer(storage=SharpwaveStorage(10), batch_size=8)
+    buffer.extend(steps(10))
+    for number in range(1000):
+        buffer[3] = steps(1, 40 + 2 * number)[0]
+    assert buffer[3]["action"] == 2038
+    with pytest.raises(KeyError, match=r"place 0 holds nothing more: .* write places in their order"):
+        buffer[:]
+
+
 def test_what_is_derived_from_a_storage_is_invalid_after_each_change() -> None:
     """TorchRL's samplers keep the trajectories that they found until this number grows."""
     storage, other = SharpwaveStorage(100), SharpwaveStorage(100)

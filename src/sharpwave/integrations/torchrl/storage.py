@@ -99,11 +99,21 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         super()._bump_mutation_revision()
 
     def get(self, index: Any) -> TensorDict:
-        """Return transitions by place: one, or [n] for a slice or integers [n].  Raises: IndexError: none is there."""
+        """Return transitions by place: one, or [n] for a slice or integers [n].
+
+        Raises:
+            IndexError: none is there. KeyError: it was evicted, as others were written over many times.
+        """
         if isinstance(index, (int, np.integer)):
             return self.get([index])[0]
         places = _places(index, len(self._ids))
-        return self.transitions.read(self._view.fetch(self._ids[places]))
+        batch = self._view.fetch(self._ids[places], missing="mask")
+        if (lost := places[batch.ids < 0]).size:
+            raise KeyError(
+                f"place {lost[0]} holds nothing more: of {self.max_size} places the newest {self.transitions.newest} "
+                "transitions are kept, and other places were written over in the meantime; write places in their order"
+            )
+        return self.transitions.read(batch)
 
     def __len__(self) -> int:
         return len(self._ids)
