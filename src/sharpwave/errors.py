@@ -1,5 +1,10 @@
 """Errors that callers may want to catch by name."""
 
+from __future__ import annotations
+
+import sys
+from typing import Any
+
 
 class DamagedError(ValueError):
     """Error raised where stored bytes do not follow their format."""
@@ -63,3 +68,12 @@ def not_to_be_copied(what: object, instead: str = OF_A_STORE) -> TypeError:
         f"{type(what).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. There, "
         f"{instead}; batches can be sent"
     )
+
+
+def level_of_caller() -> int:
+    """Return the ``stacklevel`` of a warning of the calling function, for the first caller outside this package."""
+    frame: Any = sys._getframe(1)
+    depth = 1
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("sharpwave."):
+        frame, depth = frame.f_back, depth + 1
+    return depth

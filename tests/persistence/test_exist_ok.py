@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,40 @@ def test_what_is_no_store_on_disk_is_refused(tmp_path: Path) -> None:
     (tmp_path / "foreign" / "letter.txt").write_text("mine")
     with pytest.raises(FileExistsError, match=r"letter\.txt"):
         store_in(tmp_path / "foreign")
+
+
+@pytest.mark.parametrize(
+    "again", [store_in, lambda folder, **more: sw.Store.open(folder, **more)], ids=["make", "open"]
+)
+def test_a_lowered_capacity_says_what_it_evicts_before_it_does(again: Any, tmp_path: Path) -> None:
+    with store_in(tmp_path, segment_steps=10) as store:
+        for _ in range(30):
+            add(store, 10)
+    with again(tmp_path, capacity=1000) as same:  # nothing is said of an ordinary opening
+        assert len(same) == 300
+    with again(tmp_path, capacity=400) as lower:  # nor of one that has room for all
+        assert len(lower) == 300
+    said = r"holds 300 steps, capacity=120 has no room for 180 of them.*evicted now.*capacity was 400"
+    with warnings.catch_warnings(), pytest.raises(RuntimeWarning, match=said):
+        warnings.simplefilter("error")
+        again(tmp_path, capacity=120)
+    with again(tmp_path, capacity=400) as kept:  # as the warning was an error, nothing was evicted
+        assert len(kept) == 300
+    with pytest.warns(RuntimeWarning, match=said) as warned:
+        lower = again(tmp_path, capacity=120)
+    assert len(lower) == 120 and len(warned) == 1 and warned[0].filename == __file__
+    lower.close()
+    with again(tmp_path, capacity=120) as same:
+        assert len(same) == 120
+
+
+def test_a_lowered_disk_limit_says_that_it_evicts(tmp_path: Path) -> None:
+    spec = sw.Spec(obs=sw.Field((1 << 16,), "uint8"), action=sw.Field((), "int64"))
+    rng = np.random.default_rng(0)
+    with sw.Store(spec, disk_limit="64MiB", disk=tmp_path, codec="raw", segment_steps=16) as store:
+        for k in range(480):  # 30 MiB that no codec makes smaller
+            obs = rng.integers(0, 256, 1 << 16, dtype=np.uint8)
+            store.append(obs=obs, action=k, reward=0.0, terminated=k == 479, truncated=False)
+    with pytest.warns(RuntimeWarning, match=r"holds 3\d,\d{3},\d{3} bytes of files, disk_limit=16,777,216 has no room"):
+        lower = sw.Store.open(tmp_path, disk_limit="16MiB")
+    assert 0 < len(lower) < 480

@@ -12,7 +12,6 @@ the observation, or the one after it.
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections import deque
 from collections.abc import Mapping
@@ -22,6 +21,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.errors import level_of_caller
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.row_kernels import ENDED, LEFT_ALONE, MET, as_bytes
@@ -291,7 +291,7 @@ class Boundaries:
         said = self._lanes[lane].said
         if kind not in said:
             said.add(kind)
-            warnings.warn(text, RuntimeWarning, stacklevel=_depth())
+            warnings.warn(text, RuntimeWarning, stacklevel=level_of_caller())
 
     def _distance(self, some: Mapping[int, Bytes], others: Mapping[int, Bytes]) -> float:
         total = 0.0
@@ -328,12 +328,3 @@ _SAID = {
 
 def _hash(obs: Mapping[int, Bytes]) -> int:
     return hash(b"".join(one.tobytes() for one in obs.values()))
-
-
-def _depth() -> int:
-    """Return the ``stacklevel`` of the caller's caller that is outside this package."""
-    frame: Any = sys._getframe(1)
-    depth = 1
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("sharpwave."):
-        frame, depth = frame.f_back, depth + 1
-    return depth

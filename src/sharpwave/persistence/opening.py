@@ -7,6 +7,7 @@ import copy
 import os
 import re
 import secrets
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from sharpwave.disk.ownership import (
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_opening import open_all_files, open_regions
 from sharpwave.disk.store_folder import FOLDER, FORMAT, MANIFEST, Hold, read_manifest
-from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
+from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
@@ -253,6 +254,9 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
     log.annotations = Annotations(left.manifest.get("annotations"))
     report.damages = [escaped(one) for one in (*damages, *report.damages)]
     report.differences = _differences(settings, left)
+    if left.in_place:  # nothing else has these steps
+        needed = 0 if disk is None else sum(map(disk.budget.needed_bytes, disk.regions.regions))
+        _warn_of_evictions(settings, left, log.inventory.held_steps, needed)
     if disk is not None:
         disk.begin_life()
         set_aside(disk, damages)
@@ -333,3 +337,21 @@ def _differences(settings: Settings, left: Left) -> list[str]:
                 f"{name} was {was if was is None else format(was, ',')}, is {now if now is None else format(now, ',')}"
             )
     return found
+
+
+def _warn_of_evictions(settings: Settings, left: Left, steps: int, nbytes: int) -> None:
+    """Warn, before anything is evicted, where limits other than before have no room for what the store has.
+
+    Args:
+        steps, nbytes: that it holds, and that they take in its files.
+    """
+    for name, held, unit in (("capacity", steps, "steps"), ("disk_limit", nbytes, "bytes of files")):
+        now, was = getattr(settings, name), left.manifest.get(name)
+        if now is not None and now != was and held > now:
+            warnings.warn(
+                f"{left.folder}: holds {held:,} {unit}, {name}={now:,} has no room for {held - now:,} of them: whole "
+                f"segments, at least so many, are evicted now, and gone (before, {name} was "
+                f"{'None' if was is None else format(was, ',')}); to keep all, open with the limit as it was",
+                RuntimeWarning,
+                stacklevel=level_of_caller(),
+            )
