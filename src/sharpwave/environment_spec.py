@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharpwave.observations import PADS, refuse_choices, stacking
-from sharpwave.spaces import VARIABLE, stored_space, variable_parts
+from sharpwave.spaces import stored_space, variable_parts
 from sharpwave.spec import Field, Spec
 from sharpwave.teams import ACTION_MASK
 
@@ -24,8 +24,9 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             Stable-Baselines3.
         extra: further fields; one of the name of an info takes its place.
 
-    Parts of a dict that are text, or of another length each time (Text, Sequence, Graph), are left out, with a warning
-    that names them: a store has no field for them. ``Recorder`` leaves them out too.
+    Parts of a dict or tuple that are text, or of another length each time (Text, Sequence, Graph), are left out, with a warning
+    that names them: a store has no field for them, and a tuple is
+    stored without their places. ``Recorder`` leaves them out too.
 
     Raises:
         ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or
@@ -46,9 +47,10 @@ def step_spec(env: Any, **extra: Field) -> Spec:
     size, padding = found[0] if usable else (0, "")
     infos = {name: _fields(f"info {name!r}", one, 0, "") for name, one in info_spaces(env).items()}
     left_out = variable_parts(space)
-    if type(space).__name__ in VARIABLE or (left_out and not stored_space(space).spaces):
+    stored = stored_space(space)
+    if left_out and stored is space:
         raise ValueError(
-            f"step_spec: env observes {', '.join(left_out) or type(space).__name__} only, which no field holds; "
+            f"step_spec: env observes {', '.join(left_out)} only, which no field holds; "
             "expected an array as well: add one, as by gymnasium.wrappers.TransformObservation"
         )
     if left_out:
@@ -58,7 +60,7 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             stacklevel=2,
         )
     return Spec(
-        obs=_fields("observations", stored_space(space), size, padding),
+        obs=_fields("observations", stored, size, padding),
         action=_fields("actions", actions, 0, ""),
         **(infos | extra),
     )

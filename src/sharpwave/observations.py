@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.arguments import as_array
 from sharpwave.environment_kinds import is_vec_env, is_vector
-from sharpwave.spaces import stored_parts, stored_space, variable_parts
+from sharpwave.spaces import stored_space, stored_values, variable_parts
 from sharpwave.spec import Field, Spec
 
 Frames = dict[str, npt.NDArray[Any]]
@@ -196,7 +196,7 @@ class Observations:
 
     def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
         """Yield the observations' arrays by field, with one leading axis, which ``batched`` ones have already."""
-        split = self.spec.split_obs(obs if self._varying is None else stored_parts(self._varying, obs))
+        split = self.spec.split_obs(obs if self._varying is None else stored_values(self._varying, obs))
         for part in self._parts:
             value = split[part.name]
             if part.parts and batched:

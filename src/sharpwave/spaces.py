@@ -10,31 +10,47 @@ VARIABLE = ("Text", "Sequence", "Graph")
 """Gymnasium's spaces of text, and of what has another length each time: no field holds them."""
 
 
-def variable_parts(space: Any, name: str = "obs") -> list[str]:
-    """Return the parts of dicts in a space that are text, or of another length each time: their names and kinds."""
+def parts_of(space: Any) -> dict[Any, Any]:
+    """Return the parts of a dict by key, or of a tuple by index; none of another space."""
     inner = getattr(space, "spaces", None)
-    if not isinstance(inner, Mapping):
-        return []
-    found: list[str] = []
-    for key, one in inner.items():
-        part = f"{name}[{key!r}]"
-        found += [f"{part} ({type(one).__name__})"] if type(one).__name__ in VARIABLE else variable_parts(one, part)
-    return found
+    if inner is None or type(space).__name__ == "OneOf":
+        return {}
+    return dict(inner) if isinstance(inner, Mapping) else dict(enumerate(inner))
+
+
+def stored_parts_of(space: Any) -> dict[Any, Any]:
+    """Return those of ``parts_of`` a space that fields hold, at least in part."""
+    return {key: one for key, one in parts_of(space).items() if _is_stored(one)}
+
+
+def _is_stored(space: Any) -> bool:
+    parts = parts_of(space)
+    return type(space).__name__ not in VARIABLE and (not parts or any(map(_is_stored, parts.values())))
+
+
+def variable_parts(space: Any, name: str = "obs") -> list[str]:
+    """Return the parts of a space that are text, or of another length each time: their names and kinds."""
+    if type(space).__name__ in VARIABLE:
+        return [f"{name} ({type(space).__name__})"]
+    return [found for key, one in parts_of(space).items() for found in variable_parts(one, f"{name}[{key!r}]")]
 
 
 def stored_space(space: Any) -> Any:
-    """Return a space without its ``variable_parts``, and without dicts of nothing else."""
-    if not variable_parts(space):
+    """Return a space without its ``variable_parts``, and without dicts and tuples of nothing else; in a tuple the parts
+    that are left follow one another. A space of nothing else is returned as it is."""
+    if not variable_parts(space) or not _is_stored(space):
         return space
-    parts = {key: stored_space(one) for key, one in space.spaces.items() if type(one).__name__ not in VARIABLE}
-    return SimpleNamespace(spaces={key: one for key, one in parts.items() if getattr(one, "spaces", None) != {}})
+    kept = {key: stored_space(one) for key, one in stored_parts_of(space).items()}
+    return SimpleNamespace(spaces=kept if isinstance(space.spaces, Mapping) else tuple(kept.values()))
 
 
-def stored_parts(space: Any, obs: Any) -> Any:
+def stored_values(space: Any, obs: Any) -> Any:
     """Return an observation without its ``variable_parts``; what the space doesn't have stays, to be refused."""
-    inner = getattr(space, "spaces", None)
-    if not isinstance(inner, Mapping) or not isinstance(obs, Mapping):
-        return obs
-    kept = stored_space(space).spaces
-    variable = {key for key in inner if key not in kept}
-    return {key: stored_parts(inner.get(key), one) for key, one in obs.items() if key not in variable}
+    parts, kept = parts_of(space), stored_parts_of(space)
+    if parts and isinstance(obs, Mapping):
+        return {key: stored_values(parts.get(key), one) for key, one in obs.items() if key in kept or key not in parts}
+    if parts and isinstance(obs, tuple):
+        return tuple(
+            stored_values(parts.get(key), one) for key, one in enumerate(obs) if key in kept or key not in parts
+        )
+    return obs

@@ -188,6 +188,18 @@ def test_text_that_varies_is_left_out_with_one_warning(tmp_path: Path, monkeypat
     assert noted(store)["left_out"] == [said]
 
 
+def test_texts_in_a_tuple_are_left_out_as_in_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inner = gym.spaces.Tuple([gym.spaces.Text(20), gym.spaces.Discrete(9), gym.spaces.Dict(x=gym.spaces.Text(20))])
+    space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "in": inner})
+    words = ["go"] * (STEPS + 1)
+    write(tmp_path, monkeypatch, space, **{"in": (words, np.arange(STEPS + 1), {"x": ["to"] * (STEPS + 1)})})
+    store = sw.load("minari:me/maze-v0")
+    assert set(store.spec.obs_names) == {"obs.state", "obs.in.0"} and len(store.episodes()) == 4
+    for one in store.episodes():
+        assert one.info["observation.in.0"] == "go" and one.info["observation.in.2.x"] == "to"
+        np.testing.assert_array_equal(one.obs["in"][0], np.arange(STEPS + 1))
+
+
 def test_observations_of_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = gym.spaces.Dict({"a": gym.spaces.Text(20), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
     words = ["go"] * (STEPS + 1)

@@ -294,6 +294,46 @@ def test_text_and_what_has_another_length_each_time_is_left_out_with_a_word(mode
         np.testing.assert_array_equal(batch.terminated, batch.obs["inner"]["number"] == 3)
 
 
+class Said(Mission):
+    """The same as a tuple: a text, the picture, and a tuple with a sequence."""
+
+    observation_space: Any = gym.spaces.Tuple(
+        [
+            gym.spaces.Text(30),
+            gym.spaces.Box(0, 255, (3, 3), np.uint8),
+            gym.spaces.Tuple([gym.spaces.Sequence(gym.spaces.Discrete(3)), gym.spaces.Discrete(9)]),
+            gym.spaces.Dict(word=gym.spaces.Text(3)),
+        ]
+    )
+
+    def _obs(self) -> Any:
+        said = super()._obs()
+        return said["mission"], said["image"], ((1,) * self.steps, said["inner"]["number"]), {"word": "go"}
+
+
+@pytest.mark.parametrize("mode", [None, "NEXT_STEP", "SAME_STEP"])
+def test_a_tuple_is_stored_without_the_places_of_its_texts(mode: str | None) -> None:
+    env: Any = Said()
+    if mode is not None:
+        env = gym.vector.SyncVectorEnv([Said] * 2, autoreset_mode=gym.vector.AutoresetMode[mode])
+    left_out = r"obs\[0\] \(Text\), obs\[2\]\[0\] \(Sequence\), obs\[3\]\['word'\] \(Text\): .* not stored"
+    with pytest.warns(UserWarning, match=left_out) as warned:
+        spec = step_spec(env)
+    assert len(warned) == 1 and spec.obs_names == ("obs.0", "obs.1.0")
+    with sw.Store(spec, capacity=1000) as store:
+        recorder = sw.Recorder(env, store)
+        assert len(recorder.reset()[0]) == 4
+        for _ in range(19):
+            result = recorder.step(np.ones(2, np.int64) if mode else 1)
+            if mode is None and result[2]:
+                recorder.reset()
+        batch = store.transitions().fetch(store.transitions().sampleable_ids())
+        image, (number,) = batch.obs
+        assert len(batch) > 10
+        np.testing.assert_array_equal(image[:, 1, 1], number)
+        np.testing.assert_array_equal(batch.next_obs[1][0], number + 1)
+
+
 def test_an_observation_of_one_of_several_kinds_is_refused_by_name() -> None:
     class Either(Mission):
         observation_space = gym.spaces.Dict(

@@ -108,6 +108,7 @@ SPACES = {
     ),
     "Pair-v0": Tuple([Discrete(3), Tuple([Box(-1, 1, (2,), np.float32), Discrete(5, start=-2)])]),
     "Words-v0": Dict(said=Text(5), seen=Discrete(2)),
+    "Remarks-v0": Tuple([Text(5), Tuple([Text(5), Discrete(2)])]),
     "OnlyWords-v0": Dict(said=Text(5)),
 }
 for name, space in SPACES.items():

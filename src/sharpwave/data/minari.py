@@ -24,7 +24,7 @@ from sharpwave.data.packages import needed
 from sharpwave.data.totals import Totals
 from sharpwave.escaping import escaped
 from sharpwave.native.interrupts import Lock
-from sharpwave.spaces import stored_space, variable_parts
+from sharpwave.spaces import parts_of, stored_parts_of, stored_space, variable_parts
 from sharpwave.spec import Spec
 
 MAX_TRIED = 16
@@ -104,8 +104,9 @@ class MinariSource:
                 UserWarning,
                 stacklevel=2,
             )
-        self._spaces[0] = stored_space(self._spaces[0])
-        if getattr(self._spaces[0], "spaces", None) == {} and (self._texts or self._varying):
+        self._whole = self._spaces[0]
+        self._spaces[0] = stored_space(self._whole)
+        if (self._texts or self._varying) and self._spaces[0] is self._whole:
             raise ValueError(
                 f"{self.name}: its observations are text, or of another length each time, only; expected an "
                 "array as well"
@@ -185,7 +186,7 @@ class MinariSource:
         found = next(iter(self._data.iterate_episodes([self._data.episode_indices[number]])))
         said = next(iter(self._data.storage.get_episode_metadata([found.id])))
         return _Raw(
-            _arrays(found.observations, self._spaces[0]),
+            _arrays(found.observations, self._whole),
             _arrays(found.actions, self._spaces[1]),
             np.asarray(found.rewards),
             np.asarray(found.terminations, np.bool_),
@@ -193,7 +194,7 @@ class MinariSource:
             _flat(found.infos or {}, len(found.rewards) + 1),
             bool(found.infos),
             said,
-            {OBSERVATION + ".".join(path): _constant([_at(found.observations, path)]) for path in self._texts},
+            {_text_name(path): _constant([_at(found.observations, path)]) for path in self._texts},
         )
 
     def _read_group(self, file: Hdf5File, number: int) -> _Raw:
@@ -212,7 +213,7 @@ class MinariSource:
         rewards = read(tree["rewards"])
         infos = tree.get("infos", {})
         return _Raw(
-            self._values(tree["observations"], self._spaces[0], read),
+            self._values(tree["observations"], self._whole, read),
             self._values(tree["actions"], self._spaces[1], read),
             rewards,
             read(tree["terminations"]).astype(np.bool_),
@@ -226,7 +227,7 @@ class MinariSource:
 
     def _read_texts(self, file: Hdf5File, tree: Any, rows: int) -> dict[str, str | None]:
         """Return the texts among an episode's observations and infos."""
-        found = {OBSERVATION + ".".join(path): _at(tree["observations"], path) for path in self._texts}
+        found = {_text_name(path): _at(tree["observations"], path) for path in self._texts}
         found |= {
             f"infos.{key.replace('/', '.')}": one for key, one in _flat(tree.get("infos", {}), rows, "OS").items()
         }
@@ -244,9 +245,9 @@ class MinariSource:
 
         inner = getattr(space, "spaces", None)
         if isinstance(inner, dict):
-            return {key: self._values(tree[key], one, read) for key, one in inner.items()}
+            return {key: self._values(tree[key], one, read) for key, one in stored_parts_of(space).items()}
         if inner is not None:
-            return tuple(self._values(tree[f"_index_{n}"], one, read) for n, one in enumerate(inner))
+            return tuple(self._values(tree[f"_index_{n}"], one, read) for n, one in stored_parts_of(space).items())
         if not (self._jpeg and is_image_space(space)):
             return read(tree)
         shape = (*space.shape, 1)[:3]
@@ -385,9 +386,9 @@ def _arrays(value: Any, space: Any) -> Any:
     """Return observations or actions, nested as their space, as arrays of its dtypes."""
     inner = getattr(space, "spaces", None)
     if isinstance(inner, dict):
-        return {key: _arrays(value[key], one) for key, one in inner.items()}
+        return {key: _arrays(value[key], one) for key, one in stored_parts_of(space).items()}
     if inner is not None:
-        return tuple(_arrays(value[number], one) for number, one in enumerate(inner))
+        return tuple(_arrays(value[number], one) for number, one in stored_parts_of(space).items())
     return np.asarray(value)
 
 
@@ -440,18 +441,21 @@ def _misfits(infos: Any, rows: int, prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def _text_paths(space: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the places of the texts in dicts in a space."""
-    inner = getattr(space, "spaces", None)
-    for key, one in inner.items() if isinstance(inner, Mapping) else ():
+def _text_paths(space: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
+    """Yield the places of the texts in a space: keys of dicts, indices of tuples."""
+    for key, one in parts_of(space).items():
         if type(one).__name__ == "Text":
             yield (*path, key)
         yield from _text_paths(one, (*path, key))
 
 
-def _at(tree: Any, path: tuple[str, ...]) -> Any:
+def _text_name(path: Iterable[str | int]) -> str:
+    return OBSERVATION + ".".join(map(str, path))
+
+
+def _at(tree: Any, path: Iterable[str | int]) -> Any:
     for key in path:
-        tree = tree[key]
+        tree = tree[f"_index_{key}" if isinstance(key, int) and isinstance(tree, Mapping) else key]
     return tree
 
 

@@ -19,7 +19,7 @@ from sharpwave.envs.deep_sea import register_deep_sea
 from sharpwave.envs.memory_tasks import register_tasks
 from sharpwave.envs.teams import register_mpe
 from sharpwave.extras import install
-from sharpwave.spaces import VARIABLE, variable_parts
+from sharpwave.spaces import stored_parts_of, variable_parts
 
 ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""
@@ -137,7 +137,7 @@ def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
     """Wrap an environment so that it observes an array or a flat dict of arrays.
 
-    Parts of a dict that are text, or of another length each time, are left out, with a warning that names them.
+    Parts of a dict or tuple that are text, or of another length each time, are left out, with a warning that names them.
 
     Raises:
         ValueError: another part of the observation is neither, or no part is left.
@@ -165,7 +165,5 @@ def _arrays(space: Any, value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     if not isinstance(space, (spaces.Dict, spaces.Tuple)):
         yield key, value
         return
-    for name, part in space.spaces.items() if isinstance(space, spaces.Dict) else enumerate(space.spaces):
-        if isinstance(space, spaces.Dict) and type(part).__name__ in VARIABLE:
-            continue
+    for name, part in stored_parts_of(space).items():
         yield from _arrays(part, value[name], f"{key}/{name}".removeprefix("/"))
