@@ -101,3 +101,19 @@ def test_a_damaged_episode_keeps_its_number(tmp_path: Path) -> None:
     said, note = load(place, skip_damaged=True, episodes=[0, 1])
     assert [one[0] for one in said] == [[0, 1, 2, 2]]
     assert note["skipped_episodes"] == 1 and "an episode without steps/is_last" in note["skipped"][0]
+
+
+@pytest.mark.parametrize(("kept", "said"), [(-7, "ends within a record of"), (8, "ends within a record's header")])
+def test_records_before_one_that_is_cut_are_loaded(tmp_path: Path, kept: int, said: str) -> None:
+    rows = [(3, True, 1.0, 0.0), (5, True, 1.0, 0.0), (4, True, 1.0, 0.0)]
+    write(tmp_path / "two", *rows[:2])
+    place = write(tmp_path / "set", *rows)
+    before, path = (next((tmp_path / name).glob("*.tfrecord*")) for name in ("two", "set"))
+    end = before.stat().st_size
+    path.write_bytes(path.read_bytes()[: kept if kept < 0 else end + kept])
+    with pytest.raises(ValueError, match=said):
+        load(place)
+    episodes, note = load(place, skip_damaged=True)
+    assert [len(one[1]) for one in episodes] == [3, 5] and note["skipped_episodes"] == 1
+    (skipped,) = note["skipped"]
+    assert f"{path.name}, byte {end:,}: episode 2" in skipped and said in skipped and f"at byte {end:,}" in skipped

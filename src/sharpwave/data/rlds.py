@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import zlib
+from collections.abc import Iterator
 from typing import Any, NamedTuple, get_args
 
 import numpy as np
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, Budget, Folder, check_whole, explained
+from sharpwave.data.files import REMEDY, Budget, File, Folder, check_whole, explained
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
@@ -117,14 +118,18 @@ class RldsSource:
         ends: list[_End] = []
         counts: dict[str, int] = {}
         damaged: list[tfrecord.Place] = []  # it is skipped when it is read
+        self._cut: dict[tfrecord.Place, str] = {}
         for name in files:
             self._folder.count(name)
         self._budget.check_episode(self.name, 2, self._row_fields)
         with shown(self._budget.progress, f"{self.name}: files", len(files)) as report:
             for name in files:
                 with self._folder.open(name) as file, explained(str(file.path), self.name):
-                    for place in tfrecord.records(file, name):
+                    for place in self._records(file, name):
                         counts[name] = counts.get(name, 0) + 1
+                        if place in self._cut:
+                            damaged.append(place)
+                            continue
                         check_whole(f"{self.name}: {name}: a record", place.nbytes)
                         try:
                             ends.append(self._end(tfrecord.example(tfrecord.read(file, place), self._of_ends), place))
@@ -141,6 +146,24 @@ class RldsSource:
         self._steps_of = {one.place: steps for one, steps in kept}
         self.steps = sum(self._steps_of.values())
         self._leave(ends)
+
+    def _records(self, file: File, name: str) -> Iterator[tfrecord.Place]:
+        """Yield the places of a file's records; the last is in ``_cut``, with why, if the file can be read no further
+        and damaged episodes are skipped.
+
+        Raises: ValueError.
+        """
+        at = 0
+        try:
+            for place in tfrecord.records(file, name):
+                yield place
+                at = place.offset + place.nbytes + tfrecord.TRAILER_BYTES
+        except ValueError as error:
+            if not self._budget.skip_damaged:
+                raise
+            cut = tfrecord.Place(name, at, file.size - at)
+            self._cut[cut] = f"{error}; the rest of the file, {cut.nbytes:,} bytes, is not read"
+            yield cut
 
     def _check_shards(self, files: list[str]) -> None:
         """Check that there are all files of the numbers in their names.  Raises: ValueError."""
@@ -276,6 +299,8 @@ class RldsSource:
         """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
         what = self.place(number)
+        if (said := self._cut.get(place)) is not None:
+            raise ValueError(f"{what}: {said}")
         with self._folder.open(place.name) as file, explained(what, self.name, str(file.path)):
             found = tfrecord.example(tfrecord.read(file, place), self._wanted)
         rows = self._rows(found, place)
