@@ -82,6 +82,16 @@ def test_resets_taken_for_steps_are_noticed(way: str) -> None:
     assert 0.6 * resets.sum() < counted <= resets.sum()  # those that do not jump farther than a step are not counted
 
 
+def test_resets_that_jump_no_farther_than_steps_are_not_taken_for_reused_arrays() -> None:
+    """Cut after two steps, CartPole moves farther in a step than a reset takes it."""
+    envs = vector(cartpole(2), NEXT_STEP)
+    store = store_for(envs)
+    with pytest.warns(RuntimeWarning, match="they are resets and no steps") as record:
+        resets = play(store, envs, 640)
+    assert all("they are resets and no steps" in one for one in said(record))
+    assert 0.6 * resets.sum() < store.stats()["repeated_finals"] <= resets.sum()
+
+
 @WAYS
 def test_resets_taken_for_steps_are_refused(way: str) -> None:
     envs = vector(cartpole(), NEXT_STEP)

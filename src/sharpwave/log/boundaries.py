@@ -265,6 +265,12 @@ class Boundaries:
         elif went is not None and (
             came > RESET_JUMP * went if lane in self.true_finals else came > MIN_JUMP * went and not terminated
         ):
+            if lane not in self.true_finals and earned != 0 and reward == 0:
+                # One or the other: a step goes farther than a reset, as in CartPole, and this may be one, without reward.
+                self.repeats += 1
+                seen.undecided += 1
+                self._leave_alone(lane)
+                return
             seen.finals.add(step - 1)
             about, kind = seen.finals, "finals"
         else:
