@@ -85,9 +85,9 @@ class Told(gym.Env[Any, Any]):
         )
 
 
-def both(kind: type[ReplayBuffer], theirs: type[Any], envs: Any, rows: int, **more: Any) -> tuple[Any, Any]:
+def both(kind: type[ReplayBuffer], theirs: type[Any], envs: Any, rows: int, size: int = 2000, **more: Any) -> tuple[Any, Any]:
     """The two buffers, filled by the same steps with random actions, as SB3's collect_rollouts fills them."""
-    arguments = (2000, envs.observation_space, envs.action_space, "cpu", envs.num_envs)
+    arguments = (size, envs.observation_space, envs.action_space, "cpu", envs.num_envs)
     mine, other = kind(*arguments, **more), theirs(*arguments, **more)
     obs = envs.reset()
     envs.action_space.seed(0)
@@ -142,6 +142,20 @@ def test_transitions_are_those_of_sb3s_buffer(obs: str, action: str) -> None:
     assert (mine.size(), mine.pos, mine.full) == (other.size(), other.pos, other.full)
     assert_same_everywhere(mine, other)
     assert {type(x) for x in mine.sample(16)} == {type(x) for x in other.sample(16)}
+
+
+def test_places_that_nothing_was_added_at_are_refused() -> None:
+    envs = DummyVecEnv([lambda: gym.wrappers.TimeLimit(Told(), 4)])
+    mine, _ = both(ReplayBuffer, buffers.ReplayBuffer, envs, 20, size=36)
+    for place in (20, 36, 50, -1, -37):
+        with pytest.raises(IndexError, match=rf"place {place} of 36, of which 20 have transitions; expected 0 to 19"):
+            mine._get_samples(np.array([3, place]))
+    mine, other = both(ReplayBuffer, buffers.ReplayBuffer, envs, 40, size=36)
+    for place in (-1, -36, 35, 0):
+        found = [one._get_samples(np.array([place])) for one in (mine, other)]
+        assert_same(*found)
+    with pytest.raises(IndexError, match="place 50 of 36, of which 36 have"):
+        mine._get_samples(np.array([50]))
 
 
 def test_time_limits_that_count_as_ends() -> None:

@@ -272,9 +272,17 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         """Return the store's ids of the transitions at places of SB3's buffer.
 
         Raises:
+            IndexError: nothing was added at a place yet, or the buffer has none of that number.
             KeyError: one was evicted, or its row was passed over, as in it a vector reset.
         """
-        before = (self.transitions.added - 1 - np.asarray(places)) % self.buffer_size
+        added, places = min(self.transitions.added, self.buffer_size), np.asarray(places)
+        wrong = (places < -self.buffer_size) | (places >= self.buffer_size) | (places % self.buffer_size >= added)
+        if wrong.any():
+            raise IndexError(
+                f"ReplayBuffer: place {places[wrong].flat[0]} of {self.buffer_size:,}, of which {added:,} have "
+                f"transitions; expected 0 to {added - 1:,}"
+            )
+        before = (self.transitions.added - 1 - places) % self.buffer_size
         back, where = np.broadcast_arrays(before, np.asarray(lanes))
         steps = self.transitions.steps_back(back.reshape(-1), where.reshape(-1)).reshape(back.shape)
         return self.transitions.store.ids(where, steps)
