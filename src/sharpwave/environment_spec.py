@@ -24,9 +24,9 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             Stable-Baselines3.
         extra: further fields; one of the name of an info takes its place.
 
-    Parts of a dict or tuple that are text, or of another length each time (Text, Sequence, Graph), are left out, with a warning
-    that names them: a store has no field for them, and a tuple is
-    stored without their places. ``Recorder`` leaves them out too.
+    Parts of a dict or tuple that are text, or of another length each time (Text, Sequence, Graph), are left out, with a
+    warning that names them: a store has no field for them, and a tuple is stored without their places. ``Recorder``
+    leaves them out too.
 
     Raises:
         ValueError: observations or actions of another kind, for which a ``Spec`` can be declared by hand; or

@@ -92,6 +92,7 @@ def test_an_agent_learns_without_the_words_that_its_environment_says():
     trained.close()
     with pytest.warns(UserWarning, match=r"env 'Remarks-v0': obs\[0\] \(Text\), obs\[1\]\[0\] \(Text\): of another"):
         env = make_env(MADE_UP + "Remarks-v0", 2)
+    assert isinstance(env.single_observation_space, Dict)
     assert env.reset()[0].keys() == {"1/1"} == env.single_observation_space.keys()
     env.close()
 

@@ -137,7 +137,8 @@ def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
     """Wrap an environment so that it observes an array or a flat dict of arrays.
 
-    Parts of a dict or tuple that are text, or of another length each time, are left out, with a warning that names them.
+    Parts of a dict or tuple that are text, or of another length each time, are left out, with a warning that names
+    them.
 
     Raises:
         ValueError: another part of the observation is neither, or no part is left.
