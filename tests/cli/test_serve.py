@@ -137,6 +137,7 @@ def test_connections_are_encrypted_where_there_is_a_certificate(
         (["--capacity", "100", "--tls-certificate", __file__], f"{__file__}: [SSL] PEM lib"),
         (["--capacity", "100", "--tls-key", __file__], "give --tls-certificate too"),
         (["--capacity", "100", "--codec", "lzma"], "codec 'lzma', expected one of 'auto'"),
+        (["--capacity", "100", "--on-full", "wait"], "on_full='wait', expected one of raise, block, drop_oldest"),
         (["--capacity", "100", "--segment-steps", "0"], "segment_steps=0, expected an integer from 1 to 65536"),
         (["--capacity", "100", "--segment-steps", "1000000000"], "segment_steps=1000000000, expected"),
         (["--capacity", "100", "--shards", "4", "--listen", "127.0.0.1:65533"], "shard 2 would listen at port 65536"),
@@ -182,6 +183,7 @@ def test_a_cluster_is_not_served_as_another_than_it_is(tmp_path: Path) -> None:
         (4, {"replicas": 1}, "replicas=0, asked for was replicas=1; .* new folder"),
         (None, {"options": {"segment_steps": 8}}, "segment_steps=16, asked for was segment_steps=8"),
         (None, {"options": {"codec": "raw"}}, "codec='auto', asked for was codec='raw'"),
+        (None, {"options": {"on_full": "block"}}, "on_full='raise', asked for was on_full='block'"),
     ):
         with pytest.raises(ValueError, match=text):
             Service(anywhere, shards, disk, Security(), **more)

@@ -29,6 +29,10 @@ def serve(
     ] = None,
     segment_steps: Annotated[int | None, typer.Option(help="Steps in a segment of the shards.")] = None,
     codec: Annotated[str | None, typer.Option(help="Codec of every field; auto, or that which is there.")] = None,
+    on_full: Annotated[
+        str | None,
+        typer.Option(help="What a shard does when its disk is full: raise, block, drop_oldest, drop_newest."),
+    ] = None,
     tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: connections are encrypted.")] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
 ) -> None:
@@ -58,7 +62,7 @@ def serve(
         "ram": ram,
         "disk_limit": disk_limit,
         "replicas": replicas,
-        "options": {"codec": codec, "segment_steps": segment_steps},
+        "options": {"codec": codec, "segment_steps": segment_steps, "on_full": on_full},
     }
     try:
         address = Address.parse(listen)

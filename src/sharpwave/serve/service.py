@@ -161,7 +161,7 @@ def _check_asked(disk: Path, found: Manifest, asked: dict[str, Any]) -> None:
 
     Raises: ValueError.
     """
-    there = {"codec": "auto", **found.new, "replicas": found.replicas}
+    there = {"codec": "auto", "on_full": "raise", **found.new, "replicas": found.replicas}
     for name, value in asked.items():
         if name in there and value != there[name]:
             raise ValueError(
