@@ -399,7 +399,7 @@ class Recorder:
                 error = unfit
                 self._break_off(self._lanes[rows[ended[rows]]])
                 rows = rows[~ended[rows]]
-        self.store._log.boundaries.dropped_resets += int(np.count_nonzero(resetting))
+        self.store._log.boundaries.counted["dropped_resets"] += int(np.count_nonzero(resetting))
         said = self._annotate_ends(info, rows[ended[rows]].tolist()) if np.count_nonzero(ended) else []
         values = values | {"reward": np.atleast_1d(as_array("reward", reward)), "terminated": te, "truncated": tr}
         spec, wait = self.store.spec, {} if timeout is None else {"timeout": timeout}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
 from sharpwave.format.segment import Column
-from sharpwave.log.boundaries import Counts
+from sharpwave.log.boundaries import NOTICED, Counts
 from sharpwave.log.open_segments import Rows
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.step_log import StepLog
@@ -40,7 +40,7 @@ class SealedSegment:
     steps: int
     packed: bytes
     dictionaries: dict[int, bytes]
-    noticed: Counts = (0, 0, 0, 0)
+    noticed: Counts = (0,) * len(NOTICED)
 
 
 class _HandOver(Sealing):
@@ -67,8 +67,8 @@ class _HandOver(Sealing):
             log.sealed.drop_dictionaries(places)
         first, steps = int(log.index.first_step[slot]), int(log.index.rows[slot])
         counts = log.boundaries.counts
-        a, b, c, d = (now - told for now, told in zip(counts, self._told, strict=True))
-        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared, (a, b, c, d))
+        noticed = tuple(now - told for now, told in zip(counts, self._told, strict=True))
+        made = SealedSegment(log.opened.first_lane + lane, first, steps, packed, shared, noticed)
         deferred = HANDLERS.suspend()  # the callback may block
         try:
             self._hand_over(made)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
+from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle_lane, take_in
 from sharpwave.log.staging import Staging
 from sharpwave.log.step_blocks import StepBlock, block_of
@@ -236,6 +237,7 @@ class StoreWriting:
         dictionaries: Mapping[int, bytes],
         *,
         td_error: npt.ArrayLike | None = None,
+        noticed: Sequence[int] | None = None,
         timeout: float | None = None,
     ) -> None:
         """Append a segment of a ``SegmentWriter``, in this process or another, without decoding it.
@@ -248,6 +250,7 @@ class StoreWriting:
             dictionaries: the dictionaries that it refers to, by key; others are ignored.
             td_error: [steps], the steps' initial priorities, applied once they can be sampled; default: the largest
                 priority so far. A checkpoint taken before that does not contain them.
+            noticed: the segment's, as the writer has it: it is counted in ``stats()``.
             timeout: as for ``extend``.
 
         Raises:
@@ -259,9 +262,13 @@ class StoreWriting:
         steps = segment.parse(packed, self.spec).steps
         errors = None if td_error is None else checked_errors(td_error, (steps,), "add_segment").astype(np.float32)
 
+        counts = None if noticed is None else checked_counts(noticed)
+
         def write() -> None:
             slot, header = take_in(self._log, packed, dictionaries)
             self._fed.add(header.lane)
+            if counts is not None:
+                self._log.boundaries.add(counts)
             if errors is not None and slot >= 0:
                 self._views.expect(slot, errors)
 

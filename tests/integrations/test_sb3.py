@@ -85,7 +85,9 @@ class Told(gym.Env[Any, Any]):
         )
 
 
-def both(kind: type[ReplayBuffer], theirs: type[Any], envs: Any, rows: int, size: int = 2000, **more: Any) -> tuple[Any, Any]:
+def both(
+    kind: type[ReplayBuffer], theirs: type[Any], envs: Any, rows: int, size: int = 2000, **more: Any
+) -> tuple[Any, Any]:
     """The two buffers, filled by the same steps with random actions, as SB3's collect_rollouts fills them."""
     arguments = (size, envs.observation_space, envs.action_space, "cpu", envs.num_envs)
     mine, other = kind(*arguments, **more), theirs(*arguments, **more)

@@ -92,7 +92,7 @@ def test_a_known_successor_without_context_comes_back(tmp_path: Path) -> None:
     assert opened.recovery.damages == []
     for one in (store, opened):
         one.append(lane=int(gone), obs=[-1, gone], **step)  # not what was to come
-        assert one._log.inventory.broken_episodes == 1
+        assert one.stats()["broken_episodes"] == 1
 
 
 def zeros(lanes: int) -> dict[str, Any]:

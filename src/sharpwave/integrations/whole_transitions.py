@@ -116,7 +116,7 @@ class WholeTransitions:
         fields = {name: stack.field() for name, stack in stacks.items()}
         obs = fields if self._single is None else fields[ONE]
         store = Store(Spec(obs=obs, action=self._action), **self._settings)
-        store._log.boundaries.dropped_resets = self.resets.dropped
+        store._log.boundaries.counted["dropped_resets"] = self.resets.dropped
         return store
 
     def _new_writer(self, store: Store, stacks: Mapping[str, Stack]) -> FrameWriter:
@@ -224,7 +224,7 @@ class WholeTransitions:
         self._passed_over[where] = ~stored
         ids = self._add(rows) if stored.all() else self._add_some(rows, stored)
         if self._writer is not None:
-            self._writer.store._log.boundaries.dropped_resets = self.resets.dropped
+            self._writer.store._log.boundaries.counted["dropped_resets"] = self.resets.dropped
         self._gaps.extend((self._added, lane) for lane in where[~self.stored_last[where]].tolist())
         while self._gaps and self._gaps[0][0] < self._added - (self._settings.get("capacity") or MAX_GAPS):
             self._gaps.popleft()

@@ -30,7 +30,10 @@ from sharpwave.spec import TERMINATED, Spec
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
-Counts = tuple[int, int, int, int]
+Counts = tuple[int, ...]
+
+NOTICED = ("broken_episodes", "unchained_steps", "rounded_breaks", "repeated_finals", "dropped_resets")
+"""Names of what is counted, in the order of ``Counts``."""
 
 ENOUGH = 6
 """Boundaries of a lane that speak for something, more than speak against it, before it is said."""
@@ -88,6 +91,14 @@ class _Lane:
     said: set[str] = field(default_factory=set)
 
 
+def checked_counts(said: Any) -> Counts:
+    """Return what a writer says that it counted, in the order of ``NOTICED``.  Raises: ValueError."""
+    whole = isinstance(said, (list, tuple)) and all(type(one) is int and 0 <= one < 1 << 32 for one in said)
+    if not whole or len(said) != len(NOTICED):
+        raise ValueError(f"a writer's counts {said!r:.100}, expected one for each of {', '.join(NOTICED)}")
+    return tuple(said)
+
+
 class Boundaries:
     """Detector of transitions that never happened.
 
@@ -98,29 +109,27 @@ class Boundaries:
         strict: whether they are an error; else a warning, one a lane and kind.
         true_finals: lanes whose environments reset in the step that ends an episode, and say what it led to. Elsewhere
             nothing is said of what a terminated episode ended with: programs give anything there, as its discount is 0.
-        repeats: steps counted that are resets, or follow a final observation that is the reset's.
-        unchained: steps counted that were broken off after the first step of an episode.
-        rounded: steps counted that were broken off as the next one's observation is another by rounding.
-        dropped_resets: rows in which an environment only resets, that whoever writes here passed over.
+        counted: by name of ``NOTICED``, episodes that were broken off, as their next step observes something else;
+            those of them of one step; those by rounding only; steps that are resets, or follow a final observation that
+            is the reset's; and rows in which an environment only resets, that whoever writes here passed over.
     """
 
     def __init__(self, opened: Lanes, spec: Spec) -> None:
         self._opened, self._spec = opened, spec
         self.strict = False
         self.true_finals: set[int] = set()
-        self.repeats = self.unchained = self.rounded = self.dropped_resets = 0
+        self.counted = dict.fromkeys(NOTICED, 0)
         self._lanes: dict[int, _Lane] = {}
 
     @property
     def counts(self) -> Counts:
-        """What was counted so far: ``repeats``, ``unchained``, ``rounded``, ``dropped_resets``."""
-        return self.repeats, self.unchained, self.rounded, self.dropped_resets
+        """What was counted so far, in the order of ``NOTICED``."""
+        return tuple(self.counted.values())
 
     def add(self, counts: Counts) -> None:
         """Count what a writer elsewhere did, whose steps come encoded."""
-        repeats, unchained, rounded, dropped_resets = counts
-        self.repeats, self.unchained = self.repeats + repeats, self.unchained + unchained
-        self.rounded, self.dropped_resets = self.rounded + rounded, self.dropped_resets + dropped_resets
+        for name, more in zip(NOTICED, counts, strict=True):
+            self.counted[name] += more
 
     def look(self, lanes: Ints, flags: Bytes, rows: Rows, nexts: Rows | None) -> None:
         """Look at steps that are about to be appended, as to ``Lanes.write``, where ``any_to_look_at`` says so.
@@ -214,8 +223,8 @@ class Boundaries:
         in_a_row = step - seen.broke <= 2  # between two such steps one may have ended its episode
         seen.run = (seen.run + 1 if in_a_row else 1) if one_step else 0
         seen.broke = step
-        self.unchained += one_step
-        self.rounded += nearly
+        self.counted["unchained_steps"] += one_step
+        self.counted["rounded_breaks"] += nearly
         if nearly:
             seen.rounded.add(step)
             if seen.rounded.count >= ROUNDED:
@@ -266,8 +275,8 @@ class Boundaries:
             came > RESET_JUMP * went if lane in self.true_finals else came > MIN_JUMP * went and not terminated
         ):
             if lane not in self.true_finals and earned != 0 and reward == 0:
-                # One or the other: a step goes farther than a reset, as in CartPole, and this may be one, without reward.
-                self.repeats += 1
+                # One or the other: a step goes farther than a reset, as in CartPole, and this one has no reward.
+                self.counted["repeated_finals"] += 1
                 seen.undecided += 1
                 self._leave_alone(lane)
                 return
@@ -277,7 +286,7 @@ class Boundaries:
             seen.unclear += 1
             self._leave_alone(lane)
             return
-        self.repeats += 1
+        self.counted["repeated_finals"] += 1
         if about.count - UNCLEAR * seen.unclear - AGAINST * int(self._opened.fresh[lane]) >= ENOUGH:
             numbers = ", ".join(map(str, about.last))
             self._say(lane, kind, _SAID[kind].format(count=about.count, numbers=numbers))

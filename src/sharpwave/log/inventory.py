@@ -36,7 +36,6 @@ class Inventory:
         counts: int64 [3], ``held_steps``, ``total_steps`` and ``changes``: in an array, so that a kernel can append
             steps and count them at once.
         evicted_steps, evicted_segments, dropped_steps: counts.
-        broken_episodes: those whose next step observed something other than their last step's ``next_obs``.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         listeners: notified of evictions and of growth, in this order.
     """
@@ -44,7 +43,7 @@ class Inventory:
     def __init__(self, index: SegmentIndex) -> None:
         self._index = index
         self.counts = np.zeros(3, np.int64)
-        self.evicted_steps = self.evicted_segments = self.dropped_steps = self.broken_episodes = 0
+        self.evicted_steps = self.evicted_segments = self.dropped_steps = 0
         self.oldest = np.zeros(0, np.int32)
         self.listeners: list[LogListener] = []
 

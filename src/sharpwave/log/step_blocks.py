@@ -108,7 +108,7 @@ class StepBlock:
         log.write(self.lanes, self.flags[at], {name: values[at] for name, values in self.rows.items()}, finals, nexts)
         log.write_last_ids(self.lanes, self.ids[at])
         self.done += 1
-        log.inventory.broken_episodes += int(self.broken[at].sum())
+        log.boundaries.counted["broken_episodes"] += int(self.broken[at].sum())
 
     def _write_run(self, log: StepLog, j: int, begin: int, end: int) -> None:
         """Append one lane's steps from ``begin`` up to before ``end``, all of one episode, or the first of them."""
@@ -121,7 +121,7 @@ class StepBlock:
         log.write_last_ids(self.lanes[j : j + 1], last)
         self.ids[begin : begin + count, j] = last[0] - count + 1 + np.arange(count)
         self.done[j] += count
-        log.inventory.broken_episodes += int(self.broken[begin : begin + count, j].sum())
+        log.boundaries.counted["broken_episodes"] += int(self.broken[begin : begin + count, j].sum())
 
 
 def block_of(

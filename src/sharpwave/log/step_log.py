@@ -372,7 +372,7 @@ class StepLog:
         nearly = observed is not None and known is not None and self.boundaries.nearly_equal(known, observed)
         self.boundaries.broke(lane, step, step - self.opened.running_episode(lane) == 1, nearly)
         self.end_episode(lane, None)
-        self.inventory.broken_episodes += 1
+        self.boundaries.counted["broken_episodes"] += 1
 
     def write_last_ids(self, lanes: Ints, ids: Ints) -> None:
         """Write the id of the last step of each of ``lanes`` [n] into ``ids`` [n]. Allocates nothing."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Self
 
 from sharpwave.errors import not_to_be_copied
+from sharpwave.log.boundaries import NOTICED
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_views import ClusterViews
 from sharpwave.serve.cluster_writers import ClusterWriters
@@ -184,16 +185,15 @@ class Cluster(ClusterWriters, ClusterViews):
 
     def stats(self) -> dict[str, Any]:
         """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up,
-        among them what writers noticed (``repeated_finals``, ``unchained_steps``, ``rounded_breaks``,
-        ``dropped_resets``).
+        among them what writers noticed (``broken_episodes``, ``unchained_steps``, ``rounded_breaks``,
+        ``repeated_finals``, ``dropped_resets``).
 
         Shards that are being started again are left out.  Raises: ShardLostError: none can be reached.
         """
         each = [one["stats"] for one in self._members.answers(Request.STATS)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
         sums = {name: sum(one[name] for one in each) for name in names}
-        noticed = ("repeated_finals", "unchained_steps", "rounded_breaks", "dropped_resets")
-        sums |= {name: sum(one.get(name, 0) for one in each) for name in noticed}  # an older shard counts none
+        sums |= {name: sum(one.get(name, 0) for one in each) for name in NOTICED}  # an older shard counts none
         steps = max(1, sums["steps"])
         encoded = sum(one["encoded_bytes_per_step"] * one["steps"] for one in each) / steps
         means = {"bytes_per_step": sums["total_bytes"] / steps, "encoded_bytes_per_step": encoded}

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.boundaries import Counts
 from sharpwave.log.sealed_after import Copy
 from sharpwave.serve.client import Client, Holder
 from sharpwave.serve.manifest import write_whole
@@ -227,7 +226,7 @@ class Intake:
 
     def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
         self._level(client)
-        duplicates, appended, noticed = 0, [], [_counts(one) for one in head.get("noticed", [])]
+        duplicates, appended, noticed = 0, [], head.get("noticed", [])
         for number, keys in enumerate(head.get("keys", [])):
             packed = bytes(parts[f"segment:{number}"])
             errors = parts.get(f"td_error:{number}")
@@ -236,11 +235,8 @@ class Intake:
             with client.holder.lock:
                 if client.turn != client.holder.turn:
                     raise ValueError(f"writer: {REPLACED}")
-                new = append_once(self._store, packed, shared, errors)
-            duplicates += not new
-            if new and number < len(noticed):
-                with self._store._lock:
-                    self._store._log.boundaries.add(noticed[number])
+                counts = noticed[number] if number < len(noticed) else None
+                duplicates += not append_once(self._store, packed, shared, errors, counts)
             appended.append(Copy(packed, shared))
         durable = bool(head.get("durable"))
         if self.neighbour is not None:  # also those that are here: the connection may have ended before they were there
@@ -352,13 +348,6 @@ class Intake:
         with self._changed:
             self._paused.discard(id(client))
             self._changed.notify_all()
-
-
-def _counts(said: Any) -> Counts:
-    """Return what a writer counted.  Raises: WireError."""
-    if type(said) is not list or len(said) != 4 or not all(type(one) is int and 0 <= one < 1 << 32 for one in said):
-        raise WireError(f"a writer's counts {said!r:.100}")
-    return said[0], said[1], said[2], said[3]
 
 
 def _of_lanes(steps: npt.NDArray[np.int64], first: int, lanes: int) -> npt.NDArray[np.int64]:

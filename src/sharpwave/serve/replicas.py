@@ -42,11 +42,15 @@ def checked_leases(said: Any) -> Leases:
 
 
 def append_once(
-    store: Store, packed: bytes, dictionaries: Mapping[int, bytes], td_error: npt.NDArray[np.float32] | None = None
+    store: Store,
+    packed: bytes,
+    dictionaries: Mapping[int, bytes],
+    td_error: npt.NDArray[np.float32] | None = None,
+    noticed: Sequence[int] | None = None,
 ) -> bool:
     """Append a segment unless the store has had it; return whether it was appended."""
     try:
-        store.add_segment(packed, dictionaries, td_error=td_error)
+        store.add_segment(packed, dictionaries, td_error=td_error, noticed=noticed)
     except DuplicateError:
         return False
     return True

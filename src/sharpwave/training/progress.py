@@ -15,6 +15,7 @@ import torch
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
+from sharpwave.log.boundaries import NOTICED
 from sharpwave.serve.link import ShardLostError
 from sharpwave.training import figures
 from sharpwave.training.failures import DivergedError
@@ -195,6 +196,7 @@ class Progress:
             "replay_bytes": stats["total_bytes"],
             **{name: stats[name] for name in ("bytes_per_step", "encoded_bytes_per_step", "fixed_bytes")},
             "process_bytes": self._process.memory_info().rss,
+            **({"noticed": noticed} if (noticed := {name: stats[name] for name in NOTICED if stats[name]}) else {}),
             **({"disk": {name: stats["disk"][name] for name in DISK}} if "disk" in stats else {}),
         }
 

@@ -30,7 +30,7 @@ def random_arrival(rng, known):
     steps = int(rng.integers(1, 40))
     sealed = SealedSegment(
         int(rng.integers(0, 1_000)), int(rng.integers(0, 2**40)), steps, rng.bytes(rng.integers(1, 20_000)),
-        {key: known[key] for key in keys},
+        {key: known[key] for key in keys}, tuple(rng.integers(0, 9, 5).tolist()),
     )  # fmt: skip
     errors = rng.random(steps).astype(np.float32) if rng.random() < 0.5 else None
     return Arrival(sealed, int(rng.integers(0, 2**40)), errors)

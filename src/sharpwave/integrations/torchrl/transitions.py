@@ -152,7 +152,7 @@ class Transitions:
         ids = np.full(len(steps), -1, np.int64)
         ids[steps] = self._append(rows, places, kept)
         self._trajectories = trajectories
-        self.store._log.boundaries.dropped_resets = trajectories.resets.dropped
+        self.store._log.boundaries.counted["dropped_resets"] = trajectories.resets.dropped
         return ids
 
     def _find_stacks(self, layout: Layout, rows: Rows, places: Places) -> dict[str, Stack]:

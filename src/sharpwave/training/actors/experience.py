@@ -137,7 +137,9 @@ class ActorExperience:
                     continue
                 segment = message.segment
                 assert isinstance(self._store, sw.Store)
-                self._store.add_segment(segment.packed, segment.dictionaries, td_error=message.td_error)
+                self._store.add_segment(
+                    segment.packed, segment.dictionaries, td_error=message.td_error, noticed=segment.noticed
+                )
                 self._staleness.arrived(segment.steps, message.version)
                 steps += segment.steps
         except (ActorsDiedError, CallbackError) as error:

@@ -13,12 +13,14 @@ from multiprocessing.connection import Connection
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.log.boundaries import NOTICED
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.training.scores import Episode
 
 FRAME = struct.Struct("<II")  # kind, bytes that follow
 SEGMENT, EPISODE, FAILURE, CALLBACK_FAILURE, DELIVERED = 1, 2, 3, 4, 5
-ABOUT_SEGMENT = struct.Struct("<QQQIII")  # lane, first step, weights' version; steps, TD errors, dictionaries
+ABOUT_SEGMENT = struct.Struct(f"<QQQIII{len(NOTICED)}I")
+"""Lane, first step, weights' version; steps, TD errors, dictionaries; what was noticed."""
 ABOUT_DICTIONARY = struct.Struct("<QI")  # key; bytes that follow, 0: the learner has the dictionary already
 ABOUT_DELIVERED = struct.Struct("<IQ")  # steps, weights' version
 ABOUT_EPISODE = struct.Struct("<dQI")  # reward, steps, lane; then its figures as JSON, if it has any
@@ -100,7 +102,13 @@ class Outbox:
         count = 0 if errors is None else len(errors)
         parts = [
             ABOUT_SEGMENT.pack(
-                sealed.lane, sealed.first_step, arrival.version, sealed.steps, count, len(sealed.dictionaries)
+                sealed.lane,
+                sealed.first_step,
+                arrival.version,
+                sealed.steps,
+                count,
+                len(sealed.dictionaries),
+                *sealed.noticed,
             )
         ]
         for key, data in sealed.dictionaries.items():
@@ -197,7 +205,7 @@ class Inbox:
             return Failure(content.decode(errors="replace"), kind == CALLBACK_FAILURE)
         if kind != SEGMENT:
             raise ValueError(f"a frame of kind {kind} from an actor, expected {SEGMENT} to {DELIVERED}")
-        lane, first_step, version, steps, errors, count = ABOUT_SEGMENT.unpack_from(content)
+        lane, first_step, version, steps, errors, count, *noticed = ABOUT_SEGMENT.unpack_from(content)
         at = ABOUT_SEGMENT.size
         dictionaries = {}
         for _ in range(count):
@@ -212,5 +220,5 @@ class Inbox:
         if at + 4 * errors > len(content):
             raise ValueError(f"a segment of {len(content)} bytes from an actor is too short")
         td_error = np.frombuffer(content, "<f4", errors, at).astype(np.float32) if errors else None
-        sealed = SealedSegment(lane, first_step, steps, content[at + 4 * errors :], dictionaries)
+        sealed = SealedSegment(lane, first_step, steps, content[at + 4 * errors :], dictionaries, tuple(noticed))
         return Arrival(sealed, version, td_error)
