@@ -189,6 +189,8 @@ def test_rows_that_do_not_follow_one_another(images: Path) -> None:
     message = rf"has {rows - 1} rows of episode_index {numbers[-1]}, but meta/episodes says {rows}"
     with pytest.raises(ValueError, match=message):
         sw.load(f"lerobot:{images}")
+    left_out = noted(sw.load(f"lerobot:{images}", skip_damaged=True))["left_out"]
+    assert not any("does not list" in one for one in left_out)  # a damaged episode is listed
 
 
 def changed_rows(folder: Path, change: Any, lengths: dict[int, int]) -> None:

@@ -331,12 +331,12 @@ class LeRobotSource:
         if (runs := self._runs[name]) is None:
             return said
         begin, found = runs.get(number, (0, 0))
+        self._unlisted -= found
         if found != rows:
             raise ValueError(
                 f"{self._folder.path / name} has {found:,} rows of {EPISODE} {number}, but meta/episodes says {rows:,}"
                 "; fetch both anew"
             )
-        self._unlisted -= rows
         return begin
 
     def _read_runs(self, name: str) -> dict[int, tuple[int, int]] | None:
