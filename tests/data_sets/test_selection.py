@@ -64,6 +64,7 @@ def test_numbers(tmp_path: Path, episodes: Any, numbers: list[int], text: str | 
         (-7, ValueError, "there is no -7"),
         ([], ValueError, "selects none of 6"),
         ("8:", ValueError, "selects none of 6"),
+        ("::0", ValueError, "got a slice of step 0"),
         ("1:2:3:4", ValueError, "got '1:2:3:4', expected a number, or a slice"),
         ("train", ValueError, "episodes='train', but its format has no names for episodes"),
         ([True], TypeError, "got True, expected numbers"),

@@ -66,6 +66,8 @@ def _parsed(part: str) -> int | slice:
 def _numbers(what: str, episodes: Any, count: int) -> list[int]:
     """Return numbers of episodes from 0.  Raises: ValueError, TypeError."""
     if isinstance(episodes, slice):
+        if episodes.step == 0:
+            raise ValueError("episodes: got a slice of step 0, expected another step, as 0:10:2")
         return list(range(*episodes.indices(count)))
     found = []
     for one in episodes if isinstance(episodes, Iterable) else [episodes]:
