@@ -266,6 +266,41 @@ def test_aloha_files_with_both_names_of_rewards_keep_both(tmp_path: Path) -> Non
     assert episode.reward.tolist() == [0, 1, 2, 3] and episode["rewards"].tolist() == [9, 10, 11, 12]
 
 
+def one_aloha(folder: Path, **more: Any) -> str:
+    """Return a single file of five rows with these arrays at its top."""
+    return write_aloha(folder, [aloha(5, 0) | {"reward": np.ones(5)} | more]) + "/episode_0.hdf5"
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("episode_id", [0, 0, 1, 1, 1]),
+        ("Episode", [0, 0, 1, 1, 1]),
+        ("step", [0, 1, 0, 1, 2]),
+        ("Is_First", [True, False, True, False, False]),
+        ("IS_LAST", [False, True, False, False, True]),
+        ("Dones", [False, True, False, False, True]),
+        ("infos/timeouts", [False, True, False, False, True]),
+    ],
+)
+def test_a_file_as_alohas_of_several_episodes_is_not_taken_for_one(tmp_path: Path, name: str, values: Any) -> None:
+    with pytest.raises(ValueError, match="terminals"):
+        sw.load(one_aloha(tmp_path, **{name: np.array(values)}))
+
+
+def test_a_file_as_alohas_that_says_how_episodes_end_in_capitals(tmp_path: Path) -> None:
+    store = sw.load(one_aloha(tmp_path, Terminals=np.array([False, True, False, False, True])))
+    assert [(one.length, one.ended) for one in store.episodes(order="oldest")] == [(2, "terminated"), (3, "terminated")]
+    store.close()
+
+
+def test_an_aloha_file_may_number_its_rows(tmp_path: Path) -> None:
+    numbers = {"timestep": np.arange(5), "episode_index": np.full(5, 7), "is_first": np.arange(5) == 0}
+    store = sw.load(one_aloha(tmp_path, **numbers))
+    assert [one.length for one in store.episodes()] == [4]
+    store.close()
+
+
 def test_an_aloha_file_that_is_none(tmp_path: Path) -> None:
     place = write_aloha(tmp_path, [aloha(5, n) for n in range(3)])
     content = (tmp_path / "episode_0.hdf5").read_bytes()

@@ -538,6 +538,18 @@ def _mark_of(path: str) -> str:
     return ONE_NAMES.get(one, one)
 
 
+def ends_within(path: str, values: npt.NDArray[Any]) -> bool:
+    """Return whether an array's name says how episodes end, or its values [N] that one ends before the last row."""
+    one = _mark_of(path)
+    if one in EPISODES:
+        return bool((values[1:] != values[:-1]).any())
+    if one in STEPS:
+        return bool((values[1:] <= values[:-1]).any())
+    if one in FIRSTS:
+        return bool((values[1:] != 0).any())
+    return one in (LIMIT, *ENDS)
+
+
 def _known(name: str) -> str:
     """Return a name as the layout spells it; one letter is a name in its own case only."""
     return KNOWN.get(name.lower(), name) if len(name) > 1 else name

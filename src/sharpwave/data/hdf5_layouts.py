@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images
-from sharpwave.data.columns import ENDS
+from sharpwave.data.columns import ends_within
 from sharpwave.data.episode import Source, existing
 from sharpwave.data.files import REMEDY, Budget, File, Folder, explained, open_path
 from sharpwave.data.hdf5 import Hdf5File
@@ -77,14 +77,26 @@ def _file(name: str, path: Path, budget: Budget) -> Layout | None:
                 return ManiSkill(file, trajectories, _beside(path, budget), names)
             if {"num_episodes", "observations_0"} <= set(names) or {"num_episodes", "observations_0_0"} <= set(names):
                 return D3rlpy(file, names)
-            only = {"observations", "action"} <= set(names) and not {"actions", *ENDS} & set(names)
-            if only and file.names(file.root, "observations"):  # D4RL's layout says how episodes end
+            only = {"observations", "action"} <= set(names) and "actions" not in names
+            if only and file.names(file.root, "observations") and not _is_marked(file, budget):
                 return Aloha([path.name], lambda one: file, budget, closed=file.close)
     except BaseException:
         file.close()
         raise
     file.close()
     return None
+
+
+def _is_marked(file: Hdf5File, budget: Budget) -> bool:
+    """Return whether arrays say how episodes end, or that there are several, as in D4RL's layout."""
+    arrays = arrays_of(file, file.root, "")
+    rows = max(map(len_of, below(arrays, "action").values()), default=-1)
+    for path, one in without(arrays, "observations", "action").items():
+        if len_of(one) == rows > 1 and one.shape[1:] in ((), (1,)) and one.dtype.kind in "buif":
+            budget.check_bytes(path, rows * one.dtype.itemsize)
+            if ends_within(path, one.rows(0, rows).reshape(-1)):
+                return True
+    return False
 
 
 def _hdf5(opened: File, budget: Budget) -> Hdf5File:
