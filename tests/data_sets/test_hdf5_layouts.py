@@ -301,6 +301,13 @@ def test_an_aloha_file_may_number_its_rows(tmp_path: Path) -> None:
     store.close()
 
 
+def test_texts_of_each_step_among_alohas_observations_are_named(tmp_path: Path) -> None:
+    store = sw.load(write_aloha(tmp_path, [aloha(5, 0) | {"observations/said": np.array([b"go"] * 5)}]))
+    assert "obs.said" not in store.spec.fields
+    assert any(one.startswith("said (") for one in noted(store)["left_out"])
+    store.close()
+
+
 def test_an_aloha_file_that_is_none(tmp_path: Path) -> None:
     place = write_aloha(tmp_path, [aloha(5, n) for n in range(3)])
     content = (tmp_path / "episode_0.hdf5").read_bytes()

@@ -149,7 +149,8 @@ class RecordingSource:
                 continue
             tried += 1
             for kind, path, array in _all(one):
-                if kind != FURTHER or (_by_step(array, rows) and array.dtype.kind in "buif"):
+                texts = array.dtype.kind in "OS" and kind == OBS
+                if (kind != FURTHER and not texts) or (_by_step(array, rows) and array.dtype.kind in "buif"):
                     counts[kind, path, tuple(array.shape[1:]), array.dtype.name] += 1
         if not tried:
             raise damage or ValueError(f"{self.name}: no episodes with steps to import")
