@@ -84,6 +84,30 @@ def test_numbers_that_tell_episodes_apart_are_kept(tmp_path: Path, name: str) ->
     assert noted(store)["notes"][0].startswith(f"{name}: taken to tell episodes apart")
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("infos/episode/t", np.where(END, np.arange(40) * 0.25, 0)),  # of RecordEpisodeStatistics
+        ("infos/steps", 4 + np.arange(40) // 2 % 2),
+        ("infos/t", np.random.default_rng(0).normal(size=40)),
+        ("infos/step", np.full(40, 4)),
+    ],
+)
+def test_numbers_in_groups_that_do_not_count_steps(tmp_path: Path, name: str, values: Any) -> None:
+    store = load(tmp_path, toy(timeouts=LATE, **{name: values}))
+    check_toy(store)
+    assert any(one.startswith(f"{name}: a further field") for one in noted(store)["notes"])
+    store.close()
+    store = load(tmp_path, toy(**{"infos/t": STEP * 0.05 + np.random.default_rng(0).uniform(0, 0.01, 40)}))
+    check_toy(store)  # times of an uneven rate
+    store.close()
+
+
+def test_numbers_that_fall_within_episodes_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="steps, by which episodes are told apart, would end one after 32 of 40 steps"):
+        load(tmp_path, toy(timeouts=LATE, steps=STEP[::-1].copy()))
+
+
 def test_terminals_by_other_names(tmp_path: Path) -> None:
     for name in ("terminations", "terminateds", "is_terminal"):
         data = toy(timeouts=LATE)

@@ -218,6 +218,9 @@ class ColumnSource:
                     f"{self.name}: {name} is {shape} {dtype}, expected one number a step, {(self._count,)}, as the "
                     "name marks episodes; rename it if it is anything else"
                 )
+            if one in STEPS and group and not _counts(self._numbers(name, 0, self._count)):
+                self.notes.append(f"{name}: a further field; its numbers stay or fall too often to number steps")
+                continue
             marks[name] = one
             said = "is true at the last step of an episode"
             if one in FIRSTS:
@@ -445,11 +448,13 @@ class ColumnSource:
     def _not_all(
         self, name: str, found: npt.NDArray[np.int64], ends: list[npt.NDArray[np.int64]]
     ) -> npt.NDArray[np.int64]:
-        """Return ends that were ``found``.  Raises: ValueError: they are after each step, unlike those known."""
-        known = np.unique(np.concatenate(ends))
-        if self._count > 2 and len(found) == self._count - 1 and not np.isin(found, known).all():
+        """Return ends that were ``found``.  Raises: ValueError: most are after single steps, unlike those known."""
+        others = len(np.setdiff1d(found, np.concatenate(ends)))
+        every = len(found) == self._count - 1
+        if self._count > 2 and others and (every or 2 * others > self._count):
+            which = "each step" if every else f"{others:,} of {self._count:,} steps where nothing else does"
             raise ValueError(
-                f"{self.name}: {name}, by which episodes are told apart, would end one after each step; rename it if "
+                f"{self.name}: {name}, by which episodes are told apart, would end one after {which}; rename it if "
                 "it is anything else"
             )
         return found
@@ -548,6 +553,16 @@ def ends_within(path: str, values: npt.NDArray[Any]) -> bool:
     if one in FIRSTS:
         return bool((values[1:] != 0).any())
     return one in (LIMIT, *ENDS)
+
+
+def _counts(values: npt.NDArray[Any]) -> bool:
+    """Return whether numbers [N] may number the steps of episodes: they nearly always rise, or by the same step."""
+    rises = np.diff(values.astype(np.float64))
+    up, stays, restarts = rises[rises > 0], np.count_nonzero(rises == 0), np.count_nonzero(rises <= 0)
+    if 4 * restarts <= len(values):
+        return True
+    usual = np.unique(up, return_counts=True)[1].max(initial=0)
+    return bool(len(up) and 4 * usual >= 3 * len(up) and 4 * stays <= restarts)
 
 
 def _known(name: str) -> str:
