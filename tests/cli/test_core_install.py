@@ -30,11 +30,20 @@ def command_without(missing, *arguments):
     return done.returncode, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("arguments", [["verify", "."], ["train", "cartpole"]])
-def test_the_command_line_says_what_to_install(arguments, tmp_path):
-    code, text = command_without(EXTRA, *arguments)
+@pytest.mark.parametrize(
+    ("arguments", "extra"),
+    [
+        ("verify .", "cli"),
+        ("train cartpole", "train"),
+        ("train minatar --track", "train,minatar,wandb"),
+        ("eval runs/x", "train"),
+        ("import minari:me/maze-v0 store", "cli,data,minari"),
+        ("view runs/x", "view"),
+    ],
+)
+def test_the_command_line_says_at_once_all_that_is_to_be_installed(arguments, extra):
+    code, text = command_without(EXTRA, *arguments.split())
     assert code == 2 and "Traceback" not in text
-    extra = "train" if arguments[0] == "train" else "cli"
     assert text == f"sharpwave: this command needs typer: {install(extra)}\n"
 
 

@@ -17,6 +17,14 @@ TRAINING_PACKAGES = (
     "imageio", "psutil", "PIL", "yaml",
 )  # fmt: skip
 """Packages that ``sharpwave[train]`` installs in addition."""
+EXTRAS = {
+    **dict.fromkeys(("train", "eval", "saliency", "record", "plan", "actors", "bench"), "train"),
+    **dict.fromkeys(("import", "export"), "cli,data"),
+    "view": "view",
+}  # fmt: skip
+"""Extras of commands that need more than ``cli``."""
+FURTHER = {"minatar": "minatar", "minari:": "minari", "lerobot:": "lerobot", "--track": "wandb"}
+"""Extras that arguments need which begin so, whatever their case."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -40,7 +48,9 @@ def main(arguments: list[str] | None = None) -> None:
             raise
         if isinstance(error, ModuleNotFoundError):
             missing = (error.name or "").split(".")[0]
-            extra = "cli" if missing in CLI_PACKAGES and arguments[:1] != ["train"] else "train"
+            extra = extras_of(arguments)
+            if extra == "cli" and missing not in CLI_PACKAGES:
+                extra = "train"
             if "pip install" in str(error):  # it names the extra itself
                 message = str(error)
             elif missing not in CLI_PACKAGES + TRAINING_PACKAGES:
@@ -51,3 +61,10 @@ def main(arguments: list[str] | None = None) -> None:
             message = f"{printable(str(error))}\n(SHARPWAVE_TRACEBACK=1 shows where this was raised)"
         print(f"sharpwave: {message}", file=sys.stderr)
         sys.exit(1 if isinstance(error, OSError) else 2)
+
+
+def extras_of(arguments: list[str]) -> str:
+    """Return the extras that a command line needs, all at once, separated by commas."""
+    needed = EXTRAS.get(arguments[0], "cli") if arguments else "cli"
+    said = [argument.lower() for argument in arguments[1:]]
+    return ",".join([needed, *(extra for sign, extra in FURTHER.items() if any(one.startswith(sign) for one in said))])
