@@ -248,7 +248,10 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["cartpol"], "unknown recipe 'cartpol', expected one of cartpole, pong, pong-dqn, apex,"),
+        (
+            ["cartpol"],
+            "unknown recipe 'cartpol': did you mean cartpole? Expected one of cartpole, pong, pong-dqn, apex,",
+        ),
         (["pong", "--n-stepp", "3"], "No such option: --n-stepp"),
         (["pong", "--batch-size", "many"], "'--batch-size'"),
         (["pong", "--loss", "l1"], "'l1' is not one of 'huber', 'mse'"),

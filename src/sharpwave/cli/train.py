@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import inspect
 from collections.abc import Callable
 from pathlib import Path
@@ -87,8 +88,10 @@ class RecipeGroup(TyperGroup):
             explain_options_of_games(ctx, read, rest)
             return f"--config {name}", recipe_command(stem, read, alone=True), rest
         if name not in recipe_names():
+            close = difflib.get_close_matches(name, recipe_names(), n=1)
             ctx.fail(
-                f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}; for other environments: "
+                f"unknown recipe {name!r}{f': did you mean {close[0]}? Expected' if close else ', expected'} one of "
+                f"{', '.join(recipe_names())}; for other environments: "
                 "sharpwave train atari --env GAME, sharpwave train gymnasium --env ID."
             )
         recipe = load_recipe(name)
