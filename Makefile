@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c co
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: pong cartpole test check tests slow fuzz torture coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check tests slow fuzz sanitized torture coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train,view
 	$(BIN)/sharpwave train pong
@@ -19,6 +19,8 @@ test: check tests
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/clang-format --dry-run --Werror src/core/*.[ch]pp
+	printf '%s\n' src/core/*.cpp | xargs -P 2 -n 1 $(BIN)/clang-tidy --quiet -p build/core-*/
 	$(BIN)/mypy
 
 tests: $(VENV)/.test
@@ -31,6 +33,13 @@ slow: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	PYTHONPATH=src:. $(BIN)/python -W ignore -m tests.data_sets.fuzzing --seed $$(date +%Y%m%d)
+
+# The core with bounds and memory watched: each failure ends the process with a report.
+sanitized: $(VENV)/.test
+	$(BIN)/python build_backend/sharpwave_build.py -DSHARPWAVE_CHECKED=ON -DSHARPWAVE_SANITIZE=address,undefined
+	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
+		$(BIN)/pytest tests/native tests/log tests/codecs tests/views tests/sampling tests/memory; code=$$?; \
+		$(BIN)/python build_backend/sharpwave_build.py -DSHARPWAVE_CHECKED=OFF -DSHARPWAVE_SANITIZE=; exit $$code
 
 # Random programs on stores that are killed and whose disks fail: an hour of each night.
 torture: $(VENV)/.test

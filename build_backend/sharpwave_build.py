@@ -48,7 +48,7 @@ def build_core(*options: str) -> None:
     """Build the core in build/core, and put it beside its package; unchanged sources are not compiled again.
 
     Args:
-        options: of CMake, as -DSHARPWAVE_CHECKED=ON. Later calls keep them.
+        options: of CMake, as -DSHARPWAVE_CHECKED=ON; CMAKE_ARGS in the environment has more. Later calls keep them.
     """
     choose_compiler()
     folder = ROOT / "build" / f"core-{sys.implementation.cache_tag}"
@@ -56,7 +56,7 @@ def build_core(*options: str) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=tools) else []
     configure = [
         "cmake", "-S", str(ROOT), "-B", str(folder), *generator, f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={ROOT / 'src' / 'sharpwave'}", *options,
+        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={ROOT / 'src' / 'sharpwave'}", *os.environ.get("CMAKE_ARGS", "").split(), *options,
     ]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(folder), "--parallel"]):
         done = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True)
