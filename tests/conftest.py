@@ -35,11 +35,3 @@ def quick_syncs() -> Iterator[None]:
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, os.fstat, raising=False)  # a descriptor that is none is still an error
         yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def small_steps_are_staged_from_the_first() -> Iterator[None]:
-    """Whatever machine code earlier runs left: a first run takes the same ways as later ones."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sharpwave.log.staging.COLD_APPENDS", 0)
-        yield

@@ -5,7 +5,9 @@
 
 NB_MODULE(_core, module) {
     if (_import_array() < 0) throw nanobind::python_error();
+    nanobind::set_leak_warnings(false);  // a store that lives until the process ends is no leak
     module.doc() =
         "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
+    sharpwave::define_append(module);
     sharpwave::define_checksum(module);
 }

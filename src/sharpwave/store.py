@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from sharpwave.disk.view_files import ViewFiles
 from sharpwave.errors import not_to_be_copied
+from sharpwave.log.appending import Appending
 from sharpwave.log.remote_segments import settle
-from sharpwave.log.staging import Staging
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
@@ -141,7 +141,7 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         watch(self._log, self._lock)
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._fed = set()
-        self._staging = Staging(self._log, self._lock)
+        self._appending = Appending(self._log, self._lock)
         self._step_tag = Tag(self._log.tag, STEPS)
         if left is None or not left.writers_go_on:
             settle(self._log)

@@ -12,9 +12,9 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
+from sharpwave.log.appending import SINGLE, Appending
 from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle_lane, take_in
-from sharpwave.log.staging import Staging
 from sharpwave.log.step_blocks import StepBlock, block_of
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
@@ -58,7 +58,7 @@ class StoreWriting:
     _lock: Lock
     _gate: Gate
     _fed: set[int]  # lanes whose last steps came with add_segment
-    _staging: Staging
+    _appending: Appending
     _step_tag: Tag
 
     def extend(
@@ -112,7 +112,7 @@ class StoreWriting:
             extra["action"] = action
             args = obs, extra, reward, terminated, truncated, final_obs, next_obs
             with self._lock.interruptible:
-                if self._takes_small_steps() and self._staging.append(len(ids), lanes, *args, ids) is not None:
+                if self._takes_small_steps() and self._appending.append(len(ids), lanes, *args, ids) is not None:
                     return tagged(ids, self._step_tag)
             del extra["action"]
         if np.ndim(reward) == 2:
@@ -145,7 +145,7 @@ class StoreWriting:
             extra["action"] = action
             args = obs, extra, reward, terminated, truncated, final_obs, next_obs
             with self._lock.interruptible:
-                if self._takes_small_steps() and (id_ := self._staging.append(None, lane, *args, None)) is not None:
+                if self._takes_small_steps() and (id_ := self._appending.append(SINGLE, lane, *args, None)) is not None:
                     return id_
             del extra["action"]
         number = checked_lane("append", lane)

@@ -55,7 +55,6 @@ def warm_up(told: Callable[[str], None] = lambda name: None) -> int:
 def _use(store: Store) -> None:
     """Write steps of ``LANES`` lanes, sample them in each way, and close the store."""
     shape = store.spec.fields["obs"].shape
-    store._staging.compile_now()
     with store:
         by_steps, sequences = store.transitions(n_step=3), store.sequences(length=8, burn_in=4, stride=4, n_step=2)
         by_priority = store.transitions(n_step=3, sampler=Prioritized(alpha=0.6, beta=0.4))

@@ -27,7 +27,6 @@ def vector(make: Callable[[], Any], mode: Any, lanes: int = 3) -> Any:
 
 def store_for(envs: Any, **settings: Any) -> sw.Store:
     store = sw.Store(sw.step_spec(envs), capacity=50_000, **settings)
-    store._staging.compile_now()
     return store
 
 
@@ -270,7 +269,6 @@ def test_nothing_is_said_once_it_copies(limit: int) -> None:
 def test_next_observations_that_never_lead_on_are_noticed(way: str, strict: bool) -> None:
     spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=5000, strict=strict)
-    store._staging.compile_now()
     numbers = np.arange(64 * 2 * 2, dtype=np.float32).reshape(64, 2, 2)
     no, zeros = np.zeros((64, 2), bool), np.zeros((64, 2))
     rows: dict[str, Any] = dict(
@@ -341,7 +339,6 @@ def chain(store: sw.Store, obs: Any, after: Any, way: str) -> None:
 def store_of(dtype: str, **settings: Any) -> sw.Store:
     spec = sw.Spec(obs=sw.Field((3,), dtype), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=5000, segment_steps=16, **settings)
-    store._staging.compile_now()
     return store
 
 

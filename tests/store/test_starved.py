@@ -82,7 +82,7 @@ for turn in range(5, 9):
     for more in (1 << 20, 2 << 20, 1 << 34):  # final observations take 4 MB; the rest of memory is there already
         resource.setrlimit(resource.RLIMIT_AS, (size() + more, before[1]))
         try:
-            store.extend(**step)
+            store.extend(**step, timeout=60)  # the way that takes memory
             break
         except MemoryError:
             refused += 1

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,7 +12,6 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.format import segment
-from sharpwave.native.memory_ops import INTERPRETED
 from tests.native.test_interrupts import SOURCE
 
 SPECS = {
@@ -31,15 +28,15 @@ SPECS = {
 def pair(spec: sw.Spec, **settings: Any) -> tuple[sw.Store, sw.Store, list[bool]]:
     """Two stores, the second of which goes the long way; and whether each call to the first went the short one."""
     short, long = sw.Store(spec, **settings), sw.Store(spec, **settings)
-    long._staging._busy, long._log.raw_sealing = True, None
-    went, append = [], short._staging.append
+    long._appending._busy, long._log.raw_sealing = True, None
+    went, append = [], short._appending.append
 
     def counted(*args: Any) -> Any:
         found = append(*args)
         went.append(found is not None)
         return found
 
-    short._staging.append = counted  # type: ignore[method-assign, assignment]
+    short._appending.append = counted  # type: ignore[method-assign, assignment]
     return short, long, went
 
 
@@ -132,7 +129,7 @@ def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path
         short, long, went = pair(spec, capacity=200, segment_steps=4)
         (tmp_path / "a").mkdir()
         short, long = (sw.Store(spec, capacity=200, segment_steps=4, disk=tmp_path / name) for name in "ab")
-        long._staging._busy, long._log.raw_sealing = True, None
+        long._appending._busy, long._log.raw_sealing = True, None
     else:
         short, long, went = pair(spec, segment_steps=4, **settings)
     views = [store.transitions(n_step=2, sampler=sw.Prioritized()) for store in (short, long)]
@@ -282,47 +279,12 @@ def test_a_step_is_refused_that_is_staged_when_a_handler_closes_the_store(tmp_pa
     store = sw.Store(SPECS["vectors"], capacity=100, disk=tmp_path / "store")
     store.append(**step)
     store.flush()
-    original = store._staging._current
+    original = store._appending._bind
 
-    def closing() -> Any:
+    def closing(changes: int) -> None:
         store.close()
-        return original()
+        original(changes)
 
-    store._staging._current = closing  # type: ignore[method-assign]
+    store._appending._bind = closing  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="store: closed"):
         store.append(**step)
-
-
-COLD = """
-import numpy as np, sharpwave as sw
-from sharpwave.native.jit import COMPILING
-from sharpwave.log.staging import COLD_APPENDS
-no, after = np.zeros(1, bool), []
-for count in (COLD_APPENDS, 1):  # counted over all stores: the second one's first append compiles
-    store = sw.Store(sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64")), capacity=5_000)
-    for k in range(count):
-        ids = store.extend(obs=np.full((1, 3), k, np.float32), action=np.ones(1, np.int64), reward=np.ones(1),
-                           terminated=no, truncated=no)
-    after.append("append_staged" in COMPILING.names)
-store.append(obs=np.ones(3, np.float32), action=1, reward=1.0, terminated=False, truncated=False)
-print(*after, store._staging._cold, len(store))
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(INTERPRETED, reason="there is nothing to compile")
-def test_the_kernel_is_compiled_for_the_thousandth_append_and_used_at_once_where_it_is_cached(tmp_path):
-    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
-
-    def run(program: str) -> str:
-        done = subprocess.run(
-            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=280
-        )
-        return done.stdout
-
-    assert run(COLD) == "False True False 2\n"
-    assert run(COLD) == "False False False 2\n", "from the cache: nothing is compiled"
-    look = "import sharpwave.log.append_kernels as k, sharpwave.native.jit as j; print(j.is_cached(k.append_staged))"
-    assert run(look) == "True\n"
-    environment["NUMBA_CACHE_DIR"] = str(tmp_path / "empty")
-    assert run(look) == "False\n"

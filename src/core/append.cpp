@@ -1,0 +1,455 @@
+// How are steps appended? One call checks all their values, writes them into open segments and counts them.
+//
+// No signal handler of Python runs inside, so steps are appended whole or not at all. Values that need what this call
+// does not do (other types, errors, waiting, sealing) are left to the caller.
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "numpy_arrays.hpp"
+#include "rooms.hpp"
+#include "steps.hpp"
+
+namespace sharpwave {
+namespace {
+
+namespace nb = nanobind;
+
+constexpr int64_t otherwise = -1;           // the steps need what ``Appender::append`` does not do
+constexpr int64_t full = -2;                // a segment is to be sealed, or one evicted, first
+constexpr int64_t outdated = -3;            // the log has changed since ``Appender::bind``
+constexpr int64_t single = -1;              // one step, without a leading axis
+constexpr int64_t scratch_bytes = 1 << 14;  // for values that are converted; larger ones get arrays of their own
+constexpr int64_t ahead = 6;                // steps between a prefetch and its use
+constexpr int64_t alone_bytes = 1 << 17;    // bytes from which a copy is worth giving up the interpreter's lock
+constexpr std::size_t held = 0, total = 1, changes = 2;  // places in the inventory's counts
+
+enum After : uint8_t { here, final_one, next_one };  // which rows a field has: its own, and those after the step
+
+// A field of the spec.
+struct Field {
+    nb::object name;
+    bool framed;  // whether it has a row a frame, as observations have
+    int64_t row_bytes;
+    int type;  // numpy's number
+    PyTypeObject* scalar;
+    std::vector<npy_intp> shape;
+    int64_t lowest = 0, highest = -1;  // of a Python integer that is taken as it is
+};
+
+// The log's arrays, which live until it changes.
+struct Lanes {
+    Bytes memory;
+    Grid<int64_t> offset;
+    std::span<int32_t> rows, frames;
+    Bytes begins;
+    Ints generation;
+    std::span<int32_t> slots;
+    Ints steps;
+    std::span<int32_t> shares;
+    Bytes successor_known;
+    Ints counts, staging;
+    Bytes watch;
+    Ints fresh;
+    int64_t stride, max_rows, max_frames, capacity, seen;
+};
+
+// Values of the steps of one call: where each field's rows lie, in the caller's arrays or in working memory.
+struct Values {
+    int64_t count;
+    std::vector<const uint8_t*> rows;  // three a field, by ``After``
+    const float* reward;
+    const uint8_t *terminated, *truncated;
+    const int64_t* lanes;
+    bool has_final, has_next;
+
+    const uint8_t* row(std::size_t field, After after, int64_t i, int64_t size) const {
+        return rows[3 * field + after] + i * size;
+    }
+};
+
+class Appender {
+  public:
+    explicit Appender(const nb::typed<nb::sequence, nb::object>& fields) : scratch_(scratch_bytes) {
+        for (nb::handle one : fields) {
+            nb::tuple described = nb::borrow<nb::tuple>(one);  // name, whether it is framed, an array of one row
+            auto* row = reinterpret_cast<PyArrayObject*>(described[2].ptr());
+            Field field{.name = nb::borrow(described[0]),
+                        .framed = nb::cast<bool>(described[1]),
+                        .row_bytes = static_cast<int64_t>(PyArray_NBYTES(row)),
+                        .type = PyArray_DESCR(row)->type_num,
+                        .scalar = PyArray_DESCR(row)->typeobj,
+                        .shape = {PyArray_DIMS(row), PyArray_DIMS(row) + PyArray_NDIM(row)}};
+            set_limits(field);
+            step_bytes_ += field.row_bytes;
+            observed_ += field.framed;
+            fields_.push_back(std::move(field));
+        }
+        reward_ = {.name = nb::none(),
+                   .framed = false,
+                   .row_bytes = 4,
+                   .type = NPY_FLOAT32,
+                   .scalar = scalar_of(NPY_FLOAT32),
+                   .shape = {}};
+        flag_ = {.name = nb::none(),
+                 .framed = false,
+                 .row_bytes = 1,
+                 .type = NPY_BOOL,
+                 .scalar = scalar_of(NPY_BOOL),
+                 .shape = {}};
+        values_.rows.resize(3 * fields_.size());
+    }
+
+    void bind(Bytes memory, Grid<int64_t> offset, std::span<int32_t> rows, std::span<int32_t> frames, Bytes begins,
+              Ints generation, std::span<int32_t> slots, Ints steps, std::span<int32_t> shares, Bytes successor_known,
+              Ints counts, Ints staging, Bytes watch, Ints fresh, int64_t stride, int64_t max_rows, int64_t max_frames,
+              int64_t capacity, int64_t seen) {
+        lanes_ = {memory, offset,  rows,  frames, begins, generation, slots,      steps,    shares, successor_known,
+                  counts, staging, watch, fresh,  stride, max_rows,   max_frames, capacity, seen};
+        bound_ = true;
+    }
+
+    int64_t append(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
+                   nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs, Ints ids) {
+        if (!bound_ || lanes_.counts[changes] != lanes_.seen) return outdated;
+        struct Ending {  // also where an exception ends the call
+            std::vector<nb::object>& kept;
+            ~Ending() { kept.clear(); }
+        } ending{kept_};
+        return take_and_append(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs, ids);
+    }
+
+  private:
+    std::vector<Field> fields_;
+    Field reward_, flag_;
+    int64_t step_bytes_ = 0, observed_ = 0;
+    Lanes lanes_{};
+    bool bound_ = false;
+    Values values_{};
+    std::vector<uint8_t> scratch_;  // values that were converted
+    int64_t top_ = 0;
+    std::vector<int64_t> numbers_;  // 0, 1, ...
+    std::vector<nb::object> kept_;  // arrays of this call's own: larger ones, and copies of those not contiguous
+
+    static PyTypeObject* scalar_of(int type) {
+        PyArray_Descr* kind = PyArray_DescrFromType(type);
+        PyTypeObject* found = kind->typeobj;  // numpy keeps the types of its own scalars
+        Py_DECREF(kind);
+        return found;
+    }
+
+    template <class T>
+    static void set_limits_of(Field& field) {
+        field.lowest = int64_t{std::numeric_limits<T>::min()};  // NOLINT(bugprone-signed-char-misuse): a number
+        field.highest =
+            sizeof(T) == 8 ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(std::numeric_limits<T>::max());
+    }
+
+    static void set_limits(Field& field) {
+        if (!field.shape.empty()) return;
+        switch (field.row_bytes * (PyTypeNum_ISUNSIGNED(field.type) ? -1 : PyTypeNum_ISSIGNED(field.type) ? 1 : 0)) {
+            case 1:
+                return set_limits_of<std::int8_t>(field);
+            case 2:
+                return set_limits_of<std::int16_t>(field);
+            case 4:
+                return set_limits_of<std::int32_t>(field);
+            case 8:
+                return set_limits_of<std::int64_t>(field);
+            case -1:
+                return set_limits_of<std::uint8_t>(field);
+            case -2:
+                return set_limits_of<std::uint16_t>(field);
+            case -4:
+                return set_limits_of<std::uint32_t>(field);
+            case -8:
+                return set_limits_of<std::uint64_t>(field);
+            default:
+                return;
+        }
+    }
+
+    // Returns memory until the end of the call; nullptr: there is none.
+    uint8_t* room(int64_t nbytes) {
+        const int64_t at = top_;
+        if (nbytes <= scratch_bytes - at) {
+            top_ += (nbytes + 7) & ~int64_t{7};
+            return scratch_.data() + at;
+        }
+        npy_intp size = nbytes;
+        return static_cast<uint8_t*>(keep(PyArray_SimpleNew(1, &size, NPY_UINT8)));
+    }
+
+    // Keeps a new array until the end of the call; returns its items, nullptr without one.
+    void* keep(PyObject* array) {
+        if (!array) {
+            PyErr_Clear();
+            return nullptr;
+        }
+        kept_.push_back(nb::steal(array));
+        return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array));
+    }
+
+    // Returns contiguous items of the array, which lives until the end of the call.
+    const void* items(PyArrayObject* array) {
+        if (PyArray_IS_C_CONTIGUOUS(array)) return PyArray_DATA(array);
+        return keep(PyArray_NewCopy(array, NPY_CORDER));
+    }
+
+    // Converts float64 to float32; returns nullptr where one becomes infinite.
+    const uint8_t* narrow(const double* wide, int64_t count) {
+        auto* narrowed = reinterpret_cast<float*>(room(4 * count));
+        if (!narrowed) return nullptr;
+        bool sound = true;
+        for (int64_t k = 0; k < count; ++k) {
+            narrowed[k] = static_cast<float>(wide[k]);
+            sound &=
+                !(std::abs(narrowed[k]) > max_reward) || std::abs(wide[k]) == std::numeric_limits<double>::infinity();
+        }
+        return sound ? reinterpret_cast<const uint8_t*>(narrowed) : nullptr;
+    }
+
+    // Returns the rows [count, *shape] of a value that fits the field; nullptr for others.
+    const uint8_t* take(const Field& field, nb::handle value, int64_t count) {
+        PyObject* object = value.ptr();
+        if (PyArray_CheckExact(object)) return take_array(field, reinterpret_cast<PyArrayObject*>(object), count);
+        if (count != single || !field.shape.empty()) return nullptr;
+        if (Py_TYPE(object) == field.scalar) {
+            uint8_t* at = room(field.row_bytes);
+            PyArray_ScalarAsCtype(object, at);
+            return at;
+        }
+        if (PyFloat_CheckExact(object) || PyArray_IsScalar(object, Double)) {  // the latter is a Python float, too
+            const double number = PyFloat_AS_DOUBLE(object);
+            if (field.type == NPY_FLOAT32) return narrow(&number, 1);
+            if (field.type != NPY_FLOAT64) return nullptr;
+            uint8_t* at = room(8);
+            std::memcpy(at, &number, 8);
+            return at;
+        }
+        if (PyBool_Check(object) && field.type == NPY_BOOL) {
+            uint8_t* at = room(1);
+            *at = object == Py_True;
+            return at;
+        }
+        return PyLong_CheckExact(object) ? take_integer(field, object) : nullptr;
+    }
+
+    const uint8_t* take_array(const Field& field, PyArrayObject* array, int64_t count) {
+        const int lead = count == single ? 0 : 1;
+        if (PyArray_NDIM(array) != lead + static_cast<int>(field.shape.size())) return nullptr;
+        const npy_intp* shape = PyArray_DIMS(array);
+        if (lead && shape[0] != count) return nullptr;
+        for (std::size_t k = 0; k < field.shape.size(); ++k) {
+            if (shape[lead + k] != field.shape[k]) return nullptr;
+        }
+        const int type = PyArray_DESCR(array)->type_num;
+        const bool narrows = type == NPY_FLOAT64 && field.type == NPY_FLOAT32;
+        if ((type != field.type && !narrows) || !PyArray_ISNOTSWAPPED(array)) return nullptr;
+        const void* at = items(array);
+        if (!at || !narrows) return static_cast<const uint8_t*>(at);
+        if (!PyArray_ISALIGNED(array) && at == PyArray_DATA(array)) return nullptr;
+        return narrow(static_cast<const double*>(at), PyArray_SIZE(array));
+    }
+
+    const uint8_t* take_integer(const Field& field, PyObject* object) {
+        int overflow = 0;
+        const int64_t number = PyLong_AsLongLongAndOverflow(object, &overflow);
+        if (overflow || number < field.lowest || number > field.highest) return nullptr;
+        uint8_t* at = room(8);
+        std::memcpy(at, &number, 8);  // little-endian: its first bytes are the number in fewer
+        return at;
+    }
+
+    // Takes the values of all fields with a row a frame, or of the others, from a dict or, of a single one, as they
+    // are.
+    bool take_all(nb::handle values, bool framed, After after, int64_t count) {
+        const bool bare = framed && observed_ == 1 && !PyDict_CheckExact(values.ptr());
+        if (!bare && !PyDict_CheckExact(values.ptr())) return false;
+        int64_t found = 0;
+        for (std::size_t k = 0; k < fields_.size(); ++k) {
+            if (fields_[k].framed != framed) continue;
+            nb::handle value = bare ? values : nb::handle(PyDict_GetItem(values.ptr(), fields_[k].name.ptr()));
+            if (!value.is_valid()) return false;
+            const uint8_t* rows = take(fields_[k], value, count);
+            if (!rows) return false;
+            values_.rows[3 * k + after] = rows;
+            ++found;
+        }
+        return bare || found == PyDict_GET_SIZE(values.ptr());
+    }
+
+    bool take_lanes(nb::handle lanes, int64_t count) {
+        if (count == single) {
+            int overflow = 0;
+            const int64_t lane = PyLong_AsLongLongAndOverflow(lanes.ptr(), &overflow);
+            auto* at = reinterpret_cast<int64_t*>(room(8));
+            *at = lane;
+            values_.lanes = at;
+            return !overflow;
+        }
+        if (lanes.is_none()) {
+            while (std::ssize(numbers_) < count) numbers_.push_back(std::ssize(numbers_));
+            values_.lanes = numbers_.data();
+            return true;
+        }
+        if (!PyArray_CheckExact(lanes.ptr())) return false;
+        auto* array = reinterpret_cast<PyArrayObject*>(lanes.ptr());
+        if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != count ||
+            !is_type<int64_t>(PyArray_DESCR(array)->type_num) || !PyArray_ISNOTSWAPPED(array))
+            return false;
+        return (values_.lanes = static_cast<const int64_t*>(items(array)));
+    }
+
+    bool any_ended() const {
+        bool found = false;
+        for (int64_t i = 0; i < values_.count; ++i) found |= values_.terminated[i] | values_.truncated[i];
+        return found;
+    }
+
+    int64_t take_and_append(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
+                            nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs,
+                            Ints ids) {
+        values_.count = count == single ? 1 : count;
+        top_ = 0;
+        if (!take_lanes(lanes, count) || !take_all(obs, true, here, count) || !take_all(given, false, here, count))
+            return otherwise;
+        const uint8_t* rewards = take(reward_, reward, count);
+        values_.reward = reinterpret_cast<const float*>(rewards);
+        values_.terminated = take(flag_, terminated, count);
+        values_.truncated = take(flag_, truncated, count);
+        if (!rewards || !values_.terminated || !values_.truncated) return otherwise;
+        values_.has_final = !final_obs.is_none() && any_ended();
+        values_.has_next = !next_obs.is_none();
+        if (values_.has_final && !take_all(final_obs, true, final_one, count)) return otherwise;
+        if (values_.has_next && !take_all(next_obs, true, next_one, count)) return otherwise;
+        const int64_t found = check();
+        if (found != 0) return found;
+        if (step_bytes_ * values_.count < alone_bytes) return write(ids);
+        nb::gil_scoped_release alone;
+        return write(ids);
+    }
+
+    // Returns whether step ``i`` observes what the slot's frame ``frame`` is.
+    bool repeats(int32_t slot, int64_t frame, int64_t i) const {
+        for (std::size_t c = 0; c < fields_.size(); ++c) {
+            const int64_t size = fields_[c].row_bytes;
+            if (fields_[c].framed && std::memcmp(&lanes_.memory[lanes_.offset[c + 2][slot] + frame * size],
+                                                 values_.row(c, here, i, size), size) != 0)
+                return false;
+        }
+        return true;
+    }
+
+    // Returns 0 if the steps can be appended now.
+    int64_t check() const {
+        const Lanes& log = lanes_;
+        const auto lane_count = static_cast<int64_t>(log.slots.size());
+        bool any_full = log.capacity >= 0 && log.counts[held] + values_.count > log.capacity;
+        int64_t last = -1;
+        for (int64_t i = 0; i < values_.count; ++i) {
+            const int64_t lane = values_.lanes[i];
+            if (lane <= last || lane >= lane_count || log.staging[lane] < 0 ||
+                !(std::abs(values_.reward[i]) <= max_reward))
+                return otherwise;
+            last = lane;
+            if (values_.truncated[i] && !values_.terminated[i] && !values_.has_final && !values_.has_next)
+                return otherwise;
+            const int32_t slot = log.slots[lane];
+            any_full |=
+                int64_t{log.rows[slot]} * whole >= log.max_rows * log.shares[lane] || log.frames[slot] > log.max_frames;
+            if (log.successor_known[lane]) {
+                if (!repeats(slot, log.frames[slot], i)) return otherwise;
+            } else if (log.watch[lane] != met) {  // an episode has just ended, among others: seldom
+                if (!(log.watch[lane] & met)) return otherwise;
+                if (!(log.watch[lane] & left_alone) && repeats(slot, log.frames[slot] - 1, i)) return otherwise;
+            }
+        }
+        return any_full ? full : 0;
+    }
+
+    void prefetch(int64_t lane) const {
+        const Lanes& log = lanes_;
+        const int32_t slot = log.slots[lane];
+        const uint8_t* memory = log.memory.data();
+        __builtin_prefetch(memory + log.offset[0][slot] + log.rows[slot], 1);
+        __builtin_prefetch(memory + log.offset[1][slot] + int64_t{4} * log.rows[slot], 1);
+        for (std::size_t c = 0; c < fields_.size(); ++c) {
+            const int64_t at = fields_[c].framed ? log.frames[slot] : log.rows[slot];
+            __builtin_prefetch(memory + log.offset[c + 2][slot] + at * fields_[c].row_bytes, 1);
+        }
+    }
+
+    int64_t write(Ints ids) {
+        Lanes& log = lanes_;
+        uint8_t* memory = log.memory.data();
+        int64_t id = -1;
+        for (int64_t i = 0; i < values_.count; ++i) {
+            if (i + ahead < values_.count) prefetch(values_.lanes[i + ahead]);
+            const int64_t lane = values_.lanes[i];
+            const int32_t slot = log.slots[lane];
+            const int64_t row = log.rows[slot], frame = log.frames[slot];
+            const uint8_t flag =
+                (values_.terminated[i] ? terminated_flag : 0) | (values_.truncated[i] ? truncated_flag : 0);
+            After after = here;  // which rows are the frame after the step
+            if (flag && values_.has_final)
+                after = final_one;
+            else if (values_.has_next)
+                after = next_one;
+            for (std::size_t c = 0; c < fields_.size(); ++c) {
+                const int64_t size = fields_[c].row_bytes;
+                uint8_t* column = memory + log.offset[c + 2][slot];
+                const uint8_t* value = values_.row(c, here, i, size);
+                if (!fields_[c].framed) {
+                    std::memcpy(column + row * size, value, size);
+                    continue;
+                }
+                if (!log.successor_known[lane]) std::memcpy(column + frame * size, value, size);
+                if (flag || values_.has_next)
+                    std::memcpy(column + (frame + 1) * size, values_.row(c, after, i, size), size);
+            }
+            uint8_t* flags = memory + log.offset[0][slot] + row;
+            const bool starts = row > 0 ? flags[-1] & ended : log.begins[slot] != 0;
+            *flags = flag | (starts ? start_flag : 0);
+            std::memcpy(memory + log.offset[1][slot] + 4 * row, &values_.reward[i], 4);
+            log.successor_known[lane] = values_.has_next && !flag;
+            if (log.watch[lane] != met || flag) {
+                log.fresh[lane] += log.watch[lane] & just_ended;
+                log.watch[lane] = (log.watch[lane] & (left_alone | met)) | (flag && after != here ? just_ended : 0);
+            }
+            log.rows[slot] = static_cast<int32_t>(row + 1);
+            log.frames[slot] = static_cast<int32_t>(frame + (flag ? 2 : 1));
+            log.steps[lane] += 1;
+            id = log.generation[slot] << 32 | (slot * log.stride + row);
+            ids[i] = id;
+        }
+        log.counts[held] += values_.count;
+        log.counts[total] += values_.count;
+        log.seen = ++log.counts[changes];
+        return id;
+    }
+};
+
+}  // namespace
+
+void define_append(nb::module_& module) {
+    using namespace nb::literals;
+    nb::class_<Appender>(module, "Appender", "Appender of steps to lanes whose arrays are bound.")
+        .def(nb::init<nb::typed<nb::sequence, nb::object>>(), "fields"_a,
+             "Args:\n    fields: name, whether it has a row a frame, and an array of one row, of each field.")
+        .def("bind", &Appender::bind, "memory"_a, "offset"_a, "rows"_a, "frames"_a, "begins"_a, "generation"_a,
+             "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "counts"_a, "staging"_a, "watch"_a, "fresh"_a,
+             "stride"_a, "max_rows"_a, "max_frames"_a, "capacity"_a, "seen"_a,
+             "Bind the log's arrays, valid while ``counts`` says that the log has had ``seen`` changes.")
+        .def("append", &Appender::append, "count"_a, "lanes"_a.none(), "obs"_a.none(), "given"_a.none(),
+             "reward"_a.none(), "terminated"_a.none(), "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
+             "ids"_a,
+             "Append ``count`` steps (-1: one, without a leading axis), or change nothing.\n\n"
+             "Returns the last id; OTHERWISE, FULL or OUTDATED.  Cost: 0.2 us, and 20 ns a lane of small rows.");
+    module.attr("OTHERWISE") = otherwise;
+    module.attr("FULL") = full;
+    module.attr("OUTDATED") = outdated;
+}
+
+}  // namespace sharpwave
