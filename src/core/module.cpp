@@ -10,4 +10,5 @@ NB_MODULE(_core, module) {
         "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
     sharpwave::define_append(module);
     sharpwave::define_checksum(module);
+    sharpwave::define_codecs(module);
 }

@@ -7,5 +7,6 @@ namespace sharpwave {
 
 void define_append(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);
+void define_codecs(nanobind::module_& module);
 
 }  // namespace sharpwave
