@@ -11,4 +11,8 @@ NB_MODULE(_core, module) {
     sharpwave::define_append(module);
     sharpwave::define_checksum(module);
     sharpwave::define_codecs(module);
+    sharpwave::define_known_steps(module);
+    sharpwave::define_transitions(module);
+    sharpwave::define_hindsight(module);
+    sharpwave::define_sequences(module);
 }

@@ -8,5 +8,9 @@ namespace sharpwave {
 void define_append(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);
 void define_codecs(nanobind::module_& module);
+void define_known_steps(nanobind::module_& module);
+void define_transitions(nanobind::module_& module);
+void define_hindsight(nanobind::module_& module);
+void define_sequences(nanobind::module_& module);
 
 }  // namespace sharpwave

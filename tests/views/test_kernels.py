@@ -1,4 +1,4 @@
-"""Every numba kernel beside a plain twin, on the same random input. Also run with NUMBA_DISABLE_JIT=1."""
+"""Functions of the core beside plain twins, on the same random input."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sharpwave.native import core
 from sharpwave.sampling.protocol import importance_weights
 from sharpwave.spec import START, TERMINATED, TRUNCATED
-from sharpwave.views.log_arrays import LogArrays, write_arrays
-from sharpwave.views.transition_kernels import locate, sync
 
 Array = np.ndarray[Any, Any]
 EXAMPLES = settings(max_examples=80)
@@ -26,26 +25,15 @@ class Log:
     """One lane's steps in a chain of segments, with the arrays of the index that the kernels read."""
 
     @property
-    def words(self) -> Array:
+    def arrays(self) -> core.Log:
         slots = len(self.rows)
-        # which the words do not keep alive
+        # which the core does not keep alive
         self.others = np.full(slots, -1, np.int32), np.zeros(slots, np.uint8)
         self.episode_step = np.zeros(slots, np.int64)
-        return write_arrays(
-            LogArrays(
-                self.memory,
-                self.floats,
-                self.offset,
-                self.rows,
-                self.following,
-                *self.others,
-                self.sealed,
-                self.context,
-                self.episode_step,
-                self.lane,
-                self.first_step,
-            )
-        )
+        return core.Log(
+            self.memory, self.offset, self.rows, self.following, *self.others, self.sealed, self.context,
+            self.episode_step, self.lane, self.first_step, self.stride,
+        )  # fmt: skip
 
     def __init__(self, flags: list[int], rewards: list[float], cuts: list[int]) -> None:
         self.successor_known = np.zeros(1, np.uint8)
@@ -101,7 +89,7 @@ def run_sync(log: Log, cursor: Array, spans: Array, n_step: int, room: int) -> l
     out = np.zeros((3, room), np.int64)
     runs: list[tuple[int, int, int]] = []
     while True:
-        found = sync(log.words, log.successor_known, cursor, spans, n_step, out)
+        found = core.find_known(log.arrays, log.successor_known, cursor, spans, n_step, out)
         runs += zip(*out[:, :found].tolist(), strict=True)
         if found < room:
             return runs
@@ -109,7 +97,7 @@ def run_sync(log: Log, cursor: Array, spans: Array, n_step: int, room: int) -> l
 
 @EXAMPLES
 @given(log=logs(), n_step=st.integers(1, 6) | st.integers(7, 25), room=st.integers(1, 3), data=st.data())
-def test_sync_finds_each_step_once_when_its_successor_is_known(
+def test_find_known_finds_each_step_once_when_its_successor_is_known(
     log: Log, n_step: int, room: int, data: st.DataObject
 ) -> None:
     """The steps come one by one, some with what follows; ``room`` is smaller than the number of runs now and then."""
@@ -144,9 +132,9 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
     terminated, truncated = np.zeros(n, np.bool_), np.zeros(n, np.bool_)
     counts, lane, number = np.zeros((3, n), np.int64)
     places = np.zeros((7, n), np.int64)
-    locate(
-        log.words, log.leaf_of[steps], log.stride, n_step, gamma, reward, discount, terminated, truncated, counts, lane,
-        number, places,
+    core.locate_transitions(
+        log.arrays, log.leaf_of[steps], n_step, gamma, reward, discount, terminated, truncated, counts, lane, number,
+        places,
     )  # fmt: skip
     slot, _row, frame, first, next_slot, next_frame, next_first = places
     ended = (log.flags & (TERMINATED | TRUNCATED)) != 0

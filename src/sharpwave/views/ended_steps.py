@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.views.hindsight_kernels import find_ended
-from sharpwave.views.log_arrays import LogWords
+from sharpwave.native import core
+from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.view import MAX_RUNS
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class EndedSteps:
     """
 
     def __init__(self, log: StepLog) -> None:
-        self._log, self._words = log, LogWords(log)
+        self._log, self._arrays = log, LogArrays(log)
         self._cursor, self._tail = np.zeros(0, np.int32), np.zeros(0, np.int32)
         self._runs = np.empty((3, MAX_RUNS), np.int64)
         self.spans = np.zeros((0, 2), np.int32)
@@ -48,7 +48,8 @@ class EndedSteps:
         if known < log.lanes:
             oldest = log.inventory.oldest[known:]
             self._cursor, self._tail = (np.concatenate([one, oldest]) for one in (self._cursor, self._tail))
-        return self._runs[:, : find_ended(self._words.current(), self._cursor, self._tail, spans, self._runs)]
+        found = core.find_ended(self._arrays.current(), self._cursor, self._tail, spans, self._runs)
+        return self._runs[:, :found]
 
     def lose(self, slot: int, spans: Int32s) -> None:
         """Go on from the segment after that in ``slot``, which is about to be evicted."""

@@ -14,12 +14,12 @@ from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
 from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+from sharpwave.native import core
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import FieldReaders, UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
-from sharpwave.views.log_arrays import LogWords
+from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.steps import Steps
-from sharpwave.views.transition_kernels import frames_of
 from sharpwave.views.view import STEPS
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ class EpisodeReader:
     def __init__(self, log: StepLog, lock: Any, life: object) -> None:
         self.log, self.lock, self._life = log, lock, life
         self.spec: Spec = log.spec
-        self._readers, self._words = FieldReaders(log), LogWords(log)
+        self._readers, self._arrays = FieldReaders(log), LogArrays(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
     def ids(self, first: int, count: int) -> Ids:
@@ -201,7 +201,7 @@ class EpisodeReader:
                 reader.read_steps(slots, rows, out)
                 return
             newest, first = np.empty((2, len(rows)), np.int64)
-            frames_of(self._words.current(), slots, rows, newest, first)
+            core.frames_of(self._arrays.current(), slots, rows, newest, first)
             if final:  # the frame after the last step's
                 slots, newest = np.append(slots, slots[-1]), np.append(newest, newest[-1] + 1)
             reader.read(slots, newest, newest, out)

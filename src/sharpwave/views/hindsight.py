@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views.batch import Batch
 from sharpwave.views.ended_steps import EndedSteps
 from sharpwave.views.goals import GoalFunction, Goals
-from sharpwave.views.hindsight_kernels import EPISODE, FINAL, FUTURE, choose_goals
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.transitions import NStep
 
@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
-STRATEGIES = {"future": FUTURE, "final": FINAL, "episode": EPISODE}
+STRATEGIES = {"future": core.FUTURE, "final": core.FINAL, "episode": core.EPISODE}
 
 
 class Hindsight(NStep):
@@ -98,9 +98,8 @@ class Hindsight(NStep):
     def _chosen(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
         """Return the segments of new goals, -1 for none, and their rows there: int64 [2, n]."""
         chosen = np.empty((2, len(items)), np.int64)
-        words, goals = self._words.current(), self.goals
-        strategy, stride = STRATEGIES[goals.kind], self._log.stride
-        choose_goals(words, items, uniforms, goals.share, strategy, stride, self._ended.spans, *chosen)
+        log, goals = self._arrays.current(), self.goals
+        core.choose_goals(log, items, uniforms, goals.share, STRATEGIES[goals.kind], self._ended.spans, *chosen)
         return chosen
 
     def columns(self) -> Mapping[str, Column]:

@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.views import sequence_kernels as kernels
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import FieldReaders, Read, RowReader
 from sharpwave.views.gather_kernels import PIECE_ROWS
 from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
-from sharpwave.views.log_arrays import LogWords
+from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
 from sharpwave.views.view import MAX_RUNS, DividedView, errors_bytes
 
@@ -98,12 +98,12 @@ class Windows(DividedView[SequenceBatch]):
     def bind(self, log: StepLog) -> None:
         """Serve ``log``."""
         self._log, self._spec, self._fields = log, log.spec, list(log.spec.fields.values())
-        self._readers, self._words = FieldReaders(log), LogWords(log)
+        self._readers, self._arrays = FieldReaders(log), LogArrays(log)
         self._known = KnownSteps(log, self.length + self.n_step - 1)
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps
-        self._runs = np.empty((kernels.RUN_ROWS, 0), np.int64)
+        self._runs = np.empty((core.RUN_ROWS, 0), np.int64)
         self._columns = self.burn_in + self.length
 
     def grow(self, slots: int) -> None:
@@ -120,21 +120,20 @@ class Windows(DividedView[SequenceBatch]):
         steps = self._known.find(self._steps)
         # Where there may be more, as many runs as steps have, empty ones too: the caller calls again then.
         keep = steps.shape[1] == MAX_RUNS
-        count = kernels.windows_of_steps(
-            self._words.current(), steps, self.stride, self.burn_in, spans, self._found, keep
-        )
+        log, runs, found = self._arrays.current(), self._known.runs, steps.shape[1]
+        count = core.windows_of_steps(log, runs, found, self.stride, self.burn_in, spans, self._found, keep)
         return self._found[:, :count]
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Find the windows that need a step of the segment: earlier ones for returns, later ones for their burn-in."""
-        words, group = self._words.current(), self._log.stride
+        log = self._arrays.current()
         ahead = self.length + self.n_step - 2
         steps, lost = np.empty(ahead, np.int64), np.empty(ahead + self.burn_in, np.int64)
         self._expected.pop(slot, None)
         self._steps[slot] = 0
         count = self._known.lose(slot, self._steps, steps)
-        found = kernels.lose_ahead(words, steps[:count], group, self.stride, spans, lost)
-        found += kernels.lose_behind(words, slot, self.burn_in, group, self.stride, spans, lost[found:])
+        found = core.lose_ahead(log, steps[:count], self.stride, spans, lost)
+        found += core.lose_behind(log, slot, self.burn_in, self.stride, spans, lost[found:])
         lost = lost[:found]
         lost.sort()  # in place: no call tells of them again where there is no memory now
         return lost
@@ -179,9 +178,7 @@ class Windows(DividedView[SequenceBatch]):
     def _trained(self, items: Ints) -> Ints:
         """Return the row of each item's first trained step, and how many there are: int64 [2, n]."""
         trained = np.empty((2, len(items)), np.int64)
-        kernels.trained_steps(
-            self._words.current(), items, self._log.stride, self.stride, self.length, trained[0], trained[1]
-        )
+        core.trained_steps(self._arrays.current(), items, self.stride, self.length, trained[0], trained[1])
         return trained
 
     # batches
@@ -189,7 +186,7 @@ class Windows(DividedView[SequenceBatch]):
     def first_steps(self, items: Ints) -> Ints:
         """Return the number of each window's first trained step."""
         steps = np.empty(len(items), np.int64)
-        kernels.first_steps(self._words.current(), items, self._log.stride, self.stride, steps)
+        core.first_steps(self._arrays.current(), items, self.stride, steps)
         return steps
 
     def segments(self, items: Ints) -> Ints:
@@ -234,8 +231,8 @@ class Windows(DividedView[SequenceBatch]):
         """Compute returns; return the pieces of every field, in the fields' order."""
         places = target.scratch
         count = self._locate(target.draw.items, target.columns, places)
-        words, runs, steps = self._words.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
-        steps = steps[:, : kernels.step_pieces(runs, count, self._columns, steps)].copy()
+        log, runs, steps = self._arrays.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
+        steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
         for number, (name, field) in enumerate(self._spec.fields.items()):
             if name in self._spec.obs_names:
@@ -244,7 +241,7 @@ class Windows(DividedView[SequenceBatch]):
                 if pieces is None:
                     pieces = frames[stack] = np.empty((PIECE_ROWS, count), np.int64)
                     begin = window - window // stack - stack + 1
-                    kernels.frame_pieces(words, runs, places, stack, window, begin, pieces)
+                    core.frame_pieces(log, runs, places, stack, window, begin, pieces)
                 reads.append(Read(name, number, pieces[0], pieces[1], pieces[2], pieces))
             elif field.every is not None:
                 first = np.flatnonzero(runs[4, :count] == places[0, runs[0, :count]])
@@ -263,23 +260,23 @@ class Windows(DividedView[SequenceBatch]):
             reader.decode(read, out)
             if read.column in self._spec.obs_names:
                 if field.frames > 1:
-                    kernels.spread_stacks(out, places, field.frames)
-                kernels.clear_padding(out.reshape(len(out), -1, field.frames * field.row_bytes), places, 1)
+                    core.spread_stacks(out, places, field.frames)
+                core.clear_padding(out.reshape(len(out), -1, field.frames * field.row_bytes), places, 1)
             elif field.every is None:
-                kernels.clear_padding(out, places, 0)
+                core.clear_padding(out, places, 0)
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], places: Ints) -> int:
         """Compute what is made of flags and rewards, and the runs of steps; returns how many of these there are."""
         while True:
-            count: int = kernels.locate(
-                self._words.current(), items, self._log.stride, self.stride, self.burn_in, self.n_step, self.gamma,
+            count: int = core.locate_windows(
+                self._arrays.current(), items, self.stride, self.burn_in, self.n_step, self.gamma,
                 columns[".step_reward"], columns["reward"], columns["discount"], columns[".bootstrap"],
                 columns[".mask"], columns[".first"], columns[".terminated"], columns[".truncated"], columns[".n"],
                 columns[".lane"], columns[".step"], places, self._runs,
             )  # fmt: skip
             if count <= self._runs.shape[1]:
                 return count
-            self._runs = np.empty((kernels.RUN_ROWS, 2 * count), np.int64)
+            self._runs = np.empty((core.RUN_ROWS, 2 * count), np.int64)
 
     def batch(self, arrays: Arrays) -> SequenceBatch:
         """Return a ``SequenceBatch``."""

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.native import core
 from sharpwave.views.gather import FieldReaders
-from sharpwave.views.log_arrays import LogWords
-from sharpwave.views.transition_kernels import frames_of
+from sharpwave.views.log_arrays import LogArrays
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -25,7 +25,7 @@ class Steps:
     """
 
     def __init__(self, log: StepLog) -> None:
-        self._log, self._readers, self._words = log, FieldReaders(log), LogWords(log)
+        self._log, self._readers, self._arrays = log, FieldReaders(log), LogArrays(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
     def slots(self) -> list[int]:
@@ -66,5 +66,5 @@ class Steps:
             reader.read_steps(slots, rows, out)
             return
         newest, first = np.empty((2, len(rows)), np.int64)
-        frames_of(self._words.current(), slots, rows, newest, first)
+        core.frames_of(self._arrays.current(), slots, rows, newest, first)
         reader.read(slots, newest, first, out)

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
+from sharpwave.native import core
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReaders, Read
 from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
-from sharpwave.views.log_arrays import LogWords
+from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
-from sharpwave.views.transition_kernels import locate
 from sharpwave.views.view import DividedView, errors_bytes
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ class NStep(DividedView[Batch]):
         self._log, self._spec = log, log.spec
         self._known = KnownSteps(log, self.n_step, self.newest)
         self._expected: dict[int, npt.NDArray[np.float32]] = {}  # by slot, TD errors of steps that await being items
-        self._readers, self._words = FieldReaders(log), LogWords(log)
+        self._readers, self._arrays = FieldReaders(log), LogArrays(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
         # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
         self._windows: list[tuple[str, int, bool]] = []
@@ -171,9 +171,9 @@ class NStep(DividedView[Batch]):
         return reads
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
-        locate(
-            self._words.current(), items, self._log.stride, self.n_step, self.gamma, columns["reward"],
-            columns["discount"], columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"],
+        core.locate_transitions(
+            self._arrays.current(), items, self.n_step, self.gamma, columns["reward"], columns["discount"],
+            columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"],
             columns[".step"], located,
         )  # fmt: skip
 
