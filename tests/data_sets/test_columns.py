@@ -161,11 +161,35 @@ def test_next_observations_that_are_rounded_do_not_end_episodes(tmp_path: Path, 
     inner = [row for row in range(199) if row % 50 != 49]
     differ = (data["next_observations"][inner] != data["observations"][[row + 1 for row in inner]]).any(axis=1).sum()
     assert noted(store)["notes"] == [
-        f"next_observations: {differ:,} differ from the following observation by rounding (at most 1e-06 of the "
-        "largest magnitude); the following observation is stored",
+        f"next_observations: {differ:,} differ from the following observation by rounding (at most 1e-06 of "
+        "it, or of four times the median); the following observation is stored",
         "next_observations: 2 rows lead to another observation than the following one where no flag ends an episode "
         "(the first is row 99); an episode ends after each",
     ]
+
+
+@pytest.mark.parametrize("rows", [[7], [7, 8, 9]])
+def test_a_diverged_row_hides_no_break(tmp_path: Path, rows: list[int]) -> None:
+    data = d4rl([5, 6, 5, 6, 5, 6], shape=(1,))  # by next observations only
+    data["observations"][rows] = data["next_observations"][[row - 1 for row in rows]] = 1e7
+    del data["timeouts"]
+    data["terminals"][:] = False
+    store = load(tmp_path, data, "npz")
+    assert [one.length for one in store.episodes()] == [5, 6, 5, 6, 5, 6]
+    finals = data["next_observations"][np.cumsum([5, 6, 5, 6, 5, 6]) - 1]
+    assert same(np.stack([one.obs[-1] for one in store.episodes()]), finals)
+    assert not any("rounding" in one for one in noted(store)["notes"])
+
+
+def test_normalised_twice_is_rounding(tmp_path: Path) -> None:
+    """Values near 0 that float32 computed of ones of 10 are off by float32's rounding of 10."""
+    data = d4rl([500] * 4, shape=(5,))
+    raw = np.random.default_rng(0).normal(5, 1, (2004, 5))
+    inner = np.concatenate([np.arange(501 * number, 501 * number + 500) for number in range(4)])
+    for name, rows, dtype in (("observations", inner, np.float32), ("next_observations", inner + 1, np.float64)):
+        data[name] = ((raw[rows].astype(dtype) - raw.mean(0).astype(dtype)) / raw.std(0).astype(dtype)).astype("f4")
+    store = load(tmp_path, data, "npz")
+    assert [one.length for one in store.episodes()] == [500] * 4
 
 
 def test_a_negative_zero_is_zero_and_nan_is_itself(tmp_path: Path) -> None:

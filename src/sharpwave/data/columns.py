@@ -355,7 +355,7 @@ class ColumnSource:
         if rounded:
             self.notes.append(
                 f"next_observations: {rounded:,} differ from the following observation by rounding (at most "
-                f"{TOLERANCE:g} of the largest magnitude); the following observation is stored"
+                f"{TOLERANCE:g} of it, or of four times the median); the following observation is stored"
             )
         flagged = np.unique(np.concatenate(ends))
         if self._nexts:

@@ -8,24 +8,50 @@ import numpy as np
 import numpy.typing as npt
 
 TOLERANCE = 1e-6
-"""Differences that are rounding: some eight units in the last place of float32, of the largest magnitude near by."""
+"""Differences that are rounding: some eight units in the last place of float32, of a value's own magnitude, or of one
+that is ordinary for its component."""
+MEDIANS = 4
+"""Ordinary values are at most so many medians: 99 of 100 that are normally distributed."""
+MAX_SAMPLED = 1024
+"""Limit of rows by which the typical magnitude is found."""
 
 
 def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Compare rows [n, *shape]; return which differ, and which by more than rounding, bool [n] each.
 
-    NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the largest magnitude that the
-    component has in ``others``.
+    NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the larger of both values, or of four
+    times the component's median in ``others``: small values that are computed of larger ones are off by as much.
     """
     one, other = (x.reshape(len(x), -1) for x in (some, others))
     rows: npt.NDArray[np.bool_] = (one != other).any(axis=1)
     if one.dtype.kind != "f" or not rows.any():
         return rows, rows
     with np.errstate(invalid="ignore", over="ignore"):
-        size = np.where(np.isfinite(other), np.abs(other), 0).max(axis=0)  # by component
+        typical = _typical(other)
         one, other = one[rows], other[rows]
         differ = (one != other) & ~((one != one) & (other != other))
+        size = np.maximum(np.maximum(np.abs(one), np.abs(other)), typical)
+        within = np.isfinite(size) & (np.abs(one - other) <= TOLERANCE * size)
         beyond = np.zeros_like(rows)
-        beyond[rows] = (differ & ~(np.abs(one - other) <= TOLERANCE * size)).any(axis=1)
+        beyond[rows] = (differ & ~within).any(axis=1)
         rows[rows] = differ.any(axis=1)
     return rows, beyond
+
+
+def _typical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the large magnitude that is ordinary in each component of rows [n, m]: ``MEDIANS``, or less if none is
+    larger.
+
+    The median is that of finite magnitudes above 0. Unlike the largest one it is not that of one diverged row, beside
+    which any difference is small.
+
+    >>> _typical(np.array([[0.0, 1e7], [-3.0, 1.0], [2.0, 2.0], [np.inf, 3.0]])).tolist()
+    [3.0, 8.0]
+    """
+    sampled = np.abs(values[:: -(-len(values) // MAX_SAMPLED)])
+    ordered = np.sort(np.where(np.isfinite(sampled), sampled, 0), axis=0)
+    count = np.count_nonzero(ordered, axis=0)
+    place = len(ordered) - count + (count - 1) // 2  # the last one, a 0, where there are none
+    median = np.take_along_axis(ordered, place[None], axis=0)[0]
+    typical: npt.NDArray[Any] = np.minimum(MEDIANS * median, ordered[-1])
+    return typical
