@@ -71,7 +71,8 @@ struct Values {
 
 class Appender {
   public:
-    explicit Appender(const nb::typed<nb::sequence, nb::object>& fields) : scratch_(scratch_bytes) {
+    Appender(const nb::typed<nb::sequence, nb::object>& fields, nb::object split, nb::object ids_type, nb::object tag)
+        : split_(std::move(split)), ids_type_(std::move(ids_type)), tag_(std::move(tag)), scratch_(scratch_bytes) {
         for (nb::handle one : fields) {
             nb::tuple described = nb::borrow<nb::tuple>(one);  // name, whether it is framed, an array of one row
             auto* row = reinterpret_cast<PyArrayObject*>(described[2].ptr());
@@ -110,20 +111,41 @@ class Appender {
         bound_ = true;
     }
 
-    int64_t append(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
-                   nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs, Ints ids) {
-        if (!bound_ || lanes_.counts[changes] != lanes_.seen) return outdated;
-        struct Ending {  // also where an exception ends the call
-            std::vector<nb::object>& kept;
-            ~Ending() { kept.clear(); }
-        } ending{kept_};
-        return take_and_append(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs, ids);
+    // Appends one step to one lane; returns its id.
+    int64_t append(nb::handle lane, nb::object obs, nb::handle given, nb::handle reward, nb::handle terminated,
+                   nb::handle truncated, nb::object final_obs, nb::object next_obs) {
+        if (!split(obs, final_obs, next_obs)) return otherwise;
+        int64_t id = -1;
+        const int64_t found =
+            run(single, lane, obs, given, reward, terminated, truncated, final_obs, next_obs, {&id, 1});
+        return found < 0 ? found : id;
+    }
+
+    // Appends one step to each of several lanes; returns their ids, or what hinders it.
+    nb::object extend(nb::handle lanes, nb::object obs, nb::handle given, nb::handle reward, nb::handle terminated,
+                      nb::handle truncated, nb::object final_obs, nb::object next_obs) {
+        auto* rewards = reinterpret_cast<PyArrayObject*>(reward.ptr());
+        if (!PyArray_CheckExact(reward.ptr()) || PyArray_NDIM(rewards) != 1) return nb::int_(otherwise);
+        if (!split(obs, final_obs, next_obs)) return nb::int_(otherwise);
+        npy_intp count = PyArray_DIM(rewards, 0);
+        PyArray_Descr* kind = PyArray_DescrFromType(NPY_INT64);
+        auto* type = reinterpret_cast<PyTypeObject*>(ids_type_.ptr());
+        nb::object ids = nb::steal(PyArray_NewFromDescr(type, kind, 1, &count, nullptr, nullptr, 0, nullptr));
+        if (!ids.is_valid()) nb::raise_python_error();
+        auto* numbers = static_cast<int64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(ids.ptr())));
+        const int64_t found = run(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs,
+                                  {numbers, static_cast<std::size_t>(count)});
+        if (found < 0) return nb::int_(found);
+        ids.attr("tag") = tag_;
+        return ids;
     }
 
   private:
     std::vector<Field> fields_;
     Field reward_, flag_;
     int64_t step_bytes_ = 0, observed_ = 0;
+    nb::object split_;  // turns an observation of several fields into a dict; None where there is a single one
+    nb::object ids_type_, tag_;
     Lanes lanes_{};
     bool bound_ = false;
     Values values_{};
@@ -131,6 +153,31 @@ class Appender {
     int64_t top_ = 0;
     std::vector<int64_t> numbers_;  // 0, 1, ...
     std::vector<nb::object> kept_;  // arrays of this call's own: larger ones, and copies of those not contiguous
+
+    // Splits observations of several fields; returns whether they have the spec's parts. Python code runs here, and may
+    // append; nothing was taken yet.
+    bool split(nb::object& obs, nb::object& final_obs, nb::object& next_obs) const {
+        if (split_.is_none()) return true;
+        try {
+            obs = split_(obs);
+            if (!final_obs.is_none()) final_obs = split_(final_obs);
+            if (!next_obs.is_none()) next_obs = split_(next_obs);
+        } catch (nb::python_error& error) {  // the long way says it by name
+            if (!error.matches(PyExc_Exception)) throw;
+            return false;
+        }
+        return true;
+    }
+
+    int64_t run(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
+                nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs, Ints ids) {
+        if (!bound_ || lanes_.counts[changes] != lanes_.seen) return outdated;
+        struct Ending {  // also where an exception ends the call
+            std::vector<nb::object>& kept;
+            ~Ending() { kept.clear(); }
+        } ending{kept_};
+        return take_and_append(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs, ids);
+    }
 
     static PyTypeObject* scalar_of(int type) {
         PyArray_Descr* kind = PyArray_DescrFromType(type);
@@ -436,17 +483,26 @@ class Appender {
 void define_append(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<Appender>(module, "Appender", "Appender of steps to lanes whose arrays are bound.")
-        .def(nb::init<nb::typed<nb::sequence, nb::object>>(), "fields"_a,
-             "Args:\n    fields: name, whether it has a row a frame, and an array of one row, of each field.")
+        .def(nb::init<nb::typed<nb::sequence, nb::object>, nb::object, nb::object, nb::object>(), "fields"_a,
+             "split"_a.none(), "ids_type"_a, "tag"_a,
+             "Args:\n    fields: name, whether it has a row a frame, and an array of one row, of each field.\n    "
+             "split: makes a dict by field name of an observation; ``None``: of the only field.\n    ids_type, tag: of "
+             "the arrays of ids.")
         .def("bind", &Appender::bind, "memory"_a, "offset"_a, "rows"_a, "frames"_a, "begins"_a, "generation"_a,
              "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "counts"_a, "staging"_a, "watch"_a, "fresh"_a,
              "stride"_a, "max_rows"_a, "max_frames"_a, "capacity"_a, "seen"_a,
              "Bind the log's arrays, valid while ``counts`` says that the log has had ``seen`` changes.")
-        .def("append", &Appender::append, "count"_a, "lanes"_a.none(), "obs"_a.none(), "given"_a.none(),
-             "reward"_a.none(), "terminated"_a.none(), "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
-             "ids"_a,
-             "Append ``count`` steps (-1: one, without a leading axis), or change nothing.\n\n"
-             "Returns the last id; OTHERWISE, FULL or OUTDATED.  Cost: 0.2 us, and 20 ns a lane of small rows.");
+        .def("append", &Appender::append, "lane"_a, "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
+             "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
+             "Append one step to a lane, or change nothing.\n\n"
+             "Returns its id; OTHERWISE, FULL or OUTDATED.  Cost: 0.2 us.")
+        .def("extend", &Appender::extend,
+             nb::sig("def extend(self, lanes: object, obs: object, given: object, reward: object, terminated: object, "
+                     "truncated: object, final_obs: object, next_obs: object) -> typing.Any"),
+             "lanes"_a.none(), "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
+             "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
+             "Append one step to each of ``lanes``, or change nothing.\n\n"
+             "Returns their ids, or as ``append``.  Cost: 0.5 us, and 20 ns a lane of small rows.");
     module.attr("OTHERWISE") = otherwise;
     module.attr("FULL") = full;
     module.attr("OUTDATED") = outdated;

@@ -67,11 +67,11 @@ void add_kernels(nanobind::dict& kernels) {
                                                            reinterpret_cast<std::uintptr_t>(&prefetch_at<number>));
 }
 
-nanobind::dict codec_kernels() {
+nanobind::typed<nanobind::dict, int, nanobind::object> codec_kernels() {
     nanobind::dict kernels;
     add_kernels<delta_codec>(kernels);
     add_kernels<patches_codec>(kernels);
-    return kernels;
+    return nanobind::borrow<nanobind::typed<nanobind::dict, int, nanobind::object>>(kernels);
 }
 
 }  // namespace

@@ -36,7 +36,7 @@ from sharpwave.store_stats import account
 from sharpwave.store_views import StoreViews
 from sharpwave.store_writing import StoreWriting
 from sharpwave.validation import check_flag, checked_folder
-from sharpwave.views.ids import Tag
+from sharpwave.views.ids import Ids, Tag
 from sharpwave.views.registry import Views
 from sharpwave.views.view import STEPS
 
@@ -141,8 +141,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         watch(self._log, self._lock)
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._fed = set()
-        self._appending = Appending(self._log, self._lock)
         self._step_tag = Tag(self._log.tag, STEPS)
+        self._appending = Appending(self._log, self._lock, Ids, self._step_tag)
         if left is None or not left.writers_go_on:
             settle(self._log)
         else:

@@ -12,11 +12,12 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer
 from sharpwave.errors import StoreInUseError
 from sharpwave.format import segment
-from sharpwave.log.appending import SINGLE, Appending
+from sharpwave.log.appending import Appending
 from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle_lane, take_in
 from sharpwave.log.step_blocks import StepBlock, block_of
 from sharpwave.log.step_log import StepLog
+from sharpwave.native import core
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Gate
 from sharpwave.spec import Spec
@@ -43,6 +44,7 @@ W = TypeVar("W")
 MAX_BLOCK_S = 60.0
 """Time for which an append retries a failing disk with on_full="block"."""
 RETRY_S = 0.05
+OTHERWISE = core.OTHERWISE
 
 
 class StoreWriting:
@@ -103,17 +105,20 @@ class StoreWriting:
             With an axis of time, the latter two and OSError leave the steps appended by then, whose episodes are
             truncated there; a note at the error says how many.
 
-        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 11 us for 8 rows of 17 floats
-        that are arrays of the fields' dtypes or float64 (benchmarks/vectors.py); with an axis of time vectors take a
-        tenth of that of ``append`` (benchmarks/episodes.py).
+        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 1.3 us, and sealing, for 8 rows
+        of 17 floats that are arrays of the fields' dtypes or float64 (benchmarks/vectors.py).
         """
-        if timeout is None and type(reward) is np.ndarray and reward.ndim == 1:
-            ids = np.empty(len(reward), np.int64)
+        if timeout is None:
             extra["action"] = action
-            args = obs, extra, reward, terminated, truncated, final_obs, next_obs
+            args = lanes, obs, extra, reward, terminated, truncated, final_obs, next_obs
             with self._lock.interruptible:
-                if self._takes_small_steps() and self._appending.append(len(ids), lanes, *args, ids) is not None:
-                    return tagged(ids, self._step_tag)
+                if self._takes_small_steps():
+                    appending = self._appending
+                    ids: Ids | int = appending.extend(*args)
+                    if isinstance(ids, int) and ids != OTHERWISE:
+                        ids = appending.again(ids, appending.extend, *args)
+                    if not isinstance(ids, int):
+                        return ids
             del extra["action"]
         if np.ndim(reward) == 2:
             whole = checked_block(
@@ -143,10 +148,15 @@ class StoreWriting:
         """Append one step to one lane, and return its id: as ``extend``, without the leading axis."""
         if timeout is None and type(lane) is int:
             extra["action"] = action
-            args = obs, extra, reward, terminated, truncated, final_obs, next_obs
+            args = lane, obs, extra, reward, terminated, truncated, final_obs, next_obs
             with self._lock.interruptible:
-                if self._takes_small_steps() and (id_ := self._appending.append(SINGLE, lane, *args, None)) is not None:
-                    return id_
+                if self._takes_small_steps():
+                    appending = self._appending
+                    id_ = appending.append(*args)
+                    if id_ < OTHERWISE:
+                        id_ = appending.again(id_, appending.append, *args)
+                    if id_ >= 0:
+                        return id_
             del extra["action"]
         number = checked_lane("append", lane)
         steps = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
@@ -381,7 +391,7 @@ class StoreWriting:
     def _takes_small_steps(self) -> bool:
         """Return whether an append now has nothing to wait for, and nobody to tell."""
         log = self._log
-        return not (
+        return self._appending.serves and not (
             log.closed
             or self._fed
             or log.copying is not None

@@ -28,15 +28,15 @@ SPECS = {
 def pair(spec: sw.Spec, **settings: Any) -> tuple[sw.Store, sw.Store, list[bool]]:
     """Two stores, the second of which goes the long way; and whether each call to the first went the short one."""
     short, long = sw.Store(spec, **settings), sw.Store(spec, **settings)
-    long._appending._busy, long._log.raw_sealing = True, None
-    went, append = [], short._appending.append
+    long._appending.serves, long._log.raw_sealing = False, None
+    went: list[bool] = []
+    write = short._write
 
     def counted(*args: Any) -> Any:
-        found = append(*args)
-        went.append(found is not None)
-        return found
+        went[-1:] = [False]
+        return write(*args)
 
-    short._appending.append = counted  # type: ignore[method-assign, assignment]
+    short._write = counted  # type: ignore[method-assign, assignment]
     return short, long, went
 
 
@@ -129,13 +129,14 @@ def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path
         short, long, went = pair(spec, capacity=200, segment_steps=4)
         (tmp_path / "a").mkdir()
         short, long = (sw.Store(spec, capacity=200, segment_steps=4, disk=tmp_path / name) for name in "ab")
-        long._appending._busy, long._log.raw_sealing = True, None
+        long._appending.serves, long._log.raw_sealing = False, None
     else:
         short, long, went = pair(spec, segment_steps=4, **settings)
     views = [store.transitions(n_step=2, sampler=sw.Prioritized()) for store in (short, long)]
     for number in range(250):
         arguments = call(rng, spec, 6, known)
         how = "append" if "lane" in arguments else "extend"
+        went.append(True)
         ids = [getattr(store, how)(**arguments) for store in (short, long)]
         np.testing.assert_array_equal(*ids)
         if number % 25 == 24:

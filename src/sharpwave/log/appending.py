@@ -3,108 +3,74 @@ the core. Everything else takes the way that validates, waits and reports (``sha
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 
-Ints = npt.NDArray[np.int64]
 
-SINGLE = -1
-"""Count of one step without a leading axis."""
-
-
-class Appending:
+class Appending(core.Appender):
     """Appender of steps. The plain lock is held throughout (``Lock.interruptible``).
 
+    Its ``append`` and ``extend`` are one call of the core each; ``again`` removes what hindered one.
+
     Args:
-        lock: the store's.
+        lock: the store's. ``ids_type``, ``tag``: of arrays of ids.
+
+    Attributes:
+        serves: False where every step takes the other way: sparse columns have kernels of their own.
     """
 
-    def __init__(self, log: StepLog, lock: Any) -> None:
-        self._log, self._lock = log, lock
+    def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
         spec = log.spec
-        self._core = core.Appender(
-            [(name, name in spec.obs_names, np.empty(one.shape, one.np_dtype)) for name, one in spec.fields.items()]
-        )
-        self._id = np.empty(1, np.int64)
-        self._busy = log.opened.sparse.__bool__()  # for good: sparse columns have kernels of their own
+        fields = [
+            (name, name in spec.obs_names, np.empty(one.shape, one.np_dtype)) for name, one in spec.fields.items()
+        ]
+        super().__init__(fields, None if spec.array_obs else spec.split_obs, ids_type, tag)
+        self._log, self._lock = log, lock
+        self.serves = not log.opened.sparse
 
-    def append(
-        self,
-        count: int,
-        lanes: Any,
-        obs: Any,
-        given: dict[str, Any],
-        reward: Any,
-        terminated: Any,
-        truncated: Any,
-        final_obs: Any,
-        next_obs: Any,
-        ids: Ints | None,
-    ) -> int | None:
-        """Append ``count`` steps, as ``StoreWriting.extend`` and ``append`` take them.
+    def again(self, hindrance: int, call: Callable[..., Any], lanes: Any, obs: Any, *others: Any) -> Any:
+        """Remove what hindered a ``call`` of ``append`` or ``extend``, and call it again; return what it does.
 
         Args:
-            count: ``SINGLE``: one step without a leading axis, to the lane ``lanes``.
-            lanes: ``None``: 0, 1, ...
-            ids: int64 [count], receives the steps' ids.
+            lanes: of ``append`` one, of ``extend`` int64 [n] or ``None`` for 0, 1, ...
 
-        Returns the last id; ``None``: nothing was appended.  Raises: MemoryError, OSError: likewise.
-
-        Cost: 0.5 us, and 20 ns a lane of 17 floats; sealing apart.
+        Raises: MemoryError, OSError: nothing was appended.
         """
         log = self._log
-        if self._busy:
-            return None  # a signal handler's steps that come in the midst of others
-        self._busy = True
-        try:
-            changes = log.inventory.changes  # first: what a handler changes from here on is seen by the core
-            if not log.spec.array_obs:
-                try:
-                    split = log.spec.split_obs
-                    obs = split(obs)
-                    final_obs = None if final_obs is None else split(final_obs, "final_obs")
-                    next_obs = None if next_obs is None else split(next_obs, "next_obs")
-                except (KeyError, ValueError, TypeError):
-                    return None
-            if next_obs is not None:
-                log.opened.any_known = True
-            steps = count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs
-            ids = self._id if ids is None else ids
-            last = self._core.append(*steps, ids)
-            if last == core.OUTDATED:
-                self._bind(changes)
-                last = self._core.append(*steps, ids)
-            if last == core.FULL:
-                with self._lock:
-                    self._make_room(count, lanes, obs)
-                    self._bind(log.inventory.changes)
-                    last = self._core.append(*steps, ids)
-            return last if last >= 0 else None
-        finally:
-            self._busy = False
+        changes, found = log.inventory.changes, hindrance  # first: what a handler changes from here on is seen
+        if found == core.OUTDATED and not log.closed:
+            self._bind(changes)
+            found = call(lanes, obs, *others)
+        if type(found) is int and found == core.FULL:
+            with self._lock:
+                self._make_room(lanes, obs)
+                self._bind(log.inventory.changes)
+                found = call(lanes, obs, *others)
+        return found
 
-    def _make_room(self, count: int, lanes: Any, obs: Any) -> None:
+    def _make_room(self, lanes: Any, obs: Any) -> None:
         """Seal and evict for steps whose values fit."""
-        spec, steps = self._log.spec, max(1, count)
-        given = {spec.obs_names[0]: obs} if spec.array_obs else obs
+        spec = self._log.spec
+        given = {spec.obs_names[0]: obs} if spec.array_obs else spec.split_obs(obs)
+        first, shape = np.asarray(given[spec.obs_names[0]]), spec.fields[spec.obs_names[0]].shape
+        count = len(first) if first.ndim > len(shape) else 1
         rows = {
-            name: np.ascontiguousarray(given[name], spec.fields[name].np_dtype).reshape(steps, *spec.fields[name].shape)
+            name: np.ascontiguousarray(given[name], spec.fields[name].np_dtype).reshape(count, *spec.fields[name].shape)
             for name in spec.obs_names
         }
-        if lanes is None:
-            lanes = np.arange(steps)
-        self._log.make_room(np.array([lanes]) if count == SINGLE else np.ascontiguousarray(lanes), rows)
+        self._log.make_room(np.arange(count) if lanes is None else np.array(lanes, np.int64, ndmin=1), rows)
 
     def _bind(self, changes: int) -> None:
         """Give the core the log's arrays, which are what they are until it has had more ``changes``."""
         log = self._log
         index, opened, capacity = log.index, log.opened, log.admission.capacity
-        self._core.bind(
+        opened.any_known = True  # a step may come with its successor, unseen here
+        self.bind(
             log.arena.memory, index.offset, index.rows, index.frames, index.begins, index.generation, opened.slots,
             opened.steps, opened.shares, opened.successor_known, log.inventory.counts, opened.staging, opened.watch,
             opened.fresh, log.stride, log.max_rows(len(opened)), log.layout.max_frames - 3,
