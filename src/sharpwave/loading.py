@@ -261,7 +261,9 @@ class _Audit:
 
     def __init__(self, source: Source, note: dict[str, Any], selection: Selection) -> None:
         before = note.get("audit", {})
-        self._unselected = Totals(episodes=len(source) - len(selection.numbers))
+        chosen = set(selection.numbers)
+        unselected = [number for number in range(len(source)) if number not in chosen]
+        self._unselected = Totals(len(unselected), sum(map(source.length, unselected)))
         self._source, self._pending, self._seen = source, dict[int, Episode](), set[tuple[int, int, int]]()
         self._whole = "audit" in note or not note["episodes"]  # an import that began earlier may have noted none
         self.read, self.stored, self.evicted = (Totals(**before.get(one, {})) for one in ("read", "store", "evicted"))
@@ -282,10 +284,9 @@ class _Audit:
 
     def check_steps(self, note: dict[str, Any]) -> None:
         """Check that there are as many steps as the data set says, once all were read.  Raises: ValueError."""
-        if self._unselected.episodes:
-            self._unselected.steps = self._source.steps - self.read.steps - note["skipped_steps"]
+        if self._unselected.episodes or note["skipped_episodes"]:
             return
-        if self._whole and self.read.steps != self._source.steps and not note["skipped_episodes"]:
+        if self._whole and self.read.steps != self._source.steps:
             raise ValueError(
                 f"{self._source.name}: its {self.read.episodes:,} episodes have {self.read.steps:,} steps, expected "
                 f"the {self._source.steps:,} that it says of all; is its metadata of another version? Fetch or write "

@@ -151,6 +151,14 @@ def test_unselected_steps_do_not_count_skipped_ones(tmp_path: Path, monkeypatch:
     assert note["audit"]["unselected"]["steps"] == 2 * STEPS and note["audit"]["read"]["steps"] == STEPS
 
 
+def test_unselected_steps_where_a_skipped_episode_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
+        del file["episode_2"], file["episode_0"].attrs["total_steps"]
+    note = noted(sw.load("minari:me/maze-v0", skip_damaged=True, episodes=[1, 2, 3]))
+    assert note["audit"]["unselected"] | {"episodes": 1, "steps": STEPS} == note["audit"]["unselected"]
+    assert note["audit"]["source"]["steps"] == 3 * STEPS and note["skipped_episodes"] == 1
+
+
 def test_every_episode_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
         for number in range(4):

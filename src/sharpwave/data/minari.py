@@ -295,14 +295,18 @@ class MinariSource:
         return found is not None and int(found[1]) < self._count
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's, as far as it says so itself."""
+        """Return how many of ``steps`` are an episode's: as it says itself, or else as many as it has rewards."""
         try:
-            said = self._file and self._file.attribute(
-                self._file.find(self._file.root, f"episode_{number}"), "total_steps"
-            )
-        except (ValueError, AttributeError):
+            if self._file is None:
+                (metadata,) = self._data.storage.get_episode_metadata([self._data.episode_indices[number]])
+                said = metadata["total_steps"]
+            else:
+                group = self._file.find(self._file.root, f"episode_{number}")
+                said = self._file.attribute(group, "total_steps")
+                said = len(self._file.find(group, "rewards")) if said is None else said
+            return max(0, int(said))
+        except (ValueError, TypeError, AttributeError, LookupError):  # it is missing, or damaged
             return 0
-        return max(0, int(said)) if isinstance(said, int) else 0
 
     def place(self, number: int) -> str:
         """Return where an episode lies, in words."""
