@@ -40,6 +40,9 @@ def write_array(folder: Path, values: Any, chunks: tuple[int, ...], kind: str = 
     described = {"zarr_format": 2, "shape": values.shape, "chunks": chunks, "dtype": values.dtype.str}
     described |= {"compressor": said, "fill_value": 0, "filters": None, "order": "C"} | changed
     (folder / ".zarray").write_text(json.dumps(described))
+    if not values.shape:
+        (folder / "0").write_bytes(pack(values.tobytes()))
+        return
     for place in itertools.product(*(range(-(-n // size)) for n, size in zip(values.shape, chunks, strict=True))):
         chunk = np.zeros(chunks, values.dtype)
         part = values[tuple(slice(n * size, (n + 1) * size) for n, size in zip(place, chunks, strict=True))]
@@ -217,3 +220,24 @@ def test_other_names_in_a_folder_of_arrays(tmp_path: Path) -> None:
     (tmp_path / "x.zarr" / "data" / "group").mkdir()
     (tmp_path / "x.zarr" / "data" / "group" / ".zgroup").write_text('{"zarr_format": 2}')
     check(sw.load(place), buffer())
+
+
+def test_texts_times_and_scalars_are_left_out(tmp_path: Path) -> None:
+    place, rows = write(tmp_path / "z", data := buffer()), sum(LENGTHS)
+    write_array(tmp_path / "z/data/fps", np.array(10.0), ())
+    write_array(tmp_path / "z/data/word", np.full(rows, "go"), (rows,))
+    write_array(tmp_path / "z/data/time", np.arange(rows).astype("M8[ns]"), (rows,))
+    text: Any = {"dtype": "|O", "filters": [{"id": "vlen-utf8"}]}
+    write_array(tmp_path / "z/data/instruction", np.zeros(rows), (rows,), **text)
+    store = sw.load(place)
+    check(store, data)
+    assert noted(store)["left_out"][:4] == [
+        "data/fps (()): not one value a step",
+        "data/instruction (|O): no numbers",
+        "data/time (<M8[ns]): no numbers",
+        "data/word (<U2): no numbers",
+    ]
+    shutil.rmtree(tmp_path / "z/data/action")
+    write_array(tmp_path / "z/data/action", np.full(rows, "go"), (rows,))
+    with pytest.raises(ValueError, match=r"data/action/\.zarray: dtype '<U2', expected booleans"):
+        sw.load(place)

@@ -25,6 +25,9 @@ DESCRIPTION, GROUP, FORMAT_3, ALL = ".zarray", ".zgroup", "zarr.json", ".zmetada
 MAX_DEPTH = 8
 """Limit of groups in groups."""
 DTYPE = re.compile(r"[<>|][buif]\d{1,2}")
+NO_NUMBERS = re.compile(r"[<>|][SUMm].*")
+"""Dtypes of texts and times; texts of any length are objects with the filter ``TEXTS``."""
+TEXTS = "vlen-utf8"
 BLOSC_HEADER_BYTES = 16
 REWARDS = ("reward", "rewards")
 ACTIONS = ("action", "actions")
@@ -266,17 +269,29 @@ class ReplayBuffer:
             raise ValueError(f"{files.what}: meta/episode_ends falls, expected it to rise; write it anew")
         self._bounds: list[int] = [0, *stops.tolist()]
         for name in sorted(found):
-            if name.startswith("data/"):
-                self._arrays[name.removeprefix("data/")] = array = ZarrArray(files, name, budget)
+            one = name.removeprefix("data/")
+            if name.startswith("data/") and one not in (*ACTIONS, *REWARDS) and (why := self._no_field(name)):
+                self.left_out.append(f"{name} ({why}")
+            elif name.startswith("data/"):
+                self._arrays[one] = array = ZarrArray(files, name, budget)
                 if (more := len_of(array) - self._bounds[-1]) > 0:
                     self.left_out.append(f"{name}: {more:,} rows behind the last of meta/episode_ends")
             elif name != "meta/episode_ends":
                 self.left_out.append(f"{name}: not of steps")
-        if (longest := max(map(len_of, self._arrays.values()))) < self._bounds[-1]:
+        if (longest := max(map(len_of, self._arrays.values()), default=0)) < self._bounds[-1]:
             raise ValueError(
                 f"{files.what}: meta/episode_ends has {self._bounds[-1]:,}, but no array has more than {longest:,} "
                 "rows; are rows or other ends missing? Write it anew"
             )
+
+    def _no_field(self, name: str) -> str:
+        """Return what an array is of which no field is made, and why, in words; "": one is made."""
+        with explained(f"{self._files.what}: {name}/{DESCRIPTION}", self._files.what):
+            said = parse_json(self._files.read(f"{name}/{DESCRIPTION}"))
+            texts = said["dtype"] == "|O" and any(one["id"] == TEXTS for one in said.get("filters") or [])
+            if texts or (isinstance(said["dtype"], str) and NO_NUMBERS.fullmatch(said["dtype"])):
+                return f"{said['dtype'][:32]}): no numbers"
+            return "" if said["shape"] else "()): not one value a step"
 
     def _lost(self, names: list[str], found: set[str]) -> str:
         """Return the first folder in ``data`` that was an array, and is none any more; "" if there is none."""
