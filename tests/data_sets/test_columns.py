@@ -138,6 +138,19 @@ def test_names_of_ends_that_hold_anything_else(tmp_path: Path) -> None:
         load(tmp_path, toy(is_last=END * 3))
 
 
+@pytest.mark.parametrize("ending", ["hdf5", "npz"])
+@pytest.mark.parametrize("name", ["steps", "episodes", "t", "done", "timeout", "reward", "infos/timeouts", "is_last"])
+def test_a_single_value_marks_no_steps(tmp_path: Path, name: str, ending: str) -> None:
+    for value, said in ((np.int64(31), "()"), (np.array([31]), "(1,)")):
+        if name in ("timeout", "reward") and said == "(1,)":
+            continue
+        store = load(tmp_path, toy(truncated=LATE) | {name: value}, ending)
+        check_toy(store)
+        assert f"{name} ({said} int64): not one value a step" in noted(store)["left_out"]
+    with pytest.raises(ValueError, match=r"has .*, expected rewards as well"):
+        load(tmp_path, toy() | {"rewards": np.float32(1)}, ending)
+
+
 def test_a_layout_that_says_all_ends_may_have_fields_of_such_names(tmp_path: Path) -> None:
     data = d4rl([4, 6]) | {"step": np.arange(10)[::-1].copy(), "dones": np.ones(10)}
     store = load(tmp_path, data, "npz")

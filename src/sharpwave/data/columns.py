@@ -113,6 +113,9 @@ class ColumnSource:
         self.left = Totals()
         found: dict[str, str] = {}
         for one in columns.names():
+            if not columns.shape(one):  # a setting, as steps=1000
+                self.left_out.append(f"{one} (() {columns.dtype(one)}): not one value a step")
+                continue
             if (standard := self._standard(one)) in found:
                 raise ValueError(f"{name}: has both {found[standard]} and {one}, which are the same; expected one")
             found[standard] = one
@@ -212,7 +215,7 @@ class ColumnSource:
                 continue
             shape, dtype = self._columns.shape(name), self._columns.dtype(name)
             if not _single(shape[1:]) or self._length(name) != self._count or dtype.kind not in "buif":
-                if group and one in (LIMIT, *EPISODES, *STEPS):  # it may be anything
+                if shape == (1,) or (group and one in (LIMIT, *EPISODES, *STEPS)):  # a setting, or anything
                     continue
                 raise ValueError(
                     f"{self.name}: {name} is {shape} {dtype}, expected one number a step, {(self._count,)}, as the "
