@@ -37,6 +37,7 @@ def saved(path: Path) -> str:
         ("0:2, 5", [0, 1, 5], "0:2,5"),
         ("-2:", [4, 5], "4:6"),
         (np.array([1, 2]), [1, 2], "1:3"),
+        (np.array(3), [3], "3"),
         (range(6), [0, 1, 2, 3, 4, 5], None),
         (None, [0, 1, 2, 3, 4, 5], None),
     ],
@@ -69,6 +70,7 @@ def test_numbers(tmp_path: Path, episodes: Any, numbers: list[int], text: str | 
         ("train", ValueError, "episodes='train', but its format has no names for episodes"),
         ([True], TypeError, "got True, expected numbers"),
         (1.5, TypeError, "got 1.5, expected numbers"),
+        (np.array(1.5), TypeError, r"got array\(1.5\), expected numbers"),
     ],
 )
 def test_no_such_episodes(tmp_path: Path, episodes: Any, error: type[Exception], message: str) -> None:

@@ -70,7 +70,8 @@ def _numbers(what: str, episodes: Any, count: int) -> list[int]:
             raise ValueError("episodes: got a slice of step 0, expected another step, as 0:10:2")
         return list(range(*episodes.indices(count)))
     found = []
-    for one in episodes if isinstance(episodes, Iterable) else [episodes]:
+    several = isinstance(episodes, Iterable) and getattr(episodes, "shape", None) != ()  # an array of one is a number
+    for one in episodes if several else [episodes]:
         try:
             number = operator.index(one)
         except TypeError:
