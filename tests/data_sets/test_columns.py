@@ -75,6 +75,50 @@ def test_names_in_groups(tmp_path: Path) -> None:
     assert len(load(tmp_path, data).episodes()) == 5
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [(name, EPISODE) for name in ("ep_id", "episodeId", "Episode-Index", "trajIdx", "demo_num", "infos/epIdx")]
+    + [(name, STEP) for name in ("elapsed_steps", "elapsedSteps", "step_count", "infos/episode_step")]
+    + [(name, END) for name in ("isLast", "episodeEnds")]
+    + [(name, STEP == 0) for name in ("isFirst", "infos/episodeStart")],
+)
+def test_other_spellings(tmp_path: Path, name: str, values: Any) -> None:
+    store = load(tmp_path, toy(**{name: values}))
+    check_toy(store)
+    assert noted(store)["notes"][0].startswith(f"{name}: taken to tell episodes apart")
+
+
+def test_spellings_beside_each_other(tmp_path: Path) -> None:
+    store = load(tmp_path, toy(episode_id=EPISODE, episodeId=EPISODE))
+    check_toy(store)
+    assert set(store.spec.extra_names) == {"episode_id", "episodeId"}
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("is_first", STEP == 0), ("isLast", END), ("elapsed_steps", STEP), ("episode_id", EPISODE)],
+)
+def test_marks_among_observations(tmp_path: Path, name: str, values: Any) -> None:
+    """They stay observations."""
+    data = toy(**{f"observations/{name}": values})
+    data["observations/at"] = data.pop("observations")
+    store = load(tmp_path, data)
+    assert [(one.length, one.ended) for one in store.episodes()] == [(5, "terminated"), (4, "truncated")] * 4
+    assert same(store.episodes()[1].obs[name], values[5:10])
+    assert noted(store)["notes"][0].startswith(f"observations/{name}: taken to tell episodes apart")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [("is_first", np.ones(40)), ("done", END), ("t", STEP / 5), ("episode_id", np.arange(40)), ("step", STEP[::-1])],
+)
+def test_observations_that_mark_nothing(tmp_path: Path, name: str, values: Any) -> None:
+    data = toy(**{f"observations/{name}": values.copy()})
+    data["observations/at"] = data.pop("observations")
+    store = load(tmp_path, data)
+    assert [one.length for one in store.episodes()] == [5, 10, 10, 10, 4]
+
+
 @pytest.mark.parametrize("name", ["episode_id", "episode", "traj_ids", "trajectory_id", "step", "timesteps"])
 def test_numbers_that_tell_episodes_apart_are_kept(tmp_path: Path, name: str) -> None:
     values = STEP * 4 + 1 if "step" in name else 7 - EPISODE

@@ -45,6 +45,28 @@ def test_numbers_of_steps_and_of_episodes() -> None:
     assert doubts.of_episodes("e", np.array([5, 5, 6, 7])) == []
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (
+            EPISODE,
+            "rises by one now and then as numbers of episodes do, before 3 rows where no episode begins, the",
+        ),
+        (STEP, "restarts as numbers of steps do, before 3 rows where no episode begins, the first is row 10; if it"),
+        (STEP + 1.0, "restarts as numbers of steps do, before 3 rows where no episode begins, the first is row 10"),
+    ],
+)
+def test_numbers_of_other_names(tmp_path: Path, values: Any, said: str) -> None:
+    """Of eight episodes of five steps the second and the third are joined, and so on."""
+    assert f"place: a further field, but it {said}" in notes_of(tmp_path, toy(place=values))
+    assert "place" not in notes_of(tmp_path, toy(place=values, timeouts=LATE))
+
+
+@pytest.mark.parametrize("values", [EPISODE % 2, EPISODE // 4, STEP**2, np.arange(40), STEP[::-1].copy(), np.ones(40)])
+def test_numbers_that_number_nothing(tmp_path: Path, values: Any) -> None:
+    assert "thing: a further" not in notes_of(tmp_path, toy(thing=values))
+
+
 def notes_of(folder: Path, data: dict[str, Any]) -> str:
     return "\n".join(noted(load(folder, data))["notes"])
 

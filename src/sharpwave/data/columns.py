@@ -37,16 +37,23 @@ FIRSTS = ("is_first", "is_start", "episode_start", "episode_starts")
 """Flags of an episode's first step."""
 EPISODES = tuple(
     f"{one}{suffix}"
-    for one in ("episode", "traj", "trajectory")
-    for suffix in ("", "s", "_id", "_ids", "_index", "_idx", "_number")
+    for one in ("episode", "traj", "trajectory", "ep", "demo", "rollout")
+    for suffix in ("", "s", "_id", "_ids", "_index", "_idx", "_number", "_num")
+    if suffix not in ("", "s") or one not in ("ep", "demo", "rollout")  # eps is an epsilon, demo may be a flag
 )
 """Numbers that tell episodes from one another: another one begins where the value changes."""
-STEPS = ("step", "steps", "step_id", "step_ids", "step_index", "timestep", "timesteps", "time_step", "frame_index", "t")
+STEPS = (
+    *("step", "steps", "step_id", "step_ids", "step_index", "step_idx", "step_number", "step_num", "step_count"),
+    *("elapsed_step", "elapsed_steps", "episode_step", "episode_steps", "episode_timestep"),
+    *("timestep", "timesteps", "time_step", "frame_index", "t"),
+)
 """Numbers that rise in an episode: another one begins where the value does not."""
 ENDS = frozenset(("terminals", "timeouts", *ONE_NAMES, *LASTS)) - {"obs", "action", "reward", "next_obs"}
 """Names of flags of ends."""
 KNOWN = {one.lower(): one for one in (*ONE_NAMES, *ONE_NAMES.values(), LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS)}
 """Names that are understood, by themselves in lower case."""
+JOINED = {one.replace("_", ""): known for one, known in KNOWN.items()}
+"""The same without what joins words: episodeId and episode-id are episode_id."""
 DOUBTFUL = re.compile("trunc|time_?out|done|term|end|last|first|start|reset|episode|traj", re.IGNORECASE)
 """Part of a name that flags of ends may have."""
 
@@ -157,8 +164,10 @@ class ColumnSource:
     @staticmethod
     def _standard(name: str) -> str:
         first, slash, rest = name.partition("/")
-        first = _known(first)
-        return ONE_NAMES.get(first, first) + slash + rest
+        known = _known(first)
+        if known in (*EPISODES, *STEPS):  # further fields, so they keep their names
+            return name
+        return ONE_NAMES.get(known, known) + slash + rest
 
     def _find_timeouts(self, found: dict[str, str]) -> None:
         """Take flags of timeouts by Gym's name, or of those of a group, as infos, where there are none else."""
@@ -210,7 +219,8 @@ class ColumnSource:
             if (
                 name == self._timeouts
                 or one not in (LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS)
-                or name in (*used, self._terminals)
+                or name == self._terminals
+                or (name in used and not self._observed_mark(name, one))
             ):
                 continue
             shape, dtype = self._columns.shape(name), self._columns.dtype(name)
@@ -234,6 +244,16 @@ class ColumnSource:
                 said = "rises within an episode"
             self.notes.append(f"{name}: taken to tell episodes apart; it {said}")
         return marks
+
+    def _observed_mark(self, name: str, one: str) -> bool:
+        """Return whether an observation of the name ``one`` marks episodes: it begins few, and is no feature."""
+        if name not in self._obs.values() or not _single(self._columns.shape(name)[1:]) or one in (LIMIT, *DONES):
+            return False
+        values = self._numbers(name, 0, self._count)
+        if one in (*LASTS, *FIRSTS):
+            return self._is_flag(name) and bool(2 * np.count_nonzero(values) <= self._count)
+        begins = values[1:] <= values[:-1] if one in STEPS else values[1:] != values[:-1]
+        return values.dtype.kind in "ui" and bool(4 * np.count_nonzero(begins) <= self._count)
 
     def _find_restarts(self, found: dict[str, str], used: set[str]) -> None:
         """Take flags of any name that are true exactly where, or before, numbers of steps restart for marks, too."""
@@ -388,6 +408,10 @@ class ColumnSource:
 
     def _doubt_numbers(self, starts: npt.NDArray[np.int64]) -> None:
         """Note what numbers of episodes and of steps say against episodes that begin at ``starts``."""
+        for name in () if self._nexts and self._timeouts else self._fields.values():
+            numbered = _mark_of(name) in (*EPISODES, *STEPS)
+            if not numbered and _single(self._columns.shape(name)[1:]) and self._columns.dtype(name).kind in "uif":
+                self.notes += doubts.of_unnamed(name, self._numbers(name, 0, self._count), starts)
         for name in self._numbered():
             one, values = _mark_of(name), self._numbers(name, 0, self._count)
             self.notes += doubts.of_episodes(name, values) if one in EPISODES else doubts.of_steps(name, values, starts)
@@ -570,7 +594,9 @@ def _counts(values: npt.NDArray[Any]) -> bool:
 
 def _known(name: str) -> str:
     """Return a name as the layout spells it; one letter is a name in its own case only."""
-    return KNOWN.get(name.lower(), name) if len(name) > 1 else name
+    lower = name.lower()
+    joined = lower.replace("_", "").replace("-", "")
+    return KNOWN.get(lower) or JOINED.get(joined, name) if len(joined) > 1 else name
 
 
 def _branch(found: dict[str, str], name: str) -> dict[str, str]:

@@ -59,6 +59,33 @@ def of_steps(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
     return found
 
 
+def of_unnamed(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
+    """Return what to say of a further field [N] that looks like numbers of episodes or of steps, against ``starts``.
+
+    Numbers of episodes stay, and rise by one two times or more; numbers of steps rise by one, and restart at one value.
+    """
+    if len(values) < 3 or not np.isfinite(values).all():
+        return []
+    rises = np.diff(values.astype(np.float64))
+    changes, restarts = 1 + np.flatnonzero(rises), 1 + np.flatnonzero(rises <= 0)
+    if 2 <= len(changes) <= len(values) // 2 and (rises[changes - 1] == 1).all():
+        found, what, known = changes, "rises by one now and then as numbers of episodes do", "episode_id"
+    elif (
+        1 <= len(restarts) <= len(values) // 2
+        and (values[restarts] == values[0]).all()
+        and (rises[rises > 0] == 1).all()
+    ):
+        found, what, known = restarts, "restarts as numbers of steps do", "step"
+    else:
+        return []
+    if not len(found := np.setdiff1d(found, starts)):
+        return []
+    return [
+        f"{name}: a further field, but it {what}, before {len(found):,} rows where no episode begins, the first is row "
+        f"{found[0]:,}; if it tells episodes apart, rename it to {known}"
+    ]
+
+
 def gaps(values: npt.NDArray[Any]) -> Ints:
     """Return after which numbers of rows integers that rise by the same step nearly always, skip some."""
     if values.dtype.kind not in "ui" or len(values) < 3:
