@@ -15,4 +15,8 @@ NB_MODULE(_core, module) {
     sharpwave::define_transitions(module);
     sharpwave::define_hindsight(module);
     sharpwave::define_sequences(module);
+    sharpwave::define_cache(module);
+    sharpwave::define_checksum(module);
+    sharpwave::define_file_ranges(module);
+    sharpwave::define_reads(module);
 }

@@ -12,5 +12,9 @@ void define_known_steps(nanobind::module_& module);
 void define_transitions(nanobind::module_& module);
 void define_hindsight(nanobind::module_& module);
 void define_sequences(nanobind::module_& module);
+void define_cache(nanobind::module_& module);
+void define_checksum(nanobind::module_& module);
+void define_file_ranges(nanobind::module_& module);
+void define_reads(nanobind::module_& module);
 
 }  // namespace sharpwave

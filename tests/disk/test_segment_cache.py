@@ -13,9 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sharpwave.disk import read_pool as readers_module
+from sharpwave.disk.read_pool import MIN_READERS
 from sharpwave.memory.arena import ALIGNMENT
-from sharpwave.native import direct_io as direct
+from sharpwave.native import core
+from sharpwave.native.direct_io import open_direct
 from sharpwave.native.files import Files
 from tests.disk.tier import Slow, Tier, wait_for_all
 
@@ -36,7 +37,7 @@ def cold(tier: Tier, count: int, nbytes: int = 500) -> np.ndarray[tuple[int], np
 
 
 def test_more_reads_than_the_queue_has_room_for(tmp_path: Path) -> None:
-    count = readers_module.QUEUE + 500
+    count = core.READ_QUEUE + 500
     tier = Tier(tmp_path, Files(), chunks=100, slots=count)
     slots = cold(tier, count, nbytes=60)
     assert tier.segment_cache.fetch(slots) == count
@@ -61,13 +62,13 @@ def test_segments_side_by_side_are_read_at_once(tmp_path: Path, cached: bool, nb
     tier.check()
     # Small ones that lie within a block of one another are worth it as well.
     side_by_side = [22] if nbytes == 100 else [4, 2, 1, 15]
-    requests = sum(math.ceil(count / readers_module.MAX_JOINED_READS) for count in side_by_side)
+    requests = sum(math.ceil(count / core.MAX_JOINED_READS) for count in side_by_side)
     assert tier.disk.reads.joined == 22 - requests
     tier.close()
 
 
 def test_a_segment_larger_than_a_window_is_read_in_parts(tmp_path: Path) -> None:
-    size = 3 * direct.WINDOW + 1000
+    size = 3 * core.WINDOW_BYTES + 1000
     files = Files()
     path = tmp_path / "file"
     content = np.random.default_rng(0).integers(0, 256, size + 100, dtype=np.uint8)
@@ -75,12 +76,12 @@ def test_a_segment_larger_than_a_window_is_read_in_parts(tmp_path: Path) -> None
     descriptor = os.open(path, os.O_RDONLY)
     files.fsync(descriptor)
     os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-    past = direct.open_direct(descriptor)
+    past = open_direct(descriptor)
     memory = np.zeros(size, np.uint8)
     for begin, end, offset in ((0, size, 100), (7, 4000, 0), (0, 1, size + 99)):
-        assert direct.read(descriptor, past, offset, memory, begin, end, direct.window())
+        assert core.read_range(descriptor, past, offset, memory[begin:end])
         assert np.array_equal(memory[begin:end], content[offset : offset + end - begin])
-    assert not direct.read(descriptor, past, size, memory, 0, 101, direct.window()), "the file ends before"
+    assert not core.read_range(descriptor, past, size, memory[:101]), "the file ends before"
     os.close(descriptor)
     if past >= 0:
         os.close(past)
@@ -152,7 +153,7 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
     base, descriptor = int(tier.index.base[slots[0]]), next(iter(tier.disk.regions.regions.values())).descriptor
     if way == "drop":
         readers = set(threading.enumerate()) - before
-        assert len(readers) == tier.disk.reads.readers.count == readers_module.MIN_READERS
+        assert len(readers) == tier.disk.reads.readers.count == MIN_READERS
         content = tier.content[int(slots[0])]
         seen = tier.arena.memory[base : base + len(content)]
         del tier
@@ -190,6 +191,23 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
         assert tier.resident() == set(slots[1:].tolist())
         tier.check()
         tier.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="threads are counted by Linux")
+def test_threads_of_the_core_end_with_the_last_reference_to_the_tier(tmp_path: Path) -> None:
+    before = len(os.listdir("/proc/self/task"))
+    tier = Tier(tmp_path, Files())
+    slots = cold(tier, 20)
+    tier.segment_cache.fetch(slots)
+    assert len(os.listdir("/proc/self/task")) == before + tier.disk.reads.readers.count
+    descriptor = next(iter(tier.disk.regions.regions.values())).descriptor
+    del tier
+    gc.collect()
+    deadline = time.monotonic() + 30
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert len(os.listdir("/proc/self/task")) == before
+    os.close(descriptor)
 
 
 def test_reads_that_end_while_room_is_looked_for_go_before_what_is_pinned(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from sharpwave.disk import disk_budget as disk_module
-from sharpwave.disk import read_pool as readers_module
+from sharpwave.native import core
 from sharpwave.native.files import Files
 from tests.disk.tier import SLOTS, Slow, Tier, wait_for_all
 
@@ -76,7 +76,7 @@ class SegmentCacheMachine(RuleBasedStateMachine):
     def wait(self, data: st.DataObject) -> None:
         slots = self.some(data)
         self.tier.segment_cache.wait(slots)
-        assert not (self.tier.segment_cache._state[slots] == readers_module.COMING).any()
+        assert not (self.tier.segment_cache._state[slots] == core.COMING).any()
 
     @rule()
     def cool(self) -> None:

@@ -547,7 +547,6 @@ class DiskTier:
     def leave_to_parent(self) -> None:
         """Close all files in a forked process: they are its parent's."""
         self.forked = True
-        self.reads.leave_to_parent()
         self.regions.leave()
         self._hold.leave()
         self.regions.directory.close()

@@ -13,11 +13,11 @@ import time
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk import cache_kernels as kernels
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.read_pool import COMING, READ, SUSPECT, Readers
+from sharpwave.disk.read_pool import Readers
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 
 Ints = npt.NDArray[np.int64]
@@ -25,8 +25,8 @@ Int32s = npt.NDArray[np.int32]
 
 CANDIDATES = 4
 """Number of oldest chunks of which the one with the fewest pinned segments is freed."""
-DAMAGED = SUSPECT + 1
-"""State of a slot, beside those of ``read_pool``: its segment is damaged."""
+DAMAGED = core.SUSPECT + 1
+"""State of a slot, beside those of reads: its segment is damaged."""
 
 
 class SegmentCache:
@@ -51,7 +51,7 @@ class SegmentCache:
 
     def _make(self, arena: Arena, slots: int) -> None:
         """Set up empty bookkeeping for ``arena``."""
-        self._lists = kernels.chunk_lists(len(arena.live), slots)
+        self._lists = core.ChunkLists(len(arena.live), slots)
         self._pins = zeros(slots, np.int32)
         self._state = zeros(slots, np.int64)
         self._readers = Readers(arena.memory, self._state, self._files)
@@ -62,9 +62,11 @@ class SegmentCache:
 
     def place(self, slot: int, base: int) -> None:
         """Enter the segment in ``slot``, which lies at ``base`` of the arena.  Raises: MemoryError."""
+        index, arena = self.index, self.arena
         slots = np.array([slot])
-        self.index.base[slot] = base
-        self._place(slots)
+        index.base[slot] = base
+        first, chunk_bytes = arena.begin_of(0), arena.chunk_bytes
+        self._lists.place(index.resident, slots, index.base, index.nbytes, first, chunk_bytes)
 
     def forget(self, slot: int) -> None:
         """Forget the segment in ``slot``, which is being evicted from the store."""
@@ -103,7 +105,7 @@ class SegmentCache:
         """Uncache the segment in ``slot``, which is cached."""
         index = self.index
         base, chunk = int(index.base[slot]), self.arena.chunk_of(int(index.base[slot]))
-        kernels.uncache(self._lists, index.resident, chunk, slot, index.nbytes, index.base, index.offset)
+        self._lists.uncache(index.resident, chunk, slot, index.base, index.nbytes, index.offset)
         self.arena.free(base, int(index.nbytes[slot]))
 
     def uncache_chunk(self) -> bool:
@@ -121,7 +123,7 @@ class SegmentCache:
 
     def pin(self, slots: Ints, by: int = 1) -> None:
         """Keep segments in the arena until they are unpinned (``by=-1``) as often."""
-        kernels.pin(self._pins, slots, by)
+        core.pin(self._pins, slots, by)
 
     def fetch(self, slots: Ints) -> int:
         """Start reads of those of ``slots`` [n] that are neither cached nor being read.
@@ -133,7 +135,7 @@ class SegmentCache:
 
     def wait(self, slots: Ints) -> None:
         """Wait for those of ``slots`` that are being read. May be called without the store's lock."""
-        self.stalls += bool((self._state[slots] == COMING).any())
+        self.stalls += bool((self._state[slots] == core.COMING).any())
         begin = time.perf_counter()
         self._reads.readers.wait(slots)
         self.waited_s += time.perf_counter() - begin
@@ -163,7 +165,7 @@ class SegmentCache:
     @property
     def nbytes(self) -> int:
         """Approximate bytes of bookkeeping."""
-        per_slot = self._pins.nbytes + self._state.nbytes + self._lists.members.nbytes
+        per_slot = self._pins.nbytes + self._state.nbytes + self._lists.nbytes
         return per_slot * self.index.highest // self.index.slots + self._reads.readers.nbytes
 
     def _under_way(self) -> Ints:
@@ -176,15 +178,15 @@ class SegmentCache:
     def _fetch(self, slots: Ints, pins: Int32s) -> int:
         index = self.index
         wanted, where = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
-        found, here = kernels.missing(slots, index.resident, self._state, DAMAGED, wanted, where)
+        found, here = core.find_missing(slots, index.resident, self._state, DAMAGED, wanted, where)
         self.hits += here
         if not found:
             return len(slots)
-        kernels.pin(pins, slots, 1)
+        core.pin(pins, slots, 1)
         try:
             bases = self._make_room(index.nbytes[wanted[:found]], pins)
         finally:
-            kernels.pin(pins, slots, -1)
+            core.pin(pins, slots, -1)
         count = len(bases)
         begun = wanted[:count]
         try:
@@ -222,57 +224,51 @@ class SegmentCache:
         Cost: 0.1 ms, some 80 segments of which 6 move.
         """
         index, arena = self.index, self.arena
-        chunk = self._choose(pins)
+        chunk, pinned = self._choose(pins)
         if chunk < 0 and self._coming:
             self._land(self._under_way())  # reads that nobody waits for would keep their chunk in use
-            chunk = self._choose(pins)
+            chunk, pinned = self._choose(pins)
         if chunk < 0:
             return False
-        held = int(self._lists.held[chunk])
-        slots = np.empty(kernels.count(self._lists, chunk, pins)[1], np.int64)
-        kernels.uncache_chunk(self._lists, index.resident, chunk, index.nbytes, index.base, index.offset,
-            pins, slots,
-        )  # fmt: skip
+        held = self._lists.held_in(chunk)
+        slots = np.empty(pinned, np.int64)
+        self._lists.uncache_chunk(index.resident, chunk, index.base, index.nbytes, index.offset, pins, slots)
         arena.free(arena.begin_of(chunk), held)  # what is there stays until something is written over it
         nbytes = index.nbytes[slots]
         begins = np.cumsum(nbytes) - nbytes
         content = np.empty(int(nbytes.sum()), np.uint8)
-        kernels.copy(arena.memory, index.base[slots], content, begins, nbytes)
+        core.copy_ranges(arena.memory, index.base[slots], content, begins, nbytes)
         done = 0
         while done < len(slots):
             bases = arena.allocate_some(nbytes[done:])
             assert len(bases), "the chunk was emptied just now"
             moved = slice(done, done + len(bases))
-            kernels.copy(content, begins[moved], arena.memory, bases, nbytes[moved])
+            core.copy_ranges(content, begins[moved], arena.memory, bases, nbytes[moved])
             index.base[slots[moved]] = bases
             self._enter(slots[moved])
             done += len(bases)
         self.moved += done
         return True
 
-    def _choose(self, pins: Int32s) -> int:
-        """Return the chunk to uncache next; -1 if there is none."""
-        return kernels.choose(self._lists, self.arena.live, pins, self.arena.current, CANDIDATES)
+    def _choose(self, pins: Int32s) -> tuple[int, int]:
+        """Return the chunk to uncache next (-1 if there is none), and how many of its segments are pinned."""
+        return self._lists.choose(self.arena.live, pins, self.arena.current, CANDIDATES)
 
     def _land(self, slots: Ints) -> None:
         """Enter those of ``slots`` whose reads have ended."""
         picked = np.empty(len(slots), np.int64)
-        read = picked[: kernels.pick(slots, self._state, READ, picked)]
+        read = picked[: core.pick(slots, self._state, core.READ, picked)]
         self._coming -= len(read)
         self._enter(read)
-        for slot in slots[self._state[slots] == SUSPECT].tolist():
-            if self._state[slot] == SUSPECT:
+        for slot in slots[self._state[slots] == core.SUSPECT].tolist():
+            if self._state[slot] == core.SUSPECT:
                 self._again(slot)
 
     def _enter(self, slots: Ints) -> None:
         """Enter segments that lie at their ``base`` now. Takes no memory."""
-        kernels.rebase(self.index.offset, self.index.base, slots)
-        self._place(slots)
-
-    def _place(self, slots: Ints) -> None:
         index, arena = self.index, self.arena
-        first = arena.begin_of(0)
-        kernels.place(self._lists, index.resident, slots, index.base, index.nbytes, first, arena.chunk_bytes)
+        first, chunk_bytes = arena.begin_of(0), arena.chunk_bytes
+        self._lists.enter(index.resident, slots, index.base, index.nbytes, index.offset, first, chunk_bytes)
 
     def _again(self, slot: int) -> None:
         """Repeat a read that failed or did not match its checksum; note what is wrong with the segment."""

@@ -7,8 +7,9 @@ import zlib
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk.read_pool import BASE, COLUMNS, DESCRIPTOR, DIRECT, NBYTES, OFFSET, SLOT, Readers
+from sharpwave.disk.read_pool import BASE, DESCRIPTOR, DIRECT, NBYTES, OFFSET, SLOT, Readers
 from sharpwave.disk.region_files import RegionFiles
+from sharpwave.native import core
 
 
 class SegmentReads:
@@ -40,7 +41,7 @@ class SegmentReads:
         nbytes: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.int64]:
         """Return reads for ``start``: segments [n] from ``offsets`` in ``regions`` to ``bases``."""
-        reads = np.empty((len(slots), COLUMNS), np.int64)
+        reads = np.empty((len(slots), core.READ_COLUMNS), np.int64)
         reads[:, SLOT], reads[:, OFFSET], reads[:, BASE], reads[:, NBYTES] = slots, offsets, bases, nbytes
         reads[:, [DESCRIPTOR, DIRECT]] = self._regions.descriptors(regions)
         return reads[np.lexsort((offsets, regions))]
@@ -74,11 +75,6 @@ class SegmentReads:
             path = region.path if region else number
             return f"{path}: byte {offset:,}: checksum {found:08x}, expected {stored:08x}"
         return None
-
-    def leave_to_parent(self) -> None:
-        """Leave the pool alone in a process that was just forked: its threads are its parent's."""
-        if self._readers is not None:
-            self._readers.leave()
 
     def close(self) -> None:
         """End the pool."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 from sharpwave.native import descriptors
 from sharpwave.native.directory import BINARY, UNWRITABLE, Directory, IrregularError, kind_of, open_at
-from sharpwave.native.memory_ops import INTERPRETED
 
 
 class Files:
@@ -55,8 +54,8 @@ class Files:
 
     @property
     def native(self) -> bool:
-        """Whether kernels may call the system's ``pread`` instead of the method."""
-        return type(self).pread is Files.pread and hasattr(os, "pread") and not INTERPRETED
+        """Whether the core may call the system's ``pread`` instead of the method."""
+        return type(self).pread is Files.pread and hasattr(os, "pread")
 
     def open(self, directory: Directory, name: str) -> int:
         """Create a file and open it for reading and writing; one that exists, or a link, is an error."""
