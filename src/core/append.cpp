@@ -268,7 +268,7 @@ class Appender {
             return at;
         }
         if (PyFloat_CheckExact(object) || PyArray_IsScalar(object, Double)) {  // the latter is a Python float, too
-            const double number = PyFloat_AS_DOUBLE(object);
+            const double number = PyFloat_AsDouble(object);
             if (field.type == NPY_FLOAT32) return narrow(&number, 1);
             if (field.type != NPY_FLOAT64) return nullptr;
             uint8_t* at = room(8);
@@ -324,7 +324,7 @@ class Appender {
             values_.rows[3 * k + after] = rows;
             ++found;
         }
-        return bare || found == PyDict_GET_SIZE(values.ptr());
+        return bare || found == PyDict_Size(values.ptr());
     }
 
     bool take_lanes(nb::handle lanes, int64_t count) {
