@@ -73,9 +73,9 @@ def put(label: str, name: str, row: Any, value: Any) -> None:
     DAMAGES[label] = change
 
 
-for one in ("episode", "episode_id", "traj_ids", "trajectory_index", "infos__episode_id"):
+for one in ("episode", "episode_id", "traj_ids", "trajectory_index", "infos__episode_id", "ep_id", "episodeId"):
     also(f"ends by {one}", **{one: EPISODE})
-for one in ("step", "timesteps", "t", "frame_index", "time_step"):
+for one in ("step", "timesteps", "t", "frame_index", "time_step", "elapsed_steps"):
     also(f"ends by {one}", **{one: STEP})
 also("ends by step [N, 1] from 1 on", step=STEP[:, None] + 1)
 also("ends by step of two each", step=STEP * 2)
@@ -84,6 +84,9 @@ for one in ("dones", "done", "is_last", "is_end", "episode_ends", "episode_termi
 for one in ("is_first", "is_start", "episode_starts"):
     also(f"ends by {one}", **{one: STEP == 0})
 also("ends by TimeLimit.truncated", **{"infos/TimeLimit.truncated": END & (EPISODE % 2 == 1)})
+also("numbers of another name", place=EPISODE)
+also("steps of another name", place=STEP)
+also("single values", step=STEP, episodes=np.int64(6), steps=np.int64(COUNT), timeout=np.float64(30))
 also("ends by another flag and t", finished=END, t=STEP)
 also("ends by float16 is_last [N, 1]", is_last=END.astype(np.float16)[:, None])
 also("ends by unsigned steps", step=STEP.astype(np.uint8))

@@ -312,6 +312,12 @@ for name in ("data/state", "data/action", "data/reward"):
         )
     ZARR[f"{name} short"] = lambda made, name=name: made.put(name, lambda one: one[:-1], 0)
     ZARR[f"{name} long"] = lambda made, name=name: made.put(name, lambda one: np.concatenate([one, one[-1:]]), 0)
+for name, values in {
+    "texts": np.array(["go"] * sum(LENGTHS)),
+    "times": np.arange(sum(LENGTHS)).astype("M8[ns]"),
+    "a single value": np.array(10.0),
+}.items():
+    ZARR[f"{name} beside"] = lambda made, values=values: made.arrays[0].update({"data/other": values})
 ZARR["NaN in data/reward"] = lambda made: made.arrays[0]["data/reward"].__setitem__(12, np.nan)
 for how, moved in {
     "fall": lambda ends: ends[::-1],
