@@ -378,7 +378,7 @@ class ColumnSource:
         if rounded:
             self.notes.append(
                 f"next_observations: {rounded:,} differ from the following observation by rounding (at most "
-                f"{TOLERANCE:g} of it, or of four times the median); the following observation is stored"
+                f"{TOLERANCE:g} of it, or of 16 times the median); the following observation is stored"
             )
         flagged = np.unique(np.concatenate(ends))
         if self._nexts:

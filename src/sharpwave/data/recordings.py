@@ -382,7 +382,7 @@ def _compared(path: str, after: npt.NDArray[Any], obs: npt.NDArray[Any]) -> int:
     if beyond.any():
         raise ValueError(
             f"row {int(np.argmax(beyond))}: next_obs {path}".rstrip()
-            + f" is not the observation of the next row, expected it, but for {TOLERANCE:g} of it or of four times the "
+            + f" is not the observation of the next row, expected it, but for {TOLERANCE:g} of it or of 16 times the "
             "median; are these several episodes? Split them, or remove next_obs"
         )
     return int(differ.sum())

@@ -10,8 +10,8 @@ import numpy.typing as npt
 TOLERANCE = 1e-6
 """Differences that are rounding: some eight units in the last place of float32, of a value's own magnitude, or of one
 that is ordinary for its component."""
-MEDIANS = 4
-"""Ordinary values are at most so many medians: 99 of 100 that are normally distributed."""
+MEDIANS = 16
+"""Ordinary values are at most so many medians; a component whose values lie far from 0 was computed of larger ones."""
 MAX_SAMPLED = 1024
 """Limit of rows by which the typical magnitude is found."""
 
@@ -19,7 +19,7 @@ MAX_SAMPLED = 1024
 def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
     """Compare rows [n, *shape]; return which differ, and which by more than rounding, bool [n] each.
 
-    NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the larger of both values, or of four
+    NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the larger of both values, or of 16
     times the component's median in ``others``: small values that are computed of larger ones are off by as much.
     """
     one, other = (x.reshape(len(x), -1) for x in (some, others))
@@ -46,7 +46,7 @@ def _typical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     which any difference is small.
 
     >>> _typical(np.array([[0.0, 1e7], [-3.0, 1.0], [2.0, 2.0], [np.inf, 3.0]])).tolist()
-    [3.0, 8.0]
+    [3.0, 32.0]
     """
     sampled = np.abs(values[:: -(-len(values) // MAX_SAMPLED)])
     ordered = np.sort(np.where(np.isfinite(sampled), sampled, 0), axis=0)
