@@ -16,5 +16,6 @@ void define_cache(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);
 void define_file_ranges(nanobind::module_& module);
 void define_reads(nanobind::module_& module);
+void define_index(nanobind::module_& module);
 
 }  // namespace sharpwave

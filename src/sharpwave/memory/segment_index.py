@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 
 Ints = npt.NDArray[np.int64]
@@ -124,7 +124,7 @@ class SegmentIndex:
         """
         slots = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
         try:
-            _reset(
+            core.reset_slots(
                 np.array(slots, np.int64), self.rows, self.frames, self.context, self.episode_step, self.sealed,
                 self.gap, self.next, self.previous,
             )  # fmt: skip
@@ -210,7 +210,7 @@ class SegmentIndex:
         Args:
             slots: of open segments, by lane.
         """
-        _write_last_ids(lanes, slots, self.rows, self.generation, self.stride, ids)
+        core.write_last_ids(lanes, slots, self.rows, self.generation, self.stride, ids)
 
     def find(self, lanes: Ints, steps: Ints) -> Ints:
         """Return the ids of the steps so numbered in their ``lanes``, -1 where one is not held: int64 [n].
@@ -220,63 +220,9 @@ class SegmentIndex:
         held = np.flatnonzero(self.rows[: self.highest])
         held = held[np.lexsort((self.first_step[held], self.lane[held]))]
         ids = np.empty(len(lanes), np.int64)
-        _find(held, self.lane, self.first_step, self.rows, self.generation, self.stride, lanes, steps, ids)
+        core.find_steps(held, self.lane, self.first_step, self.rows, self.generation, self.stride, lanes, steps, ids)
         return ids
 
     def segment_id(self, slot: int) -> int:
         """Return the id of the first step of the segment in ``slot``."""
         return int(self.generation[slot]) << LEAF_BITS | slot * self.stride
-
-
-@njit(nogil=True, cache=True)
-def _write_last_ids(lanes: Ints, slots: Int32s, rows: Int32s, generation: Ints, stride: int, ids: Ints) -> None:
-    for i in range(lanes.size):
-        slot = np.int64(slots[lanes[i]])
-        ids[i] = generation[slot] << LEAF_BITS | slot * stride + rows[slot] - 1
-
-
-@njit(nogil=True, cache=True)
-def _reset(
-    slots: Ints,
-    rows: Int32s,
-    frames: Int32s,
-    context: Int32s,
-    episode_step: Ints,
-    sealed: npt.NDArray[np.uint8],
-    gap: npt.NDArray[np.uint8],
-    following: Int32s,
-    previous: Int32s,
-) -> None:
-    for slot in slots:
-        rows[slot] = frames[slot] = context[slot] = episode_step[slot] = sealed[slot] = gap[slot] = 0
-        following[slot] = previous[slot] = -1
-
-
-@njit(nogil=True, cache=True)
-def _find(
-    held: Ints,
-    lane: Int32s,
-    first_step: Ints,
-    rows: Int32s,
-    generation: Ints,
-    stride: int,
-    lanes: Ints,
-    steps: Ints,
-    ids: Ints,
-) -> None:
-    """Search ``held``, slots by lane and first step, for the segment of each step."""
-    for i in range(ids.size):
-        low, high = 0, held.size  # the last slot that begins at the step or before is held[low - 1]
-        while low < high:
-            middle = (low + high) // 2
-            slot = held[middle]
-            if lane[slot] < lanes[i] or (lane[slot] == lanes[i] and first_step[slot] <= steps[i]):
-                low = middle + 1
-            else:
-                high = middle
-        ids[i] = -1
-        if low:
-            slot = held[low - 1]
-            row = steps[i] - first_step[slot]
-            if lane[slot] == lanes[i] and 0 <= row < rows[slot]:
-                ids[i] = generation[slot] << LEAF_BITS | slot * stride + row
