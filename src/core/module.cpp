@@ -21,4 +21,5 @@ NB_MODULE(_core, module) {
     sharpwave::define_file_ranges(module);
     sharpwave::define_reads(module);
     sharpwave::define_index(module);
+    sharpwave::define_checks(module);
 }

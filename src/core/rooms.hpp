@@ -17,5 +17,6 @@ void define_checksum(nanobind::module_& module);
 void define_file_ranges(nanobind::module_& module);
 void define_reads(nanobind::module_& module);
 void define_index(nanobind::module_& module);
+void define_checks(nanobind::module_& module);
 
 }  // namespace sharpwave

@@ -31,7 +31,6 @@ from sharpwave.validation import (
     checked_places,
     checked_rows,
     checked_steps,
-    highest,
 )
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.registry import Views
@@ -353,7 +352,7 @@ class StoreWriting:
                 for lane in self._fed.intersection(lanes.tolist()):
                     self._settle(lane)
             if len(lanes):
-                self._log.open_lanes(int(highest(lanes)) + 1, lanes)
+                self._log.open_lanes(core.highest(lanes) + 1, lanes)
                 self._log.write(lanes, flags, rows, finals, nexts)
                 self._log.write_last_ids(lanes, ids)
             return ids

@@ -9,9 +9,10 @@ import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer, is_number
 from sharpwave.errors import not_to_be_copied
+from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
-from sharpwave.validation import Missing, all_within, check_missing
+from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import Tag, check_tag, tagged
@@ -260,7 +261,7 @@ def checked_errors(
     errors = np.asarray(array, np.float64, order="C")  # any other order would compile kernels again
     if errors.shape != expected:
         raise ValueError(f"{call}: td_error has shape {errors.shape}, expected {expected}, one for each id")
-    if not all_within(errors.reshape(-1), MAX_TD_ERROR):
+    if not core.all_within(errors.reshape(-1), MAX_TD_ERROR):
         worst = np.argwhere(~(np.abs(errors) <= MAX_TD_ERROR))[0].tolist()
         raise ValueError(
             f"{call}: td_error{worst} is {errors[*worst]}, expected finite numbers of at most "

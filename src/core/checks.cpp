@@ -1,0 +1,52 @@
+// Are the numbers of a call sound? Checks of what a user passes, in one pass each.
+#include <algorithm>
+#include <cmath>
+
+#include "numpy_arrays.hpp"
+#include "rooms.hpp"
+#include "unlocked.hpp"
+
+namespace sharpwave {
+namespace {
+
+// Bits of the byte of flags that a step has.
+constexpr uint8_t terminated_bit = 1, truncated_bit = 2;
+
+// NaN is not within.
+template <class T>
+bool all_within(std::span<const T> values, double limit) {
+    const Unlocked unlocked(values.size());
+    bool sound = true;
+    for (T value : values) sound &= std::abs(static_cast<double>(value)) <= limit;
+    return sound;
+}
+
+int64_t join_flags(ConstBytes terminated, ConstBytes truncated, Bytes flags) {
+    require(terminated.size() == flags.size() && truncated.size() == flags.size(), "each step has both flags");
+    int64_t found = -1;
+    for (std::size_t i = 0; i < flags.size(); ++i) {
+        flags[i] = static_cast<uint8_t>((terminated[i] ? terminated_bit : 0) | (truncated[i] ? truncated_bit : 0));
+        if (found < 0 && flags[i] == truncated_bit) found = static_cast<int64_t>(i);
+    }
+    return found;
+}
+
+int64_t highest(ConstInts numbers) {
+    int64_t found = -1;
+    for (int64_t number : numbers) found = std::max(found, number);
+    return found;
+}
+
+}  // namespace
+
+void define_checks(nanobind::module_& module) {
+    using namespace nanobind::literals;
+    constexpr const char* within = "Return whether all values are in [``-limit``, ``limit``]; NaN is not.";
+    module.def("all_within", &all_within<float>, "values"_a, "limit"_a, within);
+    module.def("all_within", &all_within<double>, "values"_a, "limit"_a, within);
+    module.def("join_flags", &join_flags, "terminated"_a, "truncated"_a, "flags"_a,
+               "Write the bits of both flags; return the first step that is truncated and not terminated, or -1.");
+    module.def("highest", &highest, "numbers"_a, "Return the highest of ``numbers``, none below 0; -1: there is none.");
+}
+
+}  // namespace sharpwave
