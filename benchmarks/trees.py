@@ -59,7 +59,8 @@ def _sharpwave_tree(leaves: int, priorities: Any, rng: np.random.Generator) -> C
 
 def _sharpwave_sampler(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
     from sharpwave import Prioritized
-    from sharpwave.sampling.protocol import Draw, importance_weights
+    from sharpwave.native import core
+    from sharpwave.sampling.protocol import Draw
 
     stride = 128
     slots = -(-leaves // stride)
@@ -73,7 +74,7 @@ def _sharpwave_sampler(leaves: int, priorities: Any, rng: np.random.Generator) -
 
         def call() -> None:
             sampler.draw(draw, rng)
-            importance_weights(draw.probabilities, BETA, draw.weights)
+            core.importance_weights(draw.probabilities, BETA, draw.weights)
             sampler.update(draw.items, errors)
 
         return call

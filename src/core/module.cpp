@@ -20,6 +20,9 @@ NB_MODULE(_core, module) {
     sharpwave::define_checksum(module);
     sharpwave::define_file_ranges(module);
     sharpwave::define_reads(module);
+    sharpwave::define_sum_tree(module);
+    sharpwave::define_draws(module);
+    sharpwave::define_orders(module);
     sharpwave::define_index(module);
     sharpwave::define_checks(module);
 }

@@ -16,6 +16,9 @@ void define_cache(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);
 void define_file_ranges(nanobind::module_& module);
 void define_reads(nanobind::module_& module);
+void define_sum_tree(nanobind::module_& module);
+void define_draws(nanobind::module_& module);
+void define_orders(nanobind::module_& module);
 void define_index(nanobind::module_& module);
 void define_checks(nanobind::module_& module);
 

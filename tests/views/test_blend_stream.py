@@ -277,11 +277,12 @@ def test_a_sampler_that_fails_leaves_all_undrawn(broken: Any, view: int, monkeyp
     sampler = blend.views[view].sampler
     before = blend.state(), [one.source.items.samples for one in blend.views], len(stream.drawn)
 
-    def fail(draw: Any, rng: Any) -> None:
+    def fail(*arguments: Any) -> None:
         raise RuntimeError("broken")
 
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "draw", fail)
+        patch.setattr(sampler, "draw_shuffled", fail)
         with pytest.raises(RuntimeError, match="broken"):
             next(stream)
     assert (blend.state(), [one.source.items.samples for one in blend.views], len(stream.drawn)) == before

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpwave.native import core
-from sharpwave.sampling.protocol import importance_weights
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 
 Array = np.ndarray[Any, Any]
@@ -171,6 +170,6 @@ def test_locate_adds_up_rewards_to_the_episodes_end(log: Log, n_step: int, gamma
 def test_importance_weights(priorities: list[float], beta: float, others: float) -> None:
     probabilities = np.array(priorities) / (math.fsum(priorities) + others)
     weights = np.zeros(len(priorities), np.float32)
-    importance_weights(probabilities, beta, weights)
+    core.importance_weights(probabilities, beta, weights)
     by_book = ((len(priorities) + 5) * probabilities) ** -beta
     np.testing.assert_allclose(weights, by_book / by_book.max(), rtol=1e-5)

@@ -9,75 +9,13 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, checked_array, extended
 from sharpwave.sampling.retention import Newcomer, Priorities
 
 SLACK = 1024
 """Removed entries may outnumber those that remain by this many before the order is compacted."""
-
-
-@njit(nogil=True, cache=True)
-def _append(
-    order: Ints, place: Ints, rank: Ints, tail: int, last: int, group_size: int, groups: Ints, begins: Ints, ends: Ints
-) -> int:
-    """Append items, with ranks above ``last``; return the new tail."""
-    for i in range(groups.size):
-        for item in range(groups[i] * group_size + begins[i], groups[i] * group_size + ends[i]):
-            order[tail] = item
-            tail += 1
-            last += 1
-            place[item], rank[item] = tail, last
-    return tail
-
-
-@njit(nogil=True, cache=True)
-def _drop(order: Ints, place: Ints, begin: int, end: int) -> int:
-    """Remove the items ``begin <= i < end``; return how many of them were present."""
-    count = 0
-    for item in range(begin, end):
-        if place[item] > 0:
-            order[place[item] - 1] = -1
-            place[item] = 0
-            count += 1
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _close_up(order: Ints, place: Ints, head: int, tail: int) -> int:
-    """Move remaining entries to the front; return the new tail."""
-    count = 0
-    for at in range(head, tail):
-        item = order[at]
-        if item >= 0:
-            order[count] = item
-            count += 1
-            place[item] = count
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _ends(order: Ints, head: int, tail: int) -> tuple[int, int]:
-    """Narrow head and tail to items that are present."""
-    while head < tail and order[head] < 0:
-        head += 1
-    while head < tail and order[tail - 1] < 0:
-        tail -= 1
-    return head, tail
-
-
-@njit(nogil=True, cache=True)
-def _take(order: Ints, at: int, end: int, step: int, items: Ints) -> None:
-    """Copy items from position ``at`` on, up to before ``end``, into ``items``; begin again where there are fewer."""
-    found = 0
-    while found < items.size and at != end:
-        if order[at] >= 0:
-            items[found] = order[at]
-            found += 1
-        at += step
-    for i in range(found, items.size):
-        items[i] = items[i - found]
 
 
 @dataclass
@@ -110,17 +48,18 @@ class _InOrder:
         assert self._order is not None
         coming = int((ends - begins).sum())
         if self._tail - self._head > 2 * self._count + SLACK or self._tail + coming > len(self._order):
-            self._tail = _close_up(self._order, self._place, self._head, self._tail)
+            self._tail = core.order_close_up(self._order, self._place, self._head, self._tail)
             self._head = 0
         arrays = self._order, self._place, self._rank
-        self._tail = _append(*arrays, self._tail, self._last, self._group_size, groups, begins, ends)
+        self._tail = core.order_append(*arrays, self._tail, self._last, self._group_size, groups, begins, ends)
         self._count, self._last = self._count + coming, self._last + coming
         self._highest = max(self._highest, self._tail)
 
     def remove(self, group: int) -> None:
         """Remove a group's items. Cost: O(group_size)."""
         assert self._order is not None
-        self._count -= _drop(self._order, self._place, group * self._group_size, (group + 1) * self._group_size)
+        begin = group * self._group_size
+        self._count -= core.order_drop(self._order, self._place, begin, begin + self._group_size)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Remove items from the order. Cost: O(n)."""
@@ -157,11 +96,11 @@ class _InOrder:
     def _take(self, draw: Draw, newest: bool) -> None:
         assert self._order is not None
         order = self._order
-        self._head, self._tail = _ends(order, self._head, self._tail)
+        self._head, self._tail = core.order_ends(order, self._head, self._tail)
         if newest:
-            _take(order, self._tail - 1, self._head - 1, -1, draw.items)
+            core.order_take(order, self._tail - 1, self._head - 1, -1, draw.items)
         else:
-            _take(order, self._head, self._tail, 1, draw.items)
+            core.order_take(order, self._head, self._tail, 1, draw.items)
         self._drawn = draw.items[: self._count]  # valid until the draw's memory is reused
         draw.probabilities.fill(1.0 / len(self._drawn))
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sharpwave.arguments import is_number
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
     Draw,
@@ -18,41 +18,11 @@ from sharpwave.sampling.protocol import (
     check_exponents,
     check_unbound,
     checked_array,
-    stratify,
 )
-from sharpwave.sampling.sum_tree import SumTree, _refresh, _set_run
+from sharpwave.sampling.sum_tree import SumTree
 
 MIN_EPS, MAX_EPS = 1e-100, 1e30
 """Smallest ``eps``: the share of the smallest priority in a sum of all stays above 0."""
-
-
-@njit(nogil=True, cache=True)
-def _set_runs(
-    nodes: Floats, starts: Ints, group_size: int, groups: Ints, begins: Ints, ends: Ints, value: float
-) -> None:
-    for i in range(groups.size):
-        _set_run(nodes, starts, groups[i] * group_size + begins[i], groups[i] * group_size + ends[i], value)
-
-
-@njit(nogil=True, cache=True)
-def _set_priorities(
-    nodes: Floats, starts: Ints, items: Ints, td_error: Floats, eps: float, alpha: float, ascending: Ints
-) -> float:
-    """Set ``items`` [n] to ``p^alpha`` where ``p = |td_error| + eps``; return the largest p.
-
-    Args:
-        ascending: the same items, sorted; overwritten.
-
-    Cost: 2.6 us for 32 items with the sorting; the same by numpy and ``SumTree.set`` takes 6.0 us.
-    """
-    base = starts[starts.size - 1]
-    largest = 0.0
-    for i in range(items.size):
-        priority = abs(td_error[i]) + eps
-        largest = max(largest, priority)
-        nodes[base + items[i]] = priority**alpha
-    _refresh(nodes, starts, ascending)
-    return largest
 
 
 @dataclass
@@ -102,8 +72,7 @@ class Prioritized:
         """Add items with the largest priority so far. Cost: O(items + runs log8 leaves)."""
         assert self._tree is not None
         tree, value = self._tree, self.max_priority**self.alpha
-        _set_runs(tree.nodes, tree.starts, self._group_size, groups, begins, ends, value)
-        tree.touch(int(groups.max() + 1) * self._group_size)
+        tree.sums.set_runs(self._group_size, groups, begins, ends, value)
 
     def remove(self, group: int) -> None:
         """Set a group's priorities to 0. Cost: O(group_size + log8 leaves)."""
@@ -126,6 +95,16 @@ class Prioritized:
         rng.random(out=draw.uniforms)
         self._draw(draw)
 
+    def draw_shuffled(self, draw: Draw, rng: np.random.Generator, beta: float) -> None:
+        """Draw in proportion to ``p^alpha``, in any order. Cost: as ``draw``."""
+        assert self._tree is not None
+        generator = rng.bit_generator
+        with generator.lock:
+            core.draw_shuffled(
+                self._tree.sums, 0, None, generator.capsule, beta, draw.items, draw.probabilities, draw.weights,
+                draw.rest, draw.uniforms,
+            )  # fmt: skip
+
     @property
     def mass(self) -> float:
         """Sum of ``p^alpha``."""
@@ -134,13 +113,12 @@ class Prioritized:
 
     def draw_at(self, draw: Draw, points: Floats) -> None:
         """Draw the items at ``points`` of the sum. Cost: O(n log8 leaves)."""
-        stratify(points, draw.uniforms)
+        core.stratify(points, draw.uniforms)
         self._draw(draw)
 
     def _draw(self, draw: Draw) -> None:
         assert self._tree is not None
-        self._tree.draw(draw.uniforms, draw.items, draw.probabilities, draw.rest)
-        draw.probabilities /= self._tree.total
+        core.draw_by_value(self._tree.sums, draw.items, draw.probabilities, draw.rest, draw.uniforms)
 
     def probabilities(self, items: Ints) -> Floats:
         """Return ``p^alpha / sum``. Cost: O(n)."""
@@ -150,17 +128,13 @@ class Prioritized:
     def masses(self, groups: Ints) -> Floats:
         """Return sums of ``p^alpha`` over the items of ``groups``: float64 [n]."""
         assert self._tree is not None
-        return self._tree.sums(groups, self._group_size)
+        return self._tree.run_sums(groups, self._group_size)
 
     def update(self, items: Ints, td_error: Floats) -> None:
         """Set the items' priorities. Cost: O(n log8 leaves)."""
         assert self._tree is not None
-        if items.size:
-            tree, ascending = self._tree, np.sort(items)
-            highest = int(ascending[-1])
-            largest = _set_priorities(tree.nodes, tree.starts, items, td_error, self.eps, self.alpha, ascending)
-            self.max_priority = max(self.max_priority, largest)
-            tree.touch(highest + 1)
+        largest = core.set_priorities(self._tree.sums, items, td_error, self.eps, self.alpha)
+        self.max_priority = max(self.max_priority, largest)
 
     def settings(self) -> dict[str, Any]:
         """Return ``alpha`` and ``eps``; ``beta`` may change at any time."""

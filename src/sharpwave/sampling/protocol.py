@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_number
-from sharpwave.native.jit import njit
 from sharpwave.native.untouched import zeros
 
 Floats = npt.NDArray[np.float64]
@@ -56,6 +55,7 @@ class Sampler(Protocol):
     Items are integers in groups of equal size: item k of group g is ``g * group_size + k``. What an item stands for is
     the view's concern. A group's items are inserted in order, from the first on, and removed together; some may be
     excluded before. A sampler is constructed with its settings, and given its size by ``bind``.
+    Arrays are C-contiguous.
 
     Attributes:
         beta: exponent of the importance weights where ``sample(beta=)`` gives none; 0: all weights are 1.
@@ -141,6 +141,13 @@ class DrawsByMass(Protocol):
         """
 
 
+class DrawsShuffled(Protocol):
+    """Sampler that draws, shuffles and weighs in one call, to the same results."""
+
+    def draw_shuffled(self, draw: Draw, rng: np.random.Generator, beta: float) -> None:
+        """Fill ``draw`` as ``draw``, ``core.shuffle`` and ``core.importance_weights`` do one after the other."""
+
+
 class Readmits(Protocol):
     """Sampler that takes excluded items back, which a stream has drawn ahead and not returned."""
 
@@ -156,11 +163,10 @@ def draws_by_mass(sampler: Any) -> bool:
     return hasattr(type(sampler), "draw_at") and hasattr(type(sampler), "mass")
 
 
-def stratify(points: Floats, uniforms: Floats) -> None:
-    """Write the ``uniforms`` [n] with which a stratified draw of n, one of each nth, draws at ``points`` [n]."""
-    count = len(points)
-    np.multiply(points, count, out=uniforms)
-    uniforms -= np.arange(count)
+def draws_shuffled(sampler: Any) -> bool:
+    """Return whether a sampler is a ``DrawsShuffled``, by the class that has its ``draw``."""
+    own = next((kind for kind in type(sampler).__mro__ if "draw" in vars(kind)), object)
+    return "draw_shuffled" in vars(own)
 
 
 def check_sampler(argument: str, sampler: Any) -> None:
@@ -216,22 +222,3 @@ def extended(array: npt.NDArray[Any], size: int) -> npt.NDArray[Any]:
     end = int(used[-1]) + 1 if used.size else 0
     longer[:end] = array[:end]
     return longer
-
-
-@njit(nogil=True, cache=True)
-def shuffle(uniforms: Floats, items: Ints, probabilities: Floats) -> None:
-    """Shuffle a draw by ``uniforms`` [n]: every order is equally likely (Fisher and Yates)."""
-    for i in range(items.size - 1, 0, -1):
-        k = int(uniforms[i] * (i + 1))
-        items[i], items[k] = items[k], items[i]
-        probabilities[i], probabilities[k] = probabilities[k], probabilities[i]
-
-
-@njit(nogil=True, cache=True)
-def importance_weights(probabilities: Floats, beta: float, weights: npt.NDArray[np.float32]) -> None:
-    """Compute ``(N P_i)^-beta``, divided by the batch's largest, into ``weights`` [n] (Schaul et al. 2016, 3.4)."""
-    lowest = np.inf  # a loop: compiling ``probabilities.min()`` takes 0.5 s
-    for probability in probabilities:
-        lowest = min(lowest, probability)
-    for i in range(weights.size):  # (N P_i)^-beta / max_j (N P_j)^-beta = (min_j P_j / P_i)^beta
-        weights[i] = (lowest / probabilities[i]) ** beta

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
@@ -20,103 +20,6 @@ from sharpwave.sampling.protocol import (
     checked_array,
     extended,
 )
-
-
-@njit(nogil=True, cache=True)
-def _put(heap: Ints, place: Ints, at: int, item: int) -> None:
-    heap[at] = item
-    place[item] = at + 1
-
-
-@njit(nogil=True, cache=True)
-def _settle(heap: Ints, place: Ints, priority: Floats, count: int, at: int) -> None:
-    """Move the item at ``at`` up or down to its position in the heap, above others of the same priority."""
-    item = heap[at]
-    value = priority[item]
-    while at > 0 and priority[heap[(at - 1) >> 1]] <= value:
-        _put(heap, place, at, heap[(at - 1) >> 1])
-        at = (at - 1) >> 1
-    while True:
-        child = 2 * at + 1
-        if child + 1 < count and priority[heap[child + 1]] > priority[heap[child]]:
-            child += 1
-        if child >= count or priority[heap[child]] <= value:
-            break
-        _put(heap, place, at, heap[child])
-        at = child
-    _put(heap, place, at, item)
-
-
-@njit(nogil=True, cache=True)
-def _add(
-    heap: Ints,
-    place: Ints,
-    priority: Floats,
-    count: int,
-    group_size: int,
-    groups: Ints,
-    begins: Ints,
-    ends: Ints,
-    value: float,
-) -> int:
-    """Add the items of runs, with priority ``value``; return the new count."""
-    for i in range(groups.size):
-        for item in range(groups[i] * group_size + begins[i], groups[i] * group_size + ends[i]):
-            priority[item] = value
-            _put(heap, place, count, item)
-            count += 1
-            _settle(heap, place, priority, count, count - 1)
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _put_back(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints, values: Floats) -> int:
-    """Add ``items`` [n] with priorities ``values`` [n]; returns the new count."""
-    for i in range(items.size):
-        priority[items[i]] = values[i]
-        _put(heap, place, count, items[i])
-        count += 1
-        _settle(heap, place, priority, count, count - 1)
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _drop(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints) -> int:
-    """Remove those of ``items`` that are present; return the new count."""
-    for item in items:
-        at = place[item] - 1
-        if at < 0:
-            continue
-        place[item] = 0
-        count -= 1
-        if at < count:  # the last item takes its position
-            _put(heap, place, at, heap[count])
-            _settle(heap, place, priority, count, at)
-    return count
-
-
-@njit(nogil=True, cache=True)
-def _change(heap: Ints, place: Ints, priority: Floats, count: int, items: Ints, values: Floats) -> None:
-    for i in range(items.size):
-        priority[items[i]] = values[i]
-        _settle(heap, place, priority, count, place[items[i]] - 1)
-
-
-@njit(nogil=True, cache=True)
-def _draw(heap: Ints, mass: Floats, count: int, uniforms: Floats, items: Ints, probabilities: Floats) -> None:
-    """Draw n items: item i is where the running mass of the ranks passes ``(i + uniforms[i]) / n`` of the total."""
-    total = mass[count]
-    for i in range(items.size):
-        wanted = (i + uniforms[i]) / items.size * total
-        low, high = 0, count - 1
-        while low < high:
-            middle = (low + high) >> 1
-            if mass[middle + 1] > wanted:
-                high = middle
-            else:
-                low = middle + 1
-        items[i] = heap[low]
-        probabilities[i] = (mass[low + 1] - mass[low]) / total
 
 
 @dataclass
@@ -171,7 +74,7 @@ class RankPrioritized:
         if count >= len(self._mass):  # first: the heap must not outgrow it
             ranks = np.arange(1, min(2 * count, len(self._heap)) + 1)
             self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
-        self._count = _add(
+        self._count = core.heap_add(
             self._heap, self._place, self._priority, before, group_size, groups, begins, ends, self.max_priority
         )
         self._changes += self._count - before
@@ -188,7 +91,7 @@ class RankPrioritized:
 
         def undo() -> None:
             assert self._heap is not None
-            self._count = _put_back(self._heap, self._place, self._priority, self._count, items, priorities)
+            self._count = core.heap_put_back(self._heap, self._place, self._priority, self._count, items, priorities)
 
         return undo
 
@@ -196,14 +99,14 @@ class RankPrioritized:
         """Take excluded items back, with the largest priority so far. Cost: O(n log2 count)."""
         assert self._heap is not None
         values = np.full(len(items), self.max_priority)
-        self._count = _put_back(self._heap, self._place, self._priority, self._count, items, values)
+        self._count = core.heap_put_back(self._heap, self._place, self._priority, self._count, items, values)
         self._changes += len(items)
         return True
 
     def _drop(self, items: Ints) -> None:
         assert self._heap is not None
         before = self._count
-        self._count = _drop(self._heap, self._place, self._priority, before, items)
+        self._count = core.heap_drop(self._heap, self._place, self._priority, before, items)
         self._changes += before - self._count
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
@@ -215,7 +118,7 @@ class RankPrioritized:
             self._place[there] = places
             self._changes = 0
         rng.random(out=draw.uniforms)
-        _draw(self._heap, self._mass, self._count, draw.uniforms, draw.items, draw.probabilities)
+        core.draw_by_rank(self._heap, self._mass, self._count, draw.uniforms, draw.items, draw.probabilities)
 
     def probabilities(self, items: Ints) -> Floats:
         """Return ``(1 / rank)^alpha / sum``. Cost: O(n)."""
@@ -229,7 +132,7 @@ class RankPrioritized:
         if items.size:
             priorities = np.abs(td_error)
             self.max_priority = max(self.max_priority, float(priorities.max()))
-            _change(self._heap, self._place, self._priority, self._count, items, priorities)
+            core.heap_change(self._heap, self._place, self._priority, self._count, items, priorities)
             self._changes += len(items)
 
     def settings(self) -> dict[str, Any]:

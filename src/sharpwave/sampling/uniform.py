@@ -7,35 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
-from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, extended, stratify
-from sharpwave.sampling.sum_tree import SumTree, _draw
-
-
-@njit(nogil=True, cache=True)
-def _draw_items(
-    nodes: Floats, starts: Ints, uniforms: Floats, items: Ints, probabilities: Floats, rest: Floats, group_size: int
-) -> None:
-    """Draw groups by their counts; the residual is the item's number in its group, as counts are whole numbers."""
-    _draw(nodes, starts, uniforms, items, probabilities, rest)
-    for i in range(items.size):
-        items[i] = items[i] * group_size + np.int64(min(rest[i], probabilities[i] - 1.0))
-        probabilities[i] = 1.0 / nodes[0]
-
-
-@njit(nogil=True, cache=True)
-def _skip_excluded(items: Ints, excluded: npt.NDArray[np.uint8], group_size: int) -> None:
-    """Map numbers among a group's items that are not excluded to the items themselves."""
-    for i in range(items.size):
-        item = items[i] // group_size * group_size
-        before = items[i] - item
-        while excluded[item] or before > 0:
-            before -= not excluded[item]
-            item += 1
-        items[i] = item
+from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, extended
+from sharpwave.sampling.sum_tree import SumTree
 
 
 @dataclass
@@ -103,6 +79,16 @@ class Uniform:
         rng.random(out=draw.uniforms)
         self._draw(draw)
 
+    def draw_shuffled(self, draw: Draw, rng: np.random.Generator, beta: float) -> None:
+        """Draw items equally often, in any order. Cost: as ``draw``."""
+        assert self._tree is not None
+        generator, excluded = rng.bit_generator, self._excluded if self._any_excluded else None
+        with generator.lock:
+            core.draw_shuffled(
+                self._tree.sums, self._group_size, excluded, generator.capsule, beta, draw.items, draw.probabilities,
+                draw.weights, draw.rest, draw.uniforms,
+            )  # fmt: skip
+
     @property
     def mass(self) -> float:
         """Number of items."""
@@ -111,15 +97,14 @@ class Uniform:
 
     def draw_at(self, draw: Draw, points: Floats) -> None:
         """Draw the items at ``points``. Cost: as ``draw``."""
-        stratify(points, draw.uniforms)
+        core.stratify(points, draw.uniforms)
         self._draw(draw)
 
     def _draw(self, draw: Draw) -> None:
         tree = self._tree
         assert tree is not None
-        _draw_items(tree.nodes, tree.starts, draw.uniforms, draw.items, draw.probabilities, draw.rest, self._group_size)
-        if self._any_excluded:
-            _skip_excluded(draw.items, self._excluded, self._group_size)
+        excluded = self._excluded if self._any_excluded else None
+        core.draw_alike(tree.sums, self._group_size, excluded, draw.items, draw.probabilities, draw.rest, draw.uniforms)
 
     def probabilities(self, items: Ints) -> Floats:
         """Return 1/N for every item."""

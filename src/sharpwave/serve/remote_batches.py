@@ -14,9 +14,9 @@ import numpy as np
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
+from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.interrupts import Lock
-from sharpwave.sampling.protocol import importance_weights
 from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.draws import Share, divide
 from sharpwave.serve.forks import precede
@@ -259,11 +259,7 @@ class RemoteBatches(Generic[B]):
             target.draw.probabilities[share.begin : share.end] *= share.probability
             shards[share.begin : share.end] = incarnation
         beta = float(self._shape.sampler.beta) if beta is None else float(beta)
-        if beta == 0.0:
-            target.draw.weights.fill(1.0)
-        else:
-            with self._decoding:
-                importance_weights(target.draw.probabilities, beta, target.draw.weights)
+        core.importance_weights(target.draw.probabilities, beta, target.draw.weights)
         if self._in_shared_memory:
             for root in plan.blocks:
                 root.base.awaited = False

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Draw, Sampler, importance_weights, shuffle
+from sharpwave.sampling.protocol import Draw, Sampler, draws_shuffled
 from sharpwave.views.uses import Uses
 from sharpwave.views.view import MAX_RUNS, View
 
@@ -50,6 +49,7 @@ class Items:
         self.grew = False
         self._found: Ints | None = None  # runs of items that await memory in the sampler
         self._losing: list[Ints] = []  # items that await exclusion, for lack of memory
+        self._at_once = uses is None and draws_shuffled(sampler) and not sampler.keeps_order
         self._seen = -1  # the log's changes at the last call of follow
         self.kept: Callable[[], None] | None = None  # called before what the sampler or the uses remember changes
 
@@ -75,7 +75,7 @@ class Items:
             self._exclude_lost()
 
     def _insert(self, runs: Ints) -> None:
-        groups, begins, ends = runs
+        groups, begins, ends = np.ascontiguousarray(runs)
         came = int(ends.sum() - begins.sum())
         gone = np.minimum(self.spans[groups, 0], ends)  # items before were found, but are lost already
         lost = (
@@ -165,17 +165,21 @@ class Items:
         if self.kept is not None:
             self.kept()
         ended, unused = 0, None
-        if points is not None:
-            assert self.uses is None
-            self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
-        elif self.uses is None:
-            self.sampler.draw(draw, rng)
+        if self._at_once and points is None:
+            sampler: Any = self.sampler
+            sampler.draw_shuffled(draw, rng, sampler.beta if beta is None else float(beta))
         else:
-            ended, unused = self.uses.draw(self.sampler, draw, rng)
-        if points is None and not self.sampler.keeps_order:
-            rng.random(out=draw.uniforms)
-            shuffle(draw.uniforms, draw.items, draw.probabilities)
-        self.weigh(draw, beta)
+            if points is not None:
+                assert self.uses is None
+                self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
+            elif self.uses is None:
+                self.sampler.draw(draw, rng)
+            else:
+                ended, unused = self.uses.draw(self.sampler, draw, rng)
+            if points is None and not self.sampler.keeps_order:
+                rng.random(out=draw.uniforms)
+                core.shuffle(draw.uniforms, draw.items, draw.probabilities)
+            self.weigh(draw, beta)
         count = len(draw.items)
         self.count -= ended
         self.samples += count
@@ -208,19 +212,16 @@ class Items:
     def weigh(self, draw: Draw, beta: float | None) -> None:
         """Compute importance weights of a draw from its probabilities; ``beta`` overrides the sampler's."""
         beta = self.sampler.beta if beta is None else float(beta)
-        if beta == 0.0:
-            draw.weights.fill(1.0)
-        else:
-            importance_weights(draw.probabilities, beta, draw.weights)
+        core.importance_weights(draw.probabilities, beta, draw.weights)
 
     def write_ids(self, items: Ints, ids: Ints) -> None:
         """Write the ids of ``items`` [n] into ``ids`` [n]."""
-        _write_ids(items, self._log.index.generation, self._log.stride, ids)
+        core.write_ids(items, self._log.index.generation, self._log.stride, ids)
 
     def resolve(self, ids: Ints) -> tuple[Ints, Bools]:
         """Return the items of ``ids`` [n], and bool [n], whether each is present; absent ones are item 0."""
         items, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
-        _resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
+        core.resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
         return items, there
 
     def ids(self) -> Ints:
@@ -334,23 +335,3 @@ def _items_of(runs: Ints, stride: int) -> Ints:
     """Return all items of ``runs`` [3, n]."""
     parts = [np.arange(slot * stride + begin, slot * stride + end) for slot, begin, end in runs.T.tolist()]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
-
-
-@njit(nogil=True, cache=True)
-def _write_ids(items: Ints, generation: Ints, stride: int, ids: Ints) -> None:
-    for i in range(items.size):
-        ids[i] = generation[items[i] // stride] << LEAF_BITS | items[i]
-
-
-@njit(nogil=True, cache=True)
-def _resolve(ids: Ints, generation: Ints, spans: Int32s, stride: int, items: Ints, there: Bools) -> None:
-    for i in range(ids.size):
-        item = ids[i] & LEAF_MASK
-        slot = item // stride
-        there[i] = (
-            ids[i] >= 0
-            and slot < generation.size
-            and generation[slot] == ids[i] >> LEAF_BITS
-            and spans[slot, 0] <= item - slot * stride < spans[slot, 1]
-        )
-        items[i] = item if there[i] else 0

@@ -282,7 +282,7 @@ def _checked_ids(what: str, ids: Any, tag: Tag) -> Ints:
     array = on_host(ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")
-    return array.astype(np.int64, copy=False)
+    return np.ascontiguousarray(array, np.int64)
 
 
 def _without_gradient(value: Any) -> Any:

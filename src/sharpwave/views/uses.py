@@ -9,33 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.protocol import Draw, Sampler, extended
 
 Ints = npt.NDArray[np.int64]
-
-
-@njit(nogil=True, cache=True)
-def _accept(
-    items: Ints, probabilities: npt.NDArray[np.float64], given: npt.NDArray[np.int32], max_uses: int, full: Ints
-) -> tuple[int, int]:
-    """Count a use of each item that has one left, and move those to the front, in order.
-
-    Returns how many there are, and the number of distinct ones that had their last use, which ``full`` receives.
-    """
-    kept = found = 0
-    for i in range(items.size):
-        item = items[i]
-        if given[item] < max_uses:
-            given[item] += 1
-            if given[item] == max_uses:
-                full[found] = item
-                found += 1
-            items[kept] = item
-            probabilities[kept] = probabilities[i]
-            kept += 1
-    return kept, found
 
 
 class Uses:
@@ -97,7 +75,7 @@ class Uses:
             while taken < count:
                 part = draw.part(taken, count)
                 sampler.draw(part, rng)
-                kept, found = _accept(part.items, part.probabilities, self._given, self.max_uses, full)
+                kept, found = core.count_uses(part.items, part.probabilities, self._given, self.max_uses, full)
                 if not kept:  # the first item of a part has a use left, or the sampler should not know it
                     raise RuntimeError(
                         f"{type(sampler).__name__}: drew items that were excluded, which have no use left"
