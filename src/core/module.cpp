@@ -25,4 +25,5 @@ NB_MODULE(_core, module) {
     sharpwave::define_orders(module);
     sharpwave::define_index(module);
     sharpwave::define_checks(module);
+    sharpwave::define_learning(module);
 }

@@ -21,5 +21,6 @@ void define_draws(nanobind::module_& module);
 void define_orders(nanobind::module_& module);
 void define_index(nanobind::module_& module);
 void define_checks(nanobind::module_& module);
+void define_learning(nanobind::module_& module);
 
 }  // namespace sharpwave

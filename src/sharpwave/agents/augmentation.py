@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 
 
 def random_shift(inputs: Any, pixels: int, rng: np.random.Generator) -> Any:
@@ -51,28 +50,8 @@ def _by_pixels(pixels: Tensor, down: Tensor, right: Tensor) -> Tensor:
 
 def _by_rows(pixels: Tensor, down: Tensor, right: Tensor) -> Tensor:
     """Return [B, H, W, C] shifted, on the CPU."""
-    rows = pixels.flatten(2)
-    rows = rows.view(torch.int16) if rows.dtype == torch.bfloat16 else rows  # numpy has no bfloat16
-    moved = torch.empty_like(rows)
-    _shift_rows(rows.numpy(), down[:, 0].numpy(), right[:, 0].numpy(), pixels.shape[3], moved.numpy())
-    return moved.view(pixels.dtype).view(pixels.shape)
-
-
-@njit(nogil=True, cache=True)
-def _shift_rows(
-    images: npt.NDArray[Any], down: npt.NDArray[np.int64], right: npt.NDArray[np.int64], channels: int, out: Any
-) -> None:
-    """Fill ``out`` [B, H, W * C] with shifted images of that shape: a row is one copy."""
-    count, height, size = images.shape
-    for i in range(count):
-        step = min(max(right[i] * channels, -size), size)
-        for j in range(height):
-            source, row = images[i, min(max(j - down[i], 0), height - 1)], out[i, j]
-            if step >= 0:
-                row[step:] = source[: size - step]
-                for k in range(step):
-                    row[k] = source[k % channels]
-            else:
-                row[: size + step] = source[-step:]
-                for k in range(size + step, size):
-                    row[k] = source[size - channels + k % channels]
+    moved, (count, height, _, channels) = torch.empty_like(pixels.flatten(2)), pixels.shape
+    source, target = (one.view(-1).view(torch.uint8).view(count, height, -1).numpy() for one in (pixels, moved))
+    by = torch.cat([down, right], dim=1).T.contiguous().numpy()
+    core.shift_images(source, by[0], by[1], channels * pixels.element_size(), target)
+    return moved.view(pixels.shape)

@@ -7,11 +7,10 @@ update they are a considerable part of the time.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 
 STACK = 4
 """Frames of an observation: four bfloat16 fill a 64-bit word."""
@@ -41,32 +40,10 @@ def in_one_pass(obs: Tensor, mean: Tensor, scale: Tensor) -> Tensor:
     count, _, height, width = obs.shape
     out = torch.empty((count, height, width, STACK), dtype=torch.bfloat16)
     words = out.view(torch.int16).numpy().view(np.uint64).reshape(count, height * width)
-    _standardize(
+    core.standardize(
         obs.numpy().reshape(count, STACK, height * width),
         mean.numpy().reshape(-1),
-        np.float32(scale.reciprocal().item()),
+        scale.reciprocal().item(),
         words,
     )
     return out.permute(0, 3, 1, 2)
-
-
-@njit(nogil=True, cache=True)
-def _standardize(
-    obs: npt.NDArray[np.uint8], mean: npt.NDArray[np.float32], factor: np.float32, out: npt.NDArray[np.uint64]
-) -> None:
-    """Fill ``out`` [B, H * W] from obs [B, 4, H * W] and mean [H * W]: four bfloat16 a word, the first lowest."""
-    count, stack, pixels = obs.shape
-    halves = np.empty((stack, pixels), np.uint32)
-    values = np.empty(pixels, np.float32)
-    bits = values.view(np.uint32)
-    for i in range(count):
-        for k in range(stack):
-            frame, half = obs[i, k], halves[k]
-            for j in range(pixels):
-                values[j] = (np.float32(frame[j]) - mean[j]) * factor
-            for j in range(pixels):  # rounds to nearest, ties to even
-                half[j] = (bits[j] + np.uint32(0x7FFF) + ((bits[j] >> np.uint32(16)) & np.uint32(1))) >> np.uint32(16)
-        for j in range(pixels):
-            low = np.uint64(halves[0, j]) | (np.uint64(halves[1, j]) << np.uint64(16))
-            high = np.uint64(halves[2, j]) | (np.uint64(halves[3, j]) << np.uint64(16))
-            out[i, j] = low | (high << np.uint64(32))

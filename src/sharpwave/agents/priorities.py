@@ -9,53 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.protocol import Acted
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
-
-
-@njit(nogil=True, cache=True)
-def _rescaled(x: float, eps: float) -> float:
-    if eps == 0.0:
-        return x
-    return np.sign(x) * (np.sqrt(abs(x) + 1) - 1) + eps * x  # type: ignore[no-any-return]
-
-
-@njit(nogil=True, cache=True)
-def _add(
-    t: int,
-    gamma: float,
-    best: Floats,
-    taken: Floats,
-    reward: Floats,
-    terminated: Bools,
-    truncated: Bools,
-    final_best: Floats,
-    value: Floats,
-    total: Floats,
-    factor: Floats,
-    open_: Bools,
-    rescale: float,
-    errors: npt.NDArray[np.float32],
-) -> None:
-    n_step, lanes = value.shape
-    kept = len(errors)
-    at = t % n_step  # where step t - n_step was
-    for lane in range(lanes):
-        if open_[at, lane]:
-            target = total[at, lane] + factor[at, lane] * best[lane]
-            errors[(t - n_step) % kept, lane] = _rescaled(target, rescale) - value[at, lane]
-        value[at, lane], total[at, lane], factor[at, lane], open_[at, lane] = taken[lane], 0.0, 1.0, True
-        for k in range(n_step):
-            if open_[k, lane]:
-                total[k, lane] += factor[k, lane] * reward[lane]
-                factor[k, lane] *= gamma
-                if terminated[lane] or truncated[lane]:
-                    after = 0.0 if terminated[lane] else factor[k, lane] * final_best[lane]
-                    step = t - (t - k) % n_step
-                    errors[step % kept, lane] = _rescaled(total[k, lane] + after, rescale) - value[k, lane]
-                    open_[k, lane] = False
 
 
 class NStepErrors:
@@ -85,15 +42,16 @@ class NStepErrors:
         values: Callable[[Any, Acted, npt.NDArray[np.floating]], npt.NDArray[np.floating]],
         rescale: float = 0.0,
     ) -> None:
-        self._gamma, self._values, self._rescale = gamma, values, rescale
+        self._values, self._rescale = values, rescale
         self._steps = 0
-        self._value, self._total, self._factor = (np.zeros((n_step, lanes)) for _ in range(3))
-        self._open = np.zeros((n_step, lanes), np.bool_)
-        self._errors = np.zeros((kept + n_step, lanes), np.float32)
+        self._n_step, self._errors = n_step, np.zeros((kept + n_step, lanes), np.float32)
+        value, total, factor = (np.zeros((n_step, lanes)) for _ in range(3))
+        is_open = np.zeros((n_step, lanes), np.bool_)
+        self._returns = core.OpenReturns(value, total, factor, is_open, self._errors, gamma, rescale)
 
     @property
     def known(self) -> int:
-        return max(0, self._steps - len(self._value))
+        return max(0, self._steps - self._n_step)
 
     def add(
         self,
@@ -114,10 +72,8 @@ class NStepErrors:
         best = self._best(values)
         taken = values[rows, acted.state.chosen].astype(np.float64)
         final = self._best(self._values(final_obs, acted, reward)) if truncated.any() else best
-        _add(
-            self._steps, self._gamma, best, taken, reward.astype(np.float64), terminated, truncated, final,
-            self._value, self._total, self._factor, self._open, self._rescale, self._errors,
-        )  # fmt: skip
+        ends = np.ascontiguousarray(terminated, np.bool_), np.ascontiguousarray(truncated, np.bool_)
+        self._returns.add(self._steps, best, taken, reward.astype(np.float64), *ends, final)
         self._steps += 1
 
     def _best(self, values: npt.NDArray[np.floating]) -> Floats:
