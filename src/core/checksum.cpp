@@ -21,12 +21,15 @@ namespace {
 
 using Tables = std::array<std::array<uint32_t, 256>, 16>;
 
+// Reflected polynomials of CRC-32 and of CRC-32C (Castagnoli).
+constexpr uint32_t usual = 0xEDB88320, castagnoli = 0x82F63B78;
+
 // Table z holds the CRC of a byte that z zero bytes follow.
-constexpr Tables make_tables() {
+constexpr Tables make_tables(uint32_t polynomial) {
     Tables tables{};
     for (uint32_t byte = 0; byte < 256; ++byte) {
         uint32_t value = byte;
-        for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (value & 1 ? 0xEDB88320u : 0u);
+        for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ (value & 1 ? polynomial : 0u);
         tables[0][byte] = value;
     }
     for (std::size_t zeros = 1; zeros < tables.size(); ++zeros) {
@@ -38,7 +41,7 @@ constexpr Tables make_tables() {
     return tables;
 }
 
-constexpr Tables tables = make_tables();
+constexpr Tables tables = make_tables(usual), castagnoli_tables = make_tables(castagnoli);
 
 uint64_t load(const uint8_t* at) {
     uint64_t word = 0;
@@ -51,16 +54,18 @@ uint64_t load(const uint8_t* at) {
 }
 
 // Returns the CRC of a word's bytes that ``zeros`` zero bytes follow.
-uint32_t of_word(uint64_t word, std::size_t zeros) {
+uint32_t of_word(const Tables& tables, uint64_t word, std::size_t zeros) {
     uint32_t value = 0;
     for (std::size_t k = 0; k < 8; ++k) value ^= tables[zeros + 7 - k][word >> (8 * k) & 0xFF];
     return value;
 }
 
 // Continues ``crc``, without the first and last inversion.
-uint32_t by_tables(ConstBytes data, uint32_t crc) {
+uint32_t by_tables(const Tables& tables, ConstBytes data, uint32_t crc) {
     const uint8_t *at = data.data(), *end = at + data.size();
-    for (; end - at >= 16; at += 16) crc = of_word(load(at) ^ crc, 8) ^ of_word(load(at + 8), 0);
+    for (; end - at >= 16; at += 16) {
+        crc = of_word(tables, load(at) ^ crc, 8) ^ of_word(tables, load(at + 8), 0);
+    }
     for (; at < end; ++at) crc = tables[0][(crc ^ *at) & 0xFF] ^ (crc >> 8);
     return crc;
 }
@@ -88,7 +93,7 @@ constexpr std::size_t block = 64;
     for (std::size_t i = 1; i < 4; ++i) value = further(value, by_one, held[i]);
     std::array<uint8_t, 16> rest;
     _mm_storeu_si128(reinterpret_cast<__m128i*>(rest.data()), value);
-    return by_tables(rest, 0);
+    return by_tables(tables, rest, 0);
 }
 #endif
 
@@ -104,13 +109,17 @@ uint32_t crc32(ConstBytes data) {
         data = data.subspan(blocks * block);
     }
 #endif
-    return ~by_tables(data, crc);
+    return ~by_tables(tables, data, crc);
 }
+
+uint32_t crc32c(ConstBytes data) { return ~by_tables(castagnoli_tables, data, 0xFFFFFFFF); }
 
 void define_checksum(nanobind::module_& module) {
     using namespace nanobind::literals;
     module.def("crc32", &crc32, "data"_a, nanobind::call_guard<nanobind::gil_scoped_release>(),
                "Return the CRC-32 of ``data`` uint8 [n], as ``zlib.crc32``. Cost: O(bytes).");
+    module.def("crc32c", &crc32c, "data"_a, nanobind::call_guard<nanobind::gil_scoped_release>(),
+               "Return the CRC-32C (Castagnoli) of ``data`` uint8 [n]. Cost: O(bytes).");
 }
 
 }  // namespace sharpwave

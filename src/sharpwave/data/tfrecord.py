@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.files import File
-from sharpwave.native.jit import njit
+from sharpwave.native import core
 
 HEADER, TRAILER_BYTES = struct.Struct("<QI"), 4
 BYTES, FLOATS, INTEGERS = 1, 2, 3
@@ -57,28 +57,9 @@ def read(file: File, place: Place) -> memoryview:
     return content[: place.nbytes]
 
 
-def _table() -> npt.NDArray[np.uint32]:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = np.where(table & 1, (table >> 1) ^ np.uint32(0x82F63B78), table >> 1).astype(np.uint32)
-    return table
-
-
-_CRC = _table()
-
-
-@njit(nogil=True, cache=True)
-def _crc32c(data: npt.NDArray[np.uint8], table: npt.NDArray[np.uint32]) -> int:
-    """Return the CRC-32C (Castagnoli) of some bytes. Cost: 2 ns a byte."""
-    crc = np.uint32(0xFFFFFFFF)
-    for byte in data:
-        crc = table[(crc ^ byte) & np.uint32(0xFF)] ^ (crc >> np.uint32(8))
-    return int(crc ^ np.uint32(0xFFFFFFFF))
-
-
 def masked_crc(data: bytes | memoryview) -> int:
     """Return TensorFlow's masked CRC-32C of some bytes."""
-    found = int(_crc32c(np.frombuffer(data, np.uint8), _CRC))
+    found = core.crc32c(np.frombuffer(data, np.uint8))
     return ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
