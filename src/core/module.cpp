@@ -6,7 +6,6 @@
 NB_MODULE(_core, module) {
     if (_import_array() < 0) throw nanobind::python_error();
     nanobind::set_leak_warnings(false);  // a store that lives until the process ends is no leak
-    nanobind::set_leak_warnings(false);  // of stores that live until the interpreter exits
     module.doc() =
         "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
     sharpwave::define_append(module);
@@ -17,7 +16,6 @@ NB_MODULE(_core, module) {
     sharpwave::define_hindsight(module);
     sharpwave::define_sequences(module);
     sharpwave::define_cache(module);
-    sharpwave::define_checksum(module);
     sharpwave::define_file_ranges(module);
     sharpwave::define_reads(module);
     sharpwave::define_sum_tree(module);

@@ -13,7 +13,6 @@ void define_transitions(nanobind::module_& module);
 void define_hindsight(nanobind::module_& module);
 void define_sequences(nanobind::module_& module);
 void define_cache(nanobind::module_& module);
-void define_checksum(nanobind::module_& module);
 void define_file_ranges(nanobind::module_& module);
 void define_reads(nanobind::module_& module);
 void define_sum_tree(nanobind::module_& module);
