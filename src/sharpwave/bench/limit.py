@@ -7,20 +7,11 @@ import time
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numba import njit
 
 from sharpwave.bench.machine import cores
+from sharpwave.native import core
 
 SOURCE_BYTES = 1 << 30
-
-
-@njit(nogil=True, cache=True)
-def _copy(source: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], out: npt.NDArray[np.uint8]) -> None:
-    for i in range(starts.size):
-        window, target = source[starts[i] : starts[i] + out.shape[1]], out[i]
-        for k in range(target.size):
-            target[k] = window[k]
 
 
 class Limit:
@@ -49,14 +40,15 @@ class Limit:
 
         def copy(thread: int) -> None:
             rng = np.random.default_rng(thread)
-            out = np.ones((rows, self.window), np.uint8)
+            out, nbytes = np.ones(rows * self.window, np.uint8), np.full(rows, self.window)
+            targets = np.arange(rows) * self.window
             places = (self.source_bytes - self.window) // self.frame_bytes
             starts = rng.integers(0, places, (64, rows)) * self.frame_bytes
-            _copy(self.source, starts[0], out)
+            core.copy_ranges(self.source, starts[0], out, targets, nbytes)
             begin.wait()
             end, turn = time.perf_counter() + seconds, 0
             while time.perf_counter() < end:
-                _copy(self.source, starts[turn % 64], out)
+                core.copy_ranges(self.source, starts[turn % 64], out, targets, nbytes)
                 turn += 1
             counts[thread] = turn * rows
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = (
-    "sharpwave", "numpy", "numba", "zstandard", "torch", "gymnasium", "ale-py", "stable-baselines3", "cpprb",
+    "sharpwave", "numpy", "zstandard", "torch", "gymnasium", "ale-py", "stable-baselines3", "cpprb",
     "tianshou", "torchrl",
 )  # fmt: skip
 ASSUMED_BYTES = 4 << 30

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 CONTEXT = multiprocessing.get_context("spawn")
-"""Start method of actors: numba's and torch's threads do not survive a fork."""
+"""Start method of actors: torch's threads do not survive a fork."""
 
 UNLIMITED = (1 << 63) - 1
 LINE = 8
