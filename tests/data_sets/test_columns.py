@@ -219,7 +219,7 @@ def test_next_observations_that_are_rounded_do_not_end_episodes(tmp_path: Path, 
     differ = (data["next_observations"][inner] != data["observations"][[row + 1 for row in inner]]).any(axis=1).sum()
     assert noted(store)["notes"] == [
         f"next_observations: {differ:,} differ from the following observation by rounding (at most 1e-06 of "
-        "it, or of four times the median); the following observation is stored",
+        "it, or of 16 times the median); the following observation is stored",
         "next_observations: 2 rows lead to another observation than the following one where no flag ends an episode "
         "(the first is row 99); an episode ends after each",
     ]
