@@ -14,6 +14,8 @@ NB_MODULE(_core, module) {
     sharpwave::define_known_steps(module);
     sharpwave::define_transitions(module);
     sharpwave::define_hindsight(module);
+    sharpwave::define_gather(module);
+    sharpwave::define_helpers(module);
     sharpwave::define_sequences(module);
     sharpwave::define_cache(module);
     sharpwave::define_file_ranges(module);

@@ -11,6 +11,8 @@ void define_codecs(nanobind::module_& module);
 void define_known_steps(nanobind::module_& module);
 void define_transitions(nanobind::module_& module);
 void define_hindsight(nanobind::module_& module);
+void define_gather(nanobind::module_& module);
+void define_helpers(nanobind::module_& module);
 void define_sequences(nanobind::module_& module);
 void define_cache(nanobind::module_& module);
 void define_file_ranges(nanobind::module_& module);

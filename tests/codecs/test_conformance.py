@@ -14,7 +14,6 @@ import sharpwave as sw
 from sharpwave.cli import main
 from sharpwave.codecs import registry
 from sharpwave.codecs.delta import Delta, Patches
-from sharpwave.codecs.fused import Fused, read_window
 from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec, Competition, Packed
 from sharpwave.codecs.raw import Raw
@@ -53,7 +52,7 @@ class Toy(Codec):
 
 
 class Nibbles(Codec):
-    """Rows of bytes below 16, two to a byte; with a kernel of its own."""
+    """Rows of bytes below 16, two to a byte."""
 
     name, number = "nibbles", 201
 
@@ -71,27 +70,6 @@ class Nibbles(Codec):
         nbytes = (column.size + 1) // 2
         packed = np.frombuffer(column.payload, np.uint8, nbytes, row * nbytes)
         return np.stack([packed & 15, packed >> 4], 1).reshape(-1)[: column.size]
-
-
-def _spread(address: int) -> int:
-    window = read_window(address)
-    length, size = window.out.shape
-    for j in range(length):
-        wanted = window.newest - length + 1 + j
-        begin = window.begin + max(wanted, window.first) * ((size + 1) // 2)
-        for k in range(size):
-            if wanted < window.first and window.zeros:
-                window.out[j, k] = 0
-            else:
-                window.out[j, k] = window.memory[begin + k // 2] >> (4 * (k % 2)) & 15
-    return 0
-
-
-class FusedNibbles(Nibbles):
-    """The same with a kernel."""
-
-    name, number = "fused_nibbles", 202
-    fused = Fused(_spread)
 
 
 class TestRaw(CodecSuite):
@@ -127,11 +105,6 @@ class TestToy(CodecSuite):
 class TestNibbles(CodecSuite):
     def make_codec(self) -> Codec:
         return Nibbles()
-
-
-class TestFusedNibbles(CodecSuite):
-    def make_codec(self) -> Codec:
-        return FusedNibbles()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ import sharpwave as sw
 from sharpwave.log.admission import Admission
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.sampling.protocol import Sampler
-from sharpwave.views import gather, gather_kernels
+from sharpwave.views import gather
 
 PLAY = """
 import os, resource, sys, threading
@@ -317,16 +317,16 @@ def test_a_store_that_grew_is_read_where_it_lies_now_though_there_was_no_memory_
 
     append(400)
     view.sample(8)
-    calls, made = 0, gather_kernels.write_column
+    calls, made = 0, gather.make_arrays
 
-    def refusing(column: Any) -> Any:
+    def refusing(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
         if calls % 4 < 2:
             raise MemoryError
-        return made(column)
+        return made(*arguments)
 
-    monkeypatch.setattr(gather, "write_column", refusing)
+    monkeypatch.setattr(gather, "make_arrays", refusing)
     for capacity in (40_000, 400_000):
         store.resize(capacity=capacity)
         append(50)

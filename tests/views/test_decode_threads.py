@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.views import decode_threads as team_module
 from sharpwave.views import gather as gather_module
 
 
@@ -22,7 +21,6 @@ def _help_with_everything(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(gather_module, "THREAD_BYTES", 1)
     monkeypatch.setattr(gather_module, "CHUNK_BYTES", 1)
     yield
-    team_module.team.cache_clear()
 
 
 def filled(sign: int, codec: str = "delta") -> sw.Store:
@@ -80,9 +78,10 @@ def test_one_caller_has_the_helpers_and_others_work_alone() -> None:
 
 def test_a_forked_child_has_helpers_of_its_own_and_processes_end_while_helpers_wait() -> None:
     script = """
-import os, threading
+import os
 import numpy as np
 import sharpwave as sw
+from sharpwave.native import core
 from sharpwave.views import gather
 gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES = 3, 1, 1
 store = sw.Store(sw.Spec(obs=sw.Field((64,), "uint8"), action=sw.Field((), "int64")), capacity=1000)
@@ -93,14 +92,13 @@ def check():
     for _ in range(50):
         batch = replay.sample(32)
         assert (batch.obs == batch.action[:, None]).all()
-def helpers():
-    return sum(thread.name == "sharpwave-gather" for thread in threading.enumerate())
 check()
-here = helpers()
+here = core.helper_threads()
 child = os.fork()
+inherited = core.helper_threads()
 check()
 if child == 0:
-    os._exit(10 + helpers())
+    os._exit(10 + core.helper_threads() if not inherited else 1)
 print(here, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)

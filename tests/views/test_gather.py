@@ -16,11 +16,11 @@ EXAMPLES = settings(max_examples=80)
 
 
 @EXAMPLES
-@given(data=st.data(), window=st.integers(1, 5), zeros=st.booleans(), many=st.booleans(), fused=st.booleans())
+@given(data=st.data(), window=st.integers(1, 5), zeros=st.booleans(), many=st.booleans(), in_core=st.booleans())
 def test_a_window_is_a_slice_of_the_rows(
-    data: st.DataObject, window: int, zeros: bool, many: bool, fused: bool
+    data: st.DataObject, window: int, zeros: bool, many: bool, in_core: bool
 ) -> None:
-    """Every codec side by side in one batch, with fused kernels and without; ``many`` has several threads share it."""
+    """Every codec side by side in one batch, by the core and by its own decoder; with ``many`` on several threads."""
     shape = data.draw(st.sampled_from([(60,), (5, 12)]), "shape")
     field = sw.Field(shape, "uint8", pad="zeros" if zeros else "repeat")
     size, line = field.row_bytes, field.line_bytes
@@ -45,8 +45,8 @@ def test_a_window_is_a_slice_of_the_rows(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gather_module, "THREADS", 3 if many else 1)
         patch.setattr(gather_module, "THREAD_BYTES", 1)
-        if not fused:
-            patch.setattr(gather_module, "kernels", lambda: np.zeros((2, 256), np.int64))
+        if not in_core:
+            patch.setattr(gather_module, "DECODED", np.zeros(256, np.uint8))
         out = memory.read(slot, newest, first, window)
     for i in range(batch):
         expected = naive_window(columns[slot[i]], newest[i], first[i], window, zeros)

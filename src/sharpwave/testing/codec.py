@@ -29,6 +29,7 @@ from sharpwave.codecs.protocol import Codec, Packed, as_bytes
 from sharpwave.errors import DamagedError
 from sharpwave.offline.verify import check
 from sharpwave.testing.columns import ColumnsInMemory, naive_window, pictures
+from sharpwave.views.gather import DECODED
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -158,7 +159,7 @@ class CodecSuite:
         checked, verified, decoded = (_tried(act, column) for act in (codec.check, codec.verify, codec.decode))
         assert (verified is None) == (decoded is None), "verify() finds what decode() does"
         if decoded is None:
-            assert codec.fused is None or checked is None, "check() let in what its kernels cannot read"
+            assert not DECODED[codec.number] or checked is None, "check() let in what the core cannot read"
             return
         assert checked is not None, "check() refused what can be decoded"
         rows = decoded[0]
@@ -173,7 +174,7 @@ class CodecSuite:
     def test_a_window_is_a_slice_of_the_rows(
         self, picture: tuple[Bytes, int], trained: bool, zeros: bool, window: int
     ) -> None:
-        """Fused kernels, the decoding of single rows, and that of rows that were cut put the same windows into a
+        """The core, the decoding of single rows, and that of rows that were cut put the same windows into a
         batch."""
         codec, column, rows = self._encoded(picture, trained)
         if column is not None:
@@ -193,10 +194,10 @@ class CodecSuite:
             naive_window(rows, n, f, window, zeros) for n, f in zip(newest.tolist(), first.tolist(), strict=True)
         ]
         slot = np.zeros(column.count, np.int64)
-        for fused in (True, False):
+        for in_core in (True, False):
             with pytest.MonkeyPatch.context() as patch:
-                if not fused:
-                    patch.setattr("sharpwave.views.gather.kernels", lambda: np.zeros((2, registry.NUMBERS), np.int64))
+                if not in_core:
+                    patch.setattr("sharpwave.views.gather.DECODED", np.zeros(registry.NUMBERS, np.uint8))
                 np.testing.assert_array_equal(memory.read(slot, newest, first, window), expected)
         np.testing.assert_array_equal(memory.cut(slot, newest, first, window), expected, "Codec.cut")
 

@@ -14,12 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
-from sharpwave.codecs.registry import CHECK, MIN_AUTO_BYTES, by_number, compile_cuts, cuts, kernels
+from sharpwave.codecs.registry import CHECK, MIN_AUTO_BYTES, by_number, compile_cuts, cuts
 from sharpwave.errors import DamagedError
 from sharpwave.spec import Field
 from sharpwave.views.cut_kernels import HEAD_BYTES, MAX_MISSING, cut_windows, index_windows
-from sharpwave.views.gather import FieldReader, FieldReaders, Read, RowReader
-from sharpwave.views.gather_kernels import PIECE_ROWS, Column
+from sharpwave.views.gather import PIECE_ROWS, FieldReader, FieldReaders, Read, RowReader
+from sharpwave.views.gather_kernels import Column
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -214,7 +214,6 @@ class CutReader(RowReader):
             self._dictionary,
             self._counts,
             self._references,
-            kernels(),
             self._field.line_bytes,
             self._field.pad == "zeros",
         )

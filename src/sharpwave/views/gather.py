@@ -6,6 +6,7 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -13,26 +14,15 @@ import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import GATHER, compile_kernels, kernels, name_of
+from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
 from sharpwave.log.sparse_kernels import locate_sparse
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.decode_threads import team
-from sharpwave.views.gather_kernels import (
-    LEFT_OUT,
-    TURNS,
-    Bytes,
-    Column,
-    Int32s,
-    Ints,
-    gather_alone,
-    gather_pairs_alone,
-    gather_pieces_alone,
-    write_column,
-)
+from sharpwave.views.gather_kernels import Bytes, Column, Int32s, Ints, write_column
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -42,6 +32,13 @@ THREAD_BYTES = 2 << 20
 """Bytes to decode that are worth waking another thread for (some 0.15 ms)."""
 CHUNK_BYTES = 1 << 18
 """Bytes that a thread decodes at a time."""
+PIECE_ROWS = 5
+"""Rows of ``Read.pieces``."""
+DECODED = np.frombuffer(core.decoded_codecs(), np.uint8)
+"""By codec number, whether the core decodes rows; those of other codecs their own decoders do."""
+
+if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child starts its own
+    os.register_at_fork(after_in_child=core.forget_helpers)
 
 
 class UndecodableError(DamagedError):
@@ -97,13 +94,18 @@ class RowReader(ABC):
         table: the field's dictionaries.
 
     Attributes:
-        words: of ``gather_kernels.write_column``.
+        arrays: the field's columns as the core reads them.
     """
 
     def __init__(self, table: DictionaryTable, field: Field) -> None:
         self._table, self._field = table, field
-        self._kernels = kernels()
-        self.words = write_column(self.column())
+        self._decoded = DECODED
+        self.arrays = make_arrays(self.column(), self._decoded)
+
+    @cached_property
+    def words(self) -> Ints:
+        """The same as kernels read them (``gather_kernels.write_column``)."""
+        return write_column(self.column())
 
     @abstractmethod
     def column(self) -> Column:
@@ -134,20 +136,8 @@ class RowReader(ABC):
         Raises:
             UndecodableError: naming the segments that hold no rows.
         """
-        threads = min(THREADS, out.nbytes // THREAD_BYTES)
-        helpers = team(THREADS) if threads > 1 else None
-        whole = out.flags.c_contiguous
-        if helpers is None:
-            left_out = (gather_alone if whole else gather_pairs_alone)(self.words, slot, newest, first, out)
-        else:
-            parts = (out, out[:0, :0]) if whole else (out[:, :1], out[:, 1:])
-            turns = np.zeros(TURNS, np.int64)
-            chunk = max(1, CHUNK_BYTES * len(slot) // out.nbytes)
-            helpers.gather_items(threads - 1, turns, chunk, self.words, slot, newest, first, *parts)
-            left_out = int(turns[LEFT_OUT])
-        if left_out and compile_kernels(self.column().codec[slot]):
-            self.read(slot, newest, first, out)
-        elif left_out and whole:
+        left_out = core.gather_windows(self.arrays, slot, newest, first, out, THREADS, THREAD_BYTES, CHUNK_BYTES)
+        if left_out and out.flags.c_contiguous:
             self._read_left_out(slot, newest, first, out)
         elif left_out:
             self._read_left_out(slot, newest - 1, first, out[:, :1])
@@ -166,20 +156,9 @@ class RowReader(ABC):
         Cost: some 0.9 us a row of 7 KB of Pong (benchmarks/sequences.py, returns included); a background of patches
         is painted once a window.
         """
-        slot, newest, first, length, target = pieces
-        nbytes = int(length.sum()) * out.shape[1]
-        threads = min(THREADS, nbytes // THREAD_BYTES)
-        helpers = team(THREADS) if threads > 1 else None
-        if helpers is None:
-            left_out = gather_pieces_alone(self.words, pieces, out)
-        else:
-            turns = np.zeros(TURNS, np.int64)
-            chunk = max(1, CHUNK_BYTES * len(slot) // nbytes)
-            helpers.gather_pieces(threads - 1, turns, chunk, self.words, pieces, out)
-            left_out = int(turns[LEFT_OUT])
-        if left_out and compile_kernels(self.column().codec[slot]):
-            self.read_pieces(pieces, out)
-        elif left_out:  # row by row: a codec without a kernel decodes no faster where rows come together
+        left_out = core.gather_pieces(self.arrays, pieces, out, THREADS, THREAD_BYTES, CHUNK_BYTES)
+        if left_out:  # row by row: a codec of Python's decodes no faster where rows come together
+            slot, newest, first, length, target = pieces
             rows = np.repeat(np.arange(len(slot)), length)
             back = length[rows] - 1 - (np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length))
             self._read_left_out(
@@ -187,14 +166,14 @@ class RowReader(ABC):
             )
 
     def _read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes, places: Ints | None = None) -> None:
-        """Decode the windows whose codec has no kernel, by codec and dictionary.
+        """Decode the windows that the core left out, by codec and dictionary.
 
         Args:
             places: in ``out``, where each window goes; ``None``: in order.
         """
         column = self.column()
         codecs = column.codec[slot]
-        left = np.flatnonzero((codecs != RAW) & (self._kernels[GATHER][codecs] == 0))
+        left = np.flatnonzero((codecs != RAW) & (self._decoded[codecs] == 0))
         slots = slot[left]
         wanted = newest[left, None] - np.arange(out.shape[1] - 1, -1, -1)
         rows = np.maximum(wanted, first[left, None])
@@ -225,6 +204,12 @@ class RowReader(ABC):
                 except DamagedError:
                     broken.append(slot)
             raise UndecodableError(broken, str(error)) from error
+
+
+def make_arrays(column: Column, decoded: Bytes) -> core.Column:
+    """Return the column for the core, of whose codecs those ``decoded`` are. The arrays must outlive it."""
+    memory, _, offset, codec, dictionary, counts, references, line, zeros = column
+    return core.Column(memory, offset, codec, dictionary, counts, references, decoded, line, zeros)
 
 
 class FieldReader(RowReader):
@@ -288,7 +273,6 @@ class FieldReader(RowReader):
             index.dictionary[c],
             self._counts(),
             self._table.references,
-            self._kernels,
             self._field.line_bytes,
             self._field.pad == "zeros",
         )

@@ -12,8 +12,7 @@ from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.views.batch import SequenceBatch
-from sharpwave.views.gather import FieldReaders, Read, RowReader
-from sharpwave.views.gather_kernels import PIECE_ROWS
+from sharpwave.views.gather import PIECE_ROWS, FieldReaders, Read, RowReader
 from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogArrays
