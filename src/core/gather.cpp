@@ -1,52 +1,13 @@
 // How do rows come into a batch? Windows of a field's rows are decoded straight into it, by several threads if large.
+#include "gather.hpp"
+
 #include <atomic>
 #include <memory>
 #include <optional>
 
-#include "column.hpp"
 #include "helpers.hpp"
-#include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "words.hpp"
-
-namespace sharpwave {
-namespace {
-
-// Memory for rows of windows, [windows, rows, size] or [windows, size], whose bytes lie together but whose rows may
-// not.
-template <int axes>
-struct Places {
-    uint8_t* data;
-    int64_t windows, rows, size;
-    int64_t window_stride, row_stride;
-};
-
-}  // namespace
-}  // namespace sharpwave
-
-namespace nanobind::detail {
-
-template <int axes>
-struct type_caster<sharpwave::Places<axes>> {
-    NB_TYPE_CASTER(sharpwave::Places<axes>, const_name("numpy.typing.NDArray[numpy.uint8]"))
-    bool from_python(handle object, uint8_t, cleanup_list*) noexcept {
-        if (!PyArray_Check(object.ptr())) return false;
-        auto* array = reinterpret_cast<PyArrayObject*>(object.ptr());
-        if (PyArray_NDIM(array) != axes || PyArray_TYPE(array) != NPY_UINT8 || !PyArray_ISWRITEABLE(array))
-            return false;
-        const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
-        if (shape[axes - 1] > 1 && strides[axes - 1] != 1 && PyArray_SIZE(array)) return false;
-        value = {static_cast<uint8_t*>(PyArray_DATA(array)),
-                 shape[0],
-                 axes == 3 ? shape[1] : 1,
-                 shape[axes - 1],
-                 strides[0],
-                 strides[axes - 2]};
-        return true;
-    }
-};
-
-}  // namespace nanobind::detail
 
 namespace sharpwave {
 namespace {
@@ -232,15 +193,16 @@ void work(const void* shared, int64_t number) noexcept {
 // Decodes all windows on up to ``threads`` threads; returns how many are left out.
 template <class Windows>
 int64_t gather(const Column& column, ConstInts slot, ConstInts newest, ConstInts first, const Windows& windows,
-               int64_t bytes, int64_t longest, int64_t threads, int64_t thread_bytes, int64_t chunk_bytes) {
+               int64_t bytes, int64_t longest, Threads threads) {
     const int64_t count = std::ssize(slot);
     if (!count) return 0;
     require(std::ssize(newest) == count && std::ssize(first) == count, "a window has a newest and a first row");
     require(windows.out.size == column.size(), "rows are the column's");
     std::optional<nb::gil_scoped_release> alone;
     if (bytes >= alone_bytes) alone.emplace();
-    const int64_t helpers = std::max<int64_t>(std::min(threads, bytes / thread_bytes) - 1, 0);
-    const int64_t chunk = helpers ? std::max<int64_t>(chunk_bytes * count / std::max<int64_t>(bytes, 1), 1) : count;
+    const int64_t helpers = std::max<int64_t>(std::min(threads.most, bytes / threads.bytes_each) - 1, 0);
+    const int64_t chunk =
+        helpers ? std::max<int64_t>(threads.chunk_bytes * count / std::max<int64_t>(bytes, 1), 1) : count;
     // A row for each thread, which stays in the cache from window to window.
     constexpr int64_t line = 64;
     const int64_t scratch_bytes = longest > 1 ? (column.size() + line - 1) / line * line : 0;
@@ -256,20 +218,12 @@ int64_t gather(const Column& column, ConstInts slot, ConstInts newest, ConstInts
     return job.left_out.load();
 }
 
-int64_t gather_windows(const Column& column, ConstInts slot, ConstInts newest, ConstInts first, Places<3> out,
-                       int64_t threads, int64_t thread_bytes, int64_t chunk_bytes) {
-    require(out.windows == std::ssize(slot), "a window has a place");
-    return gather(column, slot, newest, first, Even{out}, out.windows * out.rows * out.size, out.rows, threads,
-                  thread_bytes, chunk_bytes);
-}
-
-int64_t gather_pieces(const Column& column, Grid<const int64_t> pieces, Places<2> out, int64_t threads,
-                      int64_t thread_bytes, int64_t chunk_bytes) {
+int64_t gather_pieces(const Column& column, Grid<const int64_t> pieces, Places<2> out, Threads threads) {
     require(pieces.rows == 5, "pieces have five rows");
     int64_t rows = 0, longest = 0;
     for (const int64_t length : pieces[3]) rows += length, longest = std::max(longest, length);
     return gather(column, pieces[0], pieces[1], pieces[2], Uneven{out, pieces[3], pieces[4]}, rows * out.size, longest,
-                  threads, thread_bytes, chunk_bytes);
+                  threads);
 }
 
 std::array<uint8_t, codec_numbers> decoded_codecs() {
@@ -279,6 +233,12 @@ std::array<uint8_t, codec_numbers> decoded_codecs() {
 }
 
 }  // namespace
+
+int64_t gather_windows(const Column& column, ConstInts slot, ConstInts newest, ConstInts first, Places<3> out,
+                       Threads threads) {
+    require(out.windows == std::ssize(slot), "a window has a place");
+    return gather(column, slot, newest, first, Even{out}, out.windows * out.rows * out.size, out.rows, threads);
+}
 
 void define_gather(nb::module_& module) {
     using namespace nb::literals;
@@ -300,8 +260,12 @@ void define_gather(nb::module_& module) {
         },
         "Return, by codec number, whether the core decodes windows of its rows.");
     module.def(
-        "gather_windows", &gather_windows, "column"_a, "slot"_a, "newest"_a, "first"_a, "out"_a, "threads"_a,
-        "thread_bytes"_a, "chunk_bytes"_a,
+        "gather_windows",
+        [](const Column& column, ConstInts slot, ConstInts newest, ConstInts first, Places<3> out, int64_t threads,
+           int64_t thread_bytes, int64_t chunk_bytes) {
+            return gather_windows(column, slot, newest, first, out, {threads, thread_bytes, chunk_bytes});
+        },
+        "column"_a, "slot"_a, "newest"_a, "first"_a, "out"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
         R"(Decode the windows of W rows that end with ``newest`` into ``out`` uint8 [B, W, size], whose rows may lie apart.
 
 Rows before ``first`` are padded. Items of codecs that the core does not decode are left out.
@@ -312,9 +276,12 @@ Args:
     chunk_bytes: bytes that a thread decodes at a time.
 
 Returns how many are left out. Cost: raw and delta 0.2 us a row of 7 KB in the cache, and the memory's time.)");
-    module.def("gather_pieces", &gather_pieces, "column"_a, "pieces"_a, "out"_a, "threads"_a, "thread_bytes"_a,
-               "chunk_bytes"_a,
-               R"(Decode windows of different lengths into ``out`` uint8 [R, size], as ``gather_windows`` does.
+    module.def(
+        "gather_pieces",
+        [](const Column& column, Grid<const int64_t> pieces, Places<2> out, int64_t threads, int64_t thread_bytes,
+           int64_t chunk_bytes) { return gather_pieces(column, pieces, out, {threads, thread_bytes, chunk_bytes}); },
+        "column"_a, "pieces"_a, "out"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
+        R"(Decode windows of different lengths into ``out`` uint8 [R, size], as ``gather_windows`` does.
 
 Args:
     pieces: int64 [5, n]: slot, newest and first row, and length of each window, and the row of ``out`` that its

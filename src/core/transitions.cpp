@@ -1,6 +1,6 @@
 // What is an n-step transition made of? Its return, its discount, and the rows of its frames.
+#include "gather.hpp"
 #include "log.hpp"
-#include "numpy_arrays.hpp"
 #include "rooms.hpp"
 
 namespace sharpwave {
@@ -84,6 +84,30 @@ void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double 
     (n_step == 1 ? locate<true> : locate<false>)(log, steps, n_step, gamma, out, located);
 }
 
+// Rows that a window of a batch ends with: the steps' own, the frames of their stacks, or the frames after the last.
+enum Ending : uint8_t { of_steps, of_frames, of_frames_after };
+
+// Computes what is made of flags and rewards, and decodes windows of fields; returns those with rows left out.
+nb::list fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, std::span<float> reward,
+                          std::span<float> discount, Bytes terminated, Bytes truncated, Ints n, Ints lane, Ints step,
+                          Grid<int64_t> located, nb::list columns, ConstBytes windows, nb::list places, int64_t threads,
+                          int64_t thread_bytes, int64_t chunk_bytes) {
+    locate_transitions(log, steps, n_step, gamma, reward, discount, terminated, truncated, n, lane, step, located);
+    nb::list left_out;
+    for (std::size_t i = 0; i < windows.size(); ++i) {
+        const bool after = windows[i] == of_frames_after, steps_own = windows[i] == of_steps;
+        const ConstInts newest = located[after ? 5 : steps_own ? 1 : 2];
+        const ConstInts first = located[after ? 6 : steps_own ? 1 : 3];
+        const auto& column = nb::cast<const Column&>(columns[i]);
+        const auto place = nb::cast<Places<3>>(places[i]);
+        if (gather_windows(column, located[after ? 4 : 0], newest, first, place,
+                           {threads, thread_bytes, chunk_bytes})) {
+            left_out.append(i);
+        }
+    }
+    return left_out;
+}
+
 }  // namespace
 
 void define_transitions(nb::module_& module) {
@@ -102,6 +126,20 @@ Args:
         ``next_first`` the frames below which the stacks are padded.
 
 Cost: 20 ns an item.)");
+    module.attr("OF_STEPS") = static_cast<int64_t>(of_steps);
+    module.attr("OF_FRAMES") = static_cast<int64_t>(of_frames);
+    module.attr("OF_FRAMES_AFTER") = static_cast<int64_t>(of_frames_after);
+    module.def("fill_transitions", &fill_transitions, "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "reward"_a,
+               "discount"_a, "terminated"_a, "truncated"_a, "n"_a, "lane"_a, "step"_a, "located"_a, "columns"_a,
+               "windows"_a, "places"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
+               R"(Fill a batch: ``locate_transitions``, then ``gather_windows`` for each of ``windows``.
+
+Args:
+    columns: list of ``Column``, and ``places``, list of uint8 [B, W, size]: of each window.
+    windows: uint8, OF_STEPS, OF_FRAMES or OF_FRAMES_AFTER: the steps' own rows, those of the frames of their stacks, or
+        those of the frames after their last.
+
+Returns the windows, by number, with items that are left out.)");
 }
 
 }  // namespace sharpwave

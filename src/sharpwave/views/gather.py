@@ -23,6 +23,7 @@ from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
 from sharpwave.spec import Field
 from sharpwave.views.gather_kernels import Bytes, Column, Int32s, Ints, write_column
+from sharpwave.views.log_arrays import arrays_of
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -136,10 +137,14 @@ class RowReader(ABC):
         Raises:
             UndecodableError: naming the segments that hold no rows.
         """
-        left_out = core.gather_windows(self.arrays, slot, newest, first, out, THREADS, THREAD_BYTES, CHUNK_BYTES)
-        if left_out and out.flags.c_contiguous:
+        if core.gather_windows(self.arrays, slot, newest, first, out, THREADS, THREAD_BYTES, CHUNK_BYTES):
+            self.read_left_out(slot, newest, first, out)
+
+    def read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
+        """Decode those of ``read``'s windows that the core leaves out.  Raises: UndecodableError."""
+        if out.flags.c_contiguous:
             self._read_left_out(slot, newest, first, out)
-        elif left_out:
+        else:
             self._read_left_out(slot, newest - 1, first, out[:, :1])
             self._read_left_out(slot, newest, first, out[:, 1:])
 
@@ -283,7 +288,13 @@ class FieldReader(RowReader):
 
 
 class FieldReaders:
-    """Readers of every field of a log."""
+    """Readers of every field of a log.
+
+    Attributes:
+        log: the log's arrays for the core, once ``current`` was called.
+    """
+
+    log: core.Log
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
@@ -302,6 +313,7 @@ class FieldReaders:
                 counts: Any = "frames" if name in spec.obs_names else "rows" if field.every is None else "sparse"
                 sparse = spec.sparse_names.index(name) if counts == "sparse" else 0
                 readers.append(FieldReader(index, arena, c, counts, tables[c], field, sparse))
-            self._readers = readers  # once all are made: old ones hold addresses of freed memory
+            arrays = arrays_of(self._log)
+            self._readers, self.log = readers, arrays  # once all are made: old ones hold addresses of freed memory
             self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
         return self._readers

@@ -12,6 +12,15 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
 
+def arrays_of(log: StepLog) -> core.Log:
+    """Return a log's arrays, valid until it grows."""
+    index = log.index
+    return core.Log(
+        log.arena.memory, index.offset, index.rows, index.next, index.previous, index.gap, index.sealed, index.context,
+        index.episode_step, index.lane, index.first_step, index.stride,
+    )  # fmt: skip
+
+
 class LogArrays:
     """Arrays of a log, of which a new ``core.Log`` is made when it has grown."""
 
@@ -25,9 +34,6 @@ class LogArrays:
         """Return the arrays, valid until the log grows."""
         index, arena = self._log.index, self._log.arena
         if self._memory() is not arena.memory or self._offset() is not index.offset:
-            self._arrays = core.Log(
-                arena.memory, index.offset, index.rows, index.next, index.previous, index.gap, index.sealed,
-                index.context, index.episode_step, index.lane, index.first_step, index.stride,
-            )  # fmt: skip
+            self._arrays = arrays_of(self._log)
             self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
         return self._arrays

@@ -10,8 +10,9 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
+from sharpwave.views import gather
 from sharpwave.views.batch import Batch
-from sharpwave.views.gather import FieldReaders, Read
+from sharpwave.views.gather import FieldReader, FieldReaders, Read
 from sharpwave.views.known_steps import KnownSteps
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogArrays
@@ -83,6 +84,16 @@ class NStep(DividedView[Batch]):
                 self._windows.append((name, number, True))
             else:
                 self._windows += [(name, number, False), (name + AFTER, number, True)]
+        # Those with a row a step or a frame, with which rows each ends, and their columns as the core reads them.
+        fields = list(log.spec.fields.values())
+        self._dense = [window for window in self._windows if fields[window[1]].every is None]
+        self._sparse = [window for window in self._windows if fields[window[1]].every is not None]
+        endings = [
+            core.OF_STEPS if number not in self._framed else core.OF_FRAMES_AFTER if after else core.OF_FRAMES
+            for _, number, after in self._dense
+        ]
+        self._endings = np.array(endings, np.uint8)
+        self._filling: tuple[list[FieldReader] | None, list[core.Column]] = None, []
 
     # items
 
@@ -151,24 +162,36 @@ class NStep(DividedView[Batch]):
 
     def fill(self, target: Target) -> None:
         """Compute returns and decode every field."""
-        readers = self._readers.current()
-        for read in self.locate(target):
-            readers[read.field].read(read.slot, read.newest, read.first, target.columns[read.column])
+        readers, columns = self._readers.current(), target.columns
+        if readers is not self._filling[0]:
+            self._filling = readers, [readers[number].arrays for _, number, _ in self._dense]
+        left_out = core.fill_transitions(
+            self._readers.log, target.draw.items, self.n_step, self.gamma, columns["reward"], columns["discount"],
+            columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"], columns[".step"],
+            target.scratch, self._filling[1], self._endings, [columns[name] for name, _, _ in self._dense],
+            gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
+        )  # fmt: skip
+        for i in left_out:
+            read = self._read(target, *self._dense[i])
+            readers[read.field].read_left_out(read.slot, read.newest, read.first, columns[read.column])
+        for window in self._sparse:
+            read = self._read(target, *window)
+            readers[read.field].read(read.slot, read.newest, read.first, columns[read.column])
 
     def locate(self, target: Target) -> list[Read]:
         """Compute returns; return the windows of every field."""
         self._locate(target.draw.items, target.columns, target.scratch)
+        return [self._read(target, *window) for window in self._windows]
+
+    def _read(self, target: Target, name: str, number: int, after: bool) -> Read:
+        """Return the rows of one of ``_windows`` for located items."""
         slot, row, frame, first, next_slot, next_frame, next_first = target.rows
-        reads = []
-        for name, number, after in self._windows:
-            if number not in self._framed:
-                there = self._readers.current()[number].rows(slot, row)
-                reads.append(Read(name, number, slot, there, there))
-            elif after:
-                reads.append(Read(name, number, next_slot, next_frame, next_first))
-            else:
-                reads.append(Read(name, number, slot, frame, first))
-        return reads
+        if number not in self._framed:
+            there = self._readers.current()[number].rows(slot, row)
+            return Read(name, number, slot, there, there)
+        if after:
+            return Read(name, number, next_slot, next_frame, next_first)
+        return Read(name, number, slot, frame, first)
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
         core.locate_transitions(
