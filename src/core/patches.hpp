@@ -53,18 +53,37 @@ struct Patches {
 
 namespace patch_details {
 
-// Sixteen bytes, which compilers keep in one register.
+// Sixteen bytes in one register.
+#if defined(__GNUC__) && !defined(__CUDACC__)
+using Sixteen = uint64_t __attribute__((vector_size(16)));
+
+inline Sixteen both(uint64_t word) { return Sixteen{word, word}; }
+// Returns the first byte 16 times.
+inline Sixteen repeat_first(Sixteen bytes) {
+    using Single = uint8_t __attribute__((vector_size(16)));
+    const auto single = reinterpret_cast<Single>(bytes);
+    return reinterpret_cast<Sixteen>(
+        __builtin_shufflevector(single, single, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0));
+}
+#else
 struct Sixteen {
     uint64_t low, high;
 };
 
+inline Sixteen operator&(Sixteen a, Sixteen b) { return {a.low & b.low, a.high & b.high}; }
+inline Sixteen operator|(Sixteen a, Sixteen b) { return {a.low | b.low, a.high | b.high}; }
+inline Sixteen operator^(Sixteen a, Sixteen b) { return {a.low ^ b.low, a.high ^ b.high}; }
+inline Sixteen operator~(Sixteen a) { return {~a.low, ~a.high}; }
+inline Sixteen both(uint64_t word) { return {word, word}; }
+inline Sixteen repeat_first(Sixteen bytes) { return both((bytes.low & 0xFF) * 0x0101010101010101u); }
+#endif
+
 // Its bytes from 16 - width on are a mask of ``width`` bytes.
 inline constexpr uint8_t edge[32] = {255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255, 255};
 
-inline void overlay(uint8_t* at, Sixteen bytes, Sixteen mask) {
-    const auto old = load<Sixteen>(at);
-    const Sixteen merged{(old.low & ~mask.low) | (bytes.low & mask.low),
-                         (old.high & ~mask.high) | (bytes.high & mask.high)};
+// Writes ``bytes`` over those that are 0 in ``kept``; they are 0 where it is 255.
+inline void overlay(uint8_t* at, Sixteen bytes, Sixteen kept) {
+    const Sixteen merged = (load<Sixteen>(at) & kept) | bytes;
     std::memcpy(at, &merged, sizeof merged);
 }
 
@@ -83,12 +102,13 @@ Progress paint_words(const Patches& patches, int64_t line, Bytes out) {
     const uint8_t* const data = patches.data.data();
     uint8_t* const canvas = out.data();
     const int64_t stop = patches.end, table = patches.table, codes = patches.codes;
-    const int64_t last = stop < nbytes - 23 ? stop : nbytes - 23;
+    const int64_t last = stop < nbytes - 23 ? stop : nbytes - 23, farthest = nbytes - 17, lowest = size - 16;
+    const uint8_t* const entries = data + table;
     int64_t cursor = patches.begin, position = 0;
     while (cursor < last) {
         const int64_t head = load<uint32_t>(data + cursor);
-        const int64_t extended = (head >> 7) & 1;
-        const int64_t skip = (head & 127) << (8 * extended) | ((head >> 8) & 255 & -extended);
+        const int64_t extended = (head >> 7) & 1, low = head & 127;
+        const int64_t skip = extended ? low << 8 | ((head >> 8) & 255) : low;
         const int64_t at = cursor + 1 + extended;  // behind the skip
         if (skip == max_skip) {
             if (at > stop) break;
@@ -96,36 +116,35 @@ Progress paint_words(const Patches& patches, int64_t line, Bytes out) {
             cursor = at;
             continue;
         }
-        int64_t follows = -1, shape_at = at, next = at;
+        int64_t shape_at = at, next = at + 1, follows = -1;
         if constexpr (coded) {
             const int64_t code = (head >> (8 + 8 * extended)) & 255;
             follows = (codes - 1 - code) >> 63;  // -1: shape and literal follow; 0: they are in the table
-            const int64_t entry = table + load<std::uint16_t>(data + table + (2 * code & ~follows));
-            shape_at = entry + ((at + 1 - entry) & follows);
-            next = at + 1 + ((code - inline_code + 2) & follows);
+            const int64_t entry = load<std::uint16_t>(entries + (2 * code & ~follows)) + table;
+            shape_at = follows ? at + 1 : entry;
+            next += (code - inline_code + 2) & follows;
         }
-        if (shape_at + 17 > nbytes) break;
-        const int64_t shape = data[shape_at];
+        const int64_t shape = coded ? data[shape_at] : (head >> (8 + 8 * extended)) & 255;
         const int64_t width = (shape & 15) + 1, lower = (shape >> 4) & 7;  // lower: lines below the first
-        const int64_t fill = -(shape >> 7);
-        const int64_t literals = width + ((1 - width) & fill);
+        const int64_t literals = shape & 128 ? 1 : width;
+        bool ends = false;
         if constexpr (coded) {
-            if (follows & (next ^ (at + 2 + literals))) break;
+            ends = ((follows & (next ^ (at + 2 + literals))) != 0) | (shape_at > farthest);
         } else {
-            next += 1 + literals;
+            next += literals;
         }
         const int64_t begin = position + skip;
-        if ((next > stop) | (begin + lower * line + 16 > size)) break;
+        if (ends || next > stop || begin + lower * line > lowest) break;
         const auto loaded = load<Sixteen>(data + shape_at + 1);
         const auto mask = load<Sixteen>(edge + 16 - width);
-        const uint64_t first = (loaded.low & 0xFF) * 0x0101010101010101u, filled = static_cast<uint64_t>(fill);
-        const Sixteen literal{(first & filled) | (loaded.low & ~filled), (first & filled) | (loaded.high & ~filled)};
-        overlay(canvas + begin, literal, mask);
+        const Sixteen fill = both(shape & 128 ? ~uint64_t{0} : 0), kept = ~mask;
+        const Sixteen literal = (((repeat_first(loaded) ^ loaded) & fill) ^ loaded) & mask;
+        overlay(canvas + begin, literal, kept);
         int64_t start = begin + (line & (-lower >> 63));
-        overlay(canvas + start, literal, mask);
+        overlay(canvas + start, literal, kept);
         for (int64_t left = lower; left > 1; --left) {
             start += line;
-            overlay(canvas + start, literal, mask);
+            overlay(canvas + start, literal, kept);
         }
         position = begin + width;
         cursor = next;
