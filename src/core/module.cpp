@@ -26,4 +26,6 @@ NB_MODULE(_core, module) {
     sharpwave::define_index(module);
     sharpwave::define_checks(module);
     sharpwave::define_learning(module);
+    sharpwave::define_rows(module);
+    sharpwave::define_sealing(module);
 }

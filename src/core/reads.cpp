@@ -62,7 +62,7 @@ bool adjoins(const Read& first, const Read& before, const Read& read) {
 }
 
 // Queue of reads, shared with the threads that make them.
-class Queue {
+class Queue {  // NOLINT(clang-analyzer-optin.performance.Padding): each counter has a cache line of its own
   public:
     Queue(Bytes memory, Ints state) : memory_(memory), state_(state), places_(queue_length) {}
 
@@ -262,14 +262,16 @@ int64_t process() {
 // Queue as Python sees it. Its arrays outlive it.
 class ReadQueue {
   public:
-    ReadQueue(Bytes memory, Ints state) : queue_(std::make_shared<Queue>(memory, state)) {}
+    ReadQueue(Bytes memory, Ints state)
+        : held_(std::make_unique<std::shared_ptr<Queue>>(std::make_shared<Queue>(memory, state))),
+          queue_(held_->get()) {}
     ReadQueue(const ReadQueue&) = delete;
     ReadQueue& operator=(const ReadQueue&) = delete;
 
     ~ReadQueue() {
         // The threads, and what they wait on, are the parent's: waiting for them would never end.
         if (is_forked()) {
-            [[maybe_unused]] auto* left = new (std::nothrow) std::shared_ptr<Queue>(queue_);
+            [[maybe_unused]] auto* left = held_.release();
             return;
         }
         queue_->drop();
@@ -283,7 +285,7 @@ class ReadQueue {
                 auto window = std::make_unique<Window>();  // a thread that had no memory would end the process
                 queue_->enter();
                 try {
-                    std::thread([queue = queue_, window = std::move(window)] { queue->serve(*window); }).detach();
+                    std::thread([queue = *held_, window = std::move(window)] { queue->serve(*window); }).detach();
                 } catch (...) {
                     queue_->leave();
                     throw;
@@ -352,7 +354,8 @@ class ReadQueue {
   private:
     bool is_forked() const { return process_ != process(); }
 
-    std::shared_ptr<Queue> queue_;
+    std::unique_ptr<std::shared_ptr<Queue>> held_;
+    Queue* queue_;
     int64_t started_ = 0, process_ = process();
 };
 

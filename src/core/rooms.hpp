@@ -23,5 +23,7 @@ void define_orders(nanobind::module_& module);
 void define_index(nanobind::module_& module);
 void define_checks(nanobind::module_& module);
 void define_learning(nanobind::module_& module);
+void define_rows(nanobind::module_& module);
+void define_sealing(nanobind::module_& module);
 
 }  // namespace sharpwave

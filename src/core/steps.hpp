@@ -1,4 +1,4 @@
-// Which marks has a step, and which a lane? As in sharpwave.spec and sharpwave.log.row_kernels.
+// Which marks has a step, and which a lane? As in sharpwave.spec and sharpwave.log.marks.
 #pragma once
 
 #include <limits>

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.format.row_counts import sparse_rows
-from sharpwave.log.sparse_kernels import locate_sparse, sparse_row, step_number
 from sharpwave.memory.segment_layout import max_sparse_rows
+from sharpwave.native import core as native
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
 from sharpwave.spec import START, TRUNCATED
@@ -34,6 +34,12 @@ def flags_of(text: str) -> Any:
     return np.array([START if c == "A" else 0 for c in text], np.uint8)
 
 
+def locate(memory: Any, flags: int, first: int, count: int, every: int) -> list[int]:
+    places, slots = np.empty(count, np.int64), np.zeros(count, np.int64)
+    native.locate_sparse(memory, np.array([flags]), np.array([first]), slots, np.arange(count), every, places)
+    return places.tolist()
+
+
 @pytest.mark.parametrize(
     ("text", "first", "every", "rows"),
     [
@@ -48,7 +54,7 @@ def flags_of(text: str) -> Any:
 def test_the_row_of_each_step(text: str, first: int, every: int, rows: list[int]) -> None:
     flags = flags_of(text)
     memory = np.concatenate([flags, np.full(8, 255, np.uint8)])  # what lies behind is not looked at
-    assert [sparse_row(memory, 0, first, r, every) for r in range(len(flags))] == rows
+    assert locate(memory, 0, first, len(flags), every) == rows
     assert sparse_rows(flags, first, every) == rows[-1] + 1
 
 
@@ -58,18 +64,13 @@ def test_kernels_do_as_a_loop_does(text: str, first: int, every: int) -> None:
     flags = flags_of(text)
     first = 0 if flags[0] else first
     memory = np.concatenate([np.full(5, 255, np.uint8), flags, np.full(9, 255, np.uint8)])
-    kept, number, numbers, rows = int(first % every != 0), first, [], []
+    kept, number, rows = int(first % every != 0), first, []
     for flag in flags:
         number = 0 if flag & START else number
         kept += number % every == 0
-        numbers.append(number)
         rows.append(kept - 1)
         number += 1
-    assert [step_number(memory, 5, first, r) for r in range(len(flags))] == numbers
-    places = np.empty(len(flags), np.int64)
-    slots = np.zeros(len(flags), np.int64)
-    locate_sparse(memory, np.array([5]), np.array([first]), slots, np.arange(len(flags)), every, places)
-    assert places.tolist() == rows
+    assert locate(memory, 5, first, len(flags), every) == rows
     assert sparse_rows(flags, first, every) == kept
 
 

@@ -23,8 +23,8 @@ import numpy.typing as npt
 
 from sharpwave.errors import level_of_caller
 from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.log.marks import ENDED, LEFT_ALONE, MET, as_bytes
 from sharpwave.log.open_segments import Lanes, Rows
-from sharpwave.log.row_kernels import ENDED, LEFT_ALONE, MET, as_bytes
 from sharpwave.log.same_values import compare
 from sharpwave.spec import TERMINATED, Spec
 

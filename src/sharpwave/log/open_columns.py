@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS
-from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.marks import ENDED
 from sharpwave.log.sparse_columns import SparseColumns
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex

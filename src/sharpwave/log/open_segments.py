@@ -12,32 +12,19 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
-from sharpwave.format.segment import FLAGS, REWARD
+from sharpwave.format.segment import FLAGS
 from sharpwave.format.segment_header import Header
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.growing_arrays import appended
+from sharpwave.log.marks import ENDED, JUST_ENDED, SEALED_NEXT, WHOLE
 from sharpwave.log.open_columns import OpenColumns
-from sharpwave.log.row_kernels import (
-    ENDED,
-    JUST_ENDED,
-    SEALED_NEXT,
-    WHOLE,
-    any_ended,
-    as_bytes,
-    commit_rows,
-    count_frames,
-    find_full,
-    mark_different,
-    note_ends,
-    write_other_rows,
-    write_rows,
-)
 from sharpwave.log.same_values import compare
 from sharpwave.log.sparse_columns import SparseColumns
 from sharpwave.log.staggering import first_shares
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
+from sharpwave.native import core
 from sharpwave.spec import START, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
@@ -60,10 +47,11 @@ class Lanes:
         staging: int64 [lanes], offset of each lane's rows from the arena's first chunk; -1: its open segment is empty
             and has no memory, as no step was appended here. ``bare``: how many such lanes there are.
         first_lane: number of lane 0 in segments.
-        watch: uint8 [lanes], what ``Boundaries`` must look at: bits of ``row_kernels``. ``fresh``: int64 [lanes],
+        watch: uint8 [lanes], what ``Boundaries`` must look at: bits of ``marks``. ``fresh``: int64 [lanes],
             episodes that began with another observation than the one before had ended with.
         annotations: of the episodes in open segments. ``columns``: their columns, read; ``sparse``: those of
-            sparse fields, written.
+            sparse fields, counted.
+        fields, arrays: the columns, and the arrays by lane, for the core.
     """
 
     def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
@@ -79,9 +67,19 @@ class Lanes:
         self.watch = np.zeros(0, np.uint8)
         self.fresh = np.zeros(0, np.int64)
         self.annotations = EpisodeAnnotations()
-        self.sparse = SparseColumns(layout, arena, index)
+        self.sparse = SparseColumns(layout, index)
         self.columns = OpenColumns(layout, arena, index, self.sparse)
         self.staggered = True
+        self.fields = core.Columns(
+            [
+                (name, field.row_bytes, name in layout.spec.obs_names, field.every or 0)
+                for name, field in layout.spec.fields.items()
+            ]
+        )
+        self.arrays = self._arrays()
+
+    def _arrays(self) -> core.LaneArrays:
+        return core.LaneArrays(self.slots, self.steps, self.shares, self.successor_known, self.watch)
 
     def __len__(self) -> int:
         return len(self.slots)
@@ -108,6 +106,7 @@ class Lanes:
             appended(self.fresh, np.zeros(len(lanes), np.int64)),
         )
         self.slots, self.steps, self.staging, self.shares, self.successor_known, self.watch, self.fresh = grown
+        self.arrays = self._arrays()
         self.bare += len(lanes)
 
     def without_memory(self, lanes: Ints) -> Ints:
@@ -170,10 +169,6 @@ class Lanes:
         """Forget that the lane's episode has just ended: the observation after it is not at hand any more."""
         self.watch[lane] = self.watch.item(lane) & ~JUST_ENDED  # allocates nothing
 
-    def forget_ends(self, lanes: Ints) -> None:
-        """Do as ``forget_end`` for ``lanes`` [n]. Allocates nothing."""
-        note_ends(self.watch, lanes, self.watch, False)  # no flags are read
-
     def final(self, lane: int) -> dict[int, Bytes]:
         """Return the last frame of the lane's open segment, [size] by column."""
         slot = int(self.slots[lane])
@@ -232,11 +227,7 @@ class Lanes:
         Args:
             max_rows: steps at which a segment counts as full.
         """
-        index, max_frames, found = self.index, self.layout.max_frames - 3, np.empty(len(lanes), np.int64)
-        count = find_full(
-            index.rows, index.frames, self.slots, lanes, self.shares, max_rows, max_frames, found
-        )  # 0.5 us for 8; in numpy 5 us
-        positions: list[int] = found[:count].tolist()
+        positions = core.find_full(self.index.arrays, self.arrays, lanes, max_rows, self.layout.max_frames - 3)
         if self.annotations or self.sparse:
             positions = sorted({*positions, *np.flatnonzero(self._crowded(lanes)).tolist()})
         return positions
@@ -255,12 +246,8 @@ class Lanes:
         Args:
             rows: observations of the coming steps by field [n, *shape].
         """
-        compared, different = self.successor_known[lanes], np.zeros(len(lanes), np.uint8)
-        slots, index = self.slots[lanes], self.index
-        for c in self.layout.obs_columns:
-            data = as_bytes(rows[self.layout.names[c]], len(lanes))
-            mark_different(self.arena.memory, index.offset[c], index.frames, slots, data, compared, different)
-        return [i for i in np.flatnonzero(different).tolist() if not self._equals_successor(int(lanes[i]), i, rows)]
+        found = core.find_breaks(self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, rows)
+        return [i for i in found if not self._equals_successor(int(lanes[i]), i, rows)]
 
     def _equals_successor(self, lane: int, i: int, rows: Rows) -> bool:
         """Return whether observation i of ``rows`` equals the lane's successor by value, which takes its bits then."""
@@ -285,49 +272,11 @@ class Lanes:
                 ``rows``.
             nexts: observations after the steps by field [n, *shape], read only for rows that did not end.
         """
-        layout, index, memory, floats = self.layout, self.index, self.arena.memory, self.arena.floats
-        slots, count, names = self.slots[lanes], len(lanes), layout.names
-        there = self.successor_known[lanes] if self.any_known else None
-        for c in layout.obs_columns:
-            data = as_bytes(rows[names[c]], count)
-            if there is None:
-                write_rows(memory, index.offset[c], index.frames, slots, data)
-            else:
-                write_other_rows(memory, index.offset[c], index.frames, slots, data, there)
-        for c in layout.step_columns:
-            write_rows(memory, index.offset[c], index.rows, slots, as_bytes(rows[names[c]], count))
-        if self.sparse:
-            self.sparse.write(slots, rows)
-        final_frames: dict[int, Bytes] = {}
-        if any_ended(flags):
-            ended = (flags & ENDED) != 0
-            source = finals if finals is not None else nexts if nexts is not None else rows
-            final_slots = slots[ended]
-            final_frames = _frames({c: source[names[c]][ended] for c in layout.obs_columns}, len(final_slots))
-        if nexts is not None:
-            ends = flags & np.uint8(ENDED)
-            goes_on = ends == 0
-            following = _frames({c: nexts[names[c]] for c in layout.obs_columns}, count)
-        elif there is not None:
-            known = self.successor_known.copy()
-            known[lanes] = False
-            any_known = bool(known.any())
-        commit_rows(
-            memory, floats, index.offset[FLAGS], index.offset[REWARD], index.rows, index.frames, index.begins,
-            self.steps, slots, lanes, flags, rows["reward"],
+        self.any_known |= nexts is not None  # first: a signal's handler may raise after the call
+        self.any_known = core.write_steps(
+            self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, flags, rows, finals, nexts,
+            self.any_known,
         )  # fmt: skip
-        if self.sparse:
-            self.sparse.count(slots)
-        if final_frames:
-            self._add_frames(final_slots, final_frames)
-        note_ends(self.watch, lanes, flags, finals is not None or nexts is not None)
-        if nexts is not None:
-            for c, data in following.items():
-                write_other_rows(memory, index.offset[c], index.frames, slots, data, ends)
-            self.successor_known[lanes] = goes_on
-            self.any_known = True
-        elif there is not None:
-            self.successor_known[:], self.any_known = known, any_known
 
     def room(self, lane: int, max_rows: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment before it must be sealed.
@@ -349,31 +298,11 @@ class Lanes:
 
         Cost: a copy.
         """
-        slot, count, index, names = int(self.slots[lane]), len(flags), self.index, self.layout.names
-        slots = self.slots[[lane]]
-        ends = {} if final is None else _frames({c: final[names[c]] for c in self.layout.obs_columns}, 1)
-        row, frame = int(index.rows[slot]), int(index.frames[slot])
-        starts = self.ended(lane)
-        for c in self.layout.obs_columns:
-            self.columns.of(c, slot)[frame : frame + count] = as_bytes(rows[names[c]], count)
-        for c in self.layout.step_columns:
-            self.columns.of(c, slot)[row : row + count] = as_bytes(rows[names[c]], count)
-        column = self.columns.of(FLAGS, slot)[row : row + count, 0]
-        column[:] = flags
-        column[0] |= START if starts else 0
-        begin = (int(index.offset[REWARD, slot]) >> 2) + row
-        self.arena.floats[begin : begin + count] = rows["reward"]
-        index.rows[slot] += count
-        index.frames[slot] += count
-        self.steps[lane] += count
-        self.successor_known[lane] = False
-        self.forget_end(lane)
-        if ends:
-            self._add_frames(slots, ends)
+        core.write_run(self.fields, self.index.arrays, self.arrays, self.arena.memory, lane, flags, rows, final)
 
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
         """Write the observation after the lane's last step, [*shape] by column, after the frames of its segment."""
-        self._add_frames(self.slots[[lane]], _frames({c: frame[None] for c, frame in frames.items()}, 1))
+        self._add_frame(lane, {self.layout.names[c]: np.asarray(frame) for c, frame in frames.items()})
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
         """Truncate the last step of the lane's open segment, which is not empty.
@@ -381,9 +310,9 @@ class Lanes:
         Args:
             final: [1, *shape] by field, the true final observation; ``None``: the known successor.
         """
-        slot, layout = self.slots[lane], self.layout
+        slot = self.slots[lane]
         if final is not None:
-            self._add_frames(self.slots[[lane]], _frames({c: final[layout.names[c]] for c in layout.obs_columns}, 1))
+            self._add_frame(lane, final)
         else:
             self.index.frames[slot] += 1
         self.arena.memory[self.index.offset[FLAGS, slot] + self.index.rows[slot] - 1] |= TRUNCATED  # takes no memory
@@ -394,11 +323,11 @@ class Lanes:
 
         The segment gets no further step, which would have the id of the one removed.
         """
-        index, slot, slots = self.index, int(self.slots[lane]), self.slots[[lane]]
+        index, slot = self.index, int(self.slots[lane])
         began = self.columns.of(FLAGS, slot)[index.rows[slot] - 1, 0] & START
         index.rows[slot] -= 1
         index.frames[slot] -= 1
-        self.sparse.count(slots)
+        core.count_sparse(self.fields, index.arrays, self.arena.memory, slot)
         self.steps[lane] -= 1
         if began:
             self.annotations.drop(lane, int(self.steps[lane]))
@@ -419,19 +348,12 @@ class Lanes:
         self.forget_end(lane)
         self.annotations.keep_from(lane, int(self.steps[lane]))
 
-    def _add_frames(self, slots: npt.NDArray[np.int32], frames: Mapping[int, Bytes]) -> None:
-        """Append a frame, [n, size] by column, to each of ``slots`` [n]."""
-        for c, data in frames.items():
-            write_rows(self.arena.memory, self.index.offset[c], self.index.frames, slots, data)
-        count_frames(self.index.frames, slots)
+    def _add_frame(self, lane: int, rows: Rows) -> None:
+        """Append a frame, of one row by field, to the lane's open segment."""
+        core.add_frame(self.fields, self.index.arrays, self.arena.memory, int(self.slots[lane]), rows)
 
     def ended(self, lane: int) -> bool:
         """Return whether the lane's next step begins an episode."""
         slot = self.slots[lane]
         rows = self.index.rows[slot]
         return bool(self.columns.of(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
-
-
-def _frames(rows: Mapping[int, npt.NDArray[Any]], count: int) -> dict[int, Bytes]:
-    """Return rows [count, *shape] as uint8 [count, size], by column."""
-    return {c: as_bytes(np.ascontiguousarray(data), count) for c, data in rows.items()}

@@ -13,7 +13,7 @@ from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, Column
 from sharpwave.format.segment_header import Header
-from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.marks import ENDED
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START
 from sharpwave.validation import MAX_LANES

@@ -16,7 +16,7 @@ from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Placed
 from sharpwave.log.column_encoder import ColumnEncoder
-from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.marks import ENDED
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.spec import TRUNCATED
 

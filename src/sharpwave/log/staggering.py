@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.row_kernels import WHOLE
+from sharpwave.log.marks import WHOLE
 
 
 def first_shares(lanes: npt.NDArray[np.int64]) -> npt.NDArray[np.int32]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.row_kernels import ENDED
+from sharpwave.log.marks import ENDED
 from sharpwave.log.same_values import compare
 from sharpwave.log.step_log import StepLog
 from sharpwave.log.whole_episodes import begin_apart, drop

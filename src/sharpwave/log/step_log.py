@@ -23,12 +23,12 @@ from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.raw_sealing import RawSealing
 from sharpwave.log.rollover import Rollover
-from sharpwave.log.row_kernels import any_to_look_at
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_layout import layout_of
+from sharpwave.native import core
 from sharpwave.sampling.retention import Retention
 from sharpwave.spec import Spec
 
@@ -307,7 +307,7 @@ class StepLog:
         Cost: 5 to 8 us a lane for 84x84 frames, sealing included.
         """
         opened, inventory = self.opened, self.inventory
-        if any_to_look_at(opened.watch, lanes):
+        if core.any_to_look_at(opened.arrays, lanes):
             self.boundaries.look(lanes, flags, rows, nexts)
         if opened.any_known:
             for i in opened.breaks(lanes, rows):

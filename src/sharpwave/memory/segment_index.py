@@ -55,6 +55,7 @@ class SegmentIndex:
         first_step: int64 [slots], the lane's number of the first step.
         episode_step: int64 [slots], the number of the first step in its episode.
         latest_generation: the highest generation of any id so far.
+        arrays: those by slot, for the core.
     """
 
     def __init__(self, slots: int, stride: int, columns: int, sparse: int = 0) -> None:
@@ -81,11 +82,15 @@ class SegmentIndex:
         self.region_offset = zeros(slots, np.int64)
         self.first_step = zeros(slots, np.int64)
         self.episode_step = zeros(slots, np.int64)
+        self.arrays = self._arrays()
         self._returned: list[int] = []  # free slots whose ids have room for a shard's number, and those without
         self._worn: list[int] = []
         self.first_generation = 0  # of slots that were never used
         self.highest = 0
         self.latest_generation = 0
+
+    def _arrays(self) -> core.IndexArrays:
+        return core.IndexArrays(**{name: getattr(self, name) for name in BY_SLOT})
 
     @property
     def leaves(self) -> int:
@@ -190,14 +195,14 @@ class SegmentIndex:
             longer = zeros((*array.shape[:-1], slots), array.dtype)
             longer[..., : self.highest] = array[..., : self.highest]
             setattr(other, name, longer)
-        other.slots = slots
+        other.arrays, other.slots = other._arrays(), slots
         return other
 
     def become(self, other: SegmentIndex) -> None:
         """Become a copy from ``larger``. Raises nothing."""
         for name in BY_SLOT:
             setattr(self, name, getattr(other, name))
-        self.slots = other.slots
+        self.arrays, self.slots = other.arrays, other.slots
 
     def ids(self, leaves: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the ids of the steps at ``leaves`` now."""

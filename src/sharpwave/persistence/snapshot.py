@@ -13,8 +13,8 @@ from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment import FLAGS, MAX_NUMBER
+from sharpwave.log.marks import WHOLE
 from sharpwave.log.open_packing import pack_raw
-from sharpwave.log.row_kernels import WHOLE
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.persistence.adoption import Adoption, Recovery

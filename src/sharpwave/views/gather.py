@@ -17,7 +17,6 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
-from sharpwave.log.sparse_kernels import locate_sparse
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
@@ -265,7 +264,8 @@ class FieldReader(RowReader):
         if self._field.every is None:
             return row
         index, rows = self._index, np.empty(len(row), np.int64)
-        locate_sparse(self._arena.memory, index.offset[FLAGS], index.episode_step, slot, row, self._field.every, rows)
+        flags = index.offset[FLAGS]
+        core.locate_sparse(self._arena.memory, flags, index.episode_step, slot, row, self._field.every, rows)
         return rows
 
     def column(self) -> Column:

@@ -1,0 +1,284 @@
+// How are checked steps written into open segments? A row of each column, or several of one lane, in one call.
+#include <nanobind/stl/vector.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+
+#include "numpy_arrays.hpp"
+#include "rooms.hpp"
+#include "segments.hpp"
+#include "sparse_rows.hpp"
+#include "values.hpp"
+
+namespace sharpwave {
+
+namespace nb = nanobind;
+
+Columns::Columns(const nb::list& described) {
+    int64_t sparse = 0;
+    for (nb::handle one : described) {
+        const nb::tuple about = nb::borrow<nb::tuple>(one);
+        Column column{.name = nb::borrow(about[0]),
+                      .row_bytes = nb::cast<int64_t>(about[1]),
+                      .framed = nb::cast<bool>(about[2]),
+                      .every = nb::cast<int64_t>(about[3]),
+                      .sparse_number = 0};
+        if (column.every) column.sparse_number = sparse++;
+        step_bytes += column.row_bytes;
+        fields.push_back(std::move(column));
+    }
+}
+
+namespace {
+
+// Memory of the rows of open segments.
+struct Place {
+    Bytes memory;
+    const IndexArrays& index;
+
+    // Returns where a row of a column lies.
+    uint8_t* row(std::size_t column, int64_t slot, int64_t row, int64_t row_bytes) const {
+        const int64_t begin = index.offset[static_cast<int64_t>(column)][slot] + row * row_bytes;
+        require(begin >= 0 && begin + row_bytes <= std::ssize(memory), "a row lies in memory");
+        return memory.data() + begin;
+    }
+
+    // Returns the flags of a slot's steps so far.
+    ConstBytes flags(int64_t slot) const {
+        return memory.subspan(static_cast<std::size_t>(index.offset[flags_at][slot]),
+                              static_cast<std::size_t>(index.rows[slot]));
+    }
+
+    bool has_ended(int64_t slot) const {
+        const int64_t count = index.rows[slot];
+        return count > 0 ? flags(slot)[static_cast<std::size_t>(count - 1)] & ended : index.begins[slot] != 0;
+    }
+
+    // Returns the number in its episode of the coming step.
+    int64_t coming_number(int64_t slot) const {
+        const int64_t count = index.rows[slot];
+        if (has_ended(slot)) return 0;
+        return count ? step_number(flags(slot), index.episode_step[slot], count - 1) + 1 : index.episode_step[slot];
+    }
+
+    // Writes the flags and rewards of a slot's coming steps, of one episode, and counts them.
+    void commit(int64_t slot, const uint8_t* flags, const uint8_t* reward, int64_t count) const {
+        const bool starts = has_ended(slot);
+        const int64_t begin = index.rows[slot];
+        uint8_t* at = row(flags_at, slot, begin, 1);
+        std::memcpy(at, flags, static_cast<std::size_t>(count));
+        if (starts) *at |= start_flag;
+        std::memcpy(row(reward_at, slot, begin, 4), reward, static_cast<std::size_t>(4 * count));
+        index.rows[slot] += static_cast<int32_t>(count);
+        index.frames[slot] += static_cast<int32_t>(count);
+    }
+
+    void count_sparse(const Columns& columns, int64_t slot) const {
+        for (const Column& column : columns.fields) {
+            if (!column.every) continue;
+            const int64_t count = index.rows[slot], first = index.episode_step[slot];
+            const int64_t rows = count ? sparse_row(flags(slot), first, count - 1, column.every) + 1
+                                       : floor_divide(first, column.every) * column.every != first;
+            index.sparse[column.sparse_number][slot] = static_cast<int32_t>(rows);
+        }
+    }
+};
+
+void write_row(uint8_t* target, const uint8_t* source, int64_t row_bytes) {
+    std::memcpy(target, source, static_cast<std::size_t>(row_bytes));
+}
+
+bool write_steps(const Columns& columns, const IndexArrays& index, const LaneArrays& lanes, Bytes memory,
+                 ConstInts which, ConstBytes flags, nb::handle rows, nb::handle finals, nb::handle nexts,
+                 bool any_known) {
+    const auto count = static_cast<int64_t>(which.size());
+    const bool any_ended = std::ranges::any_of(flags, [](uint8_t flag) { return flag & ended; });
+    const bool has_nexts = !nexts.is_none(), given = has_nexts || !finals.is_none();
+    const nb::handle source = !finals.is_none() ? finals : has_nexts ? nexts : rows;
+    const Values values(columns, rows, count, Which::all), after(columns, nexts, has_nexts ? count : 0, Which::framed),
+        last(columns, source, any_ended ? count : 0, Which::framed);
+    const Value reward(nb::str("reward"), rows, 4 * count);
+    const std::optional<Alone> alone = alone_for(columns.step_bytes * count);
+    const Place place{memory, index};
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t lane = which[i], slot = lanes.slots[lane];
+        const uint8_t flag = flags[i];
+        const int64_t row = index.rows[slot], frame = index.frames[slot];
+        const int64_t number = index.sparse.rows ? place.coming_number(slot) : 0;
+        for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+            const Column& column = columns.fields[k];
+            const int64_t size = column.row_bytes;
+            const std::size_t c = first_field_at + k;
+            if (column.framed) {
+                if (!lanes.successor_known[lane])
+                    write_row(place.row(c, slot, frame, size), values.row(k, i, size), size);
+                const Values& following = flag & ended ? last : after;
+                if (flag & ended || has_nexts)
+                    write_row(place.row(c, slot, frame + 1, size), following.row(k, i, size), size);
+            } else if (!column.every) {
+                write_row(place.row(c, slot, row, size), values.row(k, i, size), size);
+            } else if (floor_divide(number, column.every) * column.every == number) {
+                const int64_t at = index.sparse[column.sparse_number][slot];
+                write_row(place.row(c, slot, at, size), values.row(k, i, size), size);
+            }
+        }
+        place.commit(slot, &flag, reward.data() + 4 * i, 1);
+        lanes.steps[lane] += 1;
+        if (flag & ended) index.frames[slot] += 1;
+        if (index.sparse.rows) place.count_sparse(columns, slot);
+        lanes.watch[lane] = (lanes.watch[lane] & (left_alone | met)) | (given && flag & ended ? just_ended : 0);
+        lanes.successor_known[lane] = has_nexts && !(flag & ended);
+    }
+    return has_nexts || (any_known && std::ranges::any_of(lanes.successor_known, [](uint8_t known) { return known; }));
+}
+
+void write_run(const Columns& columns, const IndexArrays& index, const LaneArrays& lanes, Bytes memory, int64_t lane,
+               ConstBytes flags, nb::handle rows, nb::handle final) {
+    const auto count = static_cast<int64_t>(flags.size());
+    const Values values(columns, rows, count, Which::all), last(columns, final, final.is_none() ? 0 : 1, Which::framed);
+    const Value reward(nb::str("reward"), rows, 4 * count);
+    const std::optional<Alone> alone = alone_for(columns.step_bytes * count);
+    const Place place{memory, index};
+    const int64_t slot = lanes.slots[lane], row = index.rows[slot], frame = index.frames[slot];
+    for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+        const Column& column = columns.fields[k];
+        require(!column.every, "runs have no sparse fields");
+        const int64_t size = column.row_bytes * count;
+        std::memcpy(place.row(first_field_at + k, slot, column.framed ? frame : row, column.row_bytes),
+                    values.row(k, 0, size), static_cast<std::size_t>(size));
+    }
+    place.commit(slot, flags.data(), reward.data(), count);
+    lanes.steps[lane] += count;
+    lanes.successor_known[lane] = 0;
+    lanes.watch[lane] &= static_cast<uint8_t>(~just_ended);
+    if (final.is_none()) return;
+    for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+        const int64_t size = columns.fields[k].row_bytes;
+        if (!columns.fields[k].framed) continue;
+        write_row(place.row(first_field_at + k, slot, index.frames[slot], size), last.row(k, 0, size), size);
+    }
+    index.frames[slot] += 1;
+}
+
+void add_frame(const Columns& columns, const IndexArrays& index, Bytes memory, int64_t slot, nb::handle rows) {
+    const Values values(columns, rows, 1, Which::framed);
+    const Place place{memory, index};
+    for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+        const int64_t size = columns.fields[k].row_bytes;
+        if (!columns.fields[k].framed) continue;
+        write_row(place.row(first_field_at + k, slot, index.frames[slot], size), values.row(k, 0, size), size);
+    }
+    index.frames[slot] += 1;
+}
+
+void count_sparse(const Columns& columns, const IndexArrays& index, Bytes memory, int64_t slot) {
+    Place{memory, index}.count_sparse(columns, slot);
+}
+
+std::vector<int64_t> find_breaks(const Columns& columns, const IndexArrays& index, const LaneArrays& lanes,
+                                 Bytes memory, ConstInts which, nb::handle rows) {
+    const Values values(columns, rows, static_cast<int64_t>(which.size()), Which::framed);
+    const Place place{memory, index};
+    std::vector<int64_t> found;
+    for (int64_t i = 0; i < std::ssize(which); ++i) {
+        const int64_t slot = lanes.slots[which[i]];
+        if (!lanes.successor_known[which[i]]) continue;
+        for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+            const int64_t size = columns.fields[k].row_bytes;
+            if (!columns.fields[k].framed) continue;
+            const uint8_t* known = place.row(first_field_at + k, slot, index.frames[slot], size);
+            if (std::memcmp(known, values.row(k, i, size), static_cast<std::size_t>(size)) != 0) {
+                found.push_back(i);
+                break;
+            }
+        }
+    }
+    return found;
+}
+
+std::vector<int64_t> find_full(const IndexArrays& index, const LaneArrays& lanes, ConstInts which, int64_t max_rows,
+                               int64_t max_frames) {
+    std::vector<int64_t> found;
+    for (int64_t i = 0; i < std::ssize(which); ++i) {
+        const int64_t slot = lanes.slots[which[i]];
+        if (index.rows[slot] * whole >= max_rows * lanes.shares[which[i]] || index.frames[slot] > max_frames)
+            found.push_back(i);
+    }
+    return found;
+}
+
+bool any_to_look_at(const LaneArrays& lanes, ConstInts which) {
+    return std::ranges::any_of(which, [&lanes](int64_t lane) {
+        const uint8_t watch = lanes.watch[lane];
+        return (watch & (just_ended | left_alone)) == just_ended || !(watch & met);
+    });
+}
+
+void locate_sparse(ConstBytes memory, ConstInts flags_offset, ConstInts episode_step, ConstInts slots, ConstInts rows,
+                   int64_t every, Ints positions) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        const int64_t slot = slots[i];
+        const auto flags =
+            memory.subspan(static_cast<std::size_t>(flags_offset[slot]), static_cast<std::size_t>(rows[i] + 1));
+        positions[i] = sparse_row(flags, episode_step[slot], rows[i], every);
+    }
+}
+
+}  // namespace
+
+void define_rows(nb::module_& module) {
+    using namespace nb::literals;
+    nb::class_<IndexArrays>(module, "IndexArrays", "Arrays of a segment index, by their names; they must outlive it.")
+        .def(
+            "__init__",
+            [](IndexArrays* self, std::span<int32_t> rows, Ints generation, std::span<int32_t> lane,
+               std::span<int32_t> next, std::span<int32_t> previous, Bytes gap, std::span<int32_t> context,
+               std::span<int32_t> frames, Bytes sealed, Bytes begins, Grid<int64_t> offset, Grid<uint8_t> codec,
+               Grid<int32_t> dictionary, Ints base, Ints nbytes, Bytes resident, std::span<int32_t> region,
+               Ints region_offset, Ints first_step, Ints episode_step, Grid<int32_t> sparse) {
+                new (self) IndexArrays{rows,   generation, lane,   next,          previous,   gap,          context,
+                                       frames, sealed,     begins, offset,        codec,      dictionary,   base,
+                                       nbytes, resident,   region, region_offset, first_step, episode_step, sparse};
+            },
+            "rows"_a, "generation"_a, "lane"_a, "next"_a, "previous"_a, "gap"_a, "context"_a, "frames"_a, "sealed"_a,
+            "begins"_a, "offset"_a, "codec"_a, "dictionary"_a, "base"_a, "nbytes"_a, "resident"_a, "region"_a,
+            "region_offset"_a, "first_step"_a, "episode_step"_a, "sparse"_a);
+    nb::class_<LaneArrays>(module, "LaneArrays", "Arrays of open segments, by their names; they must outlive it.")
+        .def(
+            "__init__",
+            [](LaneArrays* self, std::span<int32_t> slots, Ints steps, std::span<int32_t> shares, Bytes successor_known,
+               Bytes watch) { new (self) LaneArrays{slots, steps, shares, successor_known, watch}; },
+            "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "watch"_a);
+    nb::class_<Columns>(module, "Columns",
+                        "Columns of a spec's fields: of each the name, the bytes of a row, whether it has one a frame, "
+                        "and a sparse\nfield's period (0: none).")
+        .def(nb::init<const nb::typed<nb::list, nb::object>&>(), "fields"_a);
+    module.def("write_steps", &write_steps, "columns"_a, "index"_a, "lanes"_a, "memory"_a, "which"_a, "flags"_a,
+               "rows"_a, "finals"_a.none(), "nexts"_a.none(), "any_known"_a,
+               "Append one step to each of the lanes ``which`` [n], as ``Lanes.write`` says; return its ``any_known``."
+               "\n\nCost: 50 ns a lane, and a copy.  Raises: MemoryError: nothing changed.");
+    module.def("write_run", &write_run, "columns"_a, "index"_a, "lanes"_a, "memory"_a, "lane"_a, "flags"_a, "rows"_a,
+               "final"_a.none(),
+               "Append steps of one episode to one lane, as ``Lanes.write_run`` says.  Raises: MemoryError: nothing "
+               "changed.");
+    module.def("add_frame", &add_frame, "columns"_a, "index"_a, "memory"_a, "slot"_a, "rows"_a,
+               "Append a frame, of one row by field, to an open segment.  Raises: MemoryError: nothing changed.");
+    module.def("count_sparse", &count_sparse, "columns"_a, "index"_a, "memory"_a, "slot"_a,
+               "Count the rows that an open segment's columns of sparse fields have after its steps.");
+    module.def("find_breaks", &find_breaks, "columns"_a, "index"_a, "lanes"_a, "memory"_a, "which"_a, "rows"_a,
+               "Return the positions in ``which`` [n] of lanes whose known successor differs, bit by bit, from the "
+               "observation in\n``rows`` (by field [n, *shape]).");
+    module.def("find_full", &find_full, "index"_a, "lanes"_a, "which"_a, "max_rows"_a, "max_frames"_a,
+               "Return the positions in ``which`` [n] of lanes whose segment must be sealed before another step.");
+    module.def("any_to_look_at", &any_to_look_at, "lanes"_a, "which"_a,
+               "Return whether the next steps of any of the lanes ``which`` are to be looked at "
+               "(``Boundaries.look``).");
+    module.def("locate_sparse", &locate_sparse, "memory"_a, "flags_offset"_a, "episode_step"_a, "slots"_a, "rows"_a,
+               "every"_a, "positions"_a,
+               "Compute the rows of a sparse field's column for the steps in ``rows`` [n] of ``slots`` [n], into "
+               "``positions``: of\ntheir own values, or else of the last ones kept before.\n\n"
+               "Args:\n    flags_offset, episode_step: by slot.");
+}
+
+}  // namespace sharpwave

@@ -1,0 +1,74 @@
+// How does a call take rows by field? As contiguous bytes, which it holds until it returns.
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "numpy_arrays.hpp"
+#include "segments.hpp"
+
+namespace sharpwave {
+
+inline constexpr int64_t alone_bytes = 1 << 17;  // bytes whose copy is worth giving up the interpreter's lock
+
+using Alone = nanobind::gil_scoped_release;
+
+// Releases the interpreter's lock for a copy of so many bytes, if they are many.
+inline std::optional<Alone> alone_for(int64_t nbytes) {
+    return nbytes >= alone_bytes ? std::optional<Alone>(std::in_place) : std::nullopt;
+}
+
+// One field's rows, from a mapping of arrays. Raises Python's error, as MemoryError where they had to be copied.
+class Value {
+  public:
+    Value(nanobind::handle name, nanobind::handle rows, int64_t nbytes) {
+        PyObject* given = PyDict_CheckExact(rows.ptr()) ? Py_XNewRef(PyDict_GetItemWithError(rows.ptr(), name.ptr()))
+                                                        : PyObject_GetItem(rows.ptr(), name.ptr());
+        if (!given) {
+            if (!PyErr_Occurred()) PyErr_SetObject(PyExc_KeyError, name.ptr());
+            throw nanobind::python_error();
+        }
+        held_ = nanobind::steal(given);
+        if (!PyArray_Check(given)) throw nanobind::type_error("rows: expected arrays");
+        auto* array = reinterpret_cast<PyArrayObject*>(given);
+        if (!PyArray_IS_C_CONTIGUOUS(array)) {
+            PyObject* copy = PyArray_NewCopy(array, NPY_CORDER);
+            if (!copy) throw nanobind::python_error();
+            held_ = nanobind::steal(copy);
+            array = reinterpret_cast<PyArrayObject*>(copy);
+        }
+        if (PyArray_NBYTES(array) != nbytes) throw nanobind::value_error("rows: not as many bytes as the field has");
+        data_ = static_cast<const uint8_t*>(PyArray_DATA(array));
+    }
+
+    const uint8_t* data() const { return data_; }
+
+  private:
+    nanobind::object held_;
+    const uint8_t* data_;
+};
+
+enum class Which : uint8_t { all, framed };  // fields
+
+// Rows of several fields, ``count`` each; of none if that is 0.
+class Values {
+  public:
+    Values(const Columns& columns, nanobind::handle rows, int64_t count, Which which) {
+        if (!count) return;
+        at_.resize(columns.fields.size());
+        held_.reserve(columns.fields.size());
+        for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+            const Column& column = columns.fields[k];
+            if (which == Which::framed && !column.framed) continue;
+            at_[k] = held_.emplace_back(column.name, rows, count * column.row_bytes).data();
+        }
+    }
+
+    const uint8_t* row(std::size_t field, int64_t i, int64_t row_bytes) const { return at_[field] + i * row_bytes; }
+
+  private:
+    std::vector<Value> held_;
+    std::vector<const uint8_t*> at_;
+};
+
+}  // namespace sharpwave
