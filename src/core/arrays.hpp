@@ -27,6 +27,13 @@ inline constexpr bool checked = true;
 inline constexpr bool checked = false;
 #endif
 
+// Compiles a function for processors with AVX2 as well, where measurements show a gain; chosen when the core is loaded.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
+#define SHARPWAVE_WIDE [[gnu::target_clones("avx2", "default")]]
+#else
+#define SHARPWAVE_WIDE
+#endif
+
 // Ends the process in a checked build where a contract between the core's own parts is broken.
 inline void require(bool holds, const char* contract) {
     if constexpr (checked) {

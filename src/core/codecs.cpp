@@ -1,4 +1,4 @@
-// Which codecs does the core decode? Addresses of their functions, for kernels that are compiled elsewhere.
+// How does Python read payloads of delta and patches? Checked, and decoded row by row; and which codecs decode windows.
 #include "codecs.hpp"
 
 #include "numpy_arrays.hpp"
@@ -7,79 +7,61 @@
 namespace sharpwave {
 namespace {
 
-// Words at the address that a kernel receives, as codecs/fused.py numbers them.
-enum Word {
-    memory_word,
-    memory_bytes_word,
-    begin_word,
-    rows_word,
-    dictionary_word,
-    size_word,
-    line_word,
-    zeros_word,
-    newest_word,
-    first_word,
-    out_word,
-    length_word,
-    scratch_word
-};
-
-template <class Byte>
-std::span<Byte> span_at(int64_t address, int64_t size) {
-    return {reinterpret_cast<Byte*>(address), static_cast<std::size_t>(size)};
-}
-
-template <bool decodes>
-Window read_window(const int64_t* words) {
-    const int64_t size = words[size_word], length = words[length_word];
-    Window window{.memory = span_at<const uint8_t>(words[memory_word], words[memory_bytes_word]),
-                  .begin = words[begin_word],
-                  .rows = words[rows_word],
-                  .newest = words[newest_word],
-                  .first = words[first_word],
-                  .length = length,
-                  .size = size,
-                  .line = words[line_word],
-                  .zeros = words[zeros_word] != 0};
-    if constexpr (decodes) {
-        window.dictionary = span_at<const uint8_t>(words[dictionary_word], size);
-        window.out = span_at<uint8_t>(words[out_word], length * size);
-        window.scratch = span_at<uint8_t>(words[scratch_word], size);
+// Decodes rows from ``first`` on, as many as ``out`` has. Returns as check_patches.
+template <bool coded>
+int64_t decode_payload(ConstBytes payload, int64_t count, ConstBytes dictionary, int64_t line, int64_t first,
+                       Grid<uint8_t> out) {
+    if (out.rows == 0) return check_patches<coded>(payload, count, out.columns, line);
+    const int64_t layout = check_layout<coded>(payload, count);
+    if (layout != sound) return layout;
+    const PatchColumn<coded> column(payload, 0, count);
+    Patches patches{payload, 0, 0, column.packed, column.codes(payload)};
+    const auto paint_entry = [&](int64_t entry, Bytes canvas) {
+        patches.begin = column.begin(entry);
+        patches.end = column.begin(entry + 1);
+        return paint<coded>(patches, line, canvas);
+    };
+    // The background is painted where the last row goes, which is painted over it.
+    const Bytes background = out[out.rows - 1];
+    if (dictionary.empty()) {
+        std::memset(background.data(), 0, background.size());
+    } else {
+        require(dictionary.size() == background.size(), "a reference is as long as a row");
+        std::memcpy(background.data(), dictionary.data(), background.size());
     }
-    return window;
-}
-
-template <int number>
-int64_t decode_at(int64_t address) {
-    window_codecs[number].decode(read_window<true>(reinterpret_cast<const int64_t*>(address)));
-    return 0;
-}
-
-template <int number>
-int64_t prefetch_at(int64_t address) {
-    window_codecs[number].prefetch(read_window<false>(reinterpret_cast<const int64_t*>(address)));
-    return 0;
-}
-
-template <int number>
-void add_kernels(nanobind::dict& kernels) {
-    kernels[nanobind::int_(number)] = nanobind::make_tuple(reinterpret_cast<std::uintptr_t>(&decode_at<number>),
-                                                           reinterpret_cast<std::uintptr_t>(&prefetch_at<number>));
-}
-
-nanobind::typed<nanobind::dict, int, nanobind::object> codec_kernels() {
-    nanobind::dict kernels;
-    add_kernels<delta_codec>(kernels);
-    add_kernels<patches_codec>(kernels);
-    return nanobind::borrow<nanobind::typed<nanobind::dict, int, nanobind::object>>(kernels);
+    if (!paint_entry(0, background)) return 0;
+    for (int64_t row = 0; row < out.rows; ++row) {
+        if (row + 1 < out.rows) std::memcpy(out[row].data(), background.data(), background.size());
+        if (!paint_entry(1 + first + row, out[row])) return 1 + first + row;
+    }
+    return sound;
 }
 
 }  // namespace
 
 void define_codecs(nanobind::module_& module) {
-    module.def("codec_kernels", &codec_kernels,
-               "Return, by codec number, the addresses of functions that decode and prefetch a window of rows. Each "
-               "takes the address of words as of ``sharpwave.codecs.fused``, and returns 0.");
+    using namespace nanobind::literals;
+    using Release = nanobind::call_guard<nanobind::gil_scoped_release>;
+    module.attr("SOUND") = sound;
+    module.attr("DAMAGED_OFFSETS") = damaged_offsets;
+    module.attr("DAMAGED_TABLE") = damaged_table;
+    module.def(
+        "check_patches",
+        [](ConstBytes payload, int64_t count, int64_t size, int64_t line, bool coded) {
+            return (coded ? check_patches<true> : check_patches<false>)(payload, count, size, line);
+        },
+        "payload"_a, "count"_a, "size"_a, "line"_a, "coded"_a, Release(),
+        "Return SOUND if a payload of delta, or with codes of patches, holds ``count`` rows of ``size`` bytes; else "
+        "DAMAGED_OFFSETS, DAMAGED_TABLE, or the number of an entry: 0 is the background, 1 the first row.");
+    module.def(
+        "decode_patches",
+        [](ConstBytes payload, int64_t count, ConstBytes dictionary, int64_t line, bool coded, int64_t first,
+           Grid<uint8_t> out) {
+            return (coded ? decode_payload<true> : decode_payload<false>)(payload, count, dictionary, line, first, out);
+        },
+        "payload"_a, "count"_a, "dictionary"_a, "line"_a, "coded"_a, "first"_a, "out"_a, Release(),
+        "Decode the rows of any payload from row ``first`` on, as many as ``out`` uint8 [n, size] has. Return as "
+        "``check_patches``.");
 }
 
 }  // namespace sharpwave

@@ -1,4 +1,4 @@
-"""The kernels of codec patches beside plain twins, on the same random input. Also run with NUMBA_DISABLE_JIT=1."""
+"""Coded patches beside plain twins, on the same random input, and patches that are cut out of columns."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sharpwave.codecs import cut
-from sharpwave.codecs import delta_kernels as delta
-from sharpwave.codecs import patch_tables as tables
 from sharpwave.codecs.delta import Delta, Patches
-from sharpwave.codecs.protocol import Packed
-from sharpwave.native.function_pointers import address_of, call
-from sharpwave.native.jit import njit
+from sharpwave.codecs.protocol import Codec, Packed
+from sharpwave.native import core
 from sharpwave.testing.columns import pictures
-from tests.codecs.test_delta_kernels import likely_patches, naive_paint
+from tests.codecs.test_patches import likely_patches, naive_paint, paint, payload_of
 
 Array = np.ndarray[Any, Any]
 TABLE = bytes([4, 0, 6, 0, 128, 9, 2, 1, 2, 3])
@@ -86,7 +82,7 @@ def test_a_table_and_its_codes_say_what_delta_says(picture: tuple[Array, int], r
     starts = np.frombuffer(coded, np.uint32, entries + 1)
     body, known = coded[4 * (entries + 1) :], np.frombuffer(plain, np.uint32, entries)
     table = naive_entries(body[: starts[1]])
-    assert table is not None and tables.tabulated(np.frombuffer(body[: starts[1]], np.uint8)) == len(table)
+    assert table is not None
     for k in range(entries - 1):
         expected = plain[4 * entries :][known[k] : known[k + 1]]
         assert naive_plain(body[starts[k + 1] : starts[k + 2]], table) == expected
@@ -138,17 +134,15 @@ def test_what_saves_most_is_in_a_full_table() -> None:
 def test_any_bytes_are_painted_as_the_format_says_or_refused(
     table: bytes, patches: bytes, size: int, line: int, behind: int
 ) -> None:
-    entries, found = naive_entries(table), tables.tabulated(np.frombuffer(table, np.uint8))
-    assert found == (-1 if entries is None else len(entries))
+    entries = naive_entries(table)
+    checked = core.check_patches(payload_of([table, b""]), 0, size, line, True)
+    assert checked == (core.DAMAGED_TABLE if entries is None else core.SOUND)
     if entries is None:
         return
     around = np.full(size + 200, 77, np.uint8)
     ours, theirs = around[100 : 100 + size], np.full(size, 77, np.uint8)
-    data = np.frombuffer(table + patches + b"\xaa" * behind, np.uint8)
-    end = len(table) + len(patches)
-    taken = delta.paint(data, len(table), end, 0, found, line, ours)
+    taken = paint(patches, line, ours, b"\xaa" * behind, table)
     assert (around[:100] == 77).all() and (around[100 + size :] == 77).all()
-    assert (delta.fits(data, np.array([len(table), end]), found, line, size) < 0) == taken
     plain = naive_plain(patches, entries)
     if plain is None:
         assert not taken
@@ -161,21 +155,41 @@ def test_any_bytes_are_painted_as_the_format_says_or_refused(
 @EXAMPLES
 @given(patches=likely_patches(2), size=st.integers(1, 1500), line=st.integers(0, 20))
 def test_coded_patches_may_end_anywhere(patches: bytes, size: int, line: int) -> None:
-    entries, begin = naive_entries(TABLE), len(TABLE)
+    entries = naive_entries(TABLE)
     assert entries is not None
-    data = np.frombuffer(TABLE + patches + b"\xff" * 40, np.uint8)
     for stop in range(len(patches) + 1):
         ours, theirs = np.zeros(size, np.uint8), np.zeros(size, np.uint8)
-        taken = delta.paint(data, begin, begin + stop, 0, 2, line, ours)
+        taken = paint(patches[:stop], line, ours, patches[stop:] + b"\xff" * 40, TABLE)
         plain = naive_plain(patches[:stop], entries)
         assert taken == (plain is not None and naive_paint(np.frombuffer(plain, np.uint8), line, theirs))
         if taken:
             np.testing.assert_array_equal(ours, theirs)
 
 
-@njit()
-def called(function: int, address: int) -> int:
-    return call(function, address)
+def cut_rows(codec: Codec, payload: bytes, count: int, size: int, first: int, last: int) -> bytes:
+    """Cut rows of a column out; any room smaller than they need is too small."""
+    memory, zero = np.frombuffer(payload, np.uint8), np.zeros(1, np.int64)
+    column = (
+        memory,
+        zero,
+        np.array([codec.number], np.uint8),
+        np.zeros(1, np.int32),
+        np.array([count], np.int32),
+        size,
+    )
+    windows = (zero, np.array([last]), zero, np.array([last - first + 1]))
+
+    def cut(out: Array) -> int:
+        return core.cut_windows(*column, *windows, out, np.zeros(256, np.uint8), np.zeros(1, np.int64))
+
+    out = np.full(len(payload) * 20 + 1000, 77, np.uint8)
+    nbytes = cut(out[:-64])
+    assert (out[-64:] == 77).all()
+    for smaller in (0, 8, nbytes // 2, nbytes - 1):
+        assert cut(np.full(smaller, 77, np.uint8)) == -1
+    words = out[:8].view("<u4").tolist()
+    assert words[1] == Delta.number and nbytes == 8 + -(-words[0] // 8) * 8 and not out[8 + words[0] : nbytes].any()
+    return out[8 : 8 + words[0]].tobytes()
 
 
 @EXAMPLES
@@ -189,20 +203,9 @@ def test_cut_patches_are_those_of_delta(picture: tuple[Array, int], trained: boo
         return
     first = data.draw(st.integers(0, len(rows) - 1))
     last = data.draw(st.integers(first, len(rows) - 1))
-    size, written = rows.shape[1], []
-    for codec, payload in ((Patches, coded), (Delta, plain)):
-        memory, out = np.frombuffer(payload, np.uint8), np.full(len(plain) + 128, 77, np.uint8)
-        words = np.zeros(cut.CUT_WORDS, np.int64)
-        words[cut.MEMORY], words[cut.MEMORY_BYTES], words[cut.END] = memory.ctypes.data, memory.size, memory.size
-        words[cut.ROWS], words[cut.SIZE], words[cut.LINE], words[cut.FIRST], words[cut.LAST] = (
-            len(rows), size, line, first, last,
-        )  # fmt: skip
-        words[cut.OUT], words[cut.OUT_BYTES] = out.ctypes.data, out.size - 64
-        nbytes = called(address_of(codec.cut.write), words.ctypes.data)
-        assert (out[-64:] == 77).all()
-        written.append(out[:nbytes].tobytes())
-        words[cut.OUT_BYTES] = max(0, nbytes // 2)
-        assert called(address_of(codec.cut.write), words.ctypes.data) == cut.TOO_SMALL
+    size = rows.shape[1]
+    columns: list[tuple[Codec, bytes]] = [(Patches(), coded), (Delta(), plain)]
+    written = [cut_rows(codec, payload, len(rows), size, first, last) for codec, payload in columns]
     assert written[0] == written[1]
     if (first, last) == (0, len(rows) - 1):
         assert written[0] == plain

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs import delta_kernels as delta
 from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.protocol import Packed
@@ -29,6 +28,7 @@ from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
 from sharpwave.format.metadata import pack_metadata
 from sharpwave.format.region import SEGMENT, TAIL, Identity
+from sharpwave.native import core
 from sharpwave.native.files import Files
 from sharpwave.offline.verify import check
 from tests.support.faults import LANES, SPEC, frame, serials_of
@@ -152,17 +152,18 @@ def test_a_segment_with_a_checksum_that_holds_and_anything_in_it(data: bytes) ->
 @given(patches=st.lists(st.binary(max_size=40), min_size=1, max_size=4), line=st.sampled_from([0, 1, 12]))
 def test_patches_that_are_let_in_stay_in_their_row(patches: list[bytes], line: int) -> None:
     """The check that walks over patches agrees with the painting of them, which keeps within the row's bytes."""
-    offsets = np.cumsum([0, *map(len, patches)]).astype(np.int64)
-    data = np.frombuffer(b"".join(patches) + bytes(16), np.uint8)
-    expected = -1
-    for entry in range(len(patches)):
+    offsets = np.cumsum([0, 0, *map(len, patches)]).astype("<u4")  # of a background without patches, too
+    payload = np.frombuffer(offsets.tobytes() + b"".join(patches), np.uint8)
+    expected = core.SOUND
+    for row in range(len(patches)):
         memory = np.full(SIZE + 2 * 200, 170, np.uint8)
-        row = memory[200:-200]
-        fits = delta.paint(data, int(offsets[entry]), int(offsets[entry + 1]), 0, -1, line, row)
+        out = memory[200:-200].reshape(1, -1)
+        damaged = core.decode_patches(payload, len(patches), np.empty(0, np.uint8), line, False, row, out)
         assert (memory[:200] == 170).all() and (memory[-200:] == 170).all()
-        if not fits and expected < 0:
-            expected = entry
-    assert delta.fits(data, offsets, -1, line, SIZE) == expected
+        assert damaged in (core.SOUND, 1 + row)
+        if expected == core.SOUND:
+            expected = damaged
+    assert core.check_patches(payload, len(patches), SIZE, line, False) == expected
 
 
 @given(

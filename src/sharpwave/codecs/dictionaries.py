@@ -25,7 +25,7 @@ class DictionaryTable:
     """Reference-counted dictionaries of one field; the last segment's release frees a dictionary.
 
     Attributes:
-        references: uint8 [places, row_bytes]; dictionaries as long as a row, by place, where fused kernels read them.
+        references: uint8 [places, row_bytes]; dictionaries as long as a row, by place, where the core reads them.
             Place 0 is all zeros. Pages of unused places are never touched.
     """
 

@@ -10,9 +10,6 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.cut import Cut
-from sharpwave.codecs.fused import Fused
-
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
@@ -67,17 +64,12 @@ class Codec(ABC):
         number: as in a segment's column table: 0 to 127 are reserved for Sharpwave, 128 to 255 are for others.
         competition: conditions on which ``codec="auto"`` takes it; ``None``: only by name.
         decoder_bytes: memory of a decoder beside its dictionary.
-        fused: kernels that decode rows in compiled code; ``None``: rows are decoded by ``decoder``.
-        cut: kernels that write some rows as a payload of their own, for learners of other machines; ``None``: rows
-            are decoded and sent as they are.
     """
 
     name: ClassVar[str]
     number: ClassVar[int]
     competition: ClassVar[Competition | None] = None
     decoder_bytes: ClassVar[int] = 0
-    fused: ClassVar[Fused | None] = None
-    cut: ClassVar[Cut | None] = None
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of the largest dictionary for rows of ``size`` bytes; 0: the codec takes none."""
@@ -93,7 +85,7 @@ class Codec(ABC):
 
     @abstractmethod
     def check(self, column: Packed) -> None:
-        """Check what ``decode_rows`` and fused kernels rely on without a check of their own.
+        """Check what ``decode_rows``, and the core for its own codecs, rely on without a check of their own.
 
         Raises:
             DamagedError: naming what is wrong and what was expected.
@@ -183,6 +175,6 @@ class Decoder:
                 out[items[i], j] = as_bytes(self._codec.decode_row(column, row))
 
 
-def as_bytes(row: bytes | Bytes) -> Bytes:
+def as_bytes(row: bytes | memoryview | Bytes) -> Bytes:
     """Return bytes as an array, without a copy."""
     return np.frombuffer(row, np.uint8)

@@ -22,24 +22,18 @@ from __future__ import annotations
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import UnknownCodecError
-from sharpwave.native.function_pointers import address_of
 
 NUMBERS = 256
 """Codec numbers that a store can tell apart."""
 MIN_AUTO_BYTES = 32
 """Rows smaller than this stay raw under ``codec="auto"``: an offset and a frame header would cost more than is
 saved."""
-GATHER, PREFETCH = 0, 1
-WRITE, CHECK, BECOMES = 0, 1, 2
 
 GROUP = "sharpwave.codecs"
 """Entry points of other packages that are codecs, classes or instances: ``mine = "my_package.codecs:Mine"``. They are
@@ -47,8 +41,6 @@ imported where a codec is asked for that is not known, and never by what a store
 
 _by_name: dict[str, Codec] = {}
 _by_number: dict[int, Codec] = {}
-_kernels = np.zeros((2, NUMBERS), np.int64)
-_cuts = np.zeros((3, NUMBERS), np.int64)
 _looked_at: set[EntryPoint] = set()
 _broken: dict[str, str] = {}  # entry points that could not be loaded, and why
 
@@ -75,8 +67,6 @@ def unregister(name: str) -> None:
     """Remove a codec. Stores with columns of it must have been closed.  Raises: ValueError: unknown."""
     codec = by_name(name)
     del _by_name[codec.name], _by_number[codec.number]
-    _kernels[:, codec.number] = 0
-    _cuts[:, codec.number] = 0
 
 
 def load_installed() -> None:
@@ -158,53 +148,6 @@ def candidates(row_bytes: int, line_bytes: int = 0) -> tuple[Codec, ...]:
 def max_dictionary_bytes(row_bytes: int) -> int:
     """Return the size of the largest dictionary that any codec takes for such rows."""
     return max(codec.max_dictionary_bytes(row_bytes) for codec in _by_number.values())
-
-
-def kernels() -> npt.NDArray[np.int64]:
-    """Return int64 [2, NUMBERS], the addresses of fused kernels by GATHER or PREFETCH and number.
-
-    0: the codec has none, or none compiled yet. Always the same array, which ``compile_kernels`` fills.
-    """
-    return _kernels
-
-
-def compile_kernels(codecs: npt.NDArray[np.uint8]) -> bool:
-    """Compile the fused kernels of those of ``codecs`` (numbers) that were not needed before; return whether any was.
-
-    A codec's kernels take some 1 s to compile, and many stores never use the codec.
-    """
-    compiled = False
-    for codec in _by_number.values():
-        if codec.fused is not None and not _kernels[GATHER, codec.number] and (codecs == codec.number).any():
-            if codec.fused.prefetch is not None:
-                _kernels[PREFETCH, codec.number] = address_of(codec.fused.prefetch)
-            _kernels[GATHER, codec.number] = address_of(codec.fused.gather)
-            compiled = True
-    return compiled
-
-
-def cuts() -> npt.NDArray[np.int64]:
-    """Return int64 [3, NUMBERS], by WRITE or CHECK the addresses of kernels that cut (``Codec.cut``), and by BECOMES
-    the number of the codec that what they write is of.
-
-    0: the codec has none, or none compiled yet. Always the same array, which ``compile_cuts`` fills.
-    """
-    return _cuts
-
-
-def compile_cuts(codecs: npt.NDArray[np.uint8]) -> bool:
-    """Compile the kernels that cut of those of ``codecs`` (numbers) that were not needed before; return whether any
-    was."""
-    compiled = False
-    for codec in _by_number.values():
-        cut = codec.cut
-        if cut is not None and not _cuts[WRITE, codec.number] and (codecs == codec.number).any():
-            if cut.check is not None:
-                _cuts[CHECK, codec.number] = address_of(cut.check)
-            _cuts[BECOMES, codec.number] = codec.number if cut.number is None else cut.number
-            _cuts[WRITE, codec.number] = address_of(cut.write)
-            compiled = True
-    return compiled
 
 
 register(Raw())

@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from sharpwave.codecs.cut import FRAMES
 from sharpwave.codecs.offsets import read_offsets
 from sharpwave.codecs.protocol import Codec, Competition, Decoder, Encoder, Packed, as_bytes
 from sharpwave.codecs.zstd_frames import LEVEL, compressor, decompressor, pack, unpack, unpack_many
@@ -32,7 +31,6 @@ class Zstd(Codec):
     name, number = "zstd", 1
     competition = Competition(max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES)
     decoder_bytes = 56 << 10
-    cut = FRAMES
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return 16 KiB."""

@@ -199,7 +199,7 @@ class CodecSuite:
                 if not in_core:
                     patch.setattr("sharpwave.views.gather.DECODED", np.zeros(registry.NUMBERS, np.uint8))
                 np.testing.assert_array_equal(memory.read(slot, newest, first, window), expected)
-        np.testing.assert_array_equal(memory.cut(slot, newest, first, window), expected, "Codec.cut")
+        np.testing.assert_array_equal(memory.cut(slot, newest, first, window), expected, "cut rows")
 
     # stores
 

@@ -14,12 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
-from sharpwave.codecs.registry import CHECK, MIN_AUTO_BYTES, by_number, compile_cuts, cuts
+from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
+from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.cut_kernels import HEAD_BYTES, MAX_MISSING, cut_windows, index_windows
-from sharpwave.views.gather import PIECE_ROWS, FieldReader, FieldReaders, Read, RowReader
-from sharpwave.views.gather_kernels import Column
+from sharpwave.views.gather import PIECE_ROWS, Column, FieldReader, FieldReaders, Read, RowReader
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -31,6 +30,9 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 
 FIRST_ROOM = 1 << 16
+ALIGNMENT = 8
+"""Bytes of which windows of cut rows begin at a multiple."""
+MAX_MISSING = (1 << 16) - 1
 
 
 @dataclass
@@ -54,7 +56,7 @@ class CutRows:
 
     @property
     def rows(self) -> Bytes:
-        """The windows (``cut_kernels``)."""
+        """The windows (``src/core/cut.hpp``)."""
         return self.memory[: self.nbytes]
 
     def add(self, reader: FieldReader, slot: Ints, newest: Ints, first: Ints, length: Ints) -> None:
@@ -64,17 +66,20 @@ class CutRows:
             UndecodableError: naming the segments that hold no rows.
         """
         assert int((length - 1 - newest + first).max(initial=0)) <= MAX_MISSING
-        left = np.empty(len(slot), np.int64)
+        left, column = np.empty(len(slot), np.int64), reader.column()
+        size = column.references.shape[1]
         while True:
             room = self.memory[self.nbytes :]
-            nbytes = cut_windows(reader.words, cuts(), slot, newest, first, length, room, self.used, left)
-            if nbytes < 0:
-                self.grow(len(self.memory))
-                larger = np.empty(2 * len(self.memory), np.uint8)
-                larger[: self.nbytes] = self.rows
-                self.memory = larger
-            elif not left.any() or not compile_cuts(reader.column().codec[slot]):
+            nbytes = core.cut_windows(
+                column.memory, column.offset, column.codec, column.dictionary, column.counts, size, slot, newest, first,
+                length, room, self.used, left,
+            )  # fmt: skip
+            if nbytes >= 0:
                 break
+            self.grow(len(self.memory))
+            larger = np.empty(2 * len(self.memory), np.uint8)
+            larger[: self.nbytes] = self.rows
+            self.memory = larger
         if left.any():
             _write_decoded(reader, slot, newest, first, length, room, left)
         self.nbytes += nbytes
@@ -178,25 +183,21 @@ class CutReader(RowReader):
     """
 
     def __init__(self, rows: Bytes, length: Ints, table: DictionaryTable, known: Bytes, field: Field) -> None:
-        assert rows.ctypes.data % HEAD_BYTES == 0
+        assert rows.ctypes.data % ALIGNMENT == 0
         count = len(length)
-        self._memory, self._memory_words = rows, rows[: rows.size & -4].view(np.uint32)
+        self._memory = rows
         self._offset, self._end = np.empty((2, count), np.int64)
         self._codec, self._dictionary = np.zeros(count, np.uint8), np.empty(count, np.int32)
         self._counts, self._references = np.empty(count, np.int32), table.references
-        while True:
-            checked = index_windows(
-                rows, self._memory_words, cuts(), length, field.row_bytes, field.line_bytes, known, self._offset,
-                self._end, self._codec, self._dictionary, self._counts,
-            )  # fmt: skip
-            if checked == count:
-                break
-            if checked < 0:
-                raise DamagedError(f"cut rows: bytes follow the last of {count} windows")
-            codec = self._codec[checked : checked + 1]
-            if cuts()[CHECK, codec[0]] or not codec[0] or not compile_cuts(codec):
-                by_number(int(codec[0]))  # or else it is unknown here
-                raise DamagedError(f"cut rows: window {checked} of {count} is none, or of no codec that is cut")
+        checked = core.index_cut_rows(
+            rows, length, field.row_bytes, field.line_bytes, known, self._offset, self._end, self._codec,
+            self._dictionary, self._counts,
+        )  # fmt: skip
+        if checked < 0:
+            raise DamagedError(f"cut rows: bytes follow the last of {count} windows")
+        if checked < count:
+            by_number(int(self._codec[checked]))  # or else it is unknown here
+            raise DamagedError(f"cut rows: window {checked} of {count} is none, or of no codec that is cut")
         super().__init__(table, field)
 
     @property
@@ -208,7 +209,6 @@ class CutReader(RowReader):
         """Return the windows as columns."""
         return Column(
             self._memory,
-            self._memory_words,
             self._offset,
             self._codec,
             self._dictionary,

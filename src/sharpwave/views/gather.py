@@ -6,7 +6,6 @@ import os
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -21,11 +20,14 @@ from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.gather_kernels import Bytes, Column, Int32s, Ints, write_column
 from sharpwave.views.log_arrays import arrays_of
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 
 THREADS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 THREAD_BYTES = 2 << 20
@@ -39,6 +41,27 @@ DECODED = np.frombuffer(core.decoded_codecs(), np.uint8)
 
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child starts its own
     os.register_at_fork(after_in_child=core.forget_helpers)
+
+
+class Column(NamedTuple):
+    """Column of one field in every segment.
+
+    Attributes:
+        memory: the arena, or rows that were cut elsewhere.
+        offset, codec, dictionary, counts: the column's arrays of the index; counts are the column's rows by slot.
+        references: uint8 [places, size], dictionaries as long as a row.
+        line: bytes from a pixel to the one below, 0 for none.
+        zeros: whether rows before an episode's first are zeros; else they are the first again.
+    """
+
+    memory: Bytes
+    offset: Ints
+    codec: Bytes
+    dictionary: Int32s
+    counts: Int32s
+    references: Bytes
+    line: int
+    zeros: bool
 
 
 class UndecodableError(DamagedError):
@@ -101,11 +124,6 @@ class RowReader(ABC):
         self._table, self._field = table, field
         self._decoded = DECODED
         self.arrays = make_arrays(self.column(), self._decoded)
-
-    @cached_property
-    def words(self) -> Ints:
-        """The same as kernels read them (``gather_kernels.write_column``)."""
-        return write_column(self.column())
 
     @abstractmethod
     def column(self) -> Column:
@@ -212,7 +230,7 @@ class RowReader(ABC):
 
 def make_arrays(column: Column, decoded: Bytes) -> core.Column:
     """Return the column for the core, of whose codecs those ``decoded`` are. The arrays must outlive it."""
-    memory, _, offset, codec, dictionary, counts, references, line, zeros = column
+    memory, offset, codec, dictionary, counts, references, line, zeros = column
     return core.Column(memory, offset, codec, dictionary, counts, references, decoded, line, zeros)
 
 
@@ -272,7 +290,6 @@ class FieldReader(RowReader):
         index, arena, c = self._index, self._arena, self._number
         return Column(
             arena.memory,
-            arena.words,
             index.offset[c],
             index.codec[c],
             index.dictionary[c],
