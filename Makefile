@@ -24,9 +24,7 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 tests: $(VENV)/.test
-	$(BIN)/python -c "from sharpwave.warmup import warm_up; warm_up()"  # once, not in each worker
 	$(BIN)/pytest -n auto --dist worksteal $(SELECT)
-	NUMBA_DISABLE_JIT=1 $(BIN)/pytest tests/views/test_kernels.py
 
 slow: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist worksteal -m slow

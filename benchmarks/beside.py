@@ -41,7 +41,7 @@ def measure(arguments: argparse.Namespace) -> Results:
     trees = {"first": arguments.first, "second": arguments.second}
     rows: Results = {" ".join(map(str, row)): {tree: [] for tree in trees} for row in ROWS}
     found: Results = {
-        "environment": environment(("numpy", "numba", "zstandard")),
+        "environment": environment(("numpy", "zstandard")),
         "trees": {tree: str(path.resolve()) for tree, path in trees.items()},
         "settings": {name: getattr(arguments, name) for name in ("lives", "rounds", "steps")},
         "bytes_per_step": {},

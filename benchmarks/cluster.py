@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     """Fill all contenders, measure them in turn, and return the results."""
     folder = frames.folder_of("pong", RECORDED, cache=arguments.frames_cache, say=say)
     results: dict[str, Any] = {
-        "environment": environment(("sharpwave", "numpy", "numba")) | {"load": []},
+        "environment": environment(("sharpwave", "numpy")) | {"load": []},
         "settings": {name: getattr(arguments, name) for name in ("steps", "rounds", "seconds")} | {"paced": PACED},
         "contenders": {},
     }

@@ -1,16 +1,14 @@
-"""What a newcomer waits for: imports, a first append, a first batch and a first command, before and after compiling.
+"""What a newcomer waits for: imports, a first append, a first batch and a first command, each in a process of its own.
 
     python benchmarks/first_minutes.py [--repeats 3]
 
-Each measurement is a process of its own. Cold ones begin with an empty folder for numba's machine code; warm ones use
-what the cold one before left there. Printed are medians of seconds, wall and processor time; compiled: kernels.
+Printed are medians of seconds, wall and processor time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -23,7 +21,6 @@ import json, resource, sys, time
 begun = time.perf_counter()
 import numpy as np
 import sharpwave as sw
-from sharpwave.native.jit import COMPILING
 imported = time.perf_counter()
 frames, appends = sys.argv[1] == "frames", int(sys.argv[2])
 obs = sw.Field((84, 84), "uint8", stack=4) if frames else sw.Field((17,), "float32")
@@ -42,8 +39,7 @@ replay.sample(32)
 sampled = time.perf_counter()
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({"import": imported - begun, "append": first - imported, "more": appended - first,
-    "sample": sampled - appended, "total": sampled - begun, "cpu": usage.ru_utime + usage.ru_stime,
-    "compiled": len(COMPILING.names)}))
+    "sample": sampled - appended, "total": sampled - begun, "cpu": usage.ru_utime + usage.ru_stime}))
 """
 CASES = [("vectors, 10 appends", ["vectors", "10"]), ("vectors, 300 appends", ["vectors", "300"]),
          ("frames, 10 appends", ["frames", "10"]), ("frames, 300 appends", ["frames", "300"])]  # fmt: skip
@@ -55,35 +51,24 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    columns = ("import", "append", "more", "sample", "total", "cpu", "compiled")
+    columns = ("import", "append", "more", "sample", "total", "cpu")
     print(f"{'':28}" + "".join(f"{name:>10}" for name in columns))
     for name, arguments in CASES:
-        cold: list[dict[str, float]] = []
-        warm: list[dict[str, float]] = []
+        found: list[dict[str, float]] = []
         for _ in range(repeats):
-            with tempfile.TemporaryDirectory() as cache:
-                environment = {**os.environ, "NUMBA_CACHE_DIR": cache}
-                for found in (cold, warm):
-                    ran = subprocess.run(
-                        [sys.executable, "-c", STORE, *arguments],
-                        env=environment, capture_output=True, text=True, check=True,
-                    )  # fmt: skip
-                    found.append(json.loads(ran.stdout))
-        for when, found in (("cold", cold), ("warm", warm)):
-            medians = [statistics.median(one[column] for one in found) for column in columns]
-            print(f"{f'{name}, {when}':28}" + "".join(f"{value:10.2f}" for value in medians))
+            ran = subprocess.run([sys.executable, "-c", STORE, *arguments], capture_output=True, text=True, check=True)
+            found.append(json.loads(ran.stdout))
+        medians = [statistics.median(one[column] for one in found) for column in columns]
+        print(f"{name:28}" + "".join(f"{value:10.2f}" for value in medians))
     with tempfile.TemporaryDirectory() as made:
-        environment = {**os.environ, "NUMBA_CACHE_DIR": str(Path(made) / "cache")}
         write = STORE.replace("capacity=100_000", f"capacity=100_000, disk={str(Path(made) / 'store')!r}")
-        subprocess.run([sys.executable, "-c", write, "frames", "300"], env=environment, capture_output=True, check=True)
+        subprocess.run([sys.executable, "-c", write, "frames", "300"], capture_output=True, check=True)
         for command in COMMANDS:
             words = [str(Path(made) / "store") if word == "STORE" else word for word in command]
             times = []
             for _ in range(repeats + 1):
                 begun = time.perf_counter()
-                subprocess.run(
-                    [sys.executable, "-m", "sharpwave.cli", *words], env=environment, capture_output=True, check=True
-                )
+                subprocess.run([sys.executable, "-m", "sharpwave.cli", *words], capture_output=True, check=True)
                 times.append(time.perf_counter() - begun)
             shown = f"sharpwave {' '.join(command)}"
             print(f"{shown:28}{times[0]:10.2f} s the first time, {statistics.median(times[1:]):.2f} s later")

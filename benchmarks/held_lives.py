@@ -16,7 +16,6 @@ from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
-from sharpwave.testing.torture.life import warm_up
 from sharpwave.testing.torture.program import RETENTIONS, Operation, Program
 from sharpwave.testing.torture.run import outcome
 
@@ -90,7 +89,7 @@ def compare(
 ) -> dict[str, Any]:
     """Run so many lives for each retention and limit; return counts by both."""
     found: dict[str, Any] = {}
-    with ProcessPoolExecutor(os.cpu_count(), initializer=warm_up) as pool:
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
         for retention in retentions:
             for limit in LIMITS:
                 begun = time.perf_counter()

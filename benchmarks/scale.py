@@ -266,7 +266,7 @@ def main() -> None:
     arguments = parser.parse_args()
     costs, validated, nbytes = measured(arguments.seconds, arguments.frames_cache)
     results = {
-        "environment": environment(("sharpwave", "numpy", "numba", "simpy")), "costs": asdict(costs),
+        "environment": environment(("sharpwave", "numpy", "simpy")), "costs": asdict(costs),
         "validated": validated, "bytes": nbytes, "simulated": simulated(costs, arguments.simulated),
     }  # fmt: skip
     arguments.out.mkdir(parents=True, exist_ok=True)

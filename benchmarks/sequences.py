@@ -32,7 +32,7 @@ HERE = Path(__file__).parent
 SOURCE = HERE.parent / "src"
 MODULES = {"TorchRL": "torchrl", "Flashbax": "flashbax"}
 """Libraries without which the contenders whose names begin so are left out."""
-PACKAGES = ("sharpwave", "numpy", "numba", "torch", "torchrl", "tensordict", "jax", "flashbax")
+PACKAGES = ("sharpwave", "numpy", "torch", "torchrl", "tensordict", "jax", "flashbax")
 OURS = ("sharpwave auto", "sharpwave raw")
 END_S = 60
 """Seconds in which a contender ends by itself: on a busy machine a store of 500,000 steps took more than ten."""

@@ -27,7 +27,7 @@ HERE = Path(__file__).parent
 BATCHES = (32, 256, 1024)
 TREES = ("sharpwave tree", "sharpwave sampler", "cpprb", "Tianshou")
 LEAVES = 1 << 20
-PACKAGES = ("sharpwave", "numpy", "numba", "zstandard", "torch", "stable-baselines3", "cpprb", "tianshou", "ale-py")
+PACKAGES = ("sharpwave", "numpy", "zstandard", "torch", "stable-baselines3", "cpprb", "tianshou", "ale-py")
 
 
 class Worker(Child):

@@ -44,7 +44,7 @@ TITLES = {
     "limit": "the disk itself",
     "torchrl": "TorchRL LazyMemmapStorage",
 }
-PACKAGES = ("sharpwave", "numpy", "numba", "torch", "torchrl", "tensordict")
+PACKAGES = ("sharpwave", "numpy", "torch", "torchrl", "tensordict")
 MIB = 1 << 20
 
 Results = dict[str, Any]

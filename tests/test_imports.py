@@ -31,7 +31,6 @@ store_annotations store_episodes store_stats store_views store_writing
 segment_writer store
 environment_kinds
 loading
-warmup
 serve
 observations
 environment_spec step_infos

@@ -22,11 +22,6 @@ def test_the_store_s_own_commands_need_nothing_of_the_trainer(arguments, tmp_pat
     assert code == 0 and "Traceback" not in text, text
 
 
-def test_kernels_that_are_compiled_already_are_not_compiled_again(here):
-    assert here("warmup").code == 0
-    assert here("warmup").text.endswith("All kernels were compiled already.\n")
-
-
 def test_help_cuts_nothing_off_at_80_columns(here, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     text = here("train", "pong", "--help").text

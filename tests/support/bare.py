@@ -19,8 +19,6 @@ import sys
 import tempfile  # noqa: F401
 import types
 
-import numba  # noqa: F401
-
 from tests.support.stand_ins import Kernel32, locking
 
 LACKING = {

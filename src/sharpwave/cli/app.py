@@ -19,7 +19,6 @@ from sharpwave.cli import (
     train,
     verify,
     view,
-    warmup,
 )
 from sharpwave.cli import eval as eval_command
 
@@ -54,4 +53,3 @@ app.command("serve")(serve.serve)
 app.command("actors")(actors.actors)
 app.command("torture")(torture.torture)
 app.command("view")(view.view)
-app.command("warmup")(warmup.warmup)

@@ -38,7 +38,7 @@ class Arena:
 
     Attributes:
         memory: uint8 [head_bytes + reserve_bytes], rounded up; all offsets refer to it.
-        floats, words: the same as float32 and as uint32.
+        floats: the same as float32.
         used_bytes: bytes allocated and not freed.
         committed_bytes: bytes written to and not released to the system: what the arena costs in RAM.
         limit_bytes: limit of the bytes of memory that are committed (touched); settable at any time.
@@ -70,7 +70,7 @@ class Arena:
         self._huge_pages = huge_pages and reserve_bytes >= HUGE and self._space.use_huge_pages(self.begin_of(1))
         self._space.commit(0, self._begin)
         self.memory: npt.NDArray[np.uint8] = self._space.memory
-        self.floats, self.words = self.memory.view(np.float32), self.memory.view(np.uint32)
+        self.floats = self.memory.view(np.float32)
         self.limit_bytes = chunks * chunk_bytes
         self.used_bytes = 0
         self._live = np.zeros(chunks, np.int64)  # bytes allocated in each chunk
@@ -113,7 +113,7 @@ class Arena:
             larger.memory[begin + shift : begin + shift + nbytes] = self.memory[begin : begin + nbytes]
             self._space.release(begin, self.chunk_bytes)
         self._begin, self._space = larger._begin, larger._space
-        self.memory, self.floats, self.words = larger.memory, larger.floats, larger.words
+        self.memory, self.floats = larger.memory, larger.floats
         used = slice(0, self._fresh)
         larger._live[used], larger._touched[used] = self._live[used], self._touched[used]
         larger._opened[used] = self._opened[used]

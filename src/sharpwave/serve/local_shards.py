@@ -229,7 +229,7 @@ class _Seat:
             why = said.get("failed", late if time.monotonic() - self.begun > READY_S else died)
             raise ShardFailedError(f"shard {self.settings.number}: {why}")
         self.settings = replace(  # the ports that it got
-            self.settings, addresses=said["addresses"], begins_from=None, warm=False
+            self.settings, addresses=said["addresses"], begins_from=None
         )
         return self.settings.addresses
 

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from sharpwave.errors import StoreInUseError
-from sharpwave.native.jit import CACHED
 from sharpwave.serve.addresses import HERE, Address, Security
 from sharpwave.serve.ending import Ending, tell_on_request
 from sharpwave.serve.intake import LEASES
@@ -57,7 +56,6 @@ class ShardSettings:
         secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
         keeps: number of the shard whose replica this one keeps. ``kept_by``: where that one listens that keeps its own.
         new: ``limits`` and ``options`` for a store that is made because there is none, where those are ``None``.
-        warm: compile the kernels, or load all, before it is ready; those of an earlier life were kept on the disk.
     """
 
     number: int
@@ -74,7 +72,6 @@ class ShardSettings:
     keeps: int | None = None
     kept_by: str | None = None
     new: dict[str, Any] = field(default_factory=dict)
-    warm: bool = True
 
 
 def opened(settings: ShardSettings) -> Store:
@@ -138,10 +135,6 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
 
     Raises: what ``Store``, ``Store.open`` and ``Server`` do.
     """
-    if settings.warm or not CACHED:
-        from sharpwave.warmup import warm_up  # its imports are many, and importing sharpwave imports this module
-
-        warm_up()  # or its first clients wait for the compiler
     store = once_free(lambda: opened(settings))
     keeper = replica(settings)
     over = threading.Event()

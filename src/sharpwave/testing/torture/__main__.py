@@ -8,7 +8,6 @@ import time
 from typing import Any
 
 from sharpwave.testing.torture.faults import preloaded
-from sharpwave.testing.torture.life import warm_up
 from sharpwave.testing.torture.program import Program, random_program
 from sharpwave.testing.torture.run import outcome
 from sharpwave.testing.torture.shrink import shrunk
@@ -17,7 +16,6 @@ from sharpwave.testing.torture.shrink import shrunk
 def main() -> None:
     """Run what a line of JSON on standard input asks for: one ``program``, or random ones from ``seed`` on."""
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
-    warm_up()
     tell(ready=True, preloaded=preloaded())
     if "program" in asked:
         one(Program.from_json(asked["program"]), asked["shrink_s"])

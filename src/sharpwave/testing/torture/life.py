@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import warnings
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -294,61 +293,3 @@ def live(program: Program, folder: Path, checkpoint: Path, pipe: Connection) -> 
         if do != "fault":
             control.arm(None)
         pipe.send(answer | {"held": life.held()})
-
-
-def warm_up() -> None:
-    """Compile or load the kernels that lives need, which processes forked from this one then share."""
-
-    class No:
-        def watch(self, folder: Path) -> None: ...
-        def arm(self, kind: str | None, at: int = 1, times: int = 1) -> None: ...
-        def limit(self, free_bytes: int) -> None: ...
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for number, retention in enumerate(RETENTIONS):
-            for codec in ("raw", "auto", "zstd"):
-                settings = {
-                    "retention": retention,
-                    "codec": codec,
-                    "segment_steps": 4,
-                    "capacity": 60,
-                    "region_bytes": 8192,
-                }
-                program = Program(settings, [], 2, 2 * number, 40, tuple(VIEWS))
-                with tempfile.TemporaryDirectory() as base:
-                    life = Life(program, Path(base) / "store", Path(base) / "checkpoint", No())
-                    life.open()
-                    at = 1
-                    for how, lanes, times in (
-                        ("append", [0], 8),
-                        ("extend", [0, 1], 20),
-                        ("block", [0, 1], 30),
-                        ("episode", [0], 9),
-                    ):
-                        serial = at + np.arange(times * len(lanes)).reshape(times, len(lanes))
-                        at += serial.size
-                        ends = np.zeros(serial.shape, np.bool_)
-                        ends[-1] = True
-                        rows = {
-                            "serial": serial,
-                            "obs": serial,
-                            "next": serial + 1,
-                            "terminated": ends,
-                            "truncated": ~ends & ends,
-                        }
-                        life.steps(how, lanes, rows)
-                        rows["next"] = rows["next"] * 0 - 1
-                        life.steps(how, lanes, rows | {"serial": serial + 500})
-                    for view in VIEWS:
-                        life.sample(view, 2, 0)
-                        life.prioritize(view, 1.0) if "loss" in view or "prior" in view else None
-                    life.held()
-                    life.break_episode(0)
-                    life.save()
-                    life.look(["priorities", "loss"])
-                    life.close()
-                    life.open(limits={"capacity": 40})
-                    life.look([])
-                    life.clear()
-                    life.close()
