@@ -10,6 +10,7 @@
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "steps.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -374,7 +375,7 @@ class Appender {
         const int64_t found = check();
         if (found != 0) return found;
         if (step_bytes_ * values_.count < alone_bytes) return write(ids);
-        nb::gil_scoped_release alone;
+        Released alone;
         return write(ids);
     }
 

@@ -16,6 +16,7 @@
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "shared_words.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -237,7 +238,7 @@ void define_cache(nb::module_& module) {
     module.def("pick", &pick, "slots"_a, "state"_a, "wanted"_a, "into"_a,
                "Collect the distinct ones of ``slots`` in the ``wanted`` state, which becomes 0; return how many.");
     module.def("copy_ranges", &copy_ranges, "source"_a, "begins"_a, "target"_a, "to"_a, "nbytes"_a,
-               nb::call_guard<nb::gil_scoped_release>(), "Copy ranges [n] from one array of bytes to another.");
+               nb::call_guard<Released>(), "Copy ranges [n] from one array of bytes to another.");
 }
 
 }  // namespace sharpwave

@@ -11,6 +11,7 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -116,9 +117,9 @@ uint32_t crc32c(ConstBytes data) { return ~by_tables(castagnoli_tables, data, 0x
 
 void define_checksum(nanobind::module_& module) {
     using namespace nanobind::literals;
-    module.def("crc32", &crc32, "data"_a, nanobind::call_guard<nanobind::gil_scoped_release>(),
+    module.def("crc32", &crc32, "data"_a, nanobind::call_guard<Released>(),
                "Return the CRC-32 of ``data`` uint8 [n], as ``zlib.crc32``. Cost: O(bytes).");
-    module.def("crc32c", &crc32c, "data"_a, nanobind::call_guard<nanobind::gil_scoped_release>(),
+    module.def("crc32c", &crc32c, "data"_a, nanobind::call_guard<Released>(),
                "Return the CRC-32C (Castagnoli) of ``data`` uint8 [n]. Cost: O(bytes).");
 }
 

@@ -10,6 +10,7 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 #if !defined(_WIN32)
 #include <unistd.h>
@@ -99,7 +100,7 @@ void define_file_ranges(nanobind::module_& module) {
         [](int64_t descriptor, int64_t direct, int64_t offset, Bytes out) {
             return read_range(descriptor, direct, offset, out, own_window());
         },
-        "descriptor"_a, "direct"_a, "offset"_a, "out"_a, nanobind::call_guard<nanobind::gil_scoped_release>(),
+        "descriptor"_a, "direct"_a, "offset"_a, "out"_a, nanobind::call_guard<Released>(),
         "Fill ``out`` uint8 [n] from ``offset`` of a file; return whether all of it was read.\n\n"
         "Args:\n    direct: descriptor for reads that bypass the page cache; -1: there is none.");
 }

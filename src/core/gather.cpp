@@ -7,6 +7,7 @@
 
 #include "helpers.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 #include "words.hpp"
 
 namespace sharpwave {
@@ -198,7 +199,7 @@ int64_t gather(const Column& column, ConstInts slot, ConstInts newest, ConstInts
     if (!count) return 0;
     require(std::ssize(newest) == count && std::ssize(first) == count, "a window has a newest and a first row");
     require(windows.out.size == column.size(), "rows are the column's");
-    std::optional<nb::gil_scoped_release> alone;
+    std::optional<Released> alone;
     if (bytes >= alone_bytes) alone.emplace();
     const int64_t helpers = std::max<int64_t>(std::min(threads.most, bytes / threads.bytes_each) - 1, 0);
     const int64_t chunk =

@@ -5,6 +5,7 @@
 #include "log.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -111,7 +112,7 @@ Walked walk(const Log& log, Grid<const int32_t> spans, Place step, int64_t numbe
 // Chooses the steps whose achieved goals are the new goals of ``items``.
 void choose_goals(const Log& log, ConstInts items, std::span<const double> uniforms, double share, int64_t strategy,
                   Grid<const int32_t> spans, Ints slot, Ints frame) {
-    std::optional<nb::gil_scoped_release> alone;
+    std::optional<Released> alone;
     if (items.size() >= alone_items) alone.emplace();
     constexpr int64_t all = std::numeric_limits<int64_t>::max() - 1;
     for (std::size_t i = 0; i < items.size(); ++i) {

@@ -131,11 +131,10 @@ void define_learning(nanobind::module_& module) {
             nanobind::keep_alive<1, 5>(), nanobind::keep_alive<1, 6>())
         .def("add", &OpenReturns::add, "t"_a, "best"_a, "taken"_a, "reward"_a, "terminated"_a, "truncated"_a,
              "final_best"_a, "Add step ``t`` of every lane, and write the errors of steps whose returns are over.");
-    module.def("standardize", &standardize, "obs"_a, "mean"_a, "factor"_a, "out"_a,
-               nanobind::call_guard<nanobind::gil_scoped_release>(),
+    module.def("standardize", &standardize, "obs"_a, "mean"_a, "factor"_a, "out"_a, nanobind::call_guard<Released>(),
                "Write ``(obs - mean) * factor`` of four frames in bfloat16, four of a pixel a word.");
     module.def("shift_images", &shift_images, "images"_a, "down"_a, "right"_a, "pixel_bytes"_a, "out"_a,
-               nanobind::call_guard<nanobind::gil_scoped_release>(),
+               nanobind::call_guard<Released>(),
                "Shift images [B, H, W * pixel bytes] by whole pixels; borders fill what becomes free.");
 }
 

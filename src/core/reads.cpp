@@ -19,6 +19,7 @@
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "shared_words.hpp"
+#include "unlocked.hpp"
 
 #if !defined(_WIN32)
 #include <pthread.h>
@@ -311,14 +312,14 @@ class ReadQueue {
     }
 
     bool work() {
-        const nb::gil_scoped_release alone;
+        const Released alone;
         return queue_->work(own_window());
     }
 
     // Waits until none of the slots is being read, making reads meanwhile; returns false to be called again.
     bool wait(ConstInts slots) {
         if (std::ranges::none_of(slots, [this](int64_t slot) { return queue_->is_coming(slot); })) return true;
-        const nb::gil_scoped_release alone;
+        const Released alone;
         const Window& window = own_window();
         int naps = 0;
         for (const int64_t slot : slots) {

@@ -106,7 +106,7 @@ void seal_raw(const Columns& columns, const IndexArrays& index, const LaneArrays
     const Values coming(columns, rows, row_count, Which::framed);
     int64_t total = 0;
     for (std::size_t i = 0; i < which.size(); ++i) total += nbytes[i];
-    const std::optional<Alone> alone = alone_for(total);
+    const std::optional<Released> alone = alone_for(total);
     for (std::size_t i = 0; i < which.size(); ++i) {
         const int64_t lane = which[i];
         const int32_t slot = lanes.slots[lane];

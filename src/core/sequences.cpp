@@ -8,6 +8,7 @@
 #include "log.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -287,7 +288,7 @@ void clear_padding(Cube<uint8_t> out, Grid<const int64_t> places, int64_t behind
 // Column c's stack is frames c ... c + stack - 1 of ``columns + stack - 1``. It is written before those that later
 // columns need; columns without an observation are left as they are.
 void spread_stacks(Cube<uint8_t> out, Grid<const int64_t> places, int64_t stack) {
-    std::optional<nb::gil_scoped_release> alone;
+    std::optional<Released> alone;
     if (std::ssize(out.flat()) >= alone_bytes) alone.emplace();
     const int64_t columns = out.rows / stack, begin = out.rows - columns - stack + 1;
     for (int64_t i = 0; i < out.blocks; ++i) {

@@ -3,10 +3,34 @@
 
 #include <nanobind/nanobind.h>
 
+#include <chrono>
 #include <cstddef>
 #include <optional>
+#include <thread>
 
 namespace sharpwave {
+
+// Releases the interpreter's lock for a scope.
+//
+// Where the process ends meanwhile, Python ends a thread that asks for the lock by unwinding its stack (before 3.14,
+// which stops it for good). A destructor lets nothing through and would end the process with an error: the thread stops
+// here instead.
+class Released {
+  public:
+    Released() : state_(PyEval_SaveThread()) {}
+    Released(const Released&) = delete;
+    Released& operator=(const Released&) = delete;
+    ~Released() {
+        try {
+            PyEval_RestoreThread(state_);
+        } catch (...) {
+            for (;;) std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
+
+  private:
+    PyThreadState* state_;
+};
 
 // Items from which a call takes longer than another thread's wait for the lock would cost this one.
 inline constexpr std::size_t many_items = 4096;
@@ -19,7 +43,7 @@ class Unlocked {
     }
 
   private:
-    std::optional<nanobind::gil_scoped_release> released_;
+    std::optional<Released> released_;
 };
 
 }  // namespace sharpwave

@@ -1,5 +1,7 @@
 """Native core: its functions beside Python's own."""
 
+import subprocess
+import sys
 import zlib
 
 import numpy as np
@@ -27,3 +29,24 @@ def test_crc32c_is_that_of_rfc_3720(data, expected):
 def test_an_array_of_another_kind_is_refused(array):
     with pytest.raises(TypeError, match="incompatible function arguments"):
         core.crc32(array)
+
+
+ENDING = """
+import threading, time
+import numpy as np
+from sharpwave.native import core
+
+def work():
+    data = np.zeros(1 << 22, np.uint8)
+    while True:
+        core.crc32(data)
+
+for _ in range(4):
+    threading.Thread(target=work, daemon=True).start()
+time.sleep(0.05)
+"""
+
+
+def test_a_process_ends_while_its_threads_work_in_the_core():
+    done = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
