@@ -56,7 +56,8 @@ def build_core(*options: str) -> None:
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=tools) else []
     configure = [
         "cmake", "-S", str(ROOT), "-B", str(folder), *generator, f"-DPython_EXECUTABLE={sys.executable}",
-        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={ROOT / 'src' / 'sharpwave'}", *os.environ.get("CMAKE_ARGS", "").split(), *options,
+        f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={ROOT / 'src' / 'sharpwave'}", *os.environ.get("CMAKE_ARGS", "").split(),
+        *options,
     ]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(folder), "--parallel"]):
         done = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True)

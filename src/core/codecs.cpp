@@ -3,6 +3,7 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -41,7 +42,7 @@ int64_t decode_payload(ConstBytes payload, int64_t count, ConstBytes dictionary,
 
 void define_codecs(nanobind::module_& module) {
     using namespace nanobind::literals;
-    using Release = nanobind::call_guard<nanobind::gil_scoped_release>;
+    using Release = nanobind::call_guard<Released>;
     module.attr("SOUND") = sound;
     module.attr("DAMAGED_OFFSETS") = damaged_offsets;
     module.attr("DAMAGED_TABLE") = damaged_table;

@@ -3,6 +3,7 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -42,7 +43,7 @@ void prefetch_windows(const SegmentColumns& columns, const Windows& windows, std
         const auto slot = static_cast<std::size_t>(windows.slot[i + ahead]);
         const int64_t begin = columns.offset[slot], entry = begin + 4 * windows.newest[i + ahead];
         if (columns.codec[slot] != raw_codec && entry + 4 <= static_cast<int64_t>(columns.memory.size())) {
-            const int64_t at = begin + 4 * columns.counts[slot] + load<uint32_t>(memory + entry);
+            const int64_t at = begin + int64_t{4} * columns.counts[slot] + load<uint32_t>(memory + entry);
             for (int64_t line = -256; line < 128; line += 64) prefetch_line(memory + at + line);
         }
     }
@@ -92,7 +93,7 @@ int64_t cut_windows(const SegmentColumns& columns, int64_t size, const Windows& 
 
 void define_cut(nanobind::module_& module) {
     using namespace nanobind::literals;
-    using Release = nanobind::call_guard<nanobind::gil_scoped_release>;
+    using Release = nanobind::call_guard<Released>;
     module.def(
         "cut_windows",
         [](ConstBytes memory, ConstInts offset, ConstBytes codec, std::span<const int32_t> dictionary,

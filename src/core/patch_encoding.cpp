@@ -12,6 +12,7 @@
 #include "numpy_arrays.hpp"
 #include "patches.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -178,7 +179,7 @@ struct Counted {
     // Writes the table to ``out``; returns how many bytes.
     int64_t write(const uint8_t* data, uint8_t* out) const {
         int64_t written = 0;
-        for (const int32_t code : times) written += 2 * (code != not_in_table);
+        for (const int32_t code : times) written += code != not_in_table ? 2 : 0;
         for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
             const int64_t code = times[bucket];
             if (code == not_in_table) continue;
@@ -307,7 +308,7 @@ std::optional<nanobind::bytes> encode_in_python(PatchEncoder& encoder, Grid<cons
                                                 int64_t line) {
     ConstBytes payload;
     {
-        nanobind::gil_scoped_release released;
+        const Released released;
         payload = encoder.encode(rows, reference, line);
     }
     if (payload.empty()) return std::nullopt;
@@ -318,7 +319,7 @@ nanobind::bytes majority_in_python(Grid<const uint8_t> rows) {
     const auto size = static_cast<std::size_t>(rows.columns);
     const auto memory = std::make_unique_for_overwrite<uint8_t[]>(5 * size);
     {
-        nanobind::gil_scoped_release released;
+        const Released released;
         majority(rows, {memory.get(), 4 * size}, {memory.get() + 4 * size, size});
     }
     return nanobind::bytes(memory.get() + 4 * size, size);

@@ -6,6 +6,7 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
@@ -186,7 +187,7 @@ void filter_rows(Grid<const uint8_t> rows, ConstBytes reference, int64_t line_by
 
 void define_predict(nanobind::module_& module) {
     using namespace nanobind::literals;
-    using Release = nanobind::call_guard<nanobind::gil_scoped_release>;
+    using Release = nanobind::call_guard<Released>;
     module.def("filter_rows", &filter_rows, "rows"_a, "reference"_a, "line_bytes"_a, "head"_a, "out"_a, Release(),
                "Write ``rows`` uint8 [n, size], filtered, to ``out`` uint8 [n, 1 + lines + size]: each line by the "
                "filter of the least sum.\n\n"

@@ -88,12 +88,14 @@ void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double 
 enum Ending : uint8_t { of_steps, of_frames, of_frames_after };
 
 // Computes what is made of flags and rewards, and decodes windows of fields; returns those with rows left out.
-nb::list fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, std::span<float> reward,
-                          std::span<float> discount, Bytes terminated, Bytes truncated, Ints n, Ints lane, Ints step,
-                          Grid<int64_t> located, nb::list columns, ConstBytes windows, nb::list places, int64_t threads,
-                          int64_t thread_bytes, int64_t chunk_bytes) {
+nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma,
+                                          std::span<float> reward, std::span<float> discount, Bytes terminated,
+                                          Bytes truncated, Ints n, Ints lane, Ints step, Grid<int64_t> located,
+                                          const nb::typed<nb::sequence, nb::object>& columns, ConstBytes windows,
+                                          const nb::typed<nb::sequence, nb::object>& places, int64_t threads,
+                                          int64_t thread_bytes, int64_t chunk_bytes) {
     locate_transitions(log, steps, n_step, gamma, reward, discount, terminated, truncated, n, lane, step, located);
-    nb::list left_out;
+    nb::typed<nb::list, int> left_out;
     for (std::size_t i = 0; i < windows.size(); ++i) {
         const bool after = windows[i] == of_frames_after, steps_own = windows[i] == of_steps;
         const ConstInts newest = located[after ? 5 : steps_own ? 1 : 2];
