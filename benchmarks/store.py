@@ -36,7 +36,7 @@ class Worker(Child):
     def __init__(
         self, name: str, folder: Path, threads: int, script: str = "worker.py", more: tuple[str, ...] = ()
     ) -> None:
-        limits = ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+        limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
         super().__init__(
             name,
             [sys.executable, str(HERE / script), name, str(folder), *more],

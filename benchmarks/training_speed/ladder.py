@@ -18,7 +18,7 @@ from training_speed.rungs import RUNGS
 from training_speed.runs import train
 
 FILE = "ladder.json"
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 TIME_LIMIT_S = 3600.0
 """Time limit of a slice, in seconds."""
 NEVER_STOP = "22"
@@ -34,7 +34,7 @@ def measure(
     Args:
         out: folder of the results.
         steps, warmup: steps of a slice, and of its warm-up.
-        threads: threads of torch, OpenMP and numba; two processes divide them.
+        threads: threads of torch and OpenMP; two processes divide them.
     Raises:
         ValueError: the folder has results of other settings.
         RuntimeError: a slice failed; earlier ones are kept.

@@ -1,6 +1,7 @@
 // How are the rows that a batch needs cut out of memory? Window by window, encoded where their codec can.
 #include "cut.hpp"
 
+#include "column.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "unlocked.hpp"
@@ -10,21 +11,13 @@ namespace {
 
 constexpr std::size_t ahead = 4;  // windows between a prefetch and its use, on each of three levels
 
-// Column of one field in every segment: by slot its offset in memory, its codec, its dictionary's place, and its rows.
-struct SegmentColumns {
-    ConstBytes memory;
-    ConstInts offset;
-    ConstBytes codec;
-    std::span<const int32_t> dictionary, counts;
-};
-
 // Windows of rows: their slots, their last rows, the first rows of their episodes, and their lengths.
 struct Windows {
     ConstInts slot, newest, first, length;
 };
 
 // Prefetches memory at random addresses: the index, then the offsets, then the entries.
-void prefetch_windows(const SegmentColumns& columns, const Windows& windows, std::size_t i) {
+void prefetch_windows(const Column& columns, const Windows& windows, std::size_t i) {
     const uint8_t* const memory = columns.memory.data();
     const std::size_t count = windows.slot.size();
     if (i + 3 * ahead < count) {
@@ -50,8 +43,8 @@ void prefetch_windows(const SegmentColumns& columns, const Windows& windows, std
 }
 
 // Writes windows to ``out``; returns the bytes, or ``too_small``.
-int64_t cut_windows(const SegmentColumns& columns, int64_t size, const Windows& windows, Bytes out, Bytes used,
-                    Ints left) {
+int64_t cut_windows(const Column& columns, const Windows& windows, Bytes out, Bytes used, Ints left) {
+    const int64_t size = columns.size();
     const auto room = static_cast<int64_t>(out.size());
     int64_t written = 0;
     for (std::size_t i = 0; i < windows.slot.size(); ++i) {
@@ -96,18 +89,11 @@ void define_cut(nanobind::module_& module) {
     using Release = nanobind::call_guard<Released>;
     module.def(
         "cut_windows",
-        [](ConstBytes memory, ConstInts offset, ConstBytes codec, std::span<const int32_t> dictionary,
-           std::span<const int32_t> counts, int64_t size, ConstInts slot, ConstInts newest, ConstInts first,
-           ConstInts length, Bytes out, Bytes used, Ints left) {
-            return cut_windows({memory, offset, codec, dictionary, counts}, size, {slot, newest, first, length}, out,
-                               used, left);
-        },
-        "memory"_a, "offset"_a, "codec"_a, "dictionary"_a, "counts"_a, "size"_a, "slot"_a, "newest"_a, "first"_a,
-        "length"_a, "out"_a, "used"_a, "left"_a, Release(),
+        [](const Column& column, ConstInts slot, ConstInts newest, ConstInts first, ConstInts length, Bytes out,
+           Bytes used, Ints left) { return cut_windows(column, {slot, newest, first, length}, out, used, left); },
+        "column"_a, "slot"_a, "newest"_a, "first"_a, "length"_a, "out"_a, "used"_a, "left"_a, Release(),
         "Write the rows ``newest - length + 1`` to ``newest`` of n columns, from ``first`` on, to ``out``.\n\n"
         "Args:\n"
-        "    offset, codec, dictionary, counts: by slot, the column's offset in ``memory``, its codec, its "
-        "dictionary's place, and its rows. ``size``: bytes of a row.\n"
         "    used: uint8 [places], set where a dictionary is referred to.\n"
         "    left: int64 [n], receives where in ``out`` rows go that only their codec's class decodes, which get room "
         "for raw ones; 0 for others.\n\n"

@@ -1,4 +1,4 @@
-"""Windows of rows out of segments of every codec. Also run with NUMBA_DISABLE_JIT=1."""
+"""Windows of rows out of segments of every codec."""
 
 from __future__ import annotations
 

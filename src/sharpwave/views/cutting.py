@@ -66,14 +66,10 @@ class CutRows:
             UndecodableError: naming the segments that hold no rows.
         """
         assert int((length - 1 - newest + first).max(initial=0)) <= MAX_MISSING
-        left, column = np.empty(len(slot), np.int64), reader.column()
-        size = column.references.shape[1]
+        left = np.empty(len(slot), np.int64)
         while True:
             room = self.memory[self.nbytes :]
-            nbytes = core.cut_windows(
-                column.memory, column.offset, column.codec, column.dictionary, column.counts, size, slot, newest, first,
-                length, room, self.used, left,
-            )  # fmt: skip
+            nbytes = core.cut_windows(reader.arrays, slot, newest, first, length, room, self.used, left)
             if nbytes >= 0:
                 break
             self.grow(len(self.memory))
