@@ -163,8 +163,8 @@ class Appender {
             obs = split_(obs);
             if (!final_obs.is_none()) final_obs = split_(final_obs);
             if (!next_obs.is_none()) next_obs = split_(next_obs);
-        } catch (nb::python_error& error) {  // the long way says it by name
-            if (!error.matches(PyExc_Exception)) throw;
+        } catch (nb::python_error& error) {  // what the spec refuses: the long way says it by name. Else a handler's
+            if (!error.matches(PyExc_ValueError)) throw;
             return false;
         }
         return true;

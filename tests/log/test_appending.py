@@ -240,6 +240,31 @@ def test_a_signal_handler_that_appends_amid_an_append_loses_neither() -> None:
     assert line > 20
 
 
+def test_what_a_handler_raises_while_an_observation_is_split_is_raised() -> None:
+    class Interrupted(dict[str, Any]):
+        def keys(self) -> Any:
+            signal.raise_signal(signal.SIGALRM)
+            return super().keys()
+
+    def handle(number: int, frame: Any) -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_IGN)
+        raise TimeoutError
+
+    spec = sw.Spec(
+        obs={"near": sw.Field((2,), "float32"), "far": sw.Field((2,), "float32")}, action=sw.Field((), "int64")
+    )
+    store = sw.Store(spec, capacity=100)
+    obs = Interrupted(near=np.zeros(2, "f4"), far=np.zeros(2, "f4"))
+    step: dict[str, Any] = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+    before = signal.signal(signal.SIGALRM, handle)
+    try:
+        with pytest.raises(TimeoutError):
+            store.append(obs=obs, **step)
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert store.stats()["steps"] == 0
+
+
 def test_a_single_number_names_no_lanes_of_earlier_calls() -> None:
     """``lanes=3`` for two rows once meant lane 3 and whichever lane the second row of an earlier call went to."""
     store = sw.Store(SPECS["vectors"], capacity=100)
