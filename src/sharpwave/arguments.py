@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,8 @@ def is_number(value: Any) -> bool:
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return ``value`` as an array.  Raises: TypeError: it is masked; what lies under a mask is not meant."""
-    if isinstance(value, np.ma.MaskedArray):
+    masked = sys.modules.get("numpy.ma")  # whoever has such an array has imported it; it takes 20 ms, seldom needed
+    if masked is not None and isinstance(value, masked.MaskedArray):
         raise TypeError(
             f"{name}: got a masked array of shape {value.shape}, expected an array without a mask; pass "
             f"{name}.filled(value), with what stands for the masked elements"

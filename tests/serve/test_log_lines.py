@@ -24,7 +24,7 @@ from tests.serve.serving import SPEC, served
 @contextmanager
 def shard(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Link]]:
     """A shard's process, whose standard error is a pipe that nobody reads, and a connection to it."""
-    settings = {**asdict(Plan(1, folder, capacity=1000).settings(SPEC)[0]), "warm": False}
+    settings = asdict(Plan(1, folder, capacity=1000).settings(SPEC)[0])
     process = subprocess.Popen(
         [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.testing  # before a thread does, whose import a forked child would wait for
 
 import sharpwave as sw
 
