@@ -168,19 +168,14 @@ def test_coded_patches_may_end_anywhere(patches: bytes, size: int, line: int) ->
 
 def cut_rows(codec: Codec, payload: bytes, count: int, size: int, first: int, last: int) -> bytes:
     """Cut rows of a column out; any room smaller than they need is too small."""
-    memory, zero = np.frombuffer(payload, np.uint8), np.zeros(1, np.int64)
-    column = (
-        memory,
-        zero,
-        np.array([codec.number], np.uint8),
-        np.zeros(1, np.int32),
-        np.array([count], np.int32),
-        size,
-    )
-    windows = (zero, np.array([last]), zero, np.array([last - first + 1]))
+    memory, zero, rows = np.frombuffer(payload, np.uint8), np.zeros(1, np.int64), np.array([count], np.int32)
+    number, place, used = np.array([codec.number], np.uint8), np.zeros(1, np.int32), np.zeros(256, np.uint8)
+    newest, length = np.array([last]), np.array([last - first + 1])
+    references, decoded = np.zeros((256, size), np.uint8), np.ones(256, np.uint8)
+    column = core.Column(memory, zero, number, place, rows, references, decoded, 0, False)
 
     def cut(out: Array) -> int:
-        return core.cut_windows(*column, *windows, out, np.zeros(256, np.uint8), np.zeros(1, np.int64))
+        return core.cut_windows(column, zero, newest, zero, length, out, used, np.zeros(1, np.int64))
 
     out = np.full(len(payload) * 20 + 1000, 77, np.uint8)
     nbytes = cut(out[:-64])
