@@ -85,7 +85,6 @@ class Appender {
                         .shape = {PyArray_DIMS(row), PyArray_DIMS(row) + PyArray_NDIM(row)}};
             set_limits(field);
             step_bytes_ += field.row_bytes;
-            observed_ += field.framed;
             fields_.push_back(std::move(field));
         }
         reward_ = {.name = nb::none(),
@@ -144,7 +143,7 @@ class Appender {
   private:
     std::vector<Field> fields_;
     Field reward_, flag_;
-    int64_t step_bytes_ = 0, observed_ = 0;
+    int64_t step_bytes_ = 0;
     nb::object split_;  // turns an observation of several fields into a dict; None where there is a single one
     nb::object ids_type_, tag_;
     Lanes lanes_{};
@@ -310,10 +309,10 @@ class Appender {
         return at;
     }
 
-    // Takes the values of all fields with a row a frame, or of the others, from a dict or, of a single one, as they
-    // are.
+    // Takes the values of all fields with a row a frame, or of the others, from a dict by field name; of the only
+    // field of an observation that is not split, as they are.
     bool take_all(nb::handle values, bool framed, After after, int64_t count) {
-        const bool bare = framed && observed_ == 1 && !PyDict_CheckExact(values.ptr());
+        const bool bare = framed && split_.is_none();
         if (!bare && !PyDict_CheckExact(values.ptr())) return false;
         int64_t found = 0;
         for (std::size_t k = 0; k < fields_.size(); ++k) {

@@ -314,3 +314,12 @@ def test_a_step_is_refused_that_is_staged_when_a_handler_closes_the_store(tmp_pa
     store._appending._bind = closing  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="store: closed"):
         store.append(**step)
+
+
+def test_a_dict_is_no_observation_of_a_spec_that_has_an_array() -> None:
+    store = sw.Store(SPECS["vectors"], capacity=100)
+    step: dict[str, Any] = {"action": 1, "reward": 0.0, "terminated": False, "truncated": False}
+    store.append(obs=np.zeros(3, np.float32), **step)
+    with pytest.raises((TypeError, ValueError), match="obs"):
+        store.append(obs={"obs": np.zeros(3, np.float32)}, **step)
+    assert store.total_steps == 1
