@@ -12,6 +12,7 @@ bytes. The first difference is printed with its program's seed, and the exit sta
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import importlib
 import io
 import re
@@ -274,8 +275,8 @@ def plain(value: Any) -> Any:
         return tuple((name, plain(one)) for name, one in value.items())
     if isinstance(value, (list, tuple)):
         return tuple(plain(one) for one in value)
-    if hasattr(value, "keys"):  # a batch
-        return tuple((name, plain(value[name])) for name in value.keys())  # noqa: SIM118
+    if dataclasses.is_dataclass(value):  # a batch, whose text leaves out most of its numbers
+        return tuple((one.name, plain(getattr(value, one.name))) for one in dataclasses.fields(value))
     return value
 
 
