@@ -152,7 +152,7 @@ class Appender {
     std::vector<uint8_t> scratch_;  // values that were converted
     int64_t top_ = 0;
     std::vector<int64_t> numbers_;  // 0, 1, ...
-    std::vector<nb::object> kept_;  // arrays of this call's own: larger ones, and copies of those not contiguous
+    std::vector<nb::object> kept_;  // arrays of this call's own: larger ones, and copies of those that cannot be read
 
     // Splits observations of several fields; returns whether they have the spec's parts. Python code runs here, and may
     // append; nothing was taken yet.
@@ -238,9 +238,9 @@ class Appender {
         return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array));
     }
 
-    // Returns contiguous items of the array, which lives until the end of the call.
+    // Returns contiguous and aligned items of the array, which lives until the end of the call.
     const void* items(PyArrayObject* array) {
-        if (PyArray_IS_C_CONTIGUOUS(array)) return PyArray_DATA(array);
+        if (PyArray_IS_C_CONTIGUOUS(array) && PyArray_ISALIGNED(array)) return PyArray_DATA(array);
         return keep(PyArray_NewCopy(array, NPY_CORDER));
     }
 
@@ -296,7 +296,6 @@ class Appender {
         if ((type != field.type && !narrows) || !PyArray_ISNOTSWAPPED(array)) return nullptr;
         const void* at = items(array);
         if (!at || !narrows) return static_cast<const uint8_t*>(at);
-        if (!PyArray_ISALIGNED(array) && at == PyArray_DATA(array)) return nullptr;
         return narrow(static_cast<const double*>(at), PyArray_SIZE(array));
     }
 

@@ -20,11 +20,15 @@ def is_number(value: Any) -> bool:
 
 
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
-    """Return ``value`` as an array.  Raises: TypeError: it is masked; what lies under a mask is not meant."""
+    """Return ``value`` as an array, aligned as the core reads it.
+
+    Raises: TypeError: it is masked; what lies under a mask is not meant.
+    """
     masked = sys.modules.get("numpy.ma")  # whoever has such an array has imported it; it takes 20 ms, seldom needed
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise TypeError(
             f"{name}: got a masked array of shape {value.shape}, expected an array without a mask; pass "
             f"{name}.filled(value), with what stands for the masked elements"
         )
-    return np.asarray(value)
+    array = np.asarray(value)
+    return array if array.flags.aligned else array.copy()  # of a buffer with something else before it

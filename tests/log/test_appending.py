@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.arguments import as_array
 from sharpwave.format import segment
 from tests.native.test_interrupts import SOURCE
 
@@ -53,7 +54,14 @@ def value(rng: np.random.Generator, field: sw.Field, count: int | None) -> Any:
         found = found.tolist()
     elif kind == 3 and not shape:
         found = field.np_dtype.type(found)
+    elif kind == 4 and shape:
+        found = unaligned(found)
     return found
+
+
+def unaligned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The same numbers in a buffer behind a byte of something else, as messages have them."""
+    return np.frombuffer(b"-" + array.tobytes(), array.dtype, array.size, 1).reshape(array.shape)
 
 
 def call(rng: np.random.Generator, spec: sw.Spec, lanes: int, known: dict[int, Any]) -> dict[str, Any]:
@@ -87,6 +95,7 @@ def call(rng: np.random.Generator, spec: sw.Spec, lanes: int, known: dict[int, A
             }
     flags: Any = [bool(end[0]) if single else end for end in ends]
     reward: Any = rng.normal(size=len(chosen)).astype(rng.choice(["float32", "float64"]))
+    reward = unaligned(reward) if rng.random() < 0.1 else reward
     arguments = {"obs": told(obs), "reward": float(reward[0]) if single else reward, **given}
     arguments |= {"terminated": flags[0], "truncated": flags[1]}
     arguments |= {} if after is None else {"next_obs": told(after)}
@@ -323,3 +332,20 @@ def test_a_dict_is_no_observation_of_a_spec_that_has_an_array() -> None:
     with pytest.raises((TypeError, ValueError), match="obs"):
         store.append(obs={"obs": np.zeros(3, np.float32)}, **step)
     assert store.total_steps == 1
+
+
+def test_the_core_reads_no_array_that_is_not_aligned() -> None:
+    taken = as_array("reward", unaligned(np.arange(3.0)))
+    assert taken.flags.aligned
+    assert taken.tolist() == [0, 1, 2]
+    store = sw.Store(SPECS["vectors"], capacity=100)  # seen by the sanitizers
+    view = store.transitions(sampler=sw.Prioritized())
+    flags, reward, lanes = np.zeros(4, bool), np.arange(4, dtype="f4"), np.arange(4)
+    for dtype in "f4", "f8":
+        obs, action = unaligned(np.ones((4, 3), dtype)), unaligned(np.zeros(4, np.int64))
+        store.extend(
+            obs=obs, action=action, reward=unaligned(reward), terminated=~flags, truncated=flags, lanes=unaligned(lanes)
+        )
+    ids = view.sampleable_ids()
+    view.update_priorities(unaligned(ids), unaligned(np.ones(len(ids))))
+    assert np.sort(view.fetch(unaligned(ids)).reward).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
