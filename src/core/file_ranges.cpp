@@ -34,8 +34,8 @@ int64_t read_at([[maybe_unused]] int64_t descriptor, [[maybe_unused]] uint8_t* t
 
 }  // namespace
 
-const Window& own_window() {
-    thread_local const Window window;
+const ReadWindow& own_window() {
+    thread_local const ReadWindow window;
     return window;
 }
 
@@ -56,7 +56,7 @@ bool is_cached([[maybe_unused]] int64_t descriptor, [[maybe_unused]] int64_t off
 #endif
 }
 
-bool read_range(int64_t descriptor, int64_t direct, int64_t offset, Bytes target, const Window& window) {
+bool read_range(int64_t descriptor, int64_t direct, int64_t offset, Bytes target, const ReadWindow& window) {
     uint8_t *at = target.data(), *end = at + target.size();
     if (direct >= 0 && !is_cached(descriptor, offset, end - at)) {
         while (at < end) {
@@ -79,7 +79,7 @@ bool read_range(int64_t descriptor, int64_t direct, int64_t offset, Bytes target
     return true;
 }
 
-int64_t look_at_range(int64_t descriptor, int64_t direct, int64_t offset, int64_t nbytes, const Window& window) {
+int64_t look_at_range(int64_t descriptor, int64_t direct, int64_t offset, int64_t nbytes, const ReadWindow& window) {
     require(nbytes >= 0 && nbytes <= window_bytes - block_bytes, "the range fits into a window");
     if (direct >= 0 && !is_cached(descriptor, offset, nbytes)) {
         const int64_t skip = offset % block_bytes;

@@ -12,9 +12,9 @@ inline constexpr int64_t block_bytes = 4096;        // alignment of direct reads
 inline constexpr int64_t window_bytes = 128 << 10;  // largest direct read, and the largest of adjoining ranges at once
 
 // Aligned memory for a thread's direct reads; pages that are never read into take none.
-class Window {
+class ReadWindow {
   public:
-    Window() : data_(static_cast<uint8_t*>(::operator new[](window_bytes, alignment))) {}
+    ReadWindow() : data_(static_cast<uint8_t*>(::operator new[](window_bytes, alignment))) {}
     uint8_t* data() const { return data_.get(); }
 
   private:
@@ -26,7 +26,7 @@ class Window {
 };
 
 // Returns the calling thread's window. Raises bad_alloc.
-const Window& own_window();
+const ReadWindow& own_window();
 
 // Returns whether the page cache holds all of a range, or that is unknown. Pages are evicted at any time: the answer is
 // a hint.
@@ -34,9 +34,9 @@ bool is_cached(int64_t descriptor, int64_t offset, int64_t nbytes);
 
 // Fills ``target`` from ``offset`` of a file; returns whether all of it was read.
 // ``direct``: a descriptor for reads that bypass the page cache; -1: there is none.
-bool read_range(int64_t descriptor, int64_t direct, int64_t offset, Bytes target, const Window& window);
+bool read_range(int64_t descriptor, int64_t direct, int64_t offset, Bytes target, const ReadWindow& window);
 
 // Reads ``nbytes`` (a window less a block, at most) at ``offset`` of a file; returns where in the window, or -1.
-int64_t look_at_range(int64_t descriptor, int64_t direct, int64_t offset, int64_t nbytes, const Window& window);
+int64_t look_at_range(int64_t descriptor, int64_t direct, int64_t offset, int64_t nbytes, const ReadWindow& window);
 
 }  // namespace sharpwave

@@ -105,7 +105,7 @@ class Queue {  // NOLINT(clang-analyzer-optin.performance.Padding): each counter
     }
 
     // Makes reads of adjoining ranges, and notes their outcomes.
-    void make(std::span<const Read> reads, const Window& window) {
+    void make(std::span<const Read> reads, const ReadWindow& window) {
         const Read &first = reads.front(), &last = reads.back();
         int64_t at = -1;
         if (reads.size() > 1) {
@@ -137,7 +137,7 @@ class Queue {  // NOLINT(clang-analyzer-optin.performance.Padding): each counter
     }
 
     // Makes the oldest read, and adjoining ones; returns whether there was any.
-    bool work(const Window& window) {
+    bool work(const ReadWindow& window) {
         Some reads;
         const std::size_t count = take(reads);
         if (count) make({reads.data(), count}, window);
@@ -171,7 +171,7 @@ class Queue {  // NOLINT(clang-analyzer-optin.performance.Padding): each counter
     }
 
     // Makes reads whenever woken, until ``end``.
-    void serve(const Window& window) {
+    void serve(const ReadWindow& window) {
         std::unique_lock lock(mutex_);
         while (!ending_) {
             if (!wakes_) {
@@ -283,7 +283,7 @@ class ReadQueue {
         const Quiet quiet;
         for (; started_ < count; ++started_) {
             try {
-                auto window = std::make_unique<Window>();  // a thread that had no memory would end the process
+                auto window = std::make_unique<ReadWindow>();  // a thread that had no memory would end the process
                 queue_->enter();
                 try {
                     std::thread([queue = *held_, window = std::move(window)] { queue->serve(*window); }).detach();
@@ -320,7 +320,7 @@ class ReadQueue {
     bool wait(ConstInts slots) {
         if (std::ranges::none_of(slots, [this](int64_t slot) { return queue_->is_coming(slot); })) return true;
         const Released alone;
-        const Window& window = own_window();
+        const ReadWindow& window = own_window();
         int naps = 0;
         for (const int64_t slot : slots) {
             while (queue_->is_coming(slot)) {

@@ -19,11 +19,11 @@ Columns::Columns(const nb::list& described) {
     int64_t sparse = 0;
     for (nb::handle one : described) {
         const nb::tuple about = nb::borrow<nb::tuple>(one);
-        Column column{.name = nb::borrow(about[0]),
-                      .row_bytes = nb::cast<int64_t>(about[1]),
-                      .framed = nb::cast<bool>(about[2]),
-                      .every = nb::cast<int64_t>(about[3]),
-                      .sparse_number = 0};
+        FieldColumn column{.name = nb::borrow(about[0]),
+                           .row_bytes = nb::cast<int64_t>(about[1]),
+                           .framed = nb::cast<bool>(about[2]),
+                           .every = nb::cast<int64_t>(about[3]),
+                           .sparse_number = 0};
         if (column.every) column.sparse_number = sparse++;
         step_bytes += column.row_bytes;
         fields.push_back(std::move(column));
@@ -75,7 +75,7 @@ struct Place {
     }
 
     void count_sparse(const Columns& columns, int64_t slot) const {
-        for (const Column& column : columns.fields) {
+        for (const FieldColumn& column : columns.fields) {
             if (!column.every) continue;
             const int64_t count = index.rows[slot], first = index.episode_step[slot];
             const int64_t rows = count ? sparse_row(flags(slot), first, count - 1, column.every) + 1
@@ -107,7 +107,7 @@ bool write_steps(const Columns& columns, const IndexArrays& index, const LaneArr
         const int64_t row = index.rows[slot], frame = index.frames[slot];
         const int64_t number = index.sparse.rows ? place.coming_number(slot) : 0;
         for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-            const Column& column = columns.fields[k];
+            const FieldColumn& column = columns.fields[k];
             const int64_t size = column.row_bytes;
             const std::size_t c = first_field_at + k;
             if (column.framed) {
@@ -142,7 +142,7 @@ void write_run(const Columns& columns, const IndexArrays& index, const LaneArray
     const Place place{memory, index};
     const int64_t slot = lanes.slots[lane], row = index.rows[slot], frame = index.frames[slot];
     for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-        const Column& column = columns.fields[k];
+        const FieldColumn& column = columns.fields[k];
         require(!column.every, "runs have no sparse fields");
         const int64_t size = column.row_bytes * count;
         std::memcpy(place.row(first_field_at + k, slot, column.framed ? frame : row, column.row_bytes),

@@ -43,7 +43,7 @@ void for_columns(const Columns& columns, int64_t steps, int64_t frames, Each eac
     each(flags_at, int64_t{1}, steps);
     each(reward_at, int64_t{4}, steps);
     for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-        const Column& column = columns.fields[k];
+        const FieldColumn& column = columns.fields[k];
         require(!column.every, "raw sealing knows no sparse fields");
         each(first_field_at + static_cast<int64_t>(k), column.row_bytes, column.framed ? frames : steps);
     }
@@ -145,7 +145,7 @@ void seal_raw(const Columns& columns, const IndexArrays& index, const LaneArrays
         index.sealed[slot] = 1;
         if (goes_on && held > keep) {  // the newest frames, and the next step's, go to the beginning
             for (int64_t c = first_field_at; c < column_count; ++c) {
-                const Column& column = columns.fields[c - first_field_at];
+                const FieldColumn& column = columns.fields[c - first_field_at];
                 if (!column.framed) continue;
                 uint8_t* begin = memory.data() + index.offset[c][next];
                 std::memmove(begin, begin + (held - keep) * column.row_bytes,

@@ -39,7 +39,7 @@ struct LaneArrays {
 
 // A field's column: of rows of ``row_bytes``, one a frame, one a step, or one for every ``every``-th step of an
 // episode.
-struct Column {
+struct FieldColumn {
     nanobind::object name;
     int64_t row_bytes;
     bool framed;
@@ -49,7 +49,7 @@ struct Column {
 
 // The columns of a spec's fields.
 struct Columns {
-    std::vector<Column> fields;
+    std::vector<FieldColumn> fields;
     int64_t step_bytes = 0;
 
     explicit Columns(const nanobind::list& described);  // name, bytes of a row, whether it has one a frame, and every

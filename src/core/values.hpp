@@ -57,7 +57,7 @@ class Values {
         at_.resize(columns.fields.size());
         held_.reserve(columns.fields.size());
         for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-            const Column& column = columns.fields[k];
+            const FieldColumn& column = columns.fields[k];
             if (which == Which::framed && !column.framed) continue;
             at_[k] = held_.emplace_back(column.name, rows, count * column.row_bytes).data();
         }
