@@ -6,13 +6,6 @@
 #include <cstdlib>
 #include <span>
 
-// Compiles a function for several processors, of which the best is chosen when it is first called.
-#if defined(__x86_64__) && defined(__gnu_linux__) && defined(__GNUC__) && !defined(__clang__)
-#define SHARPWAVE_CLONES [[gnu::target_clones("avx2", "default")]]
-#else
-#define SHARPWAVE_CLONES
-#endif
-
 namespace sharpwave {
 
 using std::int32_t;

@@ -4,12 +4,10 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "steps.hpp"
 
 namespace sharpwave {
 namespace {
-
-// Bits of the byte of flags that a step has.
-constexpr uint8_t terminated_bit = 1, truncated_bit = 2;
 
 // NaN is not within.
 template <class T>
@@ -19,21 +17,21 @@ template <class T>
     return sound;
 }
 
-SHARPWAVE_CLONES bool floats_within(std::span<const float> values, double limit) { return within(values, limit); }
+SHARPWAVE_WIDE bool floats_within(std::span<const float> values, double limit) { return within(values, limit); }
 
-SHARPWAVE_CLONES bool doubles_within(std::span<const double> values, double limit) { return within(values, limit); }
+SHARPWAVE_WIDE bool doubles_within(std::span<const double> values, double limit) { return within(values, limit); }
 
 int64_t join_flags(ConstBytes terminated, ConstBytes truncated, Bytes flags) {
     require(terminated.size() == flags.size() && truncated.size() == flags.size(), "each step has both flags");
     int64_t found = -1;
     for (std::size_t i = 0; i < flags.size(); ++i) {
-        flags[i] = static_cast<uint8_t>((terminated[i] ? terminated_bit : 0) | (truncated[i] ? truncated_bit : 0));
-        if (found < 0 && flags[i] == truncated_bit) found = static_cast<int64_t>(i);
+        flags[i] = static_cast<uint8_t>((terminated[i] ? terminated_flag : 0) | (truncated[i] ? truncated_flag : 0));
+        if (found < 0 && flags[i] == truncated_flag) found = static_cast<int64_t>(i);
     }
     return found;
 }
 
-SHARPWAVE_CLONES int64_t highest(ConstInts numbers) {
+SHARPWAVE_WIDE int64_t highest(ConstInts numbers) {
     int64_t found = -1;
     for (int64_t number : numbers) found = std::max(found, number);
     return found;

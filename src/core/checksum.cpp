@@ -6,12 +6,11 @@
 #include "checksum.hpp"
 
 #include <array>
-#include <bit>
-#include <cstring>
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "unlocked.hpp"
+#include "words.hpp"
 
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -44,16 +43,6 @@ constexpr Tables make_tables(uint32_t polynomial) {
 
 constexpr Tables tables = make_tables(usual), castagnoli_tables = make_tables(castagnoli);
 
-uint64_t load(const uint8_t* at) {
-    uint64_t word = 0;
-    if constexpr (std::endian::native == std::endian::little) {
-        std::memcpy(&word, at, sizeof word);
-    } else {
-        for (int k = 7; k >= 0; --k) word = word << 8 | at[k];
-    }
-    return word;
-}
-
 // Returns the CRC of a word's bytes that ``zeros`` zero bytes follow.
 uint32_t of_word(const Tables& tables, uint64_t word, std::size_t zeros) {
     uint32_t value = 0;
@@ -65,7 +54,7 @@ uint32_t of_word(const Tables& tables, uint64_t word, std::size_t zeros) {
 uint32_t by_tables(const Tables& tables, ConstBytes data, uint32_t crc) {
     const uint8_t *at = data.data(), *end = at + data.size();
     for (; end - at >= 16; at += 16) {
-        crc = of_word(tables, load(at) ^ crc, 8) ^ of_word(tables, load(at + 8), 0);
+        crc = of_word(tables, load<uint64_t>(at) ^ crc, 8) ^ of_word(tables, load<uint64_t>(at + 8), 0);
     }
     for (; at < end; ++at) crc = tables[0][(crc ^ *at) & 0xFF] ^ (crc >> 8);
     return crc;

@@ -14,15 +14,6 @@ namespace sharpwave {
 inline constexpr int codec_numbers = 256;
 inline constexpr uint8_t raw_codec = 0, zstd_codec = 1, delta_codec = 2, predict_codec = 3, patches_codec = 4;
 
-// Asks for the cache line at an address, which need not be readable, without waiting.
-inline void prefetch_line(const void* address) {
-#if defined(__GNUC__)
-    __builtin_prefetch(address);
-#else
-    (void)address;
-#endif
-}
-
 // Rows ``newest - length + 1`` to ``newest`` of one column, which passed its codec's check, and memory for them.
 struct Window {
     ConstBytes memory;        // bytes that hold the payload
@@ -152,10 +143,10 @@ template <bool coded>
 void prefetch_patches(const Window& window) {
     const PatchColumn<coded> column(window.memory, window.begin, window.rows);
     const uint8_t* const memory = window.memory.data();
-    for (int64_t at = column.packed; at < column.begin(1); at += 64) prefetch_line(memory + at);
+    for (int64_t at = column.packed; at < column.begin(1); at += 64) prefetch(memory + at);
     const int64_t oldest = window.newest - window.length + 1;
     const int64_t lowest = oldest > window.first ? oldest : window.first, end = column.begin(window.newest + 2);
-    for (int64_t at = column.begin(1 + lowest); at < end; at += 64) prefetch_line(memory + at);
+    for (int64_t at = column.begin(1 + lowest); at < end; at += 64) prefetch(memory + at);
 }
 
 // By codec number.

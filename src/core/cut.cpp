@@ -22,22 +22,22 @@ void prefetch_windows(const Column& columns, const Windows& windows, std::size_t
     const std::size_t count = windows.slot.size();
     if (i + 3 * ahead < count) {
         const int64_t slot = windows.slot[i + 3 * ahead];
-        prefetch_line(columns.offset.data() + slot);
-        prefetch_line(columns.codec.data() + slot);
-        prefetch_line(columns.counts.data() + slot);
-        prefetch_line(columns.dictionary.data() + slot);
+        prefetch(columns.offset.data() + slot);
+        prefetch(columns.codec.data() + slot);
+        prefetch(columns.counts.data() + slot);
+        prefetch(columns.dictionary.data() + slot);
     }
     if (i + 2 * ahead < count) {
         const uint8_t* const payload = memory + columns.offset[static_cast<std::size_t>(windows.slot[i + 2 * ahead])];
-        prefetch_line(payload);
-        prefetch_line(payload + 4 * windows.newest[i + 2 * ahead]);
+        prefetch(payload);
+        prefetch(payload + 4 * windows.newest[i + 2 * ahead]);
     }
     if (i + ahead < count) {
         const auto slot = static_cast<std::size_t>(windows.slot[i + ahead]);
         const int64_t begin = columns.offset[slot], entry = begin + 4 * windows.newest[i + ahead];
         if (columns.codec[slot] != raw_codec && entry + 4 <= static_cast<int64_t>(columns.memory.size())) {
             const int64_t at = begin + int64_t{4} * columns.counts[slot] + load<uint32_t>(memory + entry);
-            for (int64_t line = -256; line < 128; line += 64) prefetch_line(memory + at + line);
+            for (int64_t line = -256; line < 128; line += 64) prefetch(memory + at + line);
         }
     }
 }
@@ -75,8 +75,8 @@ int64_t cut_windows(const Column& columns, const Windows& windows, Bytes out, By
         const int64_t end = (begin + nbytes + 7) & -8;
         if (nbytes < 0 || end > room) return too_small;
         std::memset(target.data() + nbytes, 0, static_cast<std::size_t>(end - begin - nbytes));
-        cut_details::store_word(out, written, nbytes);
-        cut_details::store_word(out, written + 4, becomes | place << 8 | (lowest - oldest) << 16);
+        store(out.data() + written, static_cast<uint32_t>(nbytes));
+        store(out.data() + written + 4, static_cast<uint32_t>(becomes | place << 8 | (lowest - oldest) << 16));
         written = end;
     }
     return written;

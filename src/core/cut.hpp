@@ -36,11 +36,6 @@ struct CutCodec {
 
 namespace cut_details {
 
-inline void store_word(Bytes out, int64_t at, int64_t value) {
-    const auto word = static_cast<uint32_t>(value);
-    std::memcpy(out.data() + at, &word, sizeof word);
-}
-
 // Writes some entries of a payload of offsets and entries. ``common``: entries before the first row's, written too.
 template <int64_t common>
 int64_t write_entries(const CutSource& source, Bytes out) {
@@ -53,7 +48,7 @@ int64_t write_entries(const CutSource& source, Bytes out) {
     if (head + shared + nbytes > static_cast<int64_t>(out.size())) return too_small;
     std::memcpy(out.data(), offsets, 4 * common);
     for (int64_t k = 0; k <= count; ++k) {
-        store_word(out, 4 * (common + k), shared + load<uint32_t>(rows + 4 * k) - begin);
+        store(out.data() + 4 * (common + k), static_cast<uint32_t>(shared + load<uint32_t>(rows + 4 * k) - begin));
     }
     std::memcpy(out.data() + head, packed, static_cast<std::size_t>(shared));
     std::memcpy(out.data() + head + shared, packed + begin, static_cast<std::size_t>(nbytes));
@@ -67,14 +62,14 @@ inline int64_t write_without_table(const CutSource& source, Bytes out) {
     const int64_t head = 4 * (source.last - source.first + 3);
     if (head > static_cast<int64_t>(out.size())) return too_small;
     int64_t written = head;
-    store_word(out, 0, 0);
+    store(out.data(), uint32_t{0});
     for (int64_t k = 0; k < source.last - source.first + 2; ++k) {
         const int64_t entry = k == 0 ? 0 : source.first + k;
         patches.begin = column.begin(entry);
         patches.end = column.begin(entry + 1);
         written = write_plain(patches, out, written);
         if (written < 0) return too_small;
-        store_word(out, 4 * (k + 1), written - head);
+        store(out.data() + 4 * (k + 1), static_cast<uint32_t>(written - head));
     }
     return written;
 }

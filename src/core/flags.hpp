@@ -19,7 +19,7 @@ inline int64_t last_flagged(ConstBytes flags, int64_t begin, int64_t end, uint8_
     int64_t row = end - 1;
     while (row >= begin) {
         if (row - begin >= 7) {
-            const uint64_t found = load_word(&flags[row - 7]) & wanted * each;
+            const uint64_t found = load<uint64_t>(&flags[row - 7]) & wanted * each;
             if (found) return row - std::countl_zero(found) / 8;
             row -= 8;
         } else if (flags[row] & wanted) {
@@ -37,7 +37,7 @@ inline int64_t next_flagged(ConstBytes flags, int64_t begin, int64_t end, uint8_
     int64_t row = begin;
     while (row < end) {
         if (end - row >= 8) {
-            const uint64_t found = load_word(&flags[row]) & wanted * each;
+            const uint64_t found = load<uint64_t>(&flags[row]) & wanted * each;
             if (found) return row + std::countr_zero(found) / 8;
             row += 8;
         } else if (flags[row] & wanted) {
@@ -75,11 +75,11 @@ inline FrameOf frame_of(ConstBytes flags, int64_t context, int64_t row) {
         finals += static_cast<int64_t>(ends * each >> 56);
     };
     static_assert(terminated_flag == 1 && truncated_flag == 2, "an end is one of the two lowest bits");
-    for (; r + 8 <= row; r += 8) add(load_word(&flags[r]));
+    for (; r + 8 <= row; r += 8) add(load<uint64_t>(&flags[r]));
     // The last one to eight steps, whose word may reach beyond the segment.
     uint64_t word = 0;
     if (row >= 7) {
-        word = load_word(&flags[row - 7]) >> 8 * (7 - (row - r));
+        word = load<uint64_t>(&flags[row - 7]) >> 8 * (7 - (row - r));
     } else {
         for (int64_t k = row; k >= 0; --k) word = word << 8 | flags[k];
     }

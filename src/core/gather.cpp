@@ -15,7 +15,6 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr int64_t alone_bytes = 1 << 17;   // bytes from which decoding is worth giving up the interpreter's lock
 constexpr int64_t most_prefetched = 2048;  // bytes of raw rows that are prefetched: the processor goes on by itself
 
 // Windows of one length, each with a place of its own.
@@ -199,8 +198,7 @@ int64_t gather(const Column& column, ConstInts slot, ConstInts newest, ConstInts
     if (!count) return 0;
     require(std::ssize(newest) == count && std::ssize(first) == count, "a window has a newest and a first row");
     require(windows.out.size == column.size(), "rows are the column's");
-    std::optional<Released> alone;
-    if (bytes >= alone_bytes) alone.emplace();
+    const std::optional<Released> alone = unlocked_for(bytes);
     const int64_t helpers = std::max<int64_t>(std::min(threads.most, bytes / threads.bytes_each) - 1, 0);
     const int64_t chunk =
         helpers ? std::max<int64_t>(threads.chunk_bytes * count / std::max<int64_t>(bytes, 1), 1) : count;

@@ -10,12 +10,8 @@
 #include <thread>
 
 #include "numpy_arrays.hpp"
+#include "quiet.hpp"
 #include "rooms.hpp"
-
-#if __has_include(<pthread.h>)
-#include <pthread.h>
-#include <signal.h>
-#endif
 
 namespace sharpwave {
 namespace {
@@ -52,29 +48,13 @@ void help(Team* mine, Helper* self, int64_t number) noexcept {
     }
 }
 
-// Blocks all signals of the calling thread, and so of threads that it starts: Python's handlers are for its own.
-class Deaf {
-  public:
-#if __has_include(<pthread.h>)
-    Deaf() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before_);
-    }
-    ~Deaf() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-
-  private:
-    sigset_t before_;
-#endif
-};
-
 // Starts helpers until there are so many; returns how many there are of those.
 std::size_t start(Team& ours, std::size_t count) {
     while (ours.helpers.size() < count && !ours.refused) {
         try {
             Helper& helper = ours.helpers.emplace_back();
             try {
-                const Deaf deaf;
+                const Quiet quiet;
                 std::thread(help, &ours, &helper, static_cast<int64_t>(ours.helpers.size())).detach();
             } catch (...) {
                 ours.helpers.pop_back();

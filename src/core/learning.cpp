@@ -65,8 +65,8 @@ struct OpenReturns {
 
 // Fills ``out`` [B, H * W] with (obs - mean) * factor in bfloat16, from obs [B, 4, H * W]: four a word, the first
 // lowest.
-SHARPWAVE_CLONES void standardize(Cube<const uint8_t> obs, std::span<const float> mean, float factor,
-                                  Grid<uint64_t> out) {
+SHARPWAVE_WIDE void standardize(Cube<const uint8_t> obs, std::span<const float> mean, float factor,
+                                Grid<uint64_t> out) {
     constexpr std::size_t chunk = 256;  // pixels that stay in the first cache
     std::array<std::array<uint32_t, chunk>, 4> halves;
     const std::size_t pixels = mean.size();

@@ -34,8 +34,7 @@ constexpr int64_t coded_bytes(int64_t nbytes) { return nbytes + nbytes / 3 + inl
 int64_t shape_bytes(int64_t shape) { return shape & 128 ? 2 : (shape & 15) + 2; }
 
 void store_offset(uint8_t* offsets, int64_t entry, int64_t value) {
-    const auto word = static_cast<uint32_t>(value);
-    std::memcpy(offsets + 4 * entry, &word, sizeof word);
+    store(offsets + 4 * entry, static_cast<uint32_t>(value));
 }
 
 // Votes for each byte, in numbers of one type, without branches: compilers make vectors of it.
@@ -183,8 +182,7 @@ struct Counted {
         for (std::size_t bucket = 0; bucket < buckets; ++bucket) {
             const int64_t code = times[bucket];
             if (code == not_in_table) continue;
-            const auto place = static_cast<std::uint16_t>(written);
-            std::memcpy(out + 2 * code, &place, sizeof place);
+            store(out + 2 * code, static_cast<std::uint16_t>(written));
             const uint8_t* const shape = data + first[bucket] - 1;
             const int64_t nbytes = shape_bytes(*shape);
             std::memcpy(out + written, shape, static_cast<std::size_t>(nbytes));

@@ -19,10 +19,7 @@
 // Header-only, without library calls, allocation or exceptions.
 #pragma once
 
-#include <bit>
-#include <cstring>
-
-#include "arrays.hpp"
+#include "words.hpp"
 
 namespace sharpwave {
 
@@ -31,16 +28,6 @@ inline constexpr int64_t max_width = 16, max_height = 8, max_skip = 32767;
 // 16. So where the next patch begins is known before the shape is read, and processors read several at once.
 inline constexpr int64_t inline_code = 240;
 inline constexpr int64_t max_patch_bytes = 2 + 1 + max_width;
-
-static_assert(std::endian::native == std::endian::little, "payloads and patches are read as little-endian words");
-
-// Reads a value at any alignment.
-template <class T>
-T load(const uint8_t* at) {
-    T value;
-    std::memcpy(&value, at, sizeof value);
-    return value;
-}
 
 // Patches of one entry: ``data[begin:end]``.
 //
@@ -52,6 +39,21 @@ struct Patches {
 };
 
 namespace patch_details {
+
+// A skip: a patch lies behind it, or none, as it is a bare advance; or it is cut off.
+enum class Skip : uint8_t { to_patch, bare, damaged };
+
+// Reads the skip at ``cursor``, which moves behind it, and adds it to ``position``.
+inline Skip read_skip(const uint8_t* data, int64_t stop, int64_t& cursor, int64_t& position) {
+    int64_t skip = data[cursor++];
+    if (skip >= 128) {
+        if (cursor >= stop) return Skip::damaged;
+        skip = (skip & 127) << 8 | data[cursor++];
+    }
+    position += skip;
+    if (skip == max_skip) return Skip::bare;
+    return cursor < stop ? Skip::to_patch : Skip::damaged;
+}
 
 // Sixteen bytes in one register.
 #if defined(__GNUC__) && !defined(__CUDACC__)
@@ -166,16 +168,9 @@ bool paint(const Patches& patches, int64_t line, Bytes out) {
     require(stop <= nbytes, "patches end within their data");
     auto [cursor, position] = patch_details::paint_words<coded>(patches, line, out);
     while (cursor < stop) {
-        int64_t skip = data[cursor++];
-        if (skip >= 128) {
-            if (cursor >= stop) return false;
-            skip = (skip & 127) << 8 | data[cursor++];
-            if (skip == max_skip) {
-                position += skip;
-                continue;
-            }
-        }
-        if (cursor >= stop) return false;
+        const patch_details::Skip skip = patch_details::read_skip(data, stop, cursor, position);
+        if (skip == patch_details::Skip::damaged) return false;
+        if (skip == patch_details::Skip::bare) continue;
         int64_t literal = cursor, end = stop;  // where the shape and its literal lie
         bool follows = true;
         if constexpr (coded) {
@@ -192,7 +187,6 @@ bool paint(const Patches& patches, int64_t line, Bytes out) {
             if (cursor > stop) return false;
         }
         const int64_t shape = data[literal++];
-        position += skip;
         const int64_t width = (shape & 15) + 1, height = ((shape >> 4) & 7) + 1;
         const bool fill = shape & 128;
         const int64_t literals = fill ? 1 : width;
@@ -219,16 +213,9 @@ bool patches_fit(const Patches& patches, int64_t line, int64_t size) {
     require(stop <= static_cast<int64_t>(patches.data.size()), "patches end within their data");
     int64_t cursor = patches.begin, position = 0;
     while (cursor < stop) {
-        int64_t skip = data[cursor++];
-        if (skip >= 128) {
-            if (cursor >= stop) return false;
-            skip = (skip & 127) << 8 | data[cursor++];
-            if (skip == max_skip) {
-                position += skip;
-                continue;
-            }
-        }
-        if (cursor >= stop) return false;
+        const patch_details::Skip skip = patch_details::read_skip(data, stop, cursor, position);
+        if (skip == patch_details::Skip::damaged) return false;
+        if (skip == patch_details::Skip::bare) continue;
         int64_t at = cursor, code = inline_code;
         bool follows = true;
         if constexpr (coded) {
@@ -238,7 +225,6 @@ bool patches_fit(const Patches& patches, int64_t line, int64_t size) {
             at = follows ? cursor : patches.table + load<std::uint16_t>(data + patches.table + 2 * code);
         }
         const int64_t shape = data[at];
-        position += skip;
         const int64_t width = (shape & 15) + 1, height = ((shape >> 4) & 7) + 1;
         if (follows) {
             const int64_t literals = shape & 128 ? 1 : width;

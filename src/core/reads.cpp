@@ -17,13 +17,13 @@
 #include "checksum.hpp"
 #include "file_ranges.hpp"
 #include "numpy_arrays.hpp"
+#include "quiet.hpp"
 #include "rooms.hpp"
 #include "shared_words.hpp"
 #include "unlocked.hpp"
+#include "words.hpp"
 
 #if !defined(_WIN32)
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 #endif
 
@@ -213,9 +213,7 @@ class Queue {  // NOLINT(clang-analyzer-optin.performance.Padding): each counter
 
     static bool matches(ConstBytes data) {
         const ConstBytes body = data.first(data.size() - checksum_bytes);
-        uint32_t stored = 0;
-        for (std::size_t i = 0; i < checksum_bytes; ++i) stored |= uint32_t{data[body.size() + i]} << 8 * i;
-        return stored == crc32(body);
+        return load<uint32_t>(data.data() + body.size()) == crc32(body);
     }
 
     Bytes memory_;
@@ -230,26 +228,6 @@ class Queue {  // NOLINT(clang-analyzer-optin.performance.Padding): each counter
     std::condition_variable called_, ended_;
     int64_t wakes_ = 0, threads_ = 0;  // wake-ups that no thread has followed yet; threads that serve
     bool ending_ = false;
-};
-
-// Holds back signals of the threads that begin meanwhile: Python's handlers run in the main thread.
-class Quiet {
-  public:
-#if defined(_WIN32)
-    Quiet() {}
-#else
-    Quiet() {
-        sigset_t all;
-        sigfillset(&all);
-        pthread_sigmask(SIG_SETMASK, &all, &before_);
-    }
-    ~Quiet() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-    Quiet(const Quiet&) = delete;
-    Quiet& operator=(const Quiet&) = delete;
-
-  private:
-    sigset_t before_;
-#endif
 };
 
 int64_t process() {

@@ -9,6 +9,7 @@
 #include "rooms.hpp"
 #include "segments.hpp"
 #include "sparse_rows.hpp"
+#include "unlocked.hpp"
 #include "values.hpp"
 
 namespace sharpwave {
@@ -99,7 +100,7 @@ bool write_steps(const Columns& columns, const IndexArrays& index, const LaneArr
     const Values values(columns, rows, count, Which::all), after(columns, nexts, has_nexts ? count : 0, Which::framed),
         last(columns, source, any_ended ? count : 0, Which::framed);
     const Value reward(nb::str("reward"), rows, 4 * count);
-    const std::optional<Released> alone = alone_for(columns.step_bytes * count);
+    const std::optional<Released> alone = unlocked_for(columns.step_bytes * count);
     const Place place{memory, index};
     for (int64_t i = 0; i < count; ++i) {
         const int64_t lane = which[i], slot = lanes.slots[lane];
@@ -138,7 +139,7 @@ void write_run(const Columns& columns, const IndexArrays& index, const LaneArray
     const auto count = static_cast<int64_t>(flags.size());
     const Values values(columns, rows, count, Which::all), last(columns, final, final.is_none() ? 0 : 1, Which::framed);
     const Value reward(nb::str("reward"), rows, 4 * count);
-    const std::optional<Released> alone = alone_for(columns.step_bytes * count);
+    const std::optional<Released> alone = unlocked_for(columns.step_bytes * count);
     const Place place{memory, index};
     const int64_t slot = lanes.slots[lane], row = index.rows[slot], frame = index.frames[slot];
     for (std::size_t k = 0; k < columns.fields.size(); ++k) {

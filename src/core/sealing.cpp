@@ -2,15 +2,17 @@
 //
 // The bytes are those that sharpwave.format.segment.pack makes, without annotations.
 #include <algorithm>
-#include <bit>
 #include <cstring>
+#include <optional>
 
 #include "checksum.hpp"
 #include "flags.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "segments.hpp"
+#include "unlocked.hpp"
 #include "values.hpp"
+#include "words.hpp"
 
 namespace sharpwave {
 namespace {
@@ -22,17 +24,9 @@ constexpr int64_t header_bytes = 72, column_bytes = 32, checksum_bytes = 4, alig
 constexpr uint64_t magic = 0x47535753, version = 2;  // "SWSG", the first letter lowest
 constexpr uint64_t raw = 0;                          // number of the codec
 
-void store_word(uint8_t* at, uint64_t word) {
-    if constexpr (std::endian::native == std::endian::little) {
-        std::memcpy(at, &word, sizeof word);
-    } else {
-        for (int k = 0; k < 8; ++k) at[k] = static_cast<uint8_t>(word >> 8 * k);
-    }
-}
-
 void store_words(uint8_t* at, std::initializer_list<uint64_t> words) {
     for (const uint64_t word : words) {
-        store_word(at, word);
+        store(at, word);
         at += 8;
     }
 }
@@ -95,8 +89,7 @@ void pack(const Columns& columns, const IndexArrays& index, Bytes memory, int32_
         at += size;
     });
     require(at + checksum_bytes == nbytes, "a segment has the bytes that were measured");
-    const uint32_t checksum = crc32({begin, static_cast<std::size_t>(at)});
-    for (int k = 0; k < checksum_bytes; ++k) begin[at + k] = static_cast<uint8_t>(checksum >> 8 * k);
+    store(begin + at, crc32({begin, static_cast<std::size_t>(at)}));
 }
 
 void seal_raw(const Columns& columns, const IndexArrays& index, const LaneArrays& lanes, Bytes memory, ConstInts which,
@@ -106,7 +99,7 @@ void seal_raw(const Columns& columns, const IndexArrays& index, const LaneArrays
     const Values coming(columns, rows, row_count, Which::framed);
     int64_t total = 0;
     for (std::size_t i = 0; i < which.size(); ++i) total += nbytes[i];
-    const std::optional<Released> alone = alone_for(total);
+    const std::optional<Released> alone = unlocked_for(total);
     for (std::size_t i = 0; i < which.size(); ++i) {
         const int64_t lane = which[i];
         const int32_t slot = lanes.slots[lane];

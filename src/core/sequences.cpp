@@ -16,7 +16,6 @@ namespace {
 namespace nb = nanobind;
 
 constexpr int64_t run_rows = 5;  // of runs: item, slot, first row, number of steps, and the column of the first
-constexpr int64_t alone_bytes = 1 << 17;  // bytes from which a copy is worth giving up the interpreter's lock
 
 // Returns the first multiple of ``stride`` from ``number`` on, divided by it.
 int64_t multiples(int64_t number, int64_t stride) { return (number + stride - 1) / stride; }
@@ -288,8 +287,7 @@ void clear_padding(Cube<uint8_t> out, Grid<const int64_t> places, int64_t behind
 // Column c's stack is frames c ... c + stack - 1 of ``columns + stack - 1``. It is written before those that later
 // columns need; columns without an observation are left as they are.
 void spread_stacks(Cube<uint8_t> out, Grid<const int64_t> places, int64_t stack) {
-    std::optional<Released> alone;
-    if (std::ssize(out.flat()) >= alone_bytes) alone.emplace();
+    const std::optional<Released> alone = unlocked_for(std::ssize(out.flat()));
     const int64_t columns = out.rows / stack, begin = out.rows - columns - stack + 1;
     for (int64_t i = 0; i < out.blocks; ++i) {
         const Grid<uint8_t> window = out[i];

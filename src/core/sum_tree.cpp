@@ -7,6 +7,7 @@
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "unlocked.hpp"
+#include "words.hpp"
 
 namespace sharpwave {
 namespace {
@@ -17,14 +18,6 @@ constexpr std::size_t word_bits = 64;
 
 // Leaves of a call that are refreshed together: as many as their numbers take 32 KiB of the stack.
 constexpr std::size_t part_size = 4096;
-
-void prefetch(const double* at) {
-#if defined(__GNUC__)
-    __builtin_prefetch(at, 0, 3);
-#else
-    (void)at;
-#endif
-}
 
 }  // namespace
 

@@ -7,6 +7,9 @@
 #include <cstddef>
 #include <optional>
 #include <thread>
+#include <utility>
+
+#include "arrays.hpp"
 
 namespace sharpwave {
 
@@ -45,5 +48,13 @@ class Unlocked {
   private:
     std::optional<Released> released_;
 };
+
+// Bytes whose copying or decoding takes longer, likewise.
+inline constexpr int64_t many_bytes = 1 << 17;
+
+// Releases the interpreter's lock while it lives, if so many bytes are many.
+inline std::optional<Released> unlocked_for(int64_t nbytes) {
+    return nbytes >= many_bytes ? std::optional<Released>(std::in_place) : std::nullopt;
+}
 
 }  // namespace sharpwave

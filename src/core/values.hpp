@@ -1,21 +1,12 @@
 // How does a call take rows by field? As contiguous bytes, which it holds until it returns.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "numpy_arrays.hpp"
 #include "segments.hpp"
-#include "unlocked.hpp"
 
 namespace sharpwave {
-
-inline constexpr int64_t alone_bytes = 1 << 17;  // bytes whose copy is worth giving up the interpreter's lock
-
-// Releases the interpreter's lock for a copy of so many bytes, if they are many.
-inline std::optional<Released> alone_for(int64_t nbytes) {
-    return nbytes >= alone_bytes ? std::optional<Released>(std::in_place) : std::nullopt;
-}
 
 // One field's rows, from a mapping of arrays. Raises Python's error, as MemoryError where they had to be copied.
 class Value {

@@ -1,4 +1,4 @@
-// How are words read at any alignment, and memory prefetched?
+// How are words read and written at any alignment, and memory prefetched?
 #pragma once
 
 #include <bit>
@@ -8,15 +8,18 @@
 
 namespace sharpwave {
 
-// Returns eight bytes as one word, the first of them its lowest on every host.
-inline uint64_t load_word(const uint8_t* at) {
-    uint64_t word = 0;
-    if constexpr (std::endian::native == std::endian::little) {
-        std::memcpy(&word, at, sizeof word);
-    } else {
-        for (int k = 7; k >= 0; --k) word = word << 8 | at[k];
-    }
-    return word;
+static_assert(std::endian::native == std::endian::little, "segments, payloads and patches are little-endian words");
+
+template <class T>
+T load(const uint8_t* at) {
+    T value;
+    std::memcpy(&value, at, sizeof value);
+    return value;
+}
+
+template <class T>
+void store(uint8_t* at, T value) {
+    std::memcpy(at, &value, sizeof value);
 }
 
 // Prefetches the cache line of an address without waiting. Any address will do: nothing is read.
