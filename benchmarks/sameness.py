@@ -66,7 +66,7 @@ class Program:
         if self.rng.random() < 0.8:
             self.settings["capacity"] = int(self.rng.integers(60, 600))
         else:
-            self.settings["ram"] = "8MiB"
+            self.settings["ram"] = "256MiB"  # a tight one evicts at other steps where working memory has another size
         if self.rng.random() < 0.6:
             self.settings["segment_steps"] = int(self.rng.integers(2, 40))
         self.retention = int(self.rng.choice([0, 0, 0, 1, 2]))

@@ -2,15 +2,19 @@
 //
 // No signal handler of Python runs inside, so steps are appended whole or not at all. Values that need what this call
 // does not do (other types, errors, waiting, sealing) are left to the caller.
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <optional>
 #include <vector>
 
+#include "ids.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
-#include "steps.hpp"
+#include "rows.hpp"
 #include "unlocked.hpp"
+#include "words.hpp"
 
 namespace sharpwave {
 namespace {
@@ -23,15 +27,12 @@ constexpr int64_t outdated = -3;            // the log has changed since ``Appen
 constexpr int64_t single = -1;              // one step, without a leading axis
 constexpr int64_t scratch_bytes = 1 << 14;  // for values that are converted; larger ones get arrays of their own
 constexpr int64_t ahead = 6;                // steps between a prefetch and its use
-constexpr int64_t alone_bytes = 1 << 17;    // bytes from which a copy is worth giving up the interpreter's lock
 constexpr std::size_t held = 0, total = 1, changes = 2;  // places in the inventory's counts
 
 enum After : uint8_t { here, final_one, next_one };  // which rows a field has: its own, and those after the step
 
-// A field of the spec.
+// What a field's values are.
 struct Field {
-    nb::object name;
-    bool framed;  // whether it has a row a frame, as observations have
     int64_t row_bytes;
     int type;  // numpy's number
     PyTypeObject* scalar;
@@ -39,76 +40,46 @@ struct Field {
     int64_t lowest = 0, highest = -1;  // of a Python integer that is taken as it is
 };
 
-// The log's arrays, which live until it changes.
-struct Lanes {
+// The log's arrays, which live until it has had more changes than were ``seen``.
+struct Log {
     Bytes memory;
-    Grid<int64_t> offset;
-    std::span<int32_t> rows, frames;
-    Bytes begins;
-    Ints generation;
-    std::span<int32_t> slots;
-    Ints steps;
-    std::span<int32_t> shares;
-    Bytes successor_known;
-    Ints counts, staging;
-    Bytes watch;
-    Ints fresh;
-    int64_t stride, max_rows, max_frames, capacity, seen;
+    nb::object held_index, held_lanes;
+    const IndexArrays* index = nullptr;  // null: none were bound yet
+    const LaneArrays* lanes = nullptr;
+    Ints counts;
+    int64_t stride = 0, max_rows = 0, max_frames = 0, capacity = 0, seen = 0;
 };
 
 // Values of the steps of one call: where each field's rows lie, in the caller's arrays or in working memory.
 struct Values {
     int64_t count;
-    std::vector<const uint8_t*> rows;  // three a field, by ``After``
+    std::array<std::vector<const uint8_t*>, 3> rows;  // by ``After``, by field
     const float* reward;
     const uint8_t *terminated, *truncated;
     const int64_t* lanes;
     bool has_final, has_next;
-
-    const uint8_t* row(std::size_t field, After after, int64_t i, int64_t size) const {
-        return rows[3 * field + after] + i * size;
-    }
 };
 
 class Appender {
   public:
-    Appender(const nb::typed<nb::sequence, nb::object>& fields, nb::object split, nb::object ids_type, nb::object tag)
-        : split_(std::move(split)), ids_type_(std::move(ids_type)), tag_(std::move(tag)), scratch_(scratch_bytes) {
-        for (nb::handle one : fields) {
-            nb::tuple described = nb::borrow<nb::tuple>(one);  // name, whether it is framed, an array of one row
-            auto* row = reinterpret_cast<PyArrayObject*>(described[2].ptr());
-            Field field{.name = nb::borrow(described[0]),
-                        .framed = nb::cast<bool>(described[1]),
-                        .row_bytes = static_cast<int64_t>(PyArray_NBYTES(row)),
-                        .type = PyArray_DESCR(row)->type_num,
-                        .scalar = PyArray_DESCR(row)->typeobj,
-                        .shape = {PyArray_DIMS(row), PyArray_DIMS(row) + PyArray_NDIM(row)}};
-            set_limits(field);
-            step_bytes_ += field.row_bytes;
-            fields_.push_back(std::move(field));
-        }
-        reward_ = {.name = nb::none(),
-                   .framed = false,
-                   .row_bytes = 4,
-                   .type = NPY_FLOAT32,
-                   .scalar = scalar_of(NPY_FLOAT32),
-                   .shape = {}};
-        flag_ = {.name = nb::none(),
-                 .framed = false,
-                 .row_bytes = 1,
-                 .type = NPY_BOOL,
-                 .scalar = scalar_of(NPY_BOOL),
-                 .shape = {}};
-        values_.rows.resize(3 * fields_.size());
+    Appender(nb::object columns, const nb::typed<nb::sequence, nb::object>& rows, nb::object split, nb::object ids_type,
+             nb::object tag)
+        : held_columns_(std::move(columns)),
+          columns_(nb::cast<const Columns&>(held_columns_)),
+          split_(std::move(split)),
+          ids_type_(std::move(ids_type)),
+          tag_(std::move(tag)),
+          scratch_(scratch_bytes) {
+        for (nb::handle row : rows) fields_.push_back(field_of(reinterpret_cast<PyArrayObject*>(row.ptr())));
+        for (auto& rows_after : values_.rows) rows_after.resize(fields_.size());
     }
 
-    void bind(Bytes memory, Grid<int64_t> offset, std::span<int32_t> rows, std::span<int32_t> frames, Bytes begins,
-              Ints generation, std::span<int32_t> slots, Ints steps, std::span<int32_t> shares, Bytes successor_known,
-              Ints counts, Ints staging, Bytes watch, Ints fresh, int64_t stride, int64_t max_rows, int64_t max_frames,
-              int64_t capacity, int64_t seen) {
-        lanes_ = {memory, offset,  rows,  frames, begins, generation, slots,      steps,    shares, successor_known,
-                  counts, staging, watch, fresh,  stride, max_rows,   max_frames, capacity, seen};
-        bound_ = true;
+    void bind(Bytes memory, nb::object index, nb::object lanes, Ints counts, int64_t stride, int64_t max_rows,
+              int64_t max_frames, int64_t capacity, int64_t seen) {
+        const auto& index_arrays = nb::cast<const IndexArrays&>(index);
+        const auto& lane_arrays = nb::cast<const LaneArrays&>(lanes);
+        log_ = {memory, std::move(index), std::move(lanes), &index_arrays, &lane_arrays, counts,
+                stride, max_rows,         max_frames,       capacity,      seen};
     }
 
     // Appends one step to one lane; returns its id.
@@ -127,7 +98,9 @@ class Appender {
         auto* rewards = reinterpret_cast<PyArrayObject*>(reward.ptr());
         if (!PyArray_CheckExact(reward.ptr()) || PyArray_NDIM(rewards) != 1) return nb::int_(otherwise);
         if (!split(obs, final_obs, next_obs)) return nb::int_(otherwise);
+        if (is_outdated()) return nb::int_(outdated);
         npy_intp count = PyArray_DIM(rewards, 0);
+        if (count > std::ssize(log_.lanes->slots)) return nb::int_(otherwise);  // before memory for so many ids
         PyArray_Descr* kind = PyArray_DescrFromType(NPY_INT64);
         auto* type = reinterpret_cast<PyTypeObject*>(ids_type_.ptr());
         nb::object ids = nb::steal(PyArray_NewFromDescr(type, kind, 1, &count, nullptr, nullptr, 0, nullptr));
@@ -141,13 +114,13 @@ class Appender {
     }
 
   private:
-    std::vector<Field> fields_;
-    Field reward_, flag_;
-    int64_t step_bytes_ = 0;
+    nb::object held_columns_;
+    const Columns& columns_;
+    std::vector<Field> fields_;  // of the columns
+    const Field reward_ = field_of(NPY_FLOAT32), flag_ = field_of(NPY_BOOL);
     nb::object split_;  // turns an observation of several fields into a dict; None where there is a single one
     nb::object ids_type_, tag_;
-    Lanes lanes_{};
-    bool bound_ = false;
+    Log log_;
     Values values_{};
     std::vector<uint8_t> scratch_;  // values that were converted
     int64_t top_ = 0;
@@ -169,9 +142,11 @@ class Appender {
         return true;
     }
 
+    bool is_outdated() const { return !log_.index || log_.counts[changes] != log_.seen; }
+
     int64_t run(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
                 nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs, Ints ids) {
-        if (!bound_ || lanes_.counts[changes] != lanes_.seen) return outdated;
+        if (is_outdated()) return outdated;
         struct Ending {  // also where an exception ends the call
             std::vector<nb::object>& kept;
             ~Ending() { kept.clear(); }
@@ -179,11 +154,20 @@ class Appender {
         return take_and_append(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs, ids);
     }
 
-    static PyTypeObject* scalar_of(int type) {
-        PyArray_Descr* kind = PyArray_DescrFromType(type);
-        PyTypeObject* found = kind->typeobj;  // numpy keeps the types of its own scalars
-        Py_DECREF(kind);
-        return found;
+    // Describes values by an array of one row.
+    static Field field_of(PyArrayObject* row) {
+        Field field{.row_bytes = static_cast<int64_t>(PyArray_NBYTES(row)),
+                    .type = PyArray_DESCR(row)->type_num,
+                    .scalar = PyArray_DESCR(row)->typeobj,
+                    .shape = {PyArray_DIMS(row), PyArray_DIMS(row) + PyArray_NDIM(row)}};
+        set_limits(field);
+        return field;
+    }
+
+    static Field field_of(int type) {
+        const nb::object row = nb::steal(PyArray_SimpleNew(0, nullptr, type));
+        if (!row.is_valid()) nb::raise_python_error();
+        return field_of(reinterpret_cast<PyArrayObject*>(row.ptr()));
     }
 
     template <class T>
@@ -315,12 +299,13 @@ class Appender {
         if (!bare && !PyDict_CheckExact(values.ptr())) return false;
         int64_t found = 0;
         for (std::size_t k = 0; k < fields_.size(); ++k) {
-            if (fields_[k].framed != framed) continue;
-            nb::handle value = bare ? values : nb::handle(PyDict_GetItem(values.ptr(), fields_[k].name.ptr()));
+            const FieldColumn& column = columns_.fields[k];
+            if (column.framed != framed) continue;
+            nb::handle value = bare ? values : nb::handle(PyDict_GetItem(values.ptr(), column.name.ptr()));
             if (!value.is_valid()) return false;
             const uint8_t* rows = take(fields_[k], value, count);
             if (!rows) return false;
-            values_.rows[3 * k + after] = rows;
+            values_.rows[after][k] = rows;
             ++found;
         }
         return bare || found == PyDict_Size(values.ptr());
@@ -372,17 +357,17 @@ class Appender {
         if (values_.has_next && !take_all(next_obs, true, next_one, count)) return otherwise;
         const int64_t found = check();
         if (found != 0) return found;
-        if (step_bytes_ * values_.count < alone_bytes) return write(ids);
-        Released alone;
+        const std::optional<Released> alone = unlocked_for(columns_.step_bytes * values_.count);
         return write(ids);
     }
 
     // Returns whether step ``i`` observes what the slot's frame ``frame`` is.
-    bool repeats(int32_t slot, int64_t frame, int64_t i) const {
-        for (std::size_t c = 0; c < fields_.size(); ++c) {
-            const int64_t size = fields_[c].row_bytes;
-            if (fields_[c].framed && std::memcmp(&lanes_.memory[lanes_.offset[c + 2][slot] + frame * size],
-                                                 values_.row(c, here, i, size), size) != 0)
+    bool repeats(int64_t slot, int64_t frame, int64_t i) const {
+        const Place place{log_.memory, *log_.index};
+        for (std::size_t k = 0; k < columns_.fields.size(); ++k) {
+            const int64_t size = columns_.fields[k].row_bytes;
+            if (columns_.fields[k].framed && std::memcmp(place.row(first_field_at + k, slot, frame, size),
+                                                         values_.rows[here][k] + i * size, size) != 0)
                 return false;
         }
         return true;
@@ -390,90 +375,63 @@ class Appender {
 
     // Returns 0 if the steps can be appended now.
     int64_t check() const {
-        const Lanes& log = lanes_;
-        const auto lane_count = static_cast<int64_t>(log.slots.size());
-        bool any_full = log.capacity >= 0 && log.counts[held] + values_.count > log.capacity;
+        const LaneArrays& lanes = *log_.lanes;
+        const IndexArrays& index = *log_.index;
+        bool any_full = log_.capacity >= 0 && log_.counts[held] + values_.count > log_.capacity;
         int64_t last = -1;
         for (int64_t i = 0; i < values_.count; ++i) {
             const int64_t lane = values_.lanes[i];
-            if (lane <= last || lane >= lane_count || log.staging[lane] < 0 ||
+            if (lane <= last || lane >= std::ssize(lanes.slots) || lanes.staging[lane] < 0 ||
                 !(std::abs(values_.reward[i]) <= max_reward))
                 return otherwise;
             last = lane;
             if (values_.truncated[i] && !values_.terminated[i] && !values_.has_final && !values_.has_next)
                 return otherwise;
-            const int32_t slot = log.slots[lane];
-            any_full |=
-                int64_t{log.rows[slot]} * whole >= log.max_rows * log.shares[lane] || log.frames[slot] > log.max_frames;
-            if (log.successor_known[lane]) {
-                if (!repeats(slot, log.frames[slot], i)) return otherwise;
-            } else if (log.watch[lane] != met) {  // an episode has just ended, among others: seldom
-                if (!(log.watch[lane] & met)) return otherwise;
-                if (!(log.watch[lane] & left_alone) && repeats(slot, log.frames[slot] - 1, i)) return otherwise;
+            const int64_t slot = lanes.slots[lane];
+            any_full |= is_full(index, lanes, lane, log_.max_rows, log_.max_frames);
+            if (lanes.successor_known[lane]) {
+                if (!repeats(slot, index.frames[slot], i)) return otherwise;
+            } else if (lanes.watch[lane] != met) {  // an episode has just ended, among others: seldom
+                if (!(lanes.watch[lane] & met)) return otherwise;
+                if (!(lanes.watch[lane] & left_alone) && repeats(slot, index.frames[slot] - 1, i)) return otherwise;
             }
         }
         return any_full ? full : 0;
     }
 
-    void prefetch(int64_t lane) const {
-        const Lanes& log = lanes_;
-        const int32_t slot = log.slots[lane];
-        const uint8_t* memory = log.memory.data();
-        __builtin_prefetch(memory + log.offset[0][slot] + log.rows[slot], 1);
-        __builtin_prefetch(memory + log.offset[1][slot] + int64_t{4} * log.rows[slot], 1);
-        for (std::size_t c = 0; c < fields_.size(); ++c) {
-            const int64_t at = fields_[c].framed ? log.frames[slot] : log.rows[slot];
-            __builtin_prefetch(memory + log.offset[c + 2][slot] + at * fields_[c].row_bytes, 1);
+    void prefetch_rows(int64_t lane) const {
+        const IndexArrays& index = *log_.index;
+        const int64_t slot = log_.lanes->slots[lane], row = index.rows[slot];
+        const uint8_t* memory = log_.memory.data();
+        prefetch(memory + index.offset[flags_at][slot] + row);
+        prefetch(memory + index.offset[reward_at][slot] + 4 * row);
+        for (std::size_t k = 0; k < columns_.fields.size(); ++k) {
+            const FieldColumn& column = columns_.fields[k];
+            const int64_t at = column.framed ? index.frames[slot] : row;
+            prefetch(memory + index.offset[static_cast<int64_t>(first_field_at + k)][slot] + at * column.row_bytes);
         }
     }
 
     int64_t write(Ints ids) {
-        Lanes& log = lanes_;
-        uint8_t* memory = log.memory.data();
-        int64_t id = -1;
+        const LaneArrays& lanes = *log_.lanes;
+        const IndexArrays& index = *log_.index;
+        const Pointers own = values_.rows[here], after = values_.has_next ? values_.rows[next_one] : Pointers{};
+        const Pointers at_end = values_.has_final ? Pointers{values_.rows[final_one]} : after.empty() ? own : after;
+        const StepRows rows{own, at_end, after};
         for (int64_t i = 0; i < values_.count; ++i) {
-            if (i + ahead < values_.count) prefetch(values_.lanes[i + ahead]);
-            const int64_t lane = values_.lanes[i];
-            const int32_t slot = log.slots[lane];
-            const int64_t row = log.rows[slot], frame = log.frames[slot];
-            const uint8_t flag =
-                (values_.terminated[i] ? terminated_flag : 0) | (values_.truncated[i] ? truncated_flag : 0);
-            After after = here;  // which rows are the frame after the step
-            if (flag && values_.has_final)
-                after = final_one;
-            else if (values_.has_next)
-                after = next_one;
-            for (std::size_t c = 0; c < fields_.size(); ++c) {
-                const int64_t size = fields_[c].row_bytes;
-                uint8_t* column = memory + log.offset[c + 2][slot];
-                const uint8_t* value = values_.row(c, here, i, size);
-                if (!fields_[c].framed) {
-                    std::memcpy(column + row * size, value, size);
-                    continue;
-                }
-                if (!log.successor_known[lane]) std::memcpy(column + frame * size, value, size);
-                if (flag || values_.has_next)
-                    std::memcpy(column + (frame + 1) * size, values_.row(c, after, i, size), size);
-            }
-            uint8_t* flags = memory + log.offset[0][slot] + row;
-            const bool starts = row > 0 ? flags[-1] & ended : log.begins[slot] != 0;
-            *flags = flag | (starts ? start_flag : 0);
-            std::memcpy(memory + log.offset[1][slot] + 4 * row, &values_.reward[i], 4);
-            log.successor_known[lane] = values_.has_next && !flag;
-            if (log.watch[lane] != met || flag) {
-                log.fresh[lane] += log.watch[lane] & just_ended;
-                log.watch[lane] = (log.watch[lane] & (left_alone | met)) | (flag && after != here ? just_ended : 0);
-            }
-            log.rows[slot] = static_cast<int32_t>(row + 1);
-            log.frames[slot] = static_cast<int32_t>(frame + (flag ? 2 : 1));
-            log.steps[lane] += 1;
-            id = log.generation[slot] << 32 | (slot * log.stride + row);
-            ids[i] = id;
+            if (i + ahead < values_.count) prefetch_rows(values_.lanes[i + ahead]);
+            const int64_t lane = values_.lanes[i], slot = lanes.slots[lane];
+            ids[i] = id_of(index.generation[slot], slot * log_.stride + index.rows[slot]);
+            lanes.fresh[lane] += lanes.watch[lane] & just_ended;
+            write_step({log_.memory, index}, columns_, lanes, lane, i,
+                       (values_.terminated[i] ? terminated_flag : 0) | (values_.truncated[i] ? truncated_flag : 0),
+                       reinterpret_cast<const uint8_t*>(values_.reward + i), rows,
+                       values_.has_final || values_.has_next);
         }
-        log.counts[held] += values_.count;
-        log.counts[total] += values_.count;
-        log.seen = ++log.counts[changes];
-        return id;
+        log_.counts[held] += values_.count;
+        log_.counts[total] += values_.count;
+        log_.seen = ++log_.counts[changes];
+        return values_.count ? ids[values_.count - 1] : -1;
     }
 };
 
@@ -482,15 +440,16 @@ class Appender {
 void define_append(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<Appender>(module, "Appender", "Appender of steps to lanes whose arrays are bound.")
-        .def(nb::init<nb::typed<nb::sequence, nb::object>, nb::object, nb::object, nb::object>(), "fields"_a,
-             "split"_a.none(), "ids_type"_a, "tag"_a,
-             "Args:\n    fields: name, whether it has a row a frame, and an array of one row, of each field.\n    "
-             "split: makes a dict by field name of an observation; ``None``: of the only field.\n    ids_type, tag: of "
-             "the arrays of ids.")
-        .def("bind", &Appender::bind, "memory"_a, "offset"_a, "rows"_a, "frames"_a, "begins"_a, "generation"_a,
-             "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "counts"_a, "staging"_a, "watch"_a, "fresh"_a,
-             "stride"_a, "max_rows"_a, "max_frames"_a, "capacity"_a, "seen"_a,
-             "Bind the log's arrays, valid while ``counts`` says that the log has had ``seen`` changes.")
+        .def(nb::init<nb::object, nb::typed<nb::sequence, nb::object>, nb::object, nb::object, nb::object>(),
+             "columns"_a, "rows"_a, "split"_a.none(), "ids_type"_a, "tag"_a,
+             "Args:\n    columns, rows: ``Columns`` of the spec's fields, and an array of one row of each.\n"
+             "    split: makes a dict by field name of an observation; ``None``: of the only field.\n"
+             "    ids_type, tag: of the arrays of ids.")
+        .def(
+            "bind", &Appender::bind, "memory"_a, "index"_a, "lanes"_a, "counts"_a, "stride"_a, "max_rows"_a,
+            "max_frames"_a, "capacity"_a, "seen"_a,
+            "Bind the arena's memory, ``IndexArrays`` and ``LaneArrays``, valid while ``counts`` says that the log has "
+            "had\n``seen`` changes.")
         .def("append", &Appender::append, "lane"_a, "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
              "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
              "Append one step to a lane, or change nothing.\n\n"

@@ -1,4 +1,6 @@
 // How are checked steps written into open segments? A row of each column, or several of one lane, in one call.
+#include "rows.hpp"
+
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -7,8 +9,6 @@
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
-#include "segments.hpp"
-#include "sparse_rows.hpp"
 #include "unlocked.hpp"
 #include "values.hpp"
 
@@ -33,105 +33,33 @@ Columns::Columns(const nb::list& described) {
 
 namespace {
 
-// Memory of the rows of open segments.
-struct Place {
-    Bytes memory;
-    const IndexArrays& index;
-
-    // Returns where a row of a column lies.
-    uint8_t* row(std::size_t column, int64_t slot, int64_t row, int64_t row_bytes) const {
-        const int64_t begin = index.offset[static_cast<int64_t>(column)][slot] + row * row_bytes;
-        require(begin >= 0 && begin + row_bytes <= std::ssize(memory), "a row lies in memory");
-        return memory.data() + begin;
-    }
-
-    // Returns the flags of a slot's steps so far.
-    ConstBytes flags(int64_t slot) const {
-        return memory.subspan(static_cast<std::size_t>(index.offset[flags_at][slot]),
-                              static_cast<std::size_t>(index.rows[slot]));
-    }
-
-    bool has_ended(int64_t slot) const {
-        const int64_t count = index.rows[slot];
-        return count > 0 ? flags(slot)[static_cast<std::size_t>(count - 1)] & ended : index.begins[slot] != 0;
-    }
-
-    // Returns the number in its episode of the coming step.
-    int64_t coming_number(int64_t slot) const {
-        const int64_t count = index.rows[slot];
-        if (has_ended(slot)) return 0;
-        return count ? step_number(flags(slot), index.episode_step[slot], count - 1) + 1 : index.episode_step[slot];
-    }
-
-    // Writes the flags and rewards of a slot's coming steps, of one episode, and counts them.
-    void commit(int64_t slot, const uint8_t* flags, const uint8_t* reward, int64_t count) const {
-        const bool starts = has_ended(slot);
-        const int64_t begin = index.rows[slot];
-        uint8_t* at = row(flags_at, slot, begin, 1);
-        std::memcpy(at, flags, static_cast<std::size_t>(count));
-        if (starts) *at |= start_flag;
-        std::memcpy(row(reward_at, slot, begin, 4), reward, static_cast<std::size_t>(4 * count));
-        index.rows[slot] += static_cast<int32_t>(count);
-        index.frames[slot] += static_cast<int32_t>(count);
-    }
-
-    void count_sparse(const Columns& columns, int64_t slot) const {
-        for (const FieldColumn& column : columns.fields) {
-            if (!column.every) continue;
-            const int64_t count = index.rows[slot], first = index.episode_step[slot];
-            const int64_t rows = count ? sparse_row(flags(slot), first, count - 1, column.every) + 1
-                                       : floor_divide(first, column.every) * column.every != first;
-            index.sparse[column.sparse_number][slot] = static_cast<int32_t>(rows);
-        }
-    }
-};
-
-void write_row(uint8_t* target, const uint8_t* source, int64_t row_bytes) {
-    std::memcpy(target, source, static_cast<std::size_t>(row_bytes));
-}
-
 bool write_steps(const Columns& columns, const IndexArrays& index, const LaneArrays& lanes, Bytes memory,
                  ConstInts which, ConstBytes flags, nb::handle rows, nb::handle finals, nb::handle nexts,
                  bool any_known) {
     const auto count = static_cast<int64_t>(which.size());
     const bool any_ended = std::ranges::any_of(flags, [](uint8_t flag) { return flag & ended; });
-    const bool has_nexts = !nexts.is_none(), given = has_nexts || !finals.is_none();
+    const bool has_nexts = !nexts.is_none(), final_given = has_nexts || !finals.is_none();
     const nb::handle source = !finals.is_none() ? finals : has_nexts ? nexts : rows;
     const Values values(columns, rows, count, Which::all), after(columns, nexts, has_nexts ? count : 0, Which::framed),
         last(columns, source, any_ended ? count : 0, Which::framed);
     const Value reward(nb::str("reward"), rows, 4 * count);
     const std::optional<Released> alone = unlocked_for(columns.step_bytes * count);
-    const Place place{memory, index};
+    const StepRows given{values.rows(), last.rows(), after.rows()};
     for (int64_t i = 0; i < count; ++i) {
-        const int64_t lane = which[i], slot = lanes.slots[lane];
-        const uint8_t flag = flags[i];
-        const int64_t row = index.rows[slot], frame = index.frames[slot];
-        const int64_t number = index.sparse.rows ? place.coming_number(slot) : 0;
-        for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-            const FieldColumn& column = columns.fields[k];
-            const int64_t size = column.row_bytes;
-            const std::size_t c = first_field_at + k;
-            if (column.framed) {
-                if (!lanes.successor_known[lane])
-                    write_row(place.row(c, slot, frame, size), values.row(k, i, size), size);
-                const Values& following = flag & ended ? last : after;
-                if (flag & ended || has_nexts)
-                    write_row(place.row(c, slot, frame + 1, size), following.row(k, i, size), size);
-            } else if (!column.every) {
-                write_row(place.row(c, slot, row, size), values.row(k, i, size), size);
-            } else if (floor_divide(number, column.every) * column.every == number) {
-                const int64_t at = index.sparse[column.sparse_number][slot];
-                write_row(place.row(c, slot, at, size), values.row(k, i, size), size);
-            }
-        }
-        place.commit(slot, &flag, reward.data() + 4 * i, 1);
-        lanes.steps[lane] += 1;
-        if (flag & ended) index.frames[slot] += 1;
-        if (index.sparse.rows) place.count_sparse(columns, slot);
-        lanes.watch[lane] = (lanes.watch[lane] & (left_alone | met)) | (given && flag & ended ? just_ended : 0);
-        lanes.successor_known[lane] = has_nexts && !(flag & ended);
+        write_step({memory, index}, columns, lanes, which[i], i, flags[i], reward.data() + 4 * i, given, final_given);
     }
     return has_nexts || (any_known && std::ranges::any_of(lanes.successor_known, [](uint8_t known) { return known; }));
+}
+
+// Appends a frame, the first of the values, to an open segment.
+void write_frame(const Columns& columns, const Place& place, int64_t slot, const Values& values) {
+    for (std::size_t k = 0; k < columns.fields.size(); ++k) {
+        const int64_t size = columns.fields[k].row_bytes;
+        if (!columns.fields[k].framed) continue;
+        std::memcpy(place.row(first_field_at + k, slot, place.index.frames[slot], size), values.rows()[k],
+                    static_cast<std::size_t>(size));
+    }
+    place.index.frames[slot] += 1;
 }
 
 void write_run(const Columns& columns, const IndexArrays& index, const LaneArrays& lanes, Bytes memory, int64_t lane,
@@ -147,30 +75,17 @@ void write_run(const Columns& columns, const IndexArrays& index, const LaneArray
         require(!column.every, "runs have no sparse fields");
         const int64_t size = column.row_bytes * count;
         std::memcpy(place.row(first_field_at + k, slot, column.framed ? frame : row, column.row_bytes),
-                    values.row(k, 0, size), static_cast<std::size_t>(size));
+                    values.rows()[k], static_cast<std::size_t>(size));
     }
     place.commit(slot, flags.data(), reward.data(), count);
     lanes.steps[lane] += count;
     lanes.successor_known[lane] = 0;
     lanes.watch[lane] &= static_cast<uint8_t>(~just_ended);
-    if (final.is_none()) return;
-    for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-        const int64_t size = columns.fields[k].row_bytes;
-        if (!columns.fields[k].framed) continue;
-        write_row(place.row(first_field_at + k, slot, index.frames[slot], size), last.row(k, 0, size), size);
-    }
-    index.frames[slot] += 1;
+    if (!final.is_none()) write_frame(columns, place, slot, last);
 }
 
 void add_frame(const Columns& columns, const IndexArrays& index, Bytes memory, int64_t slot, nb::handle rows) {
-    const Values values(columns, rows, 1, Which::framed);
-    const Place place{memory, index};
-    for (std::size_t k = 0; k < columns.fields.size(); ++k) {
-        const int64_t size = columns.fields[k].row_bytes;
-        if (!columns.fields[k].framed) continue;
-        write_row(place.row(first_field_at + k, slot, index.frames[slot], size), values.row(k, 0, size), size);
-    }
-    index.frames[slot] += 1;
+    write_frame(columns, {memory, index}, slot, Values(columns, rows, 1, Which::framed));
 }
 
 void count_sparse(const Columns& columns, const IndexArrays& index, Bytes memory, int64_t slot) {
@@ -189,7 +104,7 @@ std::vector<int64_t> find_breaks(const Columns& columns, const IndexArrays& inde
             const int64_t size = columns.fields[k].row_bytes;
             if (!columns.fields[k].framed) continue;
             const uint8_t* known = place.row(first_field_at + k, slot, index.frames[slot], size);
-            if (std::memcmp(known, values.row(k, i, size), static_cast<std::size_t>(size)) != 0) {
+            if (std::memcmp(known, values.rows()[k] + i * size, static_cast<std::size_t>(size)) != 0) {
                 found.push_back(i);
                 break;
             }
@@ -202,9 +117,7 @@ std::vector<int64_t> find_full(const IndexArrays& index, const LaneArrays& lanes
                                int64_t max_frames) {
     std::vector<int64_t> found;
     for (int64_t i = 0; i < std::ssize(which); ++i) {
-        const int64_t slot = lanes.slots[which[i]];
-        if (index.rows[slot] * whole >= max_rows * lanes.shares[which[i]] || index.frames[slot] > max_frames)
-            found.push_back(i);
+        if (is_full(index, lanes, which[i], max_rows, max_frames)) found.push_back(i);
     }
     return found;
 }
@@ -249,8 +162,9 @@ void define_rows(nb::module_& module) {
         .def(
             "__init__",
             [](LaneArrays* self, std::span<int32_t> slots, Ints steps, std::span<int32_t> shares, Bytes successor_known,
-               Bytes watch) { new (self) LaneArrays{slots, steps, shares, successor_known, watch}; },
-            "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "watch"_a);
+               Bytes watch, Ints staging,
+               Ints fresh) { new (self) LaneArrays{slots, steps, shares, successor_known, watch, staging, fresh}; },
+            "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "watch"_a, "staging"_a, "fresh"_a);
     nb::class_<Columns>(module, "Columns",
                         "Columns of a spec's fields: of each the name, the bytes of a row, whether it has one a frame, "
                         "and a sparse\nfield's period (0: none).")

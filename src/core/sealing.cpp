@@ -124,7 +124,7 @@ void seal_raw(const Columns& columns, const IndexArrays& index, const LaneArrays
             if (c < first_field_at || !goes_on || !columns.fields[c - first_field_at].framed) continue;
             const int64_t size = columns.fields[c - first_field_at].row_bytes;
             require(begin + (held + 1) * size <= std::ssize(memory), "a column lies in memory");
-            std::memcpy(memory.data() + begin + held * size, coming.row(c - first_field_at, positions[i], size),
+            std::memcpy(memory.data() + begin + held * size, coming.rows()[c - first_field_at] + positions[i] * size,
                         static_cast<std::size_t>(size));
         }
         const int64_t next_number = start >= 0 ? count - start : index.episode_step[slot] + count;

@@ -11,6 +11,9 @@ namespace sharpwave {
 
 inline constexpr int64_t flags_at = 0, reward_at = 1, first_field_at = 2;  // numbers of columns
 
+// Where values lie, by field.
+using Pointers = std::span<const uint8_t* const>;
+
 // Arrays of sharpwave.memory.segment_index.SegmentIndex of the same names, which must outlive it.
 struct IndexArrays {
     std::span<int32_t> rows;
@@ -35,6 +38,7 @@ struct LaneArrays {
     Ints steps;
     std::span<int32_t> shares;
     Bytes successor_known, watch;
+    Ints staging, fresh;
 };
 
 // A field's column: of rows of ``row_bytes``, one a frame, one a step, or one for every ``every``-th step of an

@@ -54,7 +54,8 @@ class Values {
         }
     }
 
-    const uint8_t* row(std::size_t field, int64_t i, int64_t row_bytes) const { return at_[field] + i * row_bytes; }
+    // By field; null for fields that were not asked for.
+    Pointers rows() const { return at_; }
 
   private:
     std::vector<Value> held_;

@@ -349,3 +349,19 @@ def test_the_core_reads_no_array_that_is_not_aligned() -> None:
     ids = view.sampleable_ids()
     view.update_priorities(unaligned(ids), unaligned(np.ones(len(ids))))
     assert np.sort(view.fetch(unaligned(ids)).reward).tolist() == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("length", [10**8, 10**12])
+def test_rewards_of_another_length_are_refused_before_memory_is_taken_for_them(length: int) -> None:
+    store, no = sw.Store(SPECS["vectors"], capacity=100), np.zeros(1, bool)
+    step: dict[str, Any] = {
+        "obs": np.zeros((1, 3), "f4"),
+        "action": np.zeros(1, int),
+        "terminated": no,
+        "truncated": no,
+    }
+    for _ in range(2):  # before and after there is a lane
+        with pytest.raises(ValueError, match=r"obs|reward"):
+            store.extend(**step, reward=np.broadcast_to(np.float32(0), (length,)))
+        store.extend(**step, reward=np.zeros(1))
+    assert store.total_steps == 2

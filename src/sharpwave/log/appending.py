@@ -21,15 +21,13 @@ class Appending(core.Appender):
         lock: the store's. ``ids_type``, ``tag``: of arrays of ids.
 
     Attributes:
-        serves: False where every step takes the other way: sparse columns have kernels of their own.
+        serves: False where every step takes the other way, as with sparse fields, whose columns may be full.
     """
 
     def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
         spec = log.spec
-        fields = [
-            (name, name in spec.obs_names, np.empty(one.shape, one.np_dtype)) for name, one in spec.fields.items()
-        ]
-        super().__init__(fields, None if spec.array_obs else spec.split_obs, ids_type, tag)
+        rows = [np.empty(field.shape, field.np_dtype) for field in spec.fields.values()]
+        super().__init__(log.opened.fields, rows, None if spec.array_obs else spec.split_obs, ids_type, tag)
         self._log, self._lock = log, lock
         self.serves = not log.opened.sparse
 
@@ -71,8 +69,6 @@ class Appending(core.Appender):
         index, opened, capacity = log.index, log.opened, log.admission.capacity
         opened.any_known = True  # a step may come with its successor, unseen here
         self.bind(
-            log.arena.memory, index.offset, index.rows, index.frames, index.begins, index.generation, opened.slots,
-            opened.steps, opened.shares, opened.successor_known, log.inventory.counts, opened.staging, opened.watch,
-            opened.fresh, log.stride, log.max_rows(len(opened)), log.layout.max_frames - 3,
-            -1 if capacity is None else capacity, changes,
+            log.arena.memory, index.arrays, opened.arrays, log.inventory.counts, log.stride,
+            log.max_rows(len(opened)), log.layout.max_frames - 3, -1 if capacity is None else capacity, changes,
         )  # fmt: skip

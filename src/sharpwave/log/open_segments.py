@@ -79,7 +79,9 @@ class Lanes:
         self.arrays = self._arrays()
 
     def _arrays(self) -> core.LaneArrays:
-        return core.LaneArrays(self.slots, self.steps, self.shares, self.successor_known, self.watch)
+        return core.LaneArrays(
+            self.slots, self.steps, self.shares, self.successor_known, self.watch, self.staging, self.fresh
+        )
 
     def __len__(self) -> int:
         return len(self.slots)
