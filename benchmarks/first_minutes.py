@@ -1,8 +1,8 @@
-"""What a newcomer waits for: imports, a first append, a first batch and a first command, each in a process of its own.
+"""Times that a newcomer waits for: imports, a first append, a first batch and a first command, each in its own process.
 
     python benchmarks/first_minutes.py [--repeats 3]
 
-Printed are medians of seconds, wall and processor time.
+Printed are medians of seconds, wall and processor time, and of the process's memory at its end.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ replay.sample(32)
 sampled = time.perf_counter()
 usage = resource.getrusage(resource.RUSAGE_SELF)
 print(json.dumps({"import": imported - begun, "append": first - imported, "more": appended - first,
-    "sample": sampled - appended, "total": sampled - begun, "cpu": usage.ru_utime + usage.ru_stime}))
+    "sample": sampled - appended, "total": sampled - begun, "cpu": usage.ru_utime + usage.ru_stime,
+    "MB": usage.ru_maxrss / 1024 ** (2 if sys.platform == "darwin" else 1)}))
 """
 CASES = [("vectors, 10 appends", ["vectors", "10"]), ("vectors, 300 appends", ["vectors", "300"]),
          ("frames, 10 appends", ["frames", "10"]), ("frames, 300 appends", ["frames", "300"])]  # fmt: skip
@@ -51,7 +52,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
-    columns = ("import", "append", "more", "sample", "total", "cpu")
+    columns = ("import", "append", "more", "sample", "total", "cpu", "MB")
     print(f"{'':28}" + "".join(f"{name:>10}" for name in columns))
     for name, arguments in CASES:
         found: list[dict[str, float]] = []

@@ -453,14 +453,14 @@ void define_append(nb::module_& module) {
         .def("append", &Appender::append, "lane"_a, "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
              "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
              "Append one step to a lane, or change nothing.\n\n"
-             "Returns its id; OTHERWISE, FULL or OUTDATED.  Cost: 0.2 us.")
+             "Returns its id; OTHERWISE, FULL or OUTDATED.")
         .def("extend", &Appender::extend,
              nb::sig("def extend(self, lanes: object, obs: object, given: object, reward: object, terminated: object, "
                      "truncated: object, final_obs: object, next_obs: object) -> typing.Any"),
              "lanes"_a.none(), "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
              "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
              "Append one step to each of ``lanes``, or change nothing.\n\n"
-             "Returns their ids, or as ``append``.  Cost: 0.5 us, and 20 ns a lane of small rows.");
+             "Returns their ids, or as ``append``.");
     module.attr("OTHERWISE") = otherwise;
     module.attr("FULL") = full;
     module.attr("OUTDATED") = outdated;

@@ -1,4 +1,4 @@
-// How do numpy's arrays come into the core? By their own fields, checked for type, axes and order: 3 ns each.
+// How do numpy's arrays come into the core? By their own fields, checked for type, axes and order.
 #pragma once
 
 #include <nanobind/nanobind.h>

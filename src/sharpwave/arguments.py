@@ -24,7 +24,7 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
     Raises: TypeError: it is masked; what lies under a mask is not meant.
     """
-    masked = sys.modules.get("numpy.ma")  # whoever has such an array has imported it; it takes 20 ms, seldom needed
+    masked = sys.modules.get("numpy.ma")  # a masked array's owner has imported it
     if masked is not None and isinstance(value, masked.MaskedArray):
         raise TypeError(
             f"{name}: got a masked array of shape {value.shape}, expected an array without a mask; pass "

@@ -242,7 +242,7 @@ def test_what_is_refused_changes_nothing() -> None:
 def test_changes_in_place_are_refused_and_whole_transitions_are_written(change: Any) -> None:
     buffer = TensorDictReplayBuffer(storage=SharpwaveStorage(100), batch_size=8)
     buffer.extend(steps(20))
-    with pytest.raises(TypeError, match="what is stored does not change; write whole transitions"):
+    with pytest.raises(TypeError, match="stored transitions do not change; write whole transitions"):
         change(buffer)
     assert buffer[:]["action"].tolist() == list(range(20))
     buffer[3] = steps(1, 40)[0]

@@ -33,7 +33,7 @@ Ints = npt.NDArray[np.int64]
 Counts = tuple[int, ...]
 
 NOTICED = ("broken_episodes", "unchained_steps", "rounded_breaks", "repeated_finals", "dropped_resets")
-"""Names of what is counted, in the order of ``Counts``."""
+"""Names of the counts, in the order of ``Counts``."""
 
 ENOUGH = 6
 """Boundaries of a lane that speak for something, more than speak against it, before it is said."""
@@ -110,8 +110,8 @@ class Boundaries:
         true_finals: lanes whose environments reset in the step that ends an episode, and say what it led to. Elsewhere
             nothing is said of what a terminated episode ended with: programs give anything there, as its discount is 0.
         counted: by name of ``NOTICED``, episodes that were broken off, as their next step observes something else;
-            those of them of one step; those by rounding only; steps that are resets, or follow a final observation that
-            is the reset's; and rows in which an environment only resets, that whoever writes here passed over.
+            such episodes of one step; those broken off by rounding only; steps that are resets, or follow a final
+            observation that is the reset's; and rows in which an environment only resets, which the writer left out.
     """
 
     def __init__(self, opened: Lanes, spec: Spec) -> None:
@@ -123,7 +123,7 @@ class Boundaries:
 
     @property
     def counts(self) -> Counts:
-        """What was counted so far, in the order of ``NOTICED``."""
+        """Counts so far, in the order of ``NOTICED``."""
         return tuple(self.counted.values())
 
     def add(self, counts: Counts) -> None:

@@ -142,8 +142,8 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
     def _bump_mutation_revision(self) -> None:
         """Refuse what a buffer's ``set_``, ``set_at_`` and ``update_`` did: they changed a copy, and call this then."""
         raise TypeError(
-            "SharpwaveStorage: set_, set_at_ and update_ change tensors in place, and what is stored does not change; "
-            "write whole transitions with buffer[index] = ..., or use TorchRL's LazyTensorStorage"
+            "SharpwaveStorage: set_, set_at_ and update_ change tensors in place, and stored transitions do not "
+            "change; write whole transitions with buffer[index] = ..., or use TorchRL's LazyTensorStorage"
         )
 
     def dumps(self, path: Any) -> None:
