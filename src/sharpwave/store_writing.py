@@ -104,8 +104,8 @@ class StoreWriting:
             With an axis of time, the latter two and OSError leave the steps appended by then, whose episodes are
             truncated there; a note at the error says how many.
 
-        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 1.3 us, and sealing, for 8 rows
-        of 17 floats that are arrays of the fields' dtypes or float64 (benchmarks/vectors.py).
+        Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 8 us for 8 rows of 17 floats
+        that are arrays of the fields' dtypes or float64, sealing included (benchmarks/vectors.py).
         """
         if timeout is None:
             extra["action"] = action
