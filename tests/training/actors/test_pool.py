@@ -251,10 +251,16 @@ def left_in_shared_memory(before=frozenset(), patience_s=60.0):
     theirs too, until the last of their processes has ended."""
     folder, limit = Path("/dev/shm"), time.monotonic() + patience_s
     while True:
-        names = {path.name for path in folder.glob("*") if path.name.startswith(("pym-", "psm_", "sem.mp-"))}
+        files = dict[str, str]()  # inode by name: a semaphore's maker has mapped it under another name
+        for path in folder.glob("*"):
+            with contextlib.suppress(OSError):
+                if path.name.startswith(("pym-", "psm_", "sem.mp-")):
+                    files[path.name] = str(path.stat().st_ino)
+        mapped = set[str]()
         for maps in Path("/proc").glob("[0-9]*/maps"):
             with contextlib.suppress(OSError):
-                names -= {line.rpartition("/")[2] for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+                mapped |= {line.split()[4] for line in maps.read_text().splitlines() if "/dev/shm/" in line}
+        names = {name for name, inode in files.items() if inode not in mapped}
         left = names - before
         if not left or time.monotonic() > limit:
             return left
