@@ -17,7 +17,7 @@ import pytest
 import sharpwave as sw
 from tests.disk.test_store_folder import SPEC, append
 from tests.support.faults import on
-from tests.support.faulty import ERRORS, Faulty
+from tests.support.faulty import ERRORS, Died, Faulty
 
 
 def filled(**settings: Any) -> tuple[sw.Store, sw.Transitions]:
@@ -103,6 +103,21 @@ def test_whatever_fails_the_earlier_file_stays_or_the_new_one_is_there(tmp_path:
         path.write_bytes(before)
     store.checkpoint(path)  # whatever was left beside it
     assert len(sw.Store.open(path)) == 310 and sorted(os.listdir(tmp_path)) == ["another.sharpwave", "one.sharpwave"]
+
+
+def test_whenever_the_process_dies_the_next_one_leaves_nothing_beside_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "one.sharpwave"
+    filled()[0].checkpoint(path)
+    counting = Faulty()
+    with on(counting):
+        filled()[0].checkpoint(path)
+    assert "remove_directory" in counting.log
+    store, _ = filled()
+    for at in range(1, counting.count + 1):
+        with on(Faulty(at, "killed")), pytest.raises(Died):
+            filled()[0].checkpoint(path)
+        store.checkpoint(path)
+        assert os.listdir(tmp_path) == ["one.sharpwave"], (at, counting.log[at - 1])
 
 
 def save_for_ever(path: Path) -> None:

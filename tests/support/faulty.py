@@ -105,6 +105,10 @@ class Faulty(Files):
             self._written.pop(found.st_ino, None)
         super().unlink(directory, name)
 
+    def remove_directory(self, directory: Directory, name: str) -> bool:
+        self._step("remove_directory")
+        return super().remove_directory(directory, name)
+
     # what happens then
 
     def _step(self, name: str) -> None:

@@ -95,7 +95,7 @@ def make_part(directory: Directory, number: int, store: str, files: Files) -> Di
 
     Raises: OSError; then it does not exist.
     """
-    partial = f".{number}.{store}.partial"
+    partial = _partial_part(str(number), store)
     try:
         with files.make_directory(directory, partial, new=True) as part:
             mark(part, MARK, {"checkpoint": number, "store": store}, files)
@@ -105,6 +105,10 @@ def make_part(directory: Directory, number: int, store: str, files: Files) -> Di
         with contextlib.suppress(OSError):
             _remove_partial_part(directory, partial, files)
         raise
+
+
+def _partial_part(name: str, store: str) -> str:
+    return f".{name}.{store}.partial"
 
 
 def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
@@ -151,9 +155,17 @@ def remove_part(directory: Directory, name: str, store: str, files: Files, *, na
                 if regions is not None:
                     regions.close()
             files.remove_directory(part, FOLDER)
-            for one in (STATE, MARK):
-                if part.is_file(one):
-                    files.unlink(part, one)
+            if part.is_file(STATE):
+                files.unlink(part, STATE)
+            if ours and part.names() == [MARK]:
+                # An unmarked folder of that number is a stranger's: one of this name is ours whenever the process dies.
+                partial = _partial_part(name, store)
+                _remove_partial_part(directory, partial, files)
+                files.rename(directory, name, directory, partial)
+                _remove_partial_part(directory, partial, files)
+                return
+            if part.is_file(MARK):
+                files.unlink(part, MARK)
         files.remove_directory(directory, name)
     except IrregularError:
         return
