@@ -132,7 +132,7 @@ def test_dictionaries_that_nothing_refers_to_go() -> None:
 
 
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_small_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_found(together: bool) -> None:
+def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_found(together: bool) -> None:
     """64 lanes of noise, and one of zeros among them: each trial takes as long as sealing ten segments."""
     field, trials = sw.Field((10,), "float32"), 0
     one, table = encoder(field=field)
@@ -157,3 +157,44 @@ def test_small_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes
                 np.testing.assert_array_equal(decoded(column, place, table, field), rows)
                 found = found or turn
     assert found > 0 and trials < 0.06 * 100 * 64
+
+
+def test_a_lane_that_has_to_wait_takes_the_last_winner_untried() -> None:
+    one, table = encoder()
+    one.trials_left = 2
+    packed = [one.pack(lane, still(lane)) for lane in range(6)]
+    assert one.trials_left == 0
+    for lane, (column, place) in enumerate(packed):
+        assert column.codec == PATCHES
+        np.testing.assert_array_equal(decoded(column, place, table), still(lane))
+    assert packed[0][1] != packed[1][1] == packed[2][1] == packed[5][1], "the second lane's dictionary is the latest"
+    assert one.stays_raw(6, 32, lambda: still(6)) is False, "nor does it count as raw"
+    one.trials_left = 4
+    own = [one.pack(lane, still(lane)) for lane in range(2, 6)]
+    assert one.trials_left == 0, "their turn has come"
+    assert sum(len(c.payload) for c, _ in own) < sum(len(c.payload) for c, _ in packed[2:])
+
+
+def test_one_call_makes_two_trials_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    trials, choose = 0, ColumnEncoder._trial
+
+    def counted(*args: Any) -> Any:
+        nonlocal trials
+        trials += 1
+        return choose(*args)
+
+    monkeypatch.setattr(ColumnEncoder, "_trial", counted)
+    lanes, noisy = 32, np.random.default_rng(0)
+    spec = sw.Spec(obs=sw.Field((20, 30), "uint8"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=100_000, segment_steps=16) as store:
+        store._log.opened.staggered = False  # all are full in the same call
+        most, no, zeros = 0, np.zeros(lanes, np.bool_), np.zeros(lanes, np.int64)
+        for step in range(100):
+            obs = np.tile(still(0, 25)[step % 25].reshape(20, 30), (lanes, 1, 1))
+            obs[::2] = noisy.integers(0, 256, (lanes // 2, 20, 30))
+            before = trials
+            store.extend(obs=obs, action=zeros, reward=zeros, terminated=no, truncated=no)
+            most = max(most, trials - before)
+        assert most == 2 and trials >= 10
+        batch = store.transitions(seed=0).sample(64)
+        assert len(batch.obs) == 64

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,11 +24,11 @@ WORSE = 1.3
 """A dictionary is replaced when rows take this many times their bytes when it was chosen."""
 ALL_AGAIN = 16
 """Segments of a lane from which on every codec is tried, not only the latest choice of other lanes."""
-SMALL_BYTES = 512
-"""Rows below this are tried less often, of all lanes together, while they stay raw: a trial takes as long as sealing
-ten raw segments of them, and they have little to save."""
 MAX_PAUSE = 64
-"""Segments of all lanes between two trials of small rows that stay raw, at most."""
+"""Segments of all lanes between two trials of rows that stay raw, at most: a trial takes as long as sealing ten raw
+segments."""
+MAX_TRIALS = 2
+"""Trials in one call, at most: lanes that become full together are tried in later ones."""
 HORIZON = 64
 """Segments over which a new dictionary must save its own bytes and its decoder's."""
 
@@ -48,8 +49,12 @@ class ColumnEncoder:
     wins, though a codec that decodes faster may take more bytes (``Competition``). Rows
     stay raw where no codec saves enough. Other lanes begin with the last winner. Codec and dictionary are tried again
     after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times their bytes after the last trial; a new
-    dictionary must save its own bytes. While small rows stay raw, lanes are tried in turn, up to 64 segments apart.
+    dictionary must save its own bytes. While rows stay raw, lanes are tried in turn, up to 64 segments apart; and no
+    call makes more than two trials: a lane that has to wait takes the last winner untried, or stays as it is.
     For a codec given by name only dictionaries are chosen.
+
+    Attributes:
+        trials_left: trials that the present call may make still.
     """
 
     def __init__(self, field: Field, codec: str, table: DictionaryTable, max_rows: int) -> None:
@@ -68,6 +73,7 @@ class ColumnEncoder:
         self._lanes: dict[int, _LaneState] = {}
         self._newest: dict[Codec, int] = {}  # place of the latest dictionary, tried by lanes without one
         self._leading: Codec | None = None  # the latest choice of any lane
+        self.trials_left = math.inf
         self._raw = 0  # trials in a row, of any lane, after which rows stayed raw
         self._pause = 0  # segments before the next trial of a lane whose rows are raw
 
@@ -90,7 +96,11 @@ class ColumnEncoder:
             state.bytes_per_row = len(payload) / len(rows)
         due = state.segments >= state.next_trial and (state.codec is not None or not self._pause)
         if due or (worse and state.segments >= state.next_trial // 4 + 8):
-            payload = self._tried(state, rows, payload)
+            if self.trials_left > 0:
+                payload = self._tried(state, rows, payload)
+            elif state.codec is None and self._leading is not None:
+                state.codec, state.place = self._leading, self._hold(self._newest.get(self._leading, 0), instead_of=0)
+                payload = self._encode(state.codec, rows, state.place)
         if payload is None or state.codec is None:
             return Column(RAW, len(rows), rows.tobytes()), 0
         self.table.use(state.place)
@@ -98,10 +108,11 @@ class ColumnEncoder:
 
     def _tried(self, state: _LaneState, rows: Bytes, payload: bytes | None) -> bytes | None:
         """Try every codec, and set when to do so next."""
+        self.trials_left -= 1
         payload = self._trial(state, rows, payload)
         state.next_trial = state.segments + min(256, 3 * state.segments)
         self._raw = self._raw + 1 if state.codec is None and self._auto else 0
-        self._pause = min(self._raw, MAX_PAUSE) if self.field.row_bytes < SMALL_BYTES else 0
+        self._pause = min(self._raw, MAX_PAUSE)
         return payload
 
     def stays_raw(self, lane: int, rows: int, read: Callable[[], Bytes]) -> bool:
@@ -118,6 +129,8 @@ class ColumnEncoder:
         if state.codec is not None:
             return False
         if self._pause <= 1 and state.segments + 1 >= state.next_trial:
+            if self.trials_left <= 0:
+                return self._leading is None
             state.segments += 1  # as ``pack``
             self._tried(state, read(), None)
             state.segments -= 1

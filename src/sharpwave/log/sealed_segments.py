@@ -60,6 +60,11 @@ class Sealed:
         """Error messages of segments that could not be read or decoded, by slot."""
         return self._undecodable if self._space.segment_cache is None else self._space.segment_cache.damaged
 
+    def limit_trials(self, count: float) -> None:
+        """Let each encoder make at most so many trials of codecs from now on."""
+        for encoder in self._encoders.values():
+            encoder.trials_left = count
+
     def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
         """Encode a segment's ``rows``, column by column; append to ``columns`` and ``places`` (of dictionaries)."""
         for c, data in enumerate(rows):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping
 from typing import Protocol
@@ -17,7 +18,7 @@ from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission
 from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.boundaries import Boundaries
-from sharpwave.log.column_encoder import ColumnEncoder
+from sharpwave.log.column_encoder import MAX_TRIALS, ColumnEncoder
 from sharpwave.log.growing_arrays import appended
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes, Rows
@@ -327,11 +328,17 @@ class StepLog:
 
     def _seal_full(self, lanes: Ints, rows: Rows) -> None:
         full = self.opened.full(lanes, self.max_rows(len(self.opened)))
-        if full and self.raw_sealing is not None:
-            self.inventory.changes += 1
-            full = self.raw_sealing.seal(full, lanes, rows)
-        for i in full:
-            self.rollover.roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
+        if not full:
+            return
+        self.sealed.limit_trials(MAX_TRIALS)
+        try:
+            if self.raw_sealing is not None:
+                self.inventory.changes += 1
+                full = self.raw_sealing.seal(full, lanes, rows)
+            for i in full:
+                self.rollover.roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
+        finally:
+            self.sealed.limit_trials(math.inf)
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
         """Append the first of several steps of one episode to one lane, which is open: as many as fit into a segment.
