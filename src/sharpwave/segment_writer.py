@@ -57,7 +57,7 @@ class _HandOver(Sealing):
         columns: list[Column] = []
         places: list[int] = []
         try:
-            packed, _ = self.encode(lane, columns, places)
+            packed, _ = self.encode(lane, slot, columns, places)
             shared = {
                 column.dictionary: table.data(place)
                 for table, column, place in zip(log.tables, columns, places, strict=True)
@@ -150,7 +150,7 @@ class SegmentWriter:
         )
         self._log.boundaries.strict = bool(strict)
         self._log.rollover.sealing = _HandOver(self._log, hand_over)
-        self._log.raw_sealing = None
+        self._log.raw_sealing = self._log.rollover.behind = None
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
         self._log.open_lanes(int(lanes), np.arange(int(lanes)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -139,6 +140,8 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         self._log, self.recovery, states = begin(settings, folder, left, Files())
         self._life = Life(self._log, self._lock)
         watch(self._log, self._lock)
+        if self._log.behind is not None:
+            self._lock.settle = weakref.WeakMethod(self._log.behind.settle)
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._fed = set()
         self._step_tag = Tag(self._log.tag, STEPS)

@@ -33,6 +33,7 @@ class Predict(Codec):
         max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES, preference=0.9, tried_above=0.15, images=True
     )
     decoder_bytes = 56 << 10
+    slow = True
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of a row: the dictionary is one row."""

@@ -64,12 +64,15 @@ class Codec(ABC):
         number: as in a segment's column table: 0 to 127 are reserved for Sharpwave, 128 to 255 are for others.
         competition: conditions on which ``codec="auto"`` takes it; ``None``: only by name.
         decoder_bytes: memory of a decoder beside its dictionary.
+        slow: whether encoding takes 2 us a row and more, most of it without the interpreter's lock: it is done behind
+            the caller, where that can be.
     """
 
     name: ClassVar[str]
     number: ClassVar[int]
     competition: ClassVar[Competition | None] = None
     decoder_bytes: ClassVar[int] = 0
+    slow: ClassVar[bool] = False
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return the size of the largest dictionary for rows of ``size`` bytes; 0: the codec takes none."""

@@ -31,6 +31,7 @@ class Zstd(Codec):
     name, number = "zstd", 1
     competition = Competition(max_share=0.7, min_saved_bytes=MIN_SAVED_BYTES)
     decoder_bytes = 56 << 10
+    slow = True
 
     def max_dictionary_bytes(self, size: int) -> int:
         """Return 16 KiB."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +26,8 @@ ALL_AGAIN = 16
 MAX_PAUSE = 64
 """Segments of all lanes between two trials of rows that stay raw, at most: a trial takes as long as sealing ten raw
 segments."""
+SLOW_BYTES = 1 << 16
+"""Bytes of a column below which no encoding takes long: another thread begins some 50 us after it is asked."""
 MAX_TRIALS = 2
 """Trials in one call, at most: lanes that become full together are tried in later ones."""
 HORIZON = 64
@@ -82,9 +83,31 @@ class ColumnEncoder:
         """Bytes of working memory."""
         return sum(encoder.nbytes for encoder in self._encoders.values())
 
-    def pack(self, lane: int, rows: Bytes) -> tuple[Column, int]:
+    def takes_long(self, lane: int, rows: Bytes) -> bool:
+        """Return whether ``pack`` of the same arguments takes long: a slow codec, or a trial."""
+        if not self.candidates or rows.nbytes < SLOW_BYTES or len(rows) < (MIN_AUTO_ROWS if self._auto else 1):
+            return False
+        state = self._lanes.setdefault(lane, _LaneState())
+        return (state.codec is not None and state.codec.slow) or (self._is_due(state) and self.trials_left > 0)
+
+    def reserve_trial(self, lane: int, rows: Bytes) -> bool:
+        """Return whether ``pack`` of the same arguments may make a trial, later; one that is due counts from now on."""
+        allowed = self.trials_left > 0
+        if allowed and len(rows) >= MIN_AUTO_ROWS and self._is_due(self._lanes.setdefault(lane, _LaneState())):
+            self.trials_left -= 1
+        return allowed
+
+    def _is_due(self, state: _LaneState) -> bool:
+        """Return whether codecs are to be tried on the lane's next segment."""
+        return state.segments + 1 >= state.next_trial and (state.codec is not None or self._pause <= 1)
+
+    def pack(self, lane: int, rows: Bytes, may_try: bool | None = None) -> tuple[Column, int]:
         """Pack ``rows`` uint8 [n, row_bytes]; return the column and the place of its dictionary, with a reference to
-        it."""
+        it.
+
+        Args:
+            may_try: from ``reserve_trial`` of the same arguments; ``None``: as ``trials_left`` has it.
+        """
         state = self._lanes.setdefault(lane, _LaneState())
         if not self.candidates or len(rows) < (MIN_AUTO_ROWS if self._auto else 1):
             return Column(RAW, len(rows), rows.tobytes()), 0
@@ -96,7 +119,8 @@ class ColumnEncoder:
             state.bytes_per_row = len(payload) / len(rows)
         due = state.segments >= state.next_trial and (state.codec is not None or not self._pause)
         if due or (worse and state.segments >= state.next_trial // 4 + 8):
-            if self.trials_left > 0:
+            if self.trials_left > 0 if may_try is None else may_try:
+                self.trials_left -= may_try is None
                 payload = self._tried(state, rows, payload)
             elif state.codec is None and self._leading is not None:
                 state.codec, state.place = self._leading, self._hold(self._newest.get(self._leading, 0), instead_of=0)
@@ -108,19 +132,14 @@ class ColumnEncoder:
 
     def _tried(self, state: _LaneState, rows: Bytes, payload: bytes | None) -> bytes | None:
         """Try every codec, and set when to do so next."""
-        self.trials_left -= 1
         payload = self._trial(state, rows, payload)
         state.next_trial = state.segments + min(256, 3 * state.segments)
         self._raw = self._raw + 1 if state.codec is None and self._auto else 0
         self._pause = min(self._raw, MAX_PAUSE)
         return payload
 
-    def stays_raw(self, lane: int, rows: int, read: Callable[[], Bytes]) -> bool:
-        """Return whether ``rows`` rows of the lane stay raw; where codecs are to be tried, they are.
-
-        Args:
-            read: returns the rows.
-        """
+    def stays_raw(self, lane: int, rows: int) -> bool:
+        """Return whether ``rows`` rows of the lane stay raw, without a codec or a trial."""
         if not self.candidates or rows < (MIN_AUTO_ROWS if self._auto else 1):
             return True
         state = self._lanes.get(lane)
@@ -128,13 +147,7 @@ class ColumnEncoder:
             state = self._lanes[lane] = _LaneState()
         if state.codec is not None:
             return False
-        if self._pause <= 1 and state.segments + 1 >= state.next_trial:
-            if self.trials_left <= 0:
-                return self._leading is None
-            state.segments += 1  # as ``pack``
-            self._tried(state, read(), None)
-            state.segments -= 1
-        return state.codec is None
+        return not self._is_due(state) or (self.trials_left <= 0 and self._leading is None)
 
     def count(self, lane: int) -> None:
         """Count a segment of the lane's that was left raw without ``pack``."""

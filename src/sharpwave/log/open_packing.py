@@ -18,13 +18,15 @@ from sharpwave.log.open_segments import Lanes
 Bytes = npt.NDArray[np.uint8]
 
 
-def pack(opened: Lanes, lane: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
-    """Return the open segment's bytes, with its columns encoded as ``columns``, and the offset of each.
+def pack(
+    opened: Lanes, lane: int, slot: int, columns: Sequence[Column], *, sealed: bool = True
+) -> tuple[bytes, list[int]]:
+    """Return the bytes of the segment in ``slot``, with its columns encoded as ``columns``, and the offset of each.
 
     Args:
         sealed: as a sealed segment, without annotations of the episode that begins after it.
     """
-    index, spec, slot = opened.index, opened.layout.spec, int(opened.slots[lane])
+    index, spec = opened.index, opened.layout.spec
     first, rows, notes = int(index.first_step[slot]), int(index.rows[slot]), opened.annotations
     return segment.pack(
         spec.schema_hash,
@@ -49,7 +51,7 @@ def pack_raw(opened: Lanes, lane: int) -> tuple[int, bytes]:
     frames[slot] += opened.successor_known[lane]
     try:
         columns = [unshared_column(data) for data in opened.columns.all_so_far(slot)]
-        return opened.index.segment_id(slot), pack(opened, lane, columns, sealed=False)[0]
+        return opened.index.segment_id(slot), pack(opened, lane, slot, columns, sealed=False)[0]
     finally:
         frames[slot] -= opened.successor_known[lane]
 

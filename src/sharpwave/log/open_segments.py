@@ -125,6 +125,11 @@ class Lanes:
         self.staging[lanes] = staging
         self.bare -= len(lanes)
 
+    def move(self, lane: int, slot: int, staging: int) -> None:
+        """Give the lane's next segment, in ``slot``, the memory at ``staging``. Allocates nothing."""
+        self.staging[lane] = staging
+        np.add(self.layout.column_starts, self.arena.begin_of(0) + staging, out=self.index.offset[:, slot])
+
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
     ) -> None:

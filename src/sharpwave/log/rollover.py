@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.log.admission import Admission, is_refusal
+from sharpwave.log.behind import Behind
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes
 from sharpwave.log.sealing import Sealing
@@ -22,6 +23,7 @@ class Rollover:
 
     Attributes:
         sealing: seals the segment that is full.
+        behind: has it encoded behind the caller, where that can be; ``None``: nowhere.
     """
 
     def __init__(
@@ -29,6 +31,7 @@ class Rollover:
     ) -> None:
         self._index, self._opened, self.sealing = index, opened, sealing
         self._admission, self._inventory = admission, inventory
+        self.behind: Behind | None = None
 
     def roll(self, lane: int, successor: Mapping[int, npt.NDArray[Any]]) -> None:
         """Seal the lane's open segment and open its next. ``successor``: the next step's observation, by column."""
@@ -43,7 +46,7 @@ class Rollover:
         following = -1
         try:
             following = self.prepare_next(lane)
-            kept = self.sealing.seal(lane, slot)
+            kept = self._seal(lane, slot, following)
         except BaseException as error:  # out of memory, disk full, or an interrupt by the user
             if following < 0 or not self.drops_for(error):
                 index.frames[slot] -= going_on  # the successor was not appended after all
@@ -53,6 +56,14 @@ class Rollover:
             kept = False
             self._inventory.dropped_steps += int(index.rows[slot])
         self.go_on(lane, following, kept, context, going_on, known)
+
+    def _seal(self, lane: int, slot: int, following: int) -> bool:
+        """Seal the lane's open segment, or have it encoded; return False if it is not kept."""
+        if self.behind is not None:
+            if self.behind.take(lane, slot, following):
+                return True
+            self.behind.settle()  # those that were full before it are sealed, and one day evicted, before it
+        return self.sealing.seal(lane, slot)
 
     def seal_open(self, lane: int) -> None:
         """Seal the lane's open segment, which is not empty and ends an episode, before it is full.

@@ -60,18 +60,37 @@ class Sealed:
         """Error messages of segments that could not be read or decoded, by slot."""
         return self._undecodable if self._space.segment_cache is None else self._space.segment_cache.damaged
 
+    def takes_long(self, lane: int, rows: Sequence[Bytes]) -> bool:
+        """Return whether ``encode`` of the same arguments takes long."""
+        return any(self._encoders[c].takes_long(lane, data) for c, data in enumerate(rows) if c >= FIRST_FIELD)
+
+    def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
+        """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
+        return [c >= FIRST_FIELD and self._encoders[c].reserve_trial(lane, data) for c, data in enumerate(rows)]
+
     def limit_trials(self, count: float) -> None:
         """Let each encoder make at most so many trials of codecs from now on."""
         for encoder in self._encoders.values():
             encoder.trials_left = count
 
-    def encode(self, lane: int, rows: Iterable[Bytes], columns: list[Column], places: list[int]) -> None:
-        """Encode a segment's ``rows``, column by column; append to ``columns`` and ``places`` (of dictionaries)."""
+    def encode(
+        self,
+        lane: int,
+        rows: Iterable[Bytes],
+        columns: list[Column],
+        places: list[int],
+        may_try: Sequence[bool] | None = None,
+    ) -> None:
+        """Encode a segment's ``rows``, column by column; append to ``columns`` and ``places`` (of dictionaries).
+
+        Args:
+            may_try: by column, from ``reserve_trials``; ``None``: what the present call may make.
+        """
         for c, data in enumerate(rows):
             if c < FIRST_FIELD:
                 column, place = Column(RAW, len(data), data.tobytes()), 0
             else:
-                column, place = self._encoders[c].pack(lane, data)
+                column, place = self._encoders[c].pack(lane, data, None if may_try is None else may_try[c])
             columns.append(column)
             places.append(place)
 

@@ -31,7 +31,7 @@ class Sealing:
         self._admission, self._retention = admission, retention
 
     def seal(self, lane: int, slot: int) -> bool:
-        """Encode the lane's open segment, which is in ``slot``, and keep it; return False if the retention rejects it.
+        """Encode the lane's segment in ``slot``, and keep it; return False if the retention rejects it.
 
         Raises:
             MemoryError, OSError: there is no room; the segment is still open.
@@ -41,21 +41,29 @@ class Sealing:
         columns: list[Column] = []
         places: list[int] = []
         try:
-            packed, begins = self.encode(lane, columns, places)
+            packed, begins = self.encode(lane, slot, columns, places)
         except BaseException:
             self._sealed.drop_dictionaries(places)
             raise
         return self.keep(slot, int(self._index.rows[slot]), packed, begins, columns, places)
 
-    def encode(self, lane: int, columns: list[Column], places: list[int]) -> tuple[bytes, list[int]]:
-        """Return an open segment's bytes, and the offset of each column.
+    def encode(
+        self,
+        lane: int,
+        slot: int,
+        columns: list[Column],
+        places: list[int],
+        may_try: Sequence[bool] | None = None,
+    ) -> tuple[bytes, list[int]]:
+        """Return the bytes of the lane's segment in ``slot``, and the offset of each column.
 
         Args:
             columns, places: appended to: the columns and the places of their dictionaries, with references to them,
                 also where this raises.
+            may_try: as for ``Sealed.encode``.
         """
-        self._sealed.encode(lane, self._opened.columns.all_so_far(int(self._opened.slots[lane])), columns, places)
-        return pack(self._opened, lane, columns)
+        self._sealed.encode(lane, self._opened.columns.all_so_far(slot), columns, places, may_try)
+        return pack(self._opened, lane, slot, columns)
 
     def keep(
         self,

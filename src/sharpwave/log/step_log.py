@@ -17,6 +17,7 @@ from sharpwave.format.annotations import Annotations
 from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission
 from sharpwave.log.batch_memory import BatchMemory
+from sharpwave.log.behind import Behind
 from sharpwave.log.boundaries import Boundaries
 from sharpwave.log.column_encoder import MAX_TRIALS, ColumnEncoder
 from sharpwave.log.growing_arrays import appended
@@ -89,7 +90,9 @@ class StepLog:
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
         rollover: seals open segments and opens the next. ``raw_sealing``: seals those that stay raw, many at once;
-            ``None``: one by one, all. ``admission``: decides which segments to evict for new ones.
+            ``None``: one by one, all. ``behind``: has them encoded behind the caller; ``None`` with a disk, or where
+            the retention makes what is evicted depend on when they are sealed. ``admission``: decides which segments to
+            evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: mark of this store's ids.
@@ -136,6 +139,11 @@ class StepLog:
         )
         sealing = Sealing(self.index, disk, self.opened, self.sealed, self.admission, retention)
         self.rollover = Rollover(self.index, self.opened, sealing, self.admission, self.inventory)
+        self.behind: Behind | None = None
+        if disk is None and retention.in_order:
+            self.behind = Behind(space, self.opened, self.sealed, sealing, self.admission, ledger)
+            self.rollover.behind = self.behind
+            self.inventory.listeners.append(self.behind)
         self.raw_sealing: RawSealing | None = RawSealing(
             space, self.opened, self.sealed, encoders, self.admission, retention
         )
@@ -287,6 +295,9 @@ class StepLog:
 
     def make_room_for_steps(self, coming: int) -> None:
         while not self.admission.make_room_for_steps(coming):
+            if self.behind is not None and self.behind.pending:
+                self.behind.settle()
+                continue
             # Many lanes that were opened one after another hold all steps there are.
             self.rollover.abandon(int(np.argmax(self.index.rows[self.opened.slots])))
 
@@ -326,7 +337,13 @@ class StepLog:
         self._seal_full(lanes, rows)
         self.make_room_for_steps(len(lanes))
 
+    def settle(self) -> None:
+        """Seal the segments that are being encoded.  Raises: MemoryError: no room; the next call tries again."""
+        if self.behind is not None:
+            self.behind.settle()
+
     def _seal_full(self, lanes: Ints, rows: Rows) -> None:
+        self.settle()
         full = self.opened.full(lanes, self.max_rows(len(self.opened)))
         if not full:
             return
@@ -404,6 +421,7 @@ class StepLog:
             return
         before = int(index.previous[slot])
         opened.begin_episode(lane)
+        self.settle()
         if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
             # With the frame that is there: what came next when it was sealed.
             self.sealed.rewrite_truncated([before], release=True)

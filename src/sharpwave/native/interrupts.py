@@ -145,11 +145,19 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=HANDLERS.forked)
 
 
+def _nothing() -> None:
+    return None
+
+
 class Lock:
     """Reentrant lock; while the main thread holds it, it is not interrupted unless it waits for a condition.
 
     Attributes:
         number: in the order of making, by which those are sorted that are held at once.
+        settle: returns a function, while there is one, that is called by whoever takes the lock, unless that is a
+            thread that holds it already. If it raises, the lock is not taken. A ``weakref.WeakMethod``: a lock keeps
+            no store.
+        unsettled: the lock for those who do without: a context.
         interruptible: the lock itself, of ``threading``, which defers nothing and costs a tenth: for changes made by
             one call of compiled code, in which no handler runs.
     """
@@ -159,9 +167,28 @@ class Lock:
     def __init__(self) -> None:
         self._lock = self.interruptible = threading.RLock()
         self.number = next(self._numbers)
+        self.settle: Callable[[], Callable[[], None] | None] = _nothing
+        self.unsettled = _Unsettled(self)
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        """Acquire as ``threading.RLock`` does."""
+        """Acquire as ``threading.RLock`` does, and settle."""
+        outermost = not self._is_owned()
+        taken = self.take(blocking, timeout)
+        if taken and outermost:
+            try:
+                self._settle()
+            except BaseException:
+                self.release()
+                raise
+        return taken
+
+    def _settle(self) -> None:
+        settle = self.settle()
+        if settle is not None:
+            settle()
+
+    def take(self, blocking: bool = True, timeout: float = -1) -> bool:
+        """Acquire as ``threading.RLock`` does, without settling."""
         HANDLERS.defer()
         taken = False
         try:
@@ -194,6 +221,20 @@ class Lock:
     def _acquire_restore(self, saved: tuple[Any, int]) -> None:
         self._lock._acquire_restore(saved[0])  # type: ignore[attr-defined]
         HANDLERS.defer(saved[1])
+        self._settle()
 
     def _at_fork_reinit(self) -> None:
         self._lock._at_fork_reinit()  # type: ignore[attr-defined]
+
+
+class _Unsettled:
+    """Context in which a lock is held that was taken without settling."""
+
+    def __init__(self, lock: Lock) -> None:
+        self._lock = lock
+
+    def __enter__(self) -> None:
+        self._lock.take()
+
+    def __exit__(self, *passing: object) -> None:
+        self._lock.release()

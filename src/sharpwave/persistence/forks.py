@@ -17,7 +17,7 @@ _forks = threading.local()
 
 
 def watch(log: StepLog, lock: Lock) -> None:
-    """Make forks wait until ``log`` is between two changes, and close its files in the child.
+    """Make forks wait until ``log`` is between two changes and encodes nothing, and close its files in the child.
 
     Args:
         lock: held while the log is changed.
@@ -27,7 +27,10 @@ def watch(log: StepLog, lock: Lock) -> None:
 
 def _before() -> None:
     watched = sorted(_watched.items(), key=lambda one: one[1].number)  # as ``views.turns`` takes several
-    _forks.held = [(log, lock, lock.acquire(timeout=LOCK_S)) for log, lock in watched]
+    _forks.held = [(log, lock, lock.take(timeout=LOCK_S)) for log, lock in watched]
+    for log, _, taken in _forks.held:
+        if taken and log.behind is not None:
+            log.behind.wait()
 
 
 def _in_parent() -> None:

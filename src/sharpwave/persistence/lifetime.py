@@ -117,7 +117,7 @@ def close(log: StepLog) -> None:
 def _end(log: StepLog, lock: Any, process: int) -> None:
     if os.getpid() != process or log.closed:
         return
-    if not lock.acquire(timeout=EXIT_WAIT_S):
+    if not lock.take(timeout=EXIT_WAIT_S):
         warnings.warn(
             "store: in use by a thread as the process ends; what was not flushed is lost", RuntimeWarning, stacklevel=2
         )

@@ -113,7 +113,7 @@ class Replay(Generic[B]):
         """
         _check_batch_size(batch_size)
         check_beta(beta)
-        with self.lock:
+        with self.lock.unsettled:
             self.source.wait(batch_size, timeout)
             batch: B = self.source.sample(batch_size, beta)
             return batch
@@ -162,7 +162,7 @@ class Replay(Generic[B]):
         """
         _check_batch_size(count)
         check_beta(beta)
-        with self.lock:
+        with self.lock.unsettled:
             self.source.wait(count, timeout)
             return self.source.draw_ids(count, beta)
 
@@ -208,7 +208,7 @@ class Replay(Generic[B]):
         """
         checked = _checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
-        with self.lock:
+        with self.lock.unsettled:
             self._log.check_open()
             self._items.follow()  # steps appended before this call get the largest priority of before this call
             return len(checked) - self._items.update(checked, errors)

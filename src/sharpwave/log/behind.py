@@ -1,0 +1,221 @@
+"""Sealing behind the caller: a thread encodes a full segment while its lane goes on in other memory."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+
+from sharpwave.format.segment import Column
+from sharpwave.log.admission import Admission
+from sharpwave.log.inventory import LogListener
+from sharpwave.log.open_segments import Lanes
+from sharpwave.log.sealed_segments import Sealed
+from sharpwave.log.sealing import Sealing
+from sharpwave.log.segment_space import SegmentSpace
+from sharpwave.memory.ledger import MemoryLedger
+
+MAX_PENDING = 16
+"""Segments that wait to be encoded at most: each keeps the memory of an open segment."""
+
+
+class Work:
+    """Work for a thread, or for whoever needs it done first."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._taken, self._done = work, threading.Lock(), threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        """Do it, unless a thread does or has."""
+        if self._taken.acquire(blocking=False):
+            try:
+                self._work()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._done.set()
+
+    @property
+    def done(self) -> bool:
+        """Whether it is."""
+        return self._done.is_set()
+
+    def finish(self) -> None:
+        """Return once it is done."""
+        self.run()
+        self._done.wait()
+
+    def wait(self) -> None:
+        """Return once it is done.  Raises: whatever it raised."""
+        self.finish()
+        if self._error is not None:
+            raise self._error
+
+
+class _Thread:
+    """The thread of this process that encodes; it is started with the first work."""
+
+    def __init__(self) -> None:
+        self._begin()
+
+    def _begin(self) -> None:
+        self._works: SimpleQueue[Work] = SimpleQueue()
+        self._starting, self._started = threading.Lock(), False
+
+    def forked(self) -> None:
+        """Forget the thread, which a child does not have."""
+        self._begin()
+
+    def there(self) -> bool:
+        """Return whether there is a thread; start it if it can be."""
+        with self._starting:
+            if not self._started:
+                try:
+                    threading.Thread(target=_serve, args=(self._works,), name="sharpwave-encoding", daemon=True).start()
+                except RuntimeError:
+                    return False
+                self._started = True
+            return True
+
+    def ask(self, work: Work) -> None:
+        """Have it do the ``work``, after all before."""
+        self._works.put(work)
+
+
+def _serve(works: SimpleQueue[Work]) -> None:
+    while True:
+        work = works.get()
+        # A finalizer that the collector runs here may want the lock of a store whose owner waits for this thread.
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            work.run()
+        finally:
+            if collects:
+                gc.enable()
+        del work
+
+
+THREAD = _Thread()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=THREAD.forked)
+
+
+@dataclass
+class Pending:
+    """Segment that is being encoded. Its rows are raw, in memory of its own, and can be sampled.
+
+    Attributes:
+        lane, slot: its own. ``staging``: offset of its rows, as ``Lanes.staging``.
+        may_try: as for ``Sealed.encode``.
+        work: encodes it; ``None``: it failed, and the segment is still to be encoded.
+        packed, begins, columns, places: what ``Sealing.keep`` takes, once the work is done.
+    """
+
+    lane: int
+    slot: int
+    staging: int
+    may_try: list[bool]
+    work: Work | None = None
+    packed: bytes = b""
+    begins: list[int] = field(default_factory=list)
+    columns: list[Column] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+
+
+class Behind(LogListener):
+    """Segments that are being encoded, in the order in which they became full, and memory for further ones.
+
+    Only appends that take the short way, and batches, find any: ``settle`` is called before whatever else uses the
+    store (``Lock.settle``), and before the next segments are sealed. So what is held, and how it is encoded, does not
+    depend on how fast the thread is.
+
+    Attributes:
+        pending: the segments.
+    """
+
+    def __init__(
+        self,
+        space: SegmentSpace,
+        opened: Lanes,
+        sealed: Sealed,
+        sealing: Sealing,
+        admission: Admission,
+        ledger: MemoryLedger,
+    ) -> None:
+        self._space, self._opened, self._sealed = space, opened, sealed
+        self._sealing, self._admission, self._ledger = sealing, admission, ledger
+        self.pending: deque[Pending] = deque()
+        self._spare: list[int] = []
+
+    def take(self, lane: int, slot: int, following: int) -> bool:
+        """Have the lane's open segment, which is in ``slot``, encoded behind the caller. The lane's next segment, in
+        the slot ``following``, gets other memory.
+
+        Returns False if that takes no longer than to hand it over, or if there is no memory or thread for it. With a
+        limit in bytes, what is evicted depends on when a segment is sealed: it is at once.
+        """
+        opened = self._opened
+        if self._ledger.ram is not None or opened.annotations or len(self.pending) >= MAX_PENDING:
+            return False
+        rows = opened.columns.all_so_far(slot)
+        if not self._sealed.takes_long(lane, rows) or not (self._spare or self._add()) or not THREAD.there():
+            return False
+        one = Pending(lane, slot, opened.staging.item(lane), self._sealed.reserve_trials(lane, rows))
+        one.work = Work(lambda: self._encode(one))
+        self.pending.append(one)
+        THREAD.ask(one.work)
+        opened.move(lane, following, self._spare.pop())
+        self._space.index.sealed[slot] = 1  # no row follows in it, which is what readers ask for
+        return True
+
+    def _add(self) -> bool:
+        """Take memory for an open segment from the arena, if it has any."""
+        arena, nbytes = self._space.arena, self._space.layout.open_bytes
+        offsets = arena.reserve(nbytes, 1)
+        self._spare += [offset - arena.begin_of(0) for offset in offsets]
+        self._space.staged += len(offsets)
+        return bool(offsets)
+
+    def _encode(self, one: Pending) -> None:
+        one.packed, one.begins = self._sealing.encode(one.lane, one.slot, one.columns, one.places, one.may_try)
+
+    def settle(self) -> None:
+        """Seal every segment that is being encoded, once it is.
+
+        Raises: MemoryError: there is no room; those left are sealed by the next call.
+        """
+        while self.pending:
+            one = self.pending[0]
+            try:
+                if one.work is None:
+                    self._encode(one)
+                else:
+                    one.work.wait()
+            except BaseException:
+                if one.work is None or one.work.done:  # else an interrupt: the thread goes on
+                    self._sealed.drop_dictionaries(one.places)
+                    one.work, one.columns, one.places = None, [], []
+                raise
+            columns, places, rows = one.columns, one.places, int(self._space.index.rows[one.slot])
+            one.work, one.columns, one.places = None, [], []  # ``keep`` releases the dictionaries where it raises
+            kept = self._sealing.keep(one.slot, rows, one.packed, one.begins, columns, places)
+            self.pending.popleft()
+            self._spare.append(one.staging)
+            if not kept:
+                self._admission.drop(one.slot)
+
+    def wait(self) -> None:
+        """Wait until nothing is being encoded: a forked child has no thread for it."""
+        for one in self.pending:
+            if one.work is not None:
+                one.work.finish()
+
+    def growing(self, slots: int) -> None:
+        """Seal them: memory is about to move."""
+        self.settle()

@@ -1,0 +1,335 @@
+"""Segments encoded behind the caller: the same as when they are encoded at once, whenever one looks."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.codecs import zstd
+from sharpwave.log import behind
+from sharpwave.log.column_encoder import ColumnEncoder
+
+SPEC = sw.Spec(obs=sw.Field((48, 48), "uint8", codec="zstd", stack=2), action=sw.Field((), "int64"))
+SEGMENT_STEPS = 32
+
+
+def store(behind_caller: bool = True, **settings: Any) -> sw.Store:
+    """Return a store, whose segments are encoded behind the caller or, as with a disk, at once."""
+    made = sw.Store(SPEC, **{"capacity": 400, "segment_steps": SEGMENT_STEPS, "seed": 3} | settings)
+    if not behind_caller:
+        made._log.rollover.behind = made._log.behind = None
+        made._log.inventory.listeners = made._log.inventory.listeners[1:]
+    return made
+
+
+def pending(made: sw.Store) -> int:
+    assert made._log.behind is not None
+    return len(made._log.behind.pending)
+
+
+def frames(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
+    rng = np.random.default_rng(seed)
+    return np.cumsum(rng.integers(0, 3, (count, 48, 48)), axis=0).astype(np.uint8)
+
+
+@pytest.fixture
+def held_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Hold the thread up, as on a machine that has no time for it, until the event is set."""
+    event = threading.Event()
+    run = behind.Work.run
+
+    def late(work: behind.Work) -> None:
+        if threading.current_thread().name == "sharpwave-encoding":
+            event.wait(30)
+        run(work)
+
+    monkeypatch.setattr(behind.Work, "run", late)
+    yield event
+    event.set()
+
+
+def fill(made: sw.Store, count: int, lanes: int = 1, seed: int = 0) -> None:
+    for step, frame in enumerate(frames(count, seed)):
+        obs = np.stack([frame + np.uint8(lane) for lane in range(lanes)])
+        no, numbers = np.zeros(lanes, np.bool_), np.full(lanes, step)
+        end, reward, final = no | (step % 21 == 20), numbers.astype(np.float32), obs + np.uint8(9)
+        made.extend(obs=obs, action=numbers, reward=reward, terminated=end, truncated=no, final_obs=final)
+
+
+def test_the_caller_goes_on_and_batches_hold_what_is_being_encoded(held_up: threading.Event) -> None:
+    made, other = store(), store(False)
+    one, two = made.transitions(seed=1), other.transitions(seed=1)
+    fill(made, SEGMENT_STEPS + 5)
+    fill(other, SEGMENT_STEPS + 5)
+    assert pending(made) == 1
+    for _ in range(5):
+        assert_same(one.sample(16), two.sample(16))
+    assert pending(made) == 1, "a batch waits for nothing"
+    held_up.set()
+    assert made.stats()["segments"] == other.stats()["segments"] and pending(made) == 0
+    assert_same(one.sample(16), two.sample(16))
+
+
+def assert_same(one: Any, two: Any) -> None:
+    for name in ("obs", "next_obs", "action", "reward", "discount", "ids", "weights"):
+        np.testing.assert_array_equal(one[name], two[name], err_msg=name)
+
+
+def segments(made: sw.Store) -> dict[int, bytes]:
+    log = made._log
+    log.settle()
+    slots = np.flatnonzero(log.index.sealed[: log.index.highest] & (log.index.rows[: log.index.highest] > 0))
+    return {log.sealed.packed(slot)[0]: log.sealed.packed(slot)[1] for slot in slots.tolist()}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_calls_give_the_same_as_without(tmp_path: Path, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    lanes = int(rng.integers(1, 5))
+    capacity, codec = int(rng.choice([2 * lanes + 2, 150, 400])), str(rng.choice(["zstd", "auto"]))
+    spec = sw.Spec(obs=sw.Field((48, 48), "uint8", stack=2), action=sw.Field((), "int64"))
+    both = []
+    for behind_caller in (True, False):
+        made = sw.Store(spec, capacity=capacity, codec=codec, segment_steps=32, seed=3)
+        if not behind_caller:
+            made._log.rollover.behind = made._log.behind = None
+            made._log.inventory.listeners = made._log.inventory.listeners[1:]
+        view = made.transitions(sampler=sw.Prioritized(), n_step=2, seed=5)
+        both.append((made, view))
+    films = frames(60, seed)
+    for turn in range(250):
+        what = rng.integers(0, 12)
+        steps, at, arguments = int(rng.integers(1, 5)), int(rng.integers(0, 50)), rng.integers(0, 99, 8)
+        lane = int(arguments[0]) % lanes
+        results: list[Any] = []
+        for k, (made, view) in enumerate(both):
+            if what < 7:
+                for t in range(at, at + steps):
+                    obs = np.stack([films[t] + np.uint8(n) for n in range(lanes)])
+                    ended = np.full(lanes, arguments[1] == t)
+                    numbers, following = np.full(lanes, t), obs if arguments[2] < 20 else None
+                    step: dict[str, Any] = {"obs": obs, "action": numbers, "reward": numbers.astype(np.float32)}
+                    results.append(made.extend(**step, next_obs=following, terminated=ended, truncated=ended & False))
+            elif what == 7 and len(view):
+                batch = view.sample(8)
+                view.update_priorities(batch, arguments)
+                results += [batch.obs, batch.next_obs, batch.ids, batch.weights]
+            elif what == 8 and made.lanes:
+                made.break_episode(lane)
+                results += [np.array(len(made)), np.array(len(view))]
+            elif what == 9:
+                stats = made.stats()
+                results += [np.array([stats["steps"], stats["segments"], stats["evicted_segments"]])]
+            elif what == 10 and arguments[3] < 10:
+                made.checkpoint(tmp_path / f"{turn}-{k}")
+                again = sw.Store.open(tmp_path / f"{turn}-{k}")
+                results += [np.array(len(again)), np.array(sorted(segments(again)))]
+            elif what == 11 and arguments[3] < 20:
+                made.resize(capacity=capacity + int(arguments[4]))
+        half = len(results) // 2
+        for mine, theirs in zip(results[:half], results[half:], strict=True):
+            np.testing.assert_array_equal(mine, theirs)
+    (made, _), (other, _) = both
+    assert segments(made) == segments(other)
+
+
+@pytest.mark.parametrize("codec", ["auto", "zstd"])
+def test_lanes_that_are_full_together_are_encoded_alike_whether_the_thread_is_fast_or_not(
+    monkeypatch: pytest.MonkeyPatch, codec: str
+) -> None:
+    trials, choose = 0, ColumnEncoder._trial
+
+    def counted(*args: Any) -> Any:
+        nonlocal trials
+        trials += 1
+        return choose(*args)
+
+    def made(behind_caller: bool) -> tuple[dict[int, bytes], list[int]]:
+        spec = sw.Spec(obs=sw.Field((48, 48), "uint8"), action=sw.Field((), "int64"))
+        one = sw.Store(spec, capacity=10_000, codec=codec, segment_steps=32, seed=3)
+        if not behind_caller:
+            one._log.rollover.behind = None
+        one._log.opened.staggered = False
+        rng, found = np.random.default_rng(0), []
+        no, zeros = np.zeros(24, np.bool_), np.zeros(24, np.float32)
+        for step, frame in enumerate(frames(200)):
+            obs = np.stack([frame] * 24)
+            obs[::2] = rng.integers(0, 256, (12, 48, 48)) if step > 64 else obs[::2]
+            before = trials
+            one.extend(obs=obs, action=no.astype(np.int64), reward=zeros, terminated=no, truncated=no)
+            found.append(trials - before)
+        return segments(one), found
+
+    monkeypatch.setattr(ColumnEncoder, "_trial", counted)
+    at_once, spent = made(False)
+    assert max(spent) == (2 if codec == "auto" else 4), "two a field: numbers are not worth a try"
+    assert made(True)[0] == at_once
+
+    run, event = behind.Work.run, threading.Event()
+    with monkeypatch.context() as slow:
+        slow.setattr(
+            behind.Work, "run",
+            lambda work: (threading.current_thread().name == "sharpwave-encoding" and event.wait(30), run(work)),
+        )  # fmt: skip
+        assert made(True)[0] == at_once
+        event.set()
+
+
+def test_without_a_thread_segments_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(behind.THREAD, "_started", False)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    made, other = store(), store(False)
+    fill(made, 100)
+    fill(other, 100)
+    assert not pending(made) and segments(made) == segments(other)
+
+
+def test_an_error_is_the_next_calls_and_nothing_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, failures = store(), 2
+    encode = zstd._Encoder.encode
+
+    def failing(self: Any, rows: Any, dictionary: bytes) -> bytes | None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise MemoryError("no room")
+        return encode(self, rows, dictionary)
+
+    monkeypatch.setattr(zstd._Encoder, "encode", failing)
+    fill(made, SEGMENT_STEPS + 1)
+    for _ in range(2):  # the thread's, and that of the call that tries again
+        with pytest.raises(MemoryError, match="no room"):
+            made.stats()
+    assert len(made) == SEGMENT_STEPS + 1 and len(segments(made)) == 1
+    monkeypatch.undo()
+    other = store(False)
+    fill(other, SEGMENT_STEPS + 1)
+    assert segments(made).keys() == segments(other).keys()
+    assert_same(made.transitions(seed=1).sample(32), other.transitions(seed=1).sample(32))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_parent_and_child_go_on_with_what_was_being_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, began = zstd._Encoder.encode, threading.Event()
+
+    def slowly(self: Any, rows: Any, dictionary: bytes) -> bytes | None:
+        began.set()
+        time.sleep(0.05)
+        return encode(self, rows, dictionary)
+
+    monkeypatch.setattr(zstd._Encoder, "encode", slowly)
+    made = store()
+    fill(made, SEGMENT_STEPS + 1)
+    assert began.wait(30) and pending(made)
+    child = os.fork()
+    if not child:
+        signal.alarm(30)
+        try:
+            fill(made, 3 * SEGMENT_STEPS, seed=1)
+            os._exit(len(segments(made)))
+        finally:
+            os._exit(99)
+    fill(made, 3 * SEGMENT_STEPS, seed=1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(segments(made)) == 4
+
+
+def test_a_finalizer_that_wants_the_store_stops_nobody() -> None:
+    """The collector runs it in any thread that allocates; the store's lock is held by whoever waits for that one."""
+    program = """
+import gc, threading, numpy as np, sharpwave as sw
+from sharpwave.codecs import zstd
+gc.disable()
+store = sw.Store(sw.Spec(obs=sw.Field((48, 48), 'uint8', codec='zstd'), action=sw.Field((), 'int64')), capacity=1000,
+                 segment_steps=32)
+class Left:
+    def __init__(self): self.myself = self
+    def __del__(self): print(store.stats()['steps'])
+encode, waits = zstd._Encoder.encode, threading.Event()
+def busy(self, rows, dictionary):
+    if threading.current_thread().name == 'sharpwave-encoding':
+        waits.wait(30)
+        kept = [[] for _ in range(50_000)]
+    return encode(self, rows, dictionary)
+zstd._Encoder.encode = busy
+Left()
+frame = np.zeros((48, 48), np.uint8)
+for step in range(33):
+    store.append(obs=frame, action=1, reward=0.0, terminated=False, truncated=False)
+assert store._log.behind.pending
+gc.set_threshold(30_000)
+gc.enable()
+threading.Timer(0.2, waits.set).start()
+store.stats()
+gc.collect()
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert ran.returncode == 0 and ran.stdout == "33\n" and not ran.stderr, ran.stderr
+
+
+def test_a_process_ends_though_a_segment_is_being_encoded() -> None:
+    program = (
+        "import numpy as np, sharpwave as sw\n"
+        "store = sw.Store(sw.Spec(obs=sw.Field((64, 64, 3), 'uint8', codec='predict'), action=sw.Field((), 'int64')),"
+        " capacity=1000)\n"
+        "frames = np.random.default_rng(0).integers(0, 9, (70, 64, 64, 3)).astype(np.uint8)\n"
+        "for frame in frames: store.append(obs=frame, action=1, reward=0.0, terminated=False, truncated=False)\n"
+        "assert store._log.behind.pending\n"
+    )
+    for _ in range(3):
+        ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+        assert ran.returncode == 0 and not ran.stderr, ran.stderr
+
+
+def test_threads_append_sample_and_look_at_once() -> None:
+    made, stop = store(capacity=2000), threading.Event()
+    view, films = made.transitions(seed=0), np.stack([frames(64, lane) for lane in range(3)])
+    errors: list[BaseException] = []
+
+    def appends(lane: int) -> None:
+        for step in range(400):
+            frame = films[lane, step % 64]
+            made.append(lane=lane, obs=frame, action=step, reward=float(lane), terminated=False, truncated=False)
+
+    def samples() -> None:
+        while not stop.is_set():
+            if len(view) > 64:
+                batch = view.sample(32)
+                lanes, steps = batch.reward.astype(int), batch.action
+                np.testing.assert_array_equal(batch.obs[:, -1], films[lanes, steps % 64])
+                np.testing.assert_array_equal(batch.next_obs[:, -1], films[lanes, (steps + 1) % 64])
+
+    def looks() -> None:
+        while not stop.is_set():
+            made.stats()
+            time.sleep(0.001)
+
+    def caught(work: Any, *arguments: Any) -> None:
+        try:
+            work(*arguments)
+        except BaseException as error:
+            errors.append(error)
+
+    writers = [threading.Thread(target=caught, args=(appends, lane)) for lane in range(3)]
+    readers = [threading.Thread(target=caught, args=(work,)) for work in (samples, samples, looks)]
+    for thread in (*writers, *readers):
+        thread.start()
+    for thread in writers:
+        thread.join()
+    stop.set()
+    for thread in readers:
+        thread.join()
+    assert not errors and len(made) == 1200
