@@ -12,7 +12,6 @@ from sharpwave.errors import (
     StoreInUseError,
     UnknownCodecError,
 )
-from sharpwave.loading import load
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import MinSize, Queue, SamplesPerInsert
 from sharpwave.sampling.mixture import Mixture
@@ -31,17 +30,22 @@ from sharpwave.views.sequences import Sequences
 from sharpwave.views.transitions import Transitions
 
 if TYPE_CHECKING:
+    from sharpwave.loading import load
     from sharpwave.serve.cluster import Cluster, connect
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Import the parts of clusters when they are first used: a store in one process needs no sockets."""
+    """Import clusters and data sets when they are first used: most programs need neither."""
     if name in ("Cluster", "connect"):
         from sharpwave.serve import cluster
 
         return getattr(cluster, name)
+    if name in ("load", "loading"):
+        import sharpwave.loading as loading
+
+        return loading.load if name == "load" else loading
     raise AttributeError(f"module 'sharpwave' has no attribute {name!r}")
 
 

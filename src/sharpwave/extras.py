@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import shlex
 from pathlib import Path
-from urllib.parse import urlsplit
-from urllib.request import url2pathname
 
 
 def install(extra: str) -> str:
@@ -37,6 +34,10 @@ def of_checkout(root: Path, extra: str) -> str:
 
 def installed_from() -> Path | None:
     """Return the folder that ``pip install FOLDER`` copied this package from, as pip noted it."""
+    import importlib.metadata  # it and urllib take 25 ms
+    from urllib.parse import urlsplit
+    from urllib.request import url2pathname
+
     try:
         noted = importlib.metadata.distribution("sharpwave").read_text("direct_url.json")
         url = urlsplit(json.loads(noted)["url"]) if noted else None

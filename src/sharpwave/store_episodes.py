@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Any
 
 from sharpwave.arguments import is_integer
-from sharpwave.data.exporting import export as write_data_set
 from sharpwave.log import whole_episodes
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.interrupts import Lock
@@ -75,7 +74,9 @@ class StoreEpisodes:
 
         Cost: an episode is in memory at a time.
         """
-        return write_data_set(self, target, order, lanes, progress)
+        from sharpwave.data.exporting import export  # formats of data sets, which few programs write
+
+        return export(self, target, order, lanes, progress)
 
     def drop_steps(self, lane: int, first: int, end: int) -> int:
         """Evict the lane's steps ``first`` to ``end - 1``: an episode that is not whole.

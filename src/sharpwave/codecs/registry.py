@@ -19,8 +19,7 @@ Offsets are little-endian and count from the end of the offset table.
 
 from __future__ import annotations
 
-from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.predict import Predict
@@ -28,6 +27,9 @@ from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import UnknownCodecError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 NUMBERS = 256
 """Codec numbers that a store can tell apart."""
@@ -71,6 +73,8 @@ def unregister(name: str) -> None:
 
 def load_installed() -> None:
     """Register the codecs that installed packages bring, if that was not done yet; a broken one is left out."""
+    from importlib.metadata import entry_points  # 17 ms, and a codec that nobody knows is rare
+
     for point in set(entry_points(group=GROUP)) - _looked_at:
         _looked_at.add(point)
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.machinery
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +23,8 @@ def refresh_core() -> None:
     with _alone():
         if not _outdated():  # another process has built it meanwhile
             return
+        import subprocess
+
         print("sharpwave: building the native core, some 20 s", file=sys.stderr, flush=True)
         done = subprocess.run([sys.executable, str(PROGRAM)], capture_output=True, text=True)
         if done.returncode:

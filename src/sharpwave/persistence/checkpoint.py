@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import secrets
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -70,7 +69,7 @@ def save(
         number = before["checkpoint"] % (MAX_CHECKPOINT - 1) + 1
         while directory.status(str(number)):  # foreign files
             number = number % (MAX_CHECKPOINT - 1) + 1
-        identity = settings.get("store") or secrets.token_hex(16)
+        identity = settings.get("store") or os.urandom(16).hex()
         try:
             with make_part(directory, number, identity, files) as part:
                 me = Identity(bytes.fromhex(identity), log.spec.schema_hash)

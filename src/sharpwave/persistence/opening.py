@@ -6,7 +6,6 @@ import contextlib
 import copy
 import os
 import re
-import secrets
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -182,7 +181,7 @@ def _begin(
     with contextlib.ExitStack() as undo:
         disk = None
         if folder is not None:
-            fresh = Identity(secrets.token_bytes(16), settings.spec.schema_hash)
+            fresh = Identity(os.urandom(16), settings.spec.schema_hash)
 
             def inspect(found: Directory) -> None:
                 _check_target(found, left)
