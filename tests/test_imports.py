@@ -116,3 +116,27 @@ def test_importing_the_store_loads_nothing_heavy() -> None:
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     assert answer.stdout.split("\n")[0] == "[] []"
+
+
+LATER = (
+    "asyncio", "concurrent", "csv", "email", "http", "importlib.metadata", "importlib.resources", "logging",
+    "multiprocessing", "secrets", "shutil", "socket", "ssl", "subprocess", "tempfile", "unittest", "urllib.request",
+    "zipfile", "sharpwave.data", "sharpwave.loading", "sharpwave.offline", "sharpwave.serve",
+)  # fmt: skip
+"""Modules, and packages with all of theirs, that take long to import and that few stores need."""
+
+
+def test_importing_the_store_loads_what_all_stores_need() -> None:
+    """And no more, beyond what numpy imports itself."""
+    code = "import sys, numpy; before = set(sys.modules); import sharpwave; print(*sorted(set(sys.modules) - before))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    assert [name for name in answer.stdout.split() if any(f"{name}.".startswith(f"{one}.") for one in LATER)] == []
+
+
+def test_names_that_are_imported_when_they_are_used() -> None:
+    code = (
+        "import sharpwave as sw; from sharpwave import Cluster, load; import pickle; "
+        "assert {'Cluster', 'connect', 'load'} < set(dir(sw)) and all(getattr(sw, name) for name in sw.__all__); "
+        "assert sw.loading.load is load is pickle.loads(pickle.dumps(load)); assert not hasattr(sw, 'unknown')"
+    )
+    subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
