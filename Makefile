@@ -20,6 +20,7 @@ check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror src/core/*.[ch]pp
+	PATH="$(BIN):$$PATH" cmake --build build/core-*/ --target one_definition
 	printf '%s\n' src/core/*.cpp | xargs -P 2 -n 1 $(BIN)/clang-tidy --quiet -p build/core-*/
 	$(BIN)/mypy
 
