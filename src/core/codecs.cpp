@@ -6,39 +6,6 @@
 #include "unlocked.hpp"
 
 namespace sharpwave {
-namespace {
-
-// Decodes rows from ``first`` on, as many as ``out`` has. Returns as check_patches.
-template <bool coded>
-int64_t decode_payload(ConstBytes payload, int64_t count, ConstBytes dictionary, int64_t line, int64_t first,
-                       Grid<uint8_t> out) {
-    if (out.rows == 0) return check_patches<coded>(payload, count, out.columns, line);
-    const int64_t layout = check_layout<coded>(payload, count);
-    if (layout != sound) return layout;
-    const PatchColumn<coded> column(payload, 0, count);
-    Patches patches{payload, 0, 0, column.packed, column.codes(payload)};
-    const auto paint_entry = [&](int64_t entry, Bytes canvas) {
-        patches.begin = column.begin(entry);
-        patches.end = column.begin(entry + 1);
-        return paint<coded>(patches, line, canvas);
-    };
-    // The background is painted where the last row goes, which is painted over it.
-    const Bytes background = out[out.rows - 1];
-    if (dictionary.empty()) {
-        std::memset(background.data(), 0, background.size());
-    } else {
-        require(dictionary.size() == background.size(), "a reference is as long as a row");
-        std::memcpy(background.data(), dictionary.data(), background.size());
-    }
-    if (!paint_entry(0, background)) return 0;
-    for (int64_t row = 0; row < out.rows; ++row) {
-        if (row + 1 < out.rows) std::memcpy(out[row].data(), background.data(), background.size());
-        if (!paint_entry(1 + first + row, out[row])) return 1 + first + row;
-    }
-    return sound;
-}
-
-}  // namespace
 
 void define_codecs(nanobind::module_& module) {
     using namespace nanobind::literals;
@@ -58,7 +25,7 @@ void define_codecs(nanobind::module_& module) {
         "decode_patches",
         [](ConstBytes payload, int64_t count, ConstBytes dictionary, int64_t line, bool coded, int64_t first,
            Grid<uint8_t> out) {
-            return (coded ? decode_payload<true> : decode_payload<false>)(payload, count, dictionary, line, first, out);
+            return (coded ? decode_rows<true> : decode_rows<false>)(payload, count, dictionary, line, first, out);
         },
         "payload"_a, "count"_a, "dictionary"_a, "line"_a, "coded"_a, "first"_a, "out"_a, Release(),
         "Decode the rows of any payload from row ``first`` on, as many as ``out`` uint8 [n, size] has. Return as "
