@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c co
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: pong cartpole test check tests slow fuzz sanitized torture coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check tests slow fuzz fuzz-core sanitized torture coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train,view
 	$(BIN)/sharpwave train pong
@@ -19,7 +19,7 @@ test: check tests
 check: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/clang-format --dry-run --Werror src/core/*.[ch]pp
+	$(BIN)/clang-format --dry-run --Werror src/core/*.[ch]pp fuzz/*.[ch]pp
 	PATH="$(BIN):$$PATH" cmake --build build/core-*/ --target one_definition
 	printf '%s\n' src/core/*.cpp | xargs -P 2 -n 1 $(BIN)/clang-tidy --quiet -p build/core-*/
 	$(BIN)/mypy
@@ -32,6 +32,15 @@ slow: $(VENV)/.test
 
 fuzz: $(VENV)/.test
 	PYTHONPATH=src:. $(BIN)/python -W ignore -m tests.data_sets.fuzzing --seed $$(date +%Y%m%d)
+
+# Any bytes into the decoders of the core, beside plain readers; of the inputs, those that reach new code are changed on.
+fuzz-core:
+	mkdir -p build/fuzz
+	g++ -std=c++20 -O2 -Isrc/core -c fuzz/driver.cpp -o build/fuzz/driver.o
+	printf '%s\n' patches cut_rows predict flags | xargs -P 2 -I TARGET sh -c "g++ -std=c++20 -O1 -g -Isrc/core \
+		-DSHARPWAVE_CHECKED -D_GLIBCXX_ASSERTIONS -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-fsanitize-coverage=trace-pc fuzz/TARGET.cpp build/fuzz/driver.o -o build/fuzz/TARGET && \
+		cd build/fuzz && ./TARGET $(or $(INPUTS),1000000) $$(date +%Y%m%d)"
 
 # The core with bounds and memory watched: each failure ends the process with a report.
 sanitized: $(VENV)/.test
