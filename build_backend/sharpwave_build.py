@@ -8,6 +8,7 @@ install before.
 from __future__ import annotations
 
 import importlib.machinery
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -44,6 +45,22 @@ def choose_compiler() -> None:
     os.environ["CXX"] = f"{binary} c++"
 
 
+def tools() -> str:
+    """Return the folders of programs: those of this Python's environment come first, also where it is not activated."""
+    return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+
+
+def check(*names: str) -> None:
+    """Say what to install where packages or programs are missing: pip brings them, but not without build isolation."""
+    missing = [
+        name
+        for name in names
+        if not shutil.which(name, path=tools()) and importlib.util.find_spec(name.replace("-", "_")) is None
+    ]
+    if missing:
+        sys.exit(f"sharpwave: building the native core takes {', '.join(missing)}: pip install {' '.join(missing)}")
+
+
 def build_core(*options: str) -> None:
     """Build the core in build/core, and put it beside its package; unchanged sources are not compiled again.
 
@@ -51,16 +68,16 @@ def build_core(*options: str) -> None:
         options: of CMake, as -DSHARPWAVE_CHECKED=ON; CMAKE_ARGS in the environment has more. Later calls keep them.
     """
     choose_compiler()
+    check("cmake", "nanobind", "numpy")
     folder = ROOT / "build" / f"core-{sys.implementation.cache_tag}"
-    tools = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    generator = ["-G", "Ninja"] if shutil.which("ninja", path=tools) else []
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=tools()) else []
     configure = [
         "cmake", "-S", str(ROOT), "-B", str(folder), *generator, f"-DPython_EXECUTABLE={sys.executable}",
         f"-DCMAKE_LIBRARY_OUTPUT_DIRECTORY={ROOT / 'src' / 'sharpwave'}", *os.environ.get("CMAKE_ARGS", "").split(),
         *options,
     ]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(folder), "--parallel"]):
-        done = subprocess.run(command, env={**os.environ, "PATH": tools}, capture_output=True, text=True)
+        done = subprocess.run(command, env={**os.environ, "PATH": tools()}, capture_output=True, text=True)
         if done.returncode:
             sys.exit(f"{done.stdout}{done.stderr}sharpwave: the native core was not built: see the errors above")
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:  # newer than all sources, also where nothing was compiled
@@ -70,6 +87,7 @@ def build_core(*options: str) -> None:
 
 
 def _backend() -> Any:
+    check("scikit-build-core", "nanobind", "numpy")
     import scikit_build_core.build as backend
 
     return backend

@@ -1,0 +1,34 @@
+"""Building the core where something is missing: one sentence says what to install."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).resolve().parents[2] / "build_backend" / "sharpwave_build.py"
+
+
+def said(code: str, path: Path) -> str:
+    """Return what the module's code ends with, where the programs are those in ``path``."""
+    environment = {name: value for name, value in os.environ.items() if name != "CXX"} | {"PATH": str(path)}
+    program = f"import sys; sys.path.insert(0, {str(PROGRAM.parent)!r}); from sharpwave_build import *; {code}"
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1 and not done.stdout
+    return done.stderr
+
+
+@pytest.mark.skipif(importlib.util.find_spec("ziglang") is not None, reason="zig's compiler is there")
+def test_without_a_compiler(tmp_path: Path) -> None:
+    expected = "sharpwave: no C++ compiler: install g++ or clang, or pip install ziglang\n"
+    assert said("build_core()", tmp_path) == said("build_wheel('folder')", tmp_path) == expected
+
+
+def test_without_tools(tmp_path: Path) -> None:
+    assert said("check('numpy', 'no-such-tool', 'nor-this')", tmp_path) == (
+        "sharpwave: building the native core takes no-such-tool, nor-this: pip install no-such-tool nor-this\n"
+    )
