@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c co
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: pong cartpole test check tests slow fuzz fuzz-core sanitized torture coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers latency soak ladder sequences clean
 
 pong: $(VENV)/.train,view
 	$(BIN)/sharpwave train pong
@@ -48,6 +48,17 @@ sanitized: $(VENV)/.test
 	LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so)" ASAN_OPTIONS=detect_leaks=0 \
 		$(BIN)/pytest tests/native tests/log tests/codecs tests/views tests/sampling tests/memory; code=$$?; \
 		$(BIN)/python build_backend/sharpwave_build.py -DSHARPWAVE_CHECKED=OFF -DSHARPWAVE_SANITIZE=; exit $$code
+
+# The core with what threads read and write watched: races end a run of the tests with 66, and are listed after it.
+races: $(VENV)/.test
+	$(BIN)/python build_backend/sharpwave_build.py -DSHARPWAVE_SANITIZE=thread
+	rm -f build/races.*
+	LD_PRELOAD="$$(g++ -print-file-name=libtsan.so)" \
+		TSAN_OPTIONS="die_after_fork=0 suppressions=$(CURDIR)/tests/native/races.txt log_path=$(CURDIR)/build/races" \
+		$(BIN)/pytest tests/native $(addprefix tests/views/test_,prefetch.py gather.py decode_threads.py blend.py \
+		blend_stream.py) $(addprefix tests/disk/test_,segment_cache.py forks.py region_files.py) \
+		tests/memory/test_batch_memory.py tests/store/test_threads.py tests/persistence/test_checkpoint.py; code=$$?; \
+		cat build/races.* 2> /dev/null; $(BIN)/python build_backend/sharpwave_build.py -DSHARPWAVE_SANITIZE=; exit $$code
 
 # Random programs on stores that are killed and whose disks fail: an hour of each night.
 torture: $(VENV)/.test
