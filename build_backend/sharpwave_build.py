@@ -108,6 +108,11 @@ def get_requires_for_build_sdist(settings: Any = None) -> list[str]:
     return list(_backend().get_requires_for_build_sdist(settings))
 
 
+def prepare_metadata_for_build_wheel(folder: str, settings: Any = None) -> str:
+    """Write a wheel's metadata to ``folder`` without building the core; return the name of its folder there."""
+    return str(_backend().prepare_metadata_for_build_wheel(folder, settings))
+
+
 def build_wheel(folder: str, settings: Any = None, metadata: str | None = None) -> str:
     """Build a wheel in ``folder``; return its name."""
     choose_compiler()
