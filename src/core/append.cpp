@@ -9,10 +9,10 @@
 #include <optional>
 #include <vector>
 
+#include "boundaries.hpp"
 #include "ids.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
-#include "rows.hpp"
 #include "unlocked.hpp"
 #include "words.hpp"
 
@@ -62,10 +62,12 @@ struct Values {
 
 class Appender {
   public:
-    Appender(nb::object columns, const nb::typed<nb::sequence, nb::object>& rows, nb::object split, nb::object ids_type,
-             nb::object tag)
+    Appender(nb::object columns, nb::object boundaries, const nb::typed<nb::sequence, nb::object>& rows,
+             nb::object split, nb::object ids_type, nb::object tag)
         : held_columns_(std::move(columns)),
+          held_boundaries_(std::move(boundaries)),
           columns_(nb::cast<const Columns&>(held_columns_)),
+          boundaries_(nb::cast<Boundaries&>(held_boundaries_)),
           split_(std::move(split)),
           ids_type_(std::move(ids_type)),
           tag_(std::move(tag)),
@@ -114,8 +116,9 @@ class Appender {
     }
 
   private:
-    nb::object held_columns_;
+    nb::object held_columns_, held_boundaries_;
     const Columns& columns_;
+    Boundaries& boundaries_;
     std::vector<Field> fields_;  // of the columns
     const Field reward_ = field_of(NPY_FLOAT32), flag_ = field_of(NPY_BOOL);
     nb::object split_;  // turns an observation of several fields into a dict; None where there is a single one
@@ -361,9 +364,10 @@ class Appender {
         return write(ids);
     }
 
-    // Returns whether step ``i`` observes what the slot's frame ``frame`` is.
-    bool repeats(int64_t slot, int64_t frame, int64_t i) const {
+    // Returns whether step ``i`` observes what the lane's last step led to.
+    bool repeats(int64_t lane, int64_t i) const {
         const Place place{log_.memory, *log_.index};
+        const int64_t slot = log_.lanes->slots[lane], frame = log_.index->frames[slot];
         for (std::size_t k = 0; k < columns_.fields.size(); ++k) {
             const int64_t size = columns_.fields[k].row_bytes;
             if (columns_.fields[k].framed && std::memcmp(place.row(first_field_at + k, slot, frame, size),
@@ -374,10 +378,10 @@ class Appender {
     }
 
     // Returns 0 if the steps can be appended now.
-    int64_t check() const {
+    int64_t check() {
         const LaneArrays& lanes = *log_.lanes;
         const IndexArrays& index = *log_.index;
-        bool any_full = log_.capacity >= 0 && log_.counts[held] + values_.count > log_.capacity;
+        bool any_watched = false, any_full = log_.capacity >= 0 && log_.counts[held] + values_.count > log_.capacity;
         int64_t last = -1;
         for (int64_t i = 0; i < values_.count; ++i) {
             const int64_t lane = values_.lanes[i];
@@ -387,16 +391,24 @@ class Appender {
             last = lane;
             if (values_.truncated[i] && !values_.terminated[i] && !values_.has_final && !values_.has_next)
                 return otherwise;
-            const int64_t slot = lanes.slots[lane];
             any_full |= is_full(index, lanes, lane, log_.max_rows, log_.max_frames);
-            if (lanes.successor_known[lane]) {
-                if (!repeats(slot, index.frames[slot], i)) return otherwise;
-            } else if (lanes.watch[lane] != met) {  // an episode has just ended, among others: seldom
-                if (!(lanes.watch[lane] & met)) return otherwise;
-                if (!(lanes.watch[lane] & left_alone) && repeats(slot, index.frames[slot] - 1, i)) return otherwise;
-            }
+            any_watched |= Boundaries::is_to_be_looked_at(lanes.watch[lane]);
+            if (lanes.successor_known[lane] && !repeats(lane, i)) return otherwise;
         }
+        if (any_watched && !look()) return otherwise;
         return any_full ? full : 0;
+    }
+
+    // Looks at steps where episodes begin; returns whether nothing is to be said of them.
+    bool look() {
+        const Pointers after = values_.has_next ? values_.rows[next_one] : Pointers{};
+        for (int64_t i = 0; i < values_.count; ++i) {
+            if (boundaries_.look({log_.memory, *log_.index}, columns_, *log_.lanes, values_.lanes[i], i,
+                                 values_.terminated[i] | values_.truncated[i], values_.reward[i], values_.rows[here],
+                                 after, true))
+                return false;
+        }
+        return true;
     }
 
     void prefetch_rows(int64_t lane) const {
@@ -422,7 +434,6 @@ class Appender {
             if (i + ahead < values_.count) prefetch_rows(values_.lanes[i + ahead]);
             const int64_t lane = values_.lanes[i], slot = lanes.slots[lane];
             ids[i] = id_of(index.generation[slot], slot * log_.stride + index.rows[slot]);
-            lanes.fresh[lane] += lanes.watch[lane] & just_ended;
             write_step({log_.memory, index}, columns_, lanes, lane, i,
                        (values_.terminated[i] ? terminated_flag : 0) | (values_.truncated[i] ? truncated_flag : 0),
                        reinterpret_cast<const uint8_t*>(values_.reward + i), rows,
@@ -440,11 +451,13 @@ class Appender {
 void define_append(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<Appender>(module, "Appender", "Appender of steps to lanes whose arrays are bound.")
-        .def(nb::init<nb::object, nb::typed<nb::sequence, nb::object>, nb::object, nb::object, nb::object>(),
-             "columns"_a, "rows"_a, "split"_a.none(), "ids_type"_a, "tag"_a,
-             "Args:\n    columns, rows: ``Columns`` of the spec's fields, and an array of one row of each.\n"
-             "    split: makes a dict by field name of an observation; ``None``: of the only field.\n"
-             "    ids_type, tag: of the arrays of ids.")
+        .def(
+            nb::init<nb::object, nb::object, nb::typed<nb::sequence, nb::object>, nb::object, nb::object, nb::object>(),
+            "columns"_a, "boundaries"_a, "rows"_a, "split"_a.none(), "ids_type"_a, "tag"_a,
+            "Args:\n    columns, rows: ``Columns`` of the spec's fields, and an array of one row of each.\n"
+            "    boundaries: ``Boundaries``, which look at the steps.\n"
+            "    split: makes a dict by field name of an observation; ``None``: of the only field.\n"
+            "    ids_type, tag: of the arrays of ids.")
         .def(
             "bind", &Appender::bind, "memory"_a, "index"_a, "lanes"_a, "counts"_a, "stride"_a, "max_rows"_a,
             "max_frames"_a, "capacity"_a, "seen"_a,

@@ -8,6 +8,7 @@ NB_MODULE(_core, module) {
     nanobind::set_leak_warnings(false);  // a store that lives until the process ends is no leak
     module.doc() =
         "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
+    sharpwave::define_boundaries(module);
     sharpwave::define_append(module);
     sharpwave::define_checksum(module);
     sharpwave::define_codecs(module);

@@ -21,9 +21,10 @@ Columns::Columns(const nb::list& described) {
     for (nb::handle one : described) {
         const nb::tuple about = nb::borrow<nb::tuple>(one);
         FieldColumn column{.name = nb::borrow(about[0]),
-                           .row_bytes = nb::cast<int64_t>(about[1]),
-                           .framed = nb::cast<bool>(about[2]),
-                           .every = nb::cast<int64_t>(about[3]),
+                           .type = nb::cast<int>(about[1]),
+                           .row_bytes = nb::cast<int64_t>(about[2]),
+                           .framed = nb::cast<bool>(about[3]),
+                           .every = nb::cast<int64_t>(about[4]),
                            .sparse_number = 0};
         if (column.every) column.sparse_number = sparse++;
         step_bytes += column.row_bytes;
@@ -122,13 +123,6 @@ std::vector<int64_t> find_full(const IndexArrays& index, const LaneArrays& lanes
     return found;
 }
 
-bool any_to_look_at(const LaneArrays& lanes, ConstInts which) {
-    return std::ranges::any_of(which, [&lanes](int64_t lane) {
-        const uint8_t watch = lanes.watch[lane];
-        return (watch & (just_ended | left_alone)) == just_ended || !(watch & met);
-    });
-}
-
 void locate_sparse(ConstBytes memory, ConstInts flags_offset, ConstInts episode_step, ConstInts slots, ConstInts rows,
                    int64_t every, Ints positions) {
     for (std::size_t i = 0; i < slots.size(); ++i) {
@@ -165,9 +159,10 @@ void define_rows(nb::module_& module) {
                Bytes watch, Ints staging,
                Ints fresh) { new (self) LaneArrays{slots, steps, shares, successor_known, watch, staging, fresh}; },
             "slots"_a, "steps"_a, "shares"_a, "successor_known"_a, "watch"_a, "staging"_a, "fresh"_a);
-    nb::class_<Columns>(module, "Columns",
-                        "Columns of a spec's fields: of each the name, the bytes of a row, whether it has one a frame, "
-                        "and a sparse\nfield's period (0: none).")
+    nb::class_<Columns>(
+        module, "Columns",
+        "Columns of a spec's fields: of each the name, numpy's number of its dtype, the bytes of a row, "
+        "whether it has\none a frame, and a sparse field's period (0: none).")
         .def(nb::init<const nb::typed<nb::list, nb::object>&>(), "fields"_a);
     module.def("write_steps", &write_steps, "columns"_a, "index"_a, "lanes"_a, "memory"_a, "which"_a, "flags"_a,
                "rows"_a, "finals"_a.none(), "nexts"_a.none(), "any_known"_a,
@@ -186,9 +181,6 @@ void define_rows(nb::module_& module) {
                "observation in\n``rows`` (by field [n, *shape]).");
     module.def("find_full", &find_full, "index"_a, "lanes"_a, "which"_a, "max_rows"_a, "max_frames"_a,
                "Return the positions in ``which`` [n] of lanes whose segment must be sealed before another step.");
-    module.def("any_to_look_at", &any_to_look_at, "lanes"_a, "which"_a,
-               "Return whether the next steps of any of the lanes ``which`` are to be looked at "
-               "(``Boundaries.look``).");
     module.def("locate_sparse", &locate_sparse, "memory"_a, "flags_offset"_a, "episode_step"_a, "slots"_a, "rows"_a,
                "every"_a, "positions"_a,
                "Compute the rows of a sparse field's column for the steps in ``rows`` [n] of ``slots`` [n], into "

@@ -45,6 +45,7 @@ struct LaneArrays {
 // episode.
 struct FieldColumn {
     nanobind::object name;
+    int type;  // numpy's number
     int64_t row_bytes;
     bool framed;
     int64_t every;          // 0: all steps
@@ -56,7 +57,7 @@ struct Columns {
     std::vector<FieldColumn> fields;
     int64_t step_bytes = 0;
 
-    explicit Columns(const nanobind::list& described);  // name, bytes of a row, whether it has one a frame, and every
+    explicit Columns(const nanobind::list& described);  // name, type, bytes of a row, whether it has one a frame, every
 };
 
 }  // namespace sharpwave

@@ -27,7 +27,8 @@ class Appending(core.Appender):
     def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
         spec = log.spec
         rows = [np.empty(field.shape, field.np_dtype) for field in spec.fields.values()]
-        super().__init__(log.opened.fields, rows, None if spec.array_obs else spec.split_obs, ids_type, tag)
+        split = None if spec.array_obs else spec.split_obs
+        super().__init__(log.opened.fields, log.boundaries, rows, split, ids_type, tag)
         self._log, self._lock = log, lock
         self.serves = not log.opened.sparse
 

@@ -7,14 +7,14 @@ An observation that comes twice, as the last of an episode and as the first of t
 - a final observation that is the reset's, of an environment that writes its observations into one array.
 
 Either may be true by chance, or in a constant or small world. What decides is which of two steps jumps: the one before
-the observation, or the one after it.
+the observation, or the one after it. The core compares and counts them (``boundaries.cpp``); here it is said.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,11 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import level_of_caller
-from sharpwave.format.segment import FLAGS, REWARD
-from sharpwave.log.marks import ENDED, LEFT_ALONE, MET, as_bytes
+from sharpwave.log.marks import ENDED
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.same_values import compare
-from sharpwave.spec import TERMINATED, Spec
+from sharpwave.native import core
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -35,57 +34,27 @@ Counts = tuple[int, ...]
 NOTICED = ("broken_episodes", "unchained_steps", "rounded_breaks", "repeated_finals", "dropped_resets")
 """Names of the counts, in the order of ``Counts``."""
 
-ENOUGH = 6
-"""Boundaries of a lane that speak for something, more than speak against it, before it is said."""
-UNCLEAR = 3
-"""Weight of one that shows nothing: in a world that goes on after an episode's end, half of them look like resets."""
-AGAINST = 4
-"""Weight of an episode that begins with another observation than the one before it ended with."""
-MIN_JUMP, RESET_JUMP = 2.0, 1.5
-"""How many times as far a jump must go as the other step: where the environment may not have been reset at all, as
-after a truncation that is only the program's; and where it was."""
 ROUNDED = 4
 """Episodes that are broken off by rounding, before it is said."""
 UNCHAINED = 16
 """Steps in a row none of which leads to the next one's observation, before it is said."""
-MAX_UNDECIDED = 64
-"""Boundaries of a lane that say nothing, as in a constant world, after which it is left alone."""
 SHOWN = 4
 """Numbers of steps in a message."""
 
 
 @dataclass
-class _Found:
-    """Steps of a lane that speak for something: how many, and the last ones' numbers."""
-
-    count: int = 0
-    last: deque[int] = field(default_factory=lambda: deque(maxlen=SHOWN))
-
-    def add(self, step: int) -> None:
-        self.count += 1
-        self.last.append(step)
-
-
-@dataclass
 class _Lane:
-    """What was seen of a lane.
+    """Episodes of a lane that were broken off.
 
     Attributes:
-        first: hash of the first observation that this process appended to it.
-        resets, finals: steps that are resets; steps after final observations that are the reset's.
-        rounded: steps before which an episode was broken off, as they observe what it led to but for rounding.
-        unclear: boundaries whose observations are equal, and that speak for neither. ``undecided``: that say nothing.
-        broke, run: number of the step before which an episode was broken off last, and how many of one step each were
-            broken off in a row.
+        rounded: how many by rounding only. ``last``: numbers of the last steps before which that was.
+        broke, run: number of the step before which one was broken off last, and how many of one step each were in a
+            row.
         said: kinds of what was warned of.
     """
 
-    first: int | None = None
-    resets: _Found = field(default_factory=_Found)
-    finals: _Found = field(default_factory=_Found)
-    rounded: _Found = field(default_factory=_Found)
-    unclear: int = 0
-    undecided: int = 0
+    rounded: int = 0
+    last: deque[int] = field(default_factory=lambda: deque(maxlen=SHOWN))
     broke: int = -1
     run: int = 0
     said: set[str] = field(default_factory=set)
@@ -99,11 +68,11 @@ def checked_counts(said: Any) -> Counts:
     return tuple(said)
 
 
-class Boundaries:
+class Boundaries(core.Boundaries):
     """Detector of transitions that never happened.
 
     Args:
-        opened: the lanes' open segments. ``spec``: schema of a step.
+        opened: the lanes' open segments.
 
     Attributes:
         strict: whether they are an error; else a warning, one a lane and kind.
@@ -114,11 +83,11 @@ class Boundaries:
             observation that is the reset's; and rows in which an environment only resets, which the writer left out.
     """
 
-    def __init__(self, opened: Lanes, spec: Spec) -> None:
-        self._opened, self._spec = opened, spec
-        self.strict = False
+    def __init__(self, opened: Lanes) -> None:
         self.true_finals: set[int] = set()
         self.counted = dict.fromkeys(NOTICED, 0)
+        super().__init__(self.counted, self.true_finals)
+        self._opened = opened
         self._lanes: dict[int, _Lane] = {}
 
     @property
@@ -132,33 +101,14 @@ class Boundaries:
             self.counted[name] += more
 
     def look(self, lanes: Ints, flags: Bytes, rows: Rows, nexts: Rows | None) -> None:
-        """Look at steps that are about to be appended, as to ``Lanes.write``, where ``any_to_look_at`` says so.
+        """Look at steps that are about to be appended, as to ``Lanes.write``: the first of lanes and of episodes.
 
         Raises: ValueError: if ``strict``; nothing was appended.
         """
-        opened, layout = self._opened, self._opened.layout
-        for i in np.flatnonzero(opened.watch[lanes] != MET).tolist():
-            lane = int(lanes[i])
-            obs = {c: as_bytes(rows[layout.names[c]][i : i + 1], 1)[0] for c in layout.obs_columns}
-            watch = int(opened.watch[lane])
-            if not watch & MET:
-                self._lanes.setdefault(lane, _Lane()).first = _hash(obs)
-                opened.watch[lane] |= MET
-            elif watch & LEFT_ALONE:
-                continue
-            elif any(not np.array_equal(obs[c], final) for c, final in opened.final(lane).items()):
-                opened.fresh[lane] += 1
-            else:
-                slot = int(opened.slots[lane])
-                row, frame = int(opened.index.rows[slot]) - 1, int(opened.index.frames[slot]) - 2
-                before = {c: opened.columns.of(c, slot)[frame] for c in layout.obs_columns}
-                after = None
-                if nexts is not None:
-                    after = {c: as_bytes(nexts[layout.names[c]][i : i + 1], 1)[0] for c in layout.obs_columns}
-                end = int(opened.columns.of(FLAGS, slot)[row, 0])
-                earned = float(opened.arena.floats[(int(opened.index.offset[REWARD, slot]) >> 2) + row])
-                step = int(opened.steps[lane])
-                self._judge(lane, step, (before, obs, after), end, earned, int(flags[i]), float(rows["reward"][i]))
+        opened = self._opened
+        where = opened.fields, opened.index.arrays, opened.arrays, opened.arena.memory
+        while (found := self.find(*where, lanes, flags, rows, nexts)) is not None:
+            self._say_found(*found)
 
     def look_within(
         self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, broken: npt.NDArray[np.bool_]
@@ -170,38 +120,23 @@ class Boundaries:
         Raises: ValueError: if ``strict``; nothing was appended.
         """
         opened, layout = self._opened, self._opened.layout
-        names = {c: layout.names[c] for c in layout.obs_columns}
-
-        def at(source: Rows, t: int, j: int) -> dict[int, Bytes]:
-            return {c: as_bytes(np.ascontiguousarray(source[name][t, j][None]), 1)[0] for c, name in names.items()}
-
-        first_steps = [int(opened.steps[lane]) for lane in lanes.tolist()]
-        if finals is not None:
-            ended = (flags[:-1] & ENDED != 0) & ~broken[:-1]
-            for t, j in np.argwhere(ended).tolist():
-                lane = int(lanes[j])
-                if opened.watch[lane] & LEFT_ALONE:
-                    continue
-                obs = at(rows, t + 1, j)
-                if any(not np.array_equal(obs[c], one) for c, one in at(finals, t, j).items()):
-                    opened.fresh[lane] += 1
-                    continue
-                after = None
-                if not flags[t + 1, j] & ENDED and t + 2 < len(flags):
-                    after = at(rows, t + 2, j)
-                elif broken[t + 1, j]:
-                    after = at(finals, t + 1, j)
-                end, flag = int(flags[t, j]), int(flags[t + 1, j]) if not broken[t + 1, j] else 0
-                earned, reward = float(rows["reward"][t, j]), float(rows["reward"][t + 1, j])
-                self._judge(lane, first_steps[j] + t + 1, (at(rows, t, j), obs, after), end, earned, flag, reward)
+        names = [layout.names[c] for c in layout.obs_columns]
+        begin = 0 if finals is not None else flags.size
+        while begin < flags.size and (
+            found := self.find_within(opened.fields, opened.arrays, lanes, flags, broken, rows, finals, begin)
+        ):
+            begin = found[0]
+            self._say_found(*found[1])
         places = np.argwhere(broken[:-1])
         nearly = np.zeros(broken.shape, np.bool_)
         if finals is not None and len(places):
             times, on = places.T
-            pairs = [(finals[name][times, on], rows[name][times + 1, on]) for name in names.values()]
+            pairs = [(finals[name][times, on], rows[name][times + 1, on]) for name in names]
             nearly[times, on] = ~np.any([compare(*pair)[1] for pair in pairs], axis=0)
         for t, j in np.argwhere(broken[1:]).tolist():
-            self.broke(int(lanes[j]), first_steps[j] + t + 2, bool(flags[t, j] & ENDED), bool(nearly[t + 1, j]))
+            self.broke(
+                int(lanes[j]), int(opened.steps[lanes[j]]) + t + 2, bool(flags[t, j] & ENDED), bool(nearly[t + 1, j])
+            )
 
     def nearly_equal(self, known: Mapping[int, Bytes], observed: Rows) -> bool:
         """Return whether what a step led to, [size] by column, is what the next one observes, [1, *shape] by field, but
@@ -226,12 +161,12 @@ class Boundaries:
         self.counted["unchained_steps"] += one_step
         self.counted["rounded_breaks"] += nearly
         if nearly:
-            seen.rounded.add(step)
-            if seen.rounded.count >= ROUNDED:
-                numbers = ", ".join(map(str, seen.rounded.last))
-                self._say(lane, "rounded", _SAID["rounded"].format(count=seen.rounded.count, numbers=numbers))
+            seen.rounded += 1
+            seen.last.append(step)
+            if seen.rounded >= ROUNDED:
+                self._say_once(lane, "rounded", _numbered("rounded", seen.rounded, seen.last))
         elif seen.run >= UNCHAINED:
-            self._say(
+            self._say_once(
                 lane,
                 "chains",
                 f"none of the last {seen.run} steps before step {step} led to the next one's observation: each "
@@ -240,82 +175,23 @@ class Boundaries:
                 "one of them normalized, rounded or cast); or leave next_obs out where steps follow one another",
             )
 
-    def _judge(
-        self,
-        lane: int,
-        step: int,
-        observed: tuple[Mapping[int, Bytes], Mapping[int, Bytes], Mapping[int, Bytes] | None],
-        end: int,
-        earned: float,
-        flags: int,
-        reward: float,
-    ) -> None:
-        """Decide what a step is that observes what its lane's last episode ended with.
+    def _say_found(self, lane: int, resets: bool, count: int, last: list[int]) -> None:
+        self._say(lane, _numbered("resets" if resets else "finals", count, last))
 
-        Args:
-            observed: before the last step of that episode, after it (and again by this step), and after this step.
-            end, earned: flags and reward of that last step. ``flags``, ``reward``: of this one.
-        """
-        before, obs, after = observed
-        seen = self._lanes.setdefault(lane, _Lane())
-        if flags & ENDED:
-            after = None
-        same = after is not None and all(np.array_equal(obs[c], one) for c, one in after.items())
-        if flags & ENDED or same or _hash(obs) == seen.first:
-            # An episode of one step; nothing moves; or the world's first observation: reset states may be final ones.
-            seen.undecided += 1
-            self._leave_alone(lane)
-            return
-        came, went = self._distance(before, obs), None if after is None else self._distance(obs, after)
-        terminated = bool(end & TERMINATED)
-        if reward == 0 and (earned != 0 if went is None else went > came * (1.0 if terminated else MIN_JUMP)):
-            seen.resets.add(step)
-            about, kind = seen.resets, "resets"
-        elif went is not None and (
-            came > RESET_JUMP * went if lane in self.true_finals else came > MIN_JUMP * went and not terminated
-        ):
-            if lane not in self.true_finals and earned != 0 and reward == 0:
-                # One or the other: a step goes farther than a reset, as in CartPole, and this one has no reward.
-                self.counted["repeated_finals"] += 1
-                seen.undecided += 1
-                self._leave_alone(lane)
-                return
-            seen.finals.add(step - 1)
-            about, kind = seen.finals, "finals"
-        else:
-            seen.unclear += 1
-            self._leave_alone(lane)
-            return
-        self.counted["repeated_finals"] += 1
-        if about.count - UNCLEAR * seen.unclear - AGAINST * int(self._opened.fresh[lane]) >= ENOUGH:
-            numbers = ", ".join(map(str, about.last))
-            self._say(lane, kind, _SAID[kind].format(count=about.count, numbers=numbers))
+    def _say_once(self, lane: int, kind: str, text: str) -> None:
+        said = self._lanes[lane].said
+        if self.strict:
+            self._say(lane, text)
+        elif kind not in said:
+            said.add(kind)
+            self._say(lane, text)
 
-    def _leave_alone(self, lane: int) -> None:
-        """Watch the lane no longer if most of what was seen of it says nothing: looking takes some 80 us each time."""
-        seen = self._lanes[lane]
-        nothing = seen.undecided + seen.unclear
-        if nothing >= MAX_UNDECIDED and 2 * (seen.resets.count + seen.finals.count) < nothing:
-            self._opened.watch[lane] |= LEFT_ALONE
-
-    def _say(self, lane: int, kind: str, text: str) -> None:
+    def _say(self, lane: int, text: str) -> None:
         text = f"extend: lane {lane}: {text}. stats() counts them; strict=True makes them errors"
         if self.strict:
             self._opened.forget_end(lane)  # what comes after the step that is refused begins an episode
             raise ValueError(text.replace("; strict=True makes them errors", ""))
-        said = self._lanes[lane].said
-        if kind not in said:
-            said.add(kind)
-            warnings.warn(text, RuntimeWarning, stacklevel=level_of_caller())
-
-    def _distance(self, some: Mapping[int, Bytes], others: Mapping[int, Bytes]) -> float:
-        total = 0.0
-        for c, one in some.items():
-            dtype = self._spec.fields[self._opened.layout.names[c]].np_dtype
-            a, b = (np.ascontiguousarray(x).view(dtype).astype(np.float64) for x in (one, others[c]))
-            with np.errstate(invalid="ignore"):
-                total += float(np.nansum(np.abs(a - b)))
-        return total
+        warnings.warn(text, RuntimeWarning, stacklevel=level_of_caller())
 
 
 _SAID = {
@@ -341,5 +217,5 @@ _SAID = {
 }
 
 
-def _hash(obs: Mapping[int, Bytes]) -> int:
-    return hash(b"".join(one.tobytes() for one in obs.values()))
+def _numbered(kind: str, count: int, last: Iterable[int]) -> str:
+    return _SAID[kind].format(count=count, numbers=", ".join(map(str, last)))

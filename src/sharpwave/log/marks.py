@@ -14,9 +14,9 @@ Bytes = npt.NDArray[np.uint8]
 ENDED = TERMINATED | TRUNCATED
 WHOLE = 1 << 16
 """Share of a segment's steps after which it is sealed, but for a lane's first: all of them."""
-JUST_ENDED, LEFT_ALONE, MET = 1, 2, 4
-"""Bits of ``Lanes.watch``: the last frame of the lane's open segment is an observation after an episode's end that was
-given; the lane is no longer watched; its first observation is known."""
+JUST_ENDED = 1
+"""Bit of ``Lanes.watch``: the last frame of the lane's open segment is an observation after an episode's end that was
+given, and that the lane's next step is not compared with yet."""
 SEALED_NEXT = 1
 """Share of a segment that is sealed before its lane's next step, however few steps it has, unless it has none."""
 

@@ -72,7 +72,7 @@ class Lanes:
         self.staggered = True
         self.fields = core.Columns(
             [
-                (name, field.row_bytes, name in layout.spec.obs_names, field.every or 0)
+                (name, field.np_dtype.num, field.row_bytes, name in layout.spec.obs_names, field.every or 0)
                 for name, field in layout.spec.fields.items()
             ]
         )

@@ -30,7 +30,6 @@ from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_layout import layout_of
-from sharpwave.native import core
 from sharpwave.sampling.retention import Retention
 from sharpwave.spec import Spec
 
@@ -129,7 +128,7 @@ class StepLog:
         ledger.enter("encoders", lambda: sum(encoder.nbytes for encoder in encoders.values()))
         self.inventory = Inventory(self.index)
         self.opened = Lanes(layout, self.arena, self.index)
-        self.boundaries = Boundaries(self.opened, spec)
+        self.boundaries = Boundaries(self.opened)
         self.sealed = Sealed(space, disk, tables, encoders)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
@@ -319,8 +318,7 @@ class StepLog:
         Cost: 5 to 8 us a lane for 84x84 frames, sealing included.
         """
         opened, inventory = self.opened, self.inventory
-        if core.any_to_look_at(opened.arrays, lanes):
-            self.boundaries.look(lanes, flags, rows, nexts)
+        self.boundaries.look(lanes, flags, rows, nexts)
         if opened.any_known:
             for i in opened.breaks(lanes, rows):
                 self.break_off(int(lanes[i]), {name: rows[name][i : i + 1] for name in self.spec.obs_names})
