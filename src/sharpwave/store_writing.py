@@ -390,15 +390,17 @@ class StoreWriting:
     def _takes_small_steps(self) -> bool:
         """Return whether an append now has nothing to wait for, and nobody to tell."""
         log = self._log
-        return self._appending.serves and not (
-            log.closed
-            or self._fed
-            or log.copying is not None
-            or log.opened.annotations
-            or log.admission.on_full == "block"
-            or not self._views.passive
-            or self._gate.waiting
-            or (log.disk is not None and log.disk.forked)
+        return (
+            self._appending.serves
+            and self._views.passive
+            and not (
+                log.closed
+                or self._fed
+                or log.copying is not None
+                or log.opened.annotations.heavy
+                or self._gate.waiting
+                or (log.disk is not None and log.disk.forked)
+            )
         )
 
     def _settle(self, lane: int) -> bool:

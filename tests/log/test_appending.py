@@ -157,6 +157,28 @@ def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path
         assert short._log.inventory.evicted_steps or "ram" in settings
 
 
+def test_both_ways_append_the_same_where_episodes_are_annotated() -> None:
+    """Some of them so much that their lane's segment is sealed before it is full."""
+    spec, rng, known = SPECS["vectors"], np.random.default_rng(2), dict[int, Any]()
+    short, long, went = pair(spec, capacity=400, segment_steps=32)
+    shares = []
+    for _ in range(400):
+        arguments = call(rng, spec, 3, known)
+        how = "append" if "lane" in arguments else "extend"
+        went.append(True)
+        ids = [getattr(store, how)(**arguments) for store in (short, long)]
+        np.testing.assert_array_equal(*ids)
+        if rng.random() < 0.2:
+            lane, text = int(rng.integers(short.lanes)), "a" * int(rng.choice([1, 20, 3000]))
+            for store in (short, long):
+                store.annotate(lane, {"text": text}, episode=True)
+        shares.append(bool(short._log.opened.annotations) and went[-1])
+    same(contents(short), contents(long))
+    sealed = [slot for slot in range(short._log.index.highest) if short._log.index.sealed[slot]]
+    assert (short._log.index.rows[sealed] < 32).sum() > 6  # beside the first of each lane
+    assert np.mean(shares) > 0.2
+
+
 def test_segments_sealed_together_are_whole() -> None:
     """Rows that could be encoded, lanes that seal in the same call, stacks that reach back."""
     spec = sw.Spec(obs=sw.Field((40,), "float32", stack=3), action=sw.Field((2,), "float32"))

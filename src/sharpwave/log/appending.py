@@ -21,7 +21,8 @@ class Appending(core.Appender):
         lock: the store's. ``ids_type``, ``tag``: of arrays of ids.
 
     Attributes:
-        serves: False where every step takes the other way, as with sparse fields, whose columns may be full.
+        serves: False where every step takes the other way: with sparse fields, whose columns may be full, and where a
+            failing disk is waited for.
     """
 
     def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
@@ -30,7 +31,7 @@ class Appending(core.Appender):
         split = None if spec.array_obs else spec.split_obs
         super().__init__(log.opened.fields, log.boundaries, rows, split, ids_type, tag)
         self._log, self._lock = log, lock
-        self.serves = not log.opened.sparse
+        self.serves = not log.opened.sparse and log.admission.on_full != "block"
 
     def again(self, hindrance: int, call: Callable[..., Any], lanes: Any, obs: Any, *others: Any) -> Any:
         """Remove what hindered a ``call`` of ``append`` or ``extend``, and call it again; return what it does.

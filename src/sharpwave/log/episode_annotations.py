@@ -27,11 +27,13 @@ class EpisodeAnnotations:
 
     Attributes:
         nbytes: of all of them, as JSON.
+        heavy: lanes with so many that their open segments may be crowded.
     """
 
     def __init__(self) -> None:
         self._lanes: dict[int, dict[int, tuple[Values, int]]] = {}  # with the bytes that each takes
         self.nbytes = 0
+        self.heavy: set[int] = set()
 
     def __bool__(self) -> bool:
         return bool(self._lanes)
@@ -56,8 +58,7 @@ class EpisodeAnnotations:
             )
         self._drop(lane, lambda one: one == first)
         if merged:
-            self._lanes.setdefault(lane, {})[first] = merged, nbytes + _ENTRY_BYTES
-            self.nbytes += nbytes + _ENTRY_BYTES
+            self._add(lane, first, merged, nbytes + _ENTRY_BYTES)
 
     def of(self, lane: int, first: int) -> Values:
         """Return the annotations of an episode, encoded."""
@@ -84,9 +85,18 @@ class EpisodeAnnotations:
 
     def update_encoded(self, lane: int, first: int, values: Values) -> None:
         """Restore the annotations of an episode from a file."""
-        nbytes = len(json.dumps(values, separators=(",", ":"))) + _ENTRY_BYTES
+        self._add(lane, first, values, len(json.dumps(values, separators=(",", ":"))) + _ENTRY_BYTES)
+
+    def _add(self, lane: int, first: int, values: Values, nbytes: int) -> None:
         self._lanes.setdefault(lane, {})[first] = values, nbytes
         self.nbytes += nbytes
+        self._weigh(lane)
+
+    def _weigh(self, lane: int) -> None:
+        if sum(size for _, size in self._lanes.get(lane, {}).values()) > CROWDED_BYTES:
+            self.heavy.add(lane)
+        else:
+            self.heavy.discard(lane)
 
     def _drop(self, lane: int, chosen: Any) -> None:
         episodes = self._lanes.get(lane)
@@ -96,6 +106,7 @@ class EpisodeAnnotations:
             self.nbytes -= episodes.pop(first)[1]
         if not episodes:
             del self._lanes[lane]
+        self._weigh(lane)
 
     def pack(self, lane: int, first_step: int, rows: int, *, with_next: bool = False) -> bytes:
         """Return the metadata of the lane's open segment, with ``rows`` steps from ``first_step`` on.
