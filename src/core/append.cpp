@@ -3,15 +3,13 @@
 // No signal handler of Python runs inside, so steps are appended whole or not at all. Values that need what this call
 // does not do (other types, errors, waiting, sealing) are left to the caller.
 #include <array>
-#include <cmath>
 #include <cstring>
-#include <limits>
 #include <optional>
 #include <vector>
 
 #include "boundaries.hpp"
+#include "given.hpp"
 #include "ids.hpp"
-#include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "unlocked.hpp"
 #include "words.hpp"
@@ -21,24 +19,13 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr int64_t otherwise = -1;           // the steps need what ``Appender::append`` does not do
-constexpr int64_t full = -2;                // a segment is to be sealed, or one evicted, first
-constexpr int64_t outdated = -3;            // the log has changed since ``Appender::bind``
-constexpr int64_t single = -1;              // one step, without a leading axis
-constexpr int64_t scratch_bytes = 1 << 14;  // for values that are converted; larger ones get arrays of their own
-constexpr int64_t ahead = 6;                // steps between a prefetch and its use
+constexpr int64_t otherwise = -1;                        // the steps need what ``Appender::append`` does not do
+constexpr int64_t full = -2;                             // a segment is to be sealed, or one evicted, first
+constexpr int64_t outdated = -3;                         // the log has changed since ``Appender::bind``
+constexpr int64_t ahead = 6;                             // steps between a prefetch and its use
 constexpr std::size_t held = 0, total = 1, changes = 2;  // places in the inventory's counts
 
 enum After : uint8_t { here, final_one, next_one };  // which rows a field has: its own, and those after the step
-
-// What a field's values are.
-struct Field {
-    int64_t row_bytes;
-    int type;  // numpy's number
-    PyTypeObject* scalar;
-    std::vector<npy_intp> shape;
-    int64_t lowest = 0, highest = -1;  // of a Python integer that is taken as it is
-};
 
 // The log's arrays, which live until it has had more changes than were ``seen``.
 struct Log {
@@ -70,8 +57,7 @@ class Appender {
           boundaries_(nb::cast<Boundaries&>(held_boundaries_)),
           split_(std::move(split)),
           ids_type_(std::move(ids_type)),
-          tag_(std::move(tag)),
-          scratch_(scratch_bytes) {
+          tag_(std::move(tag)) {
         for (nb::handle row : rows) fields_.push_back(field_of(reinterpret_cast<PyArrayObject*>(row.ptr())));
         for (auto& rows_after : values_.rows) rows_after.resize(fields_.size());
     }
@@ -90,7 +76,17 @@ class Appender {
         if (!split(obs, final_obs, next_obs)) return otherwise;
         int64_t id = -1;
         const int64_t found =
-            run(single, lane, obs, given, reward, terminated, truncated, final_obs, next_obs, {&id, 1});
+            run(single, single, lane, obs, given, reward, terminated, truncated, final_obs, next_obs, {&id, 1});
+        return found < 0 ? found : id;
+    }
+
+    // Appends a step that is being recorded, as ``append`` does, and copies what it led to.
+    int64_t record(nb::handle lane, nb::handle before, nb::handle after, nb::handle obs, nb::handle given,
+                   nb::handle reward, nb::handle terminated, nb::handle truncated) {
+        if (!split_.is_none() || !copy_alike(obs, after)) return otherwise;
+        int64_t id = -1;
+        const int64_t found =
+            run(single, 1, lane, before, given, reward, terminated, truncated, nb::none(), after, {&id, 1});
         return found < 0 ? found : id;
     }
 
@@ -108,7 +104,7 @@ class Appender {
         nb::object ids = nb::steal(PyArray_NewFromDescr(type, kind, 1, &count, nullptr, nullptr, 0, nullptr));
         if (!ids.is_valid()) nb::raise_python_error();
         auto* numbers = static_cast<int64_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(ids.ptr())));
-        const int64_t found = run(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs,
+        const int64_t found = run(count, count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs,
                                   {numbers, static_cast<std::size_t>(count)});
         if (found < 0) return nb::int_(found);
         ids.attr("tag") = tag_;
@@ -125,10 +121,8 @@ class Appender {
     nb::object ids_type_, tag_;
     Log log_;
     Values values_{};
-    std::vector<uint8_t> scratch_;  // values that were converted
-    int64_t top_ = 0;
+    Given given_;
     std::vector<int64_t> numbers_;  // 0, 1, ...
-    std::vector<nb::object> kept_;  // arrays of this call's own: larger ones, and copies of those that cannot be read
 
     // Splits observations of several fields; returns whether they have the spec's parts. Python code runs here, and may
     // append; nothing was taken yet.
@@ -147,152 +141,16 @@ class Appender {
 
     bool is_outdated() const { return !log_.index || log_.counts[changes] != log_.seen; }
 
-    int64_t run(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
+    // Runs a call. observed: rows of observations, ``single`` for one without a leading axis.
+    int64_t run(int64_t count, int64_t observed, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
                 nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs, Ints ids) {
         if (is_outdated()) return outdated;
         struct Ending {  // also where an exception ends the call
-            std::vector<nb::object>& kept;
-            ~Ending() { kept.clear(); }
-        } ending{kept_};
-        return take_and_append(count, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs, ids);
-    }
-
-    // Describes values by an array of one row.
-    static Field field_of(PyArrayObject* row) {
-        Field field{.row_bytes = static_cast<int64_t>(PyArray_NBYTES(row)),
-                    .type = PyArray_DESCR(row)->type_num,
-                    .scalar = PyArray_DESCR(row)->typeobj,
-                    .shape = {PyArray_DIMS(row), PyArray_DIMS(row) + PyArray_NDIM(row)}};
-        set_limits(field);
-        return field;
-    }
-
-    static Field field_of(int type) {
-        const nb::object row = nb::steal(PyArray_SimpleNew(0, nullptr, type));
-        if (!row.is_valid()) nb::raise_python_error();
-        return field_of(reinterpret_cast<PyArrayObject*>(row.ptr()));
-    }
-
-    template <class T>
-    static void set_limits_of(Field& field) {
-        field.lowest = int64_t{std::numeric_limits<T>::min()};  // NOLINT(bugprone-signed-char-misuse): a number
-        field.highest =
-            sizeof(T) == 8 ? std::numeric_limits<int64_t>::max() : static_cast<int64_t>(std::numeric_limits<T>::max());
-    }
-
-    static void set_limits(Field& field) {
-        if (!field.shape.empty()) return;
-        switch (field.row_bytes * (PyTypeNum_ISUNSIGNED(field.type) ? -1 : PyTypeNum_ISSIGNED(field.type) ? 1 : 0)) {
-            case 1:
-                return set_limits_of<std::int8_t>(field);
-            case 2:
-                return set_limits_of<std::int16_t>(field);
-            case 4:
-                return set_limits_of<std::int32_t>(field);
-            case 8:
-                return set_limits_of<std::int64_t>(field);
-            case -1:
-                return set_limits_of<std::uint8_t>(field);
-            case -2:
-                return set_limits_of<std::uint16_t>(field);
-            case -4:
-                return set_limits_of<std::uint32_t>(field);
-            case -8:
-                return set_limits_of<std::uint64_t>(field);
-            default:
-                return;
-        }
-    }
-
-    // Returns memory until the end of the call; nullptr: there is none.
-    uint8_t* room(int64_t nbytes) {
-        const int64_t at = top_;
-        if (nbytes <= scratch_bytes - at) {
-            top_ += (nbytes + 7) & ~int64_t{7};
-            return scratch_.data() + at;
-        }
-        npy_intp size = nbytes;
-        return static_cast<uint8_t*>(keep(PyArray_SimpleNew(1, &size, NPY_UINT8)));
-    }
-
-    // Keeps a new array until the end of the call; returns its items, nullptr without one.
-    void* keep(PyObject* array) {
-        if (!array) {
-            PyErr_Clear();
-            return nullptr;
-        }
-        kept_.push_back(nb::steal(array));
-        return PyArray_DATA(reinterpret_cast<PyArrayObject*>(array));
-    }
-
-    // Returns contiguous and aligned items of the array, which lives until the end of the call.
-    const void* items(PyArrayObject* array) {
-        if (PyArray_IS_C_CONTIGUOUS(array) && PyArray_ISALIGNED(array)) return PyArray_DATA(array);
-        return keep(PyArray_NewCopy(array, NPY_CORDER));
-    }
-
-    // Converts float64 to float32; returns nullptr where one becomes infinite.
-    const uint8_t* narrow(const double* wide, int64_t count) {
-        auto* narrowed = reinterpret_cast<float*>(room(4 * count));
-        if (!narrowed) return nullptr;
-        bool sound = true;
-        for (int64_t k = 0; k < count; ++k) {
-            narrowed[k] = static_cast<float>(wide[k]);
-            sound &=
-                !(std::abs(narrowed[k]) > max_reward) || std::abs(wide[k]) == std::numeric_limits<double>::infinity();
-        }
-        return sound ? reinterpret_cast<const uint8_t*>(narrowed) : nullptr;
-    }
-
-    // Returns the rows [count, *shape] of a value that fits the field; nullptr for others.
-    const uint8_t* take(const Field& field, nb::handle value, int64_t count) {
-        PyObject* object = value.ptr();
-        if (PyArray_CheckExact(object)) return take_array(field, reinterpret_cast<PyArrayObject*>(object), count);
-        if (count != single || !field.shape.empty()) return nullptr;
-        if (Py_TYPE(object) == field.scalar) {
-            uint8_t* at = room(field.row_bytes);
-            PyArray_ScalarAsCtype(object, at);
-            return at;
-        }
-        if (PyFloat_CheckExact(object) || PyArray_IsScalar(object, Double)) {  // the latter is a Python float, too
-            const double number = PyFloat_AsDouble(object);
-            if (field.type == NPY_FLOAT32) return narrow(&number, 1);
-            if (field.type != NPY_FLOAT64) return nullptr;
-            uint8_t* at = room(8);
-            std::memcpy(at, &number, 8);
-            return at;
-        }
-        if (PyBool_Check(object) && field.type == NPY_BOOL) {
-            uint8_t* at = room(1);
-            *at = object == Py_True;
-            return at;
-        }
-        return PyLong_CheckExact(object) ? take_integer(field, object) : nullptr;
-    }
-
-    const uint8_t* take_array(const Field& field, PyArrayObject* array, int64_t count) {
-        const int lead = count == single ? 0 : 1;
-        if (PyArray_NDIM(array) != lead + static_cast<int>(field.shape.size())) return nullptr;
-        const npy_intp* shape = PyArray_DIMS(array);
-        if (lead && shape[0] != count) return nullptr;
-        for (std::size_t k = 0; k < field.shape.size(); ++k) {
-            if (shape[lead + k] != field.shape[k]) return nullptr;
-        }
-        const int type = PyArray_DESCR(array)->type_num;
-        const bool narrows = type == NPY_FLOAT64 && field.type == NPY_FLOAT32;
-        if ((type != field.type && !narrows) || !PyArray_ISNOTSWAPPED(array)) return nullptr;
-        const void* at = items(array);
-        if (!at || !narrows) return static_cast<const uint8_t*>(at);
-        return narrow(static_cast<const double*>(at), PyArray_SIZE(array));
-    }
-
-    const uint8_t* take_integer(const Field& field, PyObject* object) {
-        int overflow = 0;
-        const int64_t number = PyLong_AsLongLongAndOverflow(object, &overflow);
-        if (overflow || number < field.lowest || number > field.highest) return nullptr;
-        uint8_t* at = room(8);
-        std::memcpy(at, &number, 8);  // little-endian: its first bytes are the number in fewer
-        return at;
+            Given& given;
+            ~Ending() { given.clear(); }
+        } ending{given_};
+        return take_and_append(count, observed, lanes, obs, given, reward, terminated, truncated, final_obs, next_obs,
+                               ids);
     }
 
     // Takes the values of all fields with a row a frame, or of the others, from a dict by field name; of the only
@@ -306,7 +164,7 @@ class Appender {
             if (column.framed != framed) continue;
             nb::handle value = bare ? values : nb::handle(PyDict_GetItem(values.ptr(), column.name.ptr()));
             if (!value.is_valid()) return false;
-            const uint8_t* rows = take(fields_[k], value, count);
+            const uint8_t* rows = given_.take(fields_[k], value, count);
             if (!rows) return false;
             values_.rows[after][k] = rows;
             ++found;
@@ -318,7 +176,7 @@ class Appender {
         if (count == single) {
             int overflow = 0;
             const int64_t lane = PyLong_AsLongLongAndOverflow(lanes.ptr(), &overflow);
-            auto* at = reinterpret_cast<int64_t*>(room(8));
+            auto* at = reinterpret_cast<int64_t*>(given_.room(8));
             *at = lane;
             values_.lanes = at;
             return !overflow;
@@ -333,7 +191,7 @@ class Appender {
         if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != count ||
             !is_type<int64_t>(PyArray_DESCR(array)->type_num) || !PyArray_ISNOTSWAPPED(array))
             return false;
-        return (values_.lanes = static_cast<const int64_t*>(items(array)));
+        return (values_.lanes = static_cast<const int64_t*>(given_.items(array)));
     }
 
     bool any_ended() const {
@@ -342,22 +200,21 @@ class Appender {
         return found;
     }
 
-    int64_t take_and_append(int64_t count, nb::handle lanes, nb::handle obs, nb::handle given, nb::handle reward,
-                            nb::handle terminated, nb::handle truncated, nb::handle final_obs, nb::handle next_obs,
-                            Ints ids) {
+    int64_t take_and_append(int64_t count, int64_t observed, nb::handle lanes, nb::handle obs, nb::handle given,
+                            nb::handle reward, nb::handle terminated, nb::handle truncated, nb::handle final_obs,
+                            nb::handle next_obs, Ints ids) {
         values_.count = count == single ? 1 : count;
-        top_ = 0;
-        if (!take_lanes(lanes, count) || !take_all(obs, true, here, count) || !take_all(given, false, here, count))
+        if (!take_lanes(lanes, count) || !take_all(obs, true, here, observed) || !take_all(given, false, here, count))
             return otherwise;
-        const uint8_t* rewards = take(reward_, reward, count);
+        const uint8_t* rewards = given_.take(reward_, reward, count);
         values_.reward = reinterpret_cast<const float*>(rewards);
-        values_.terminated = take(flag_, terminated, count);
-        values_.truncated = take(flag_, truncated, count);
+        values_.terminated = given_.take(flag_, terminated, count);
+        values_.truncated = given_.take(flag_, truncated, count);
         if (!rewards || !values_.terminated || !values_.truncated) return otherwise;
         values_.has_final = !final_obs.is_none() && any_ended();
         values_.has_next = !next_obs.is_none();
-        if (values_.has_final && !take_all(final_obs, true, final_one, count)) return otherwise;
-        if (values_.has_next && !take_all(next_obs, true, next_one, count)) return otherwise;
+        if (values_.has_final && !take_all(final_obs, true, final_one, observed)) return otherwise;
+        if (values_.has_next && !take_all(next_obs, true, next_one, observed)) return otherwise;
         const int64_t found = check();
         if (found != 0) return found;
         const std::optional<Released> alone = unlocked_for(columns_.step_bytes * values_.count);
@@ -467,6 +324,11 @@ void define_append(nb::module_& module) {
              "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
              "Append one step to a lane, or change nothing.\n\n"
              "Returns its id; OTHERWISE, FULL or OUTDATED.")
+        .def("record", &Appender::record, "lane"_a, "before"_a, "after"_a.none(), "obs"_a.none(), "given"_a,
+             "reward"_a.none(), "terminated"_a.none(), "truncated"_a.none(),
+             "Append a step that is being recorded: ``append``, with what it led to as ``next_obs``.\n\n"
+             "Args:\n    before: the observation before it, [1, *shape]. ``after``: receives ``obs``, the one after "
+             "it, likewise.")
         .def("extend", &Appender::extend,
              nb::sig("def extend(self, lanes: object, obs: object, given: object, reward: object, terminated: object, "
                      "truncated: object, final_obs: object, next_obs: object) -> typing.Any"),

@@ -46,6 +46,9 @@ class Observations:
     and tuples have the parts that the spec declares. A tuple of parts of the same shape also fits a field with an axis
     for them: they become one row.
 
+    Attributes:
+        stacked: whether the environment stacks frames.
+
     Raises:
         ValueError: the observations do not fit the spec; the message says how to declare them.
     """
@@ -56,6 +59,7 @@ class Observations:
         space = getattr(env, "single_observation_space" if single else "observation_space", None)
         self._varying = space if variable_parts(space) else None
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
+        self.stacked = any(part.stacked for part in self._parts)
 
     @property
     def plain(self) -> bool:
@@ -63,7 +67,8 @@ class Observations:
         return (
             self.spec.array_obs
             and self._varying is None
-            and not any(part.stacked or part.parts for part in self._parts)
+            and not self.stacked
+            and not any(part.parts for part in self._parts)
         )
 
     def frames(self, obs: Any) -> Frames:
@@ -76,7 +81,7 @@ class Observations:
 
     def stacks(self, obs: Any) -> Frames:
         """Return the whole stacks, [lanes, stack, *shape], of the fields that the environment stacks. Not copied."""
-        if not any(part.stacked for part in self._parts):
+        if not self.stacked:
             return {}
         return {name: array for name, part, array in self._arrays(obs, self.vector) if part.stacked}
 

@@ -316,12 +316,14 @@ class StoreWriting:
         Raises:
             ValueError: ``lane`` is not a lane's number.
         """
-        with self._lock:
+        with self._lock.interruptible:  # nothing is changed where it has none, as at most resets: 2 us less
             self._log.check_open()
             if not is_integer(lane) or lane < 0:
                 raise ValueError(f"break_episode: lane {lane!r}, expected an integer of at least 0")
-            if lane >= self._log.lanes:
+            if lane >= self._log.lanes or (lane not in self._fed and self._log.opened.ended(lane)):
                 return False
+        with self._lock:
+            self._log.check_open()
             if self._settle(lane):
                 return True
             if self._log.opened.ended(lane):
@@ -402,6 +404,16 @@ class StoreWriting:
                 or (log.disk is not None and log.disk.forked)
             )
         )
+
+    def _record(
+        self, lane: int, before: Any, after: Any, obs: Any, given: dict[str, Any], reward: Any, terminated: Any,
+        truncated: Any,
+    ) -> int:  # fmt: skip
+        """Append a step as ``Appending.record`` does; return its id, or less than 0 where ``append`` must do it."""
+        with self._lock.interruptible:
+            if not self._takes_small_steps():
+                return OTHERWISE
+            return self._appending.record(lane, before, after, obs, given, reward, terminated, truncated)
 
     def _settle(self, lane: int) -> bool:
         """Break off the episode of a lane whose steps arrive in segments; return whether it had an unfinished one."""

@@ -179,6 +179,23 @@ def test_both_ways_append_the_same_where_episodes_are_annotated() -> None:
     assert np.mean(shares) > 0.2
 
 
+@pytest.mark.parametrize("number", [0, 1, -3, 2**24, 2**24 + 1, 2**40, 10**30])
+def test_integers_are_rewards_where_float32_has_them(number: int) -> None:
+    short, long, went = pair(SPECS["vectors"], capacity=100)
+    step: dict[str, Any] = {"obs": np.zeros(3, "f4"), "action": 1, "terminated": True, "truncated": False}
+    outcomes = []
+    for store in (short, long):
+        store.append(**step, reward=0.5)
+        went.append(True)
+        try:
+            store.append(**step, reward=number)
+            outcomes.append((view := store.transitions()).fetch(view.sampleable_ids()).reward.tolist())
+        except (ValueError, TypeError) as error:
+            outcomes.append([type(error), str(error)])
+    assert outcomes[0] == outcomes[1]
+    assert went[-2] or abs(number) > 2**24
+
+
 def test_segments_sealed_together_are_whole() -> None:
     """Rows that could be encoded, lanes that seal in the same call, stacks that reach back."""
     spec = sw.Spec(obs=sw.Field((40,), "float32", stack=3), action=sw.Field((2,), "float32"))

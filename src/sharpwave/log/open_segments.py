@@ -361,6 +361,7 @@ class Lanes:
 
     def ended(self, lane: int) -> bool:
         """Return whether the lane's next step begins an episode."""
-        slot = self.slots[lane]
-        rows = self.index.rows[slot]
-        return bool(self.columns.of(FLAGS, slot)[rows - 1, 0] & ENDED if rows else self.index.begins[slot])
+        index, slot = self.index, self.slots.item(lane)  # items are Python's: 0.6 us less
+        if not (rows := index.rows.item(slot)):
+            return bool(index.begins.item(slot))
+        return bool(self.arena.memory.item(index.offset.item(FLAGS, slot) + rows - 1) & ENDED)
