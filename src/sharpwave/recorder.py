@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -235,7 +235,7 @@ class Recorder:
     def _step_plain(self, store: Any, action: Any, given: dict[str, Any]) -> Result:
         """Do as ``step``, for one environment that is ready, and whose observation is an array that is stored whole.
 
-        Cost: 3 us beside the environment's, of CartPole; the other way takes 60.
+        Cost: 2 us beside the environment's, of CartPole; the other way takes 60.
         """
         if given or self._extra:
             check_names(given, self._extra)
@@ -283,8 +283,8 @@ class Recorder:
                 self._done[0] = terminated or truncated
                 self._obs, self._spare = self._spare, self._obs
             else:
-                with self._losing_track():
-                    error = self._record(result, {name: np.array(value)[None] for name, value in given.items()}, None)
+                values = {name: np.array(value)[None] for name, value in given.items()}
+                error = self._or_lose_track(self._record, result, values, None)
             self._stepping, self._ready = False, not self._done[0]
         except BaseException as unfit:
             error = unfit
@@ -309,11 +309,11 @@ class Recorder:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
         if self._begun is not None:
             raise ValueError("Recorder.step: the previous step has not been waited for; call step_wait() first")
-        if self._stepping or self._lost.any():
+        if self._stepping or np.count_nonzero(self._lost):  # a seventh of what any() takes
             raise ValueError(
                 "Recorder.step: the environment raised an error, so its observation is unknown; call reset() first"
             )
-        if self.mode == "Disabled" and self._done.any():
+        if self.mode == "Disabled" and np.count_nonzero(self._done):
             how = "reset(options={'reset_mask': mask})" if self._vector else "reset()"
             lanes = self._lanes[self._done].tolist()
             raise ValueError(f"Recorder.step: the episode of lane {lanes} has ended; call {how} first")
@@ -321,19 +321,17 @@ class Recorder:
             check_timeout("Recorder.step", timeout)
         # Copied now: some environments write into it, and the caller may reuse it.
         given = step_values(self.store.spec, action, fields, self._in_infos)
-        values = {
-            name: np.array(as_array(name, value)) if self._vector else np.array(as_array(name, value))[None]
-            for name, value in given.items()
-        }
-        for name, value in values.items():
+        values = {}
+        for name, value in given.items():
+            copied = np.array(as_array(name, value))
+            values[name] = value = copied if self._vector else copied[None]
             if value.shape[:1] != self._lanes.shape:
                 raise ValueError(
                     f"Recorder.step: {name} has shape {value.shape}, expected a value for each of the "
                     f"{len(self._lanes)} lanes"
                 )
         if self._steps_async:
-            with self._losing_track():
-                self.env.step_async(action)
+            self._or_lose_track(self.env.step_async, action)
         elif isinstance(action, np.ndarray):
             action = action.copy()
         elif isinstance(action, (dict, tuple)):
@@ -351,11 +349,10 @@ class Recorder:
             raise ValueError("Recorder.step_wait: no step was begun; call step_async() first")
         self._lost[:] = True  # until all is recorded: KeyboardInterrupt may be raised between any two lines
         (action, values, timeout), self._begun = self._begun, None
-        with self._losing_track():
-            result = self.env.step_wait() if self._steps_async else self.env.step(action)
+        step = (self.env.step_wait,) if self._steps_async else (self.env.step, action)
+        result = self._or_lose_track(*step)
         try:
-            with self._losing_track():
-                error = self._record(self._kind.outcome(result), values, timeout)
+            error = self._or_lose_track(self._record, result, values, timeout)
             self._lost[:] = False
             self._ready = self._plain is not None and not self._done[0]
         except BaseException as unfit:
@@ -368,11 +365,10 @@ class Recorder:
         """Call ``env.close``; unfinished episodes stay open in the store."""
         return self.env.close(**settings)
 
-    @contextlib.contextmanager
-    def _losing_track(self) -> Iterator[None]:
-        """Mark the newest observations as unknown if the block raises."""
+    def _or_lose_track(self, call: Callable[..., Any], *args: Any) -> Any:
+        """Return what a call does; if it raises, mark the newest observations as unknown."""
         try:
-            yield
+            return call(*args)
         except BaseException:
             self._lost[:] = True
             self._break_off(self._lanes)
@@ -383,25 +379,26 @@ class Recorder:
             with contextlib.suppress(Exception):  # of a closed store, say: the original error says more
                 self.store.break_episode(lane)
 
-    def _record(self, result: Result, values: Frames, timeout: float | None) -> BaseException | None:
+    def _record(self, result: Any, values: Frames, timeout: float | None) -> BaseException | None:
         """Store a step's rows; return the error that some of them were refused with.
 
         Args:
-            values: action and further fields, [lanes, *shape].
+            result: of the environment's step. ``values``: action and further fields, [lanes, *shape].
 
         Raises: ValueError: observations that do not fit the spec.
         """
-        obs, reward, terminated, truncated, info = result
-        te, tr = np.atleast_1d(np.asarray(terminated, np.bool_)), np.atleast_1d(np.asarray(truncated, np.bool_))
+        obs, reward, terminated, truncated, info = self._kind.outcome(result)
+        te, tr = _of_lanes(np.asarray(terminated, np.bool_)), _of_lanes(np.asarray(truncated, np.bool_))
         ended, resetting = te | tr, self._done
-        rows, begun = np.flatnonzero(~resetting), resetting
+        any_ended, ignored = np.count_nonzero(ended), np.count_nonzero(resetting)
+        rows, begun = np.flatnonzero(~resetting) if ignored else self._rows, resetting
         self._keep(self._observations.frames(obs))
         error: BaseException | None = None
         final: Frames | None = None
         if self.mode == "SameStep":
             begun = ended
             try:
-                if ended.any():
+                if any_ended:
                     final, absent = final_frames(info, ended, self._observations, self._obs)
                     # Of a terminated episode nothing is needed: its discount is 0.
                     if (absent & (tr | self._kind.assumed)).any():
@@ -413,26 +410,28 @@ class Recorder:
                 error = unfit
                 self._break_off(self._lanes[rows[ended[rows]]])
                 rows = rows[~ended[rows]]
-        self.store._log.boundaries.counted["dropped_resets"] += int(np.count_nonzero(resetting))
-        said = self._annotate_ends(info, rows[ended[rows]].tolist()) if np.count_nonzero(ended) else []
-        values = values | {"reward": np.atleast_1d(as_array("reward", reward)), "terminated": te, "truncated": tr}
+        self.store._log.boundaries.counted["dropped_resets"] += int(ignored)
+        said = self._annotate_ends(info, rows[ended[rows]].tolist()) if any_ended else []
+        values = values | {"reward": _of_lanes(as_array("reward", reward)), "terminated": te, "truncated": tr}
         spec, wait = self.store.spec, {} if timeout is None else {"timeout": timeout}
         for name in self._in_infos:
             if name not in values:
                 values[name] = info_rows(info, name, spec.fields[name], self._vector, ~resetting, ended)
-        join = spec.join_obs
 
         def store(rows: Any) -> None:
-            given = {name: value[rows] for name, value in values.items()}
+            def of(frames: Frames) -> Frames:
+                return frames if rows is None else {name: array[rows] for name, array in frames.items()}
+
+            given: dict[str, Any] = of(values)
             if not spec.array_action:
                 action = spec.join_action(given)
                 given = {name: value for name, value in given.items() if name not in spec.action_names}
                 given["action"] = action
             self.store.extend(
-                obs=join({name: frames[rows] for name, frames in self._obs.items()}),
-                next_obs=join({name: frames[rows] for name, frames in self._spare.items()}),
-                final_obs=None if final is None else join({name: frames[rows] for name, frames in final.items()}),
-                lanes=self._lanes[rows],
+                obs=spec.join_obs(of(self._obs)),
+                next_obs=spec.join_obs(of(self._spare)),
+                final_obs=None if final is None else spec.join_obs(of(final)),
+                lanes=self._lanes if rows is None else self._lanes[rows],
                 **given,
                 **wait,
             )
@@ -443,10 +442,11 @@ class Recorder:
         # A NextStep lane is in a new episode after the row of its reset, a SameStep lane at once.
         self._done = ended if self.mode != "SameStep" else np.zeros_like(ended)
         self._obs, self._spare = self._spare, self._obs
-        try:
-            self._check_stacks(obs, begun)
-        except ValueError as unlike:
-            error = error or unlike
+        if self._observations.stacked:
+            try:
+                self._check_stacks(obs, begun)
+            except ValueError as unlike:
+                error = error or unlike
         return error
 
     def _without_final(self, absent: npt.NDArray[np.bool_], cut: npt.NDArray[np.bool_]) -> ValueError:
@@ -462,9 +462,13 @@ class Recorder:
         )
 
     def _store(self, store: Callable[[Any], None], rows: npt.NDArray[np.int64]) -> BaseException | None:
-        """Store ``rows`` by ``store``, lane by lane if some are refused; return the error of the refused ones."""
+        """Store ``rows`` by ``store``, lane by lane if some are refused; return the error of the refused ones.
+
+        Args:
+            store: takes rows, ``None`` for all.
+        """
         try:
-            store(slice(None) if len(rows) == len(self._lanes) else rows)
+            store(None if len(rows) == len(self._lanes) else rows)
             return None
         except (ValueError, TypeError) as error:
             refusal: BaseException = error
@@ -511,3 +515,8 @@ class Recorder:
 
     def _stacks(self, obs: Any) -> Frames:
         return {name: array.copy() for name, array in self._observations.stacks(obs).items()}
+
+
+def _of_lanes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return values with an axis of lanes, which those of a single environment lack."""
+    return values if values.ndim else values[None]
