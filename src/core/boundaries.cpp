@@ -87,10 +87,9 @@ void set_rows(std::vector<const uint8_t*>& one, const Columns& columns, const Pl
 
 }  // namespace
 
-bool Boundaries::look(const Place& place, const Columns& columns, const LaneArrays& lanes, int64_t lane, int64_t i,
-                      bool ends, float reward, Pointers own, Pointers after, bool quiet) {
+bool Boundaries::look_at(const Place& place, const Columns& columns, const LaneArrays& lanes, int64_t lane, int64_t i,
+                         bool ends, float reward, Pointers own, Pointers after, bool quiet) {
     uint8_t& watch = lanes.watch[lane];
-    if (!is_to_be_looked_at(watch)) return false;
     const IndexArrays& index = place.index;
     const int64_t slot = lanes.slots[lane], row = index.rows[slot] - 1, frame = index.frames[slot];
     set_rows(obs_, columns, own, i);

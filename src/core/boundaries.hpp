@@ -37,7 +37,10 @@ class Boundaries {
     // ends: whether it ends its episode. own, after: observations by field, before steps and after them (empty:
     // unknown).
     bool look(const Place& place, const Columns& columns, const LaneArrays& lanes, int64_t lane, int64_t i, bool ends,
-              float reward, Pointers own, Pointers after, bool quiet);
+              float reward, Pointers own, Pointers after, bool quiet) {
+        return is_to_be_looked_at(lanes.watch[lane]) &&
+               look_at(place, columns, lanes, lane, i, ends, reward, own, after, quiet);
+    }
 
     // Looks at steps [T, N] of a block, but the first, from the one numbered ``begin`` on. Returns the number of one of
     // which something is to be said; -1: there is none.
@@ -82,6 +85,8 @@ class Boundaries {
     int64_t lane_ = -1;                                 // of which something is to be said
     bool resets_ = false;
 
+    bool look_at(const Place& place, const Columns& columns, const LaneArrays& lanes, int64_t lane, int64_t i,
+                 bool ends, float reward, Pointers own, Pointers after, bool quiet);
     Verdict decide(const Columns& columns, int64_t lane, const Seen& seen, const Boundary& at) const;
     bool judge(const Columns& columns, const LaneArrays& lanes, int64_t lane, const Boundary& at, bool quiet);
     void count_repeated() const;

@@ -109,13 +109,15 @@ class StoreWriting:
         """
         if timeout is None:
             extra["action"] = action
-            args = lanes, obs, extra, reward, terminated, truncated, final_obs, next_obs
             with self._lock.interruptible:
                 if self._takes_small_steps():
                     appending = self._appending
-                    ids: Ids | int = appending.extend(*args)
+                    ids: Ids | int = appending.extend(
+                        lanes, obs, extra, reward, terminated, truncated, final_obs, next_obs
+                    )
                     if isinstance(ids, int) and ids != OTHERWISE:
-                        ids = appending.again(ids, appending.extend, *args)
+                        others = extra, reward, terminated, truncated, final_obs, next_obs
+                        ids = appending.again(ids, appending.extend, lanes, obs, *others)
                     if not isinstance(ids, int):
                         return ids
             del extra["action"]
@@ -147,13 +149,13 @@ class StoreWriting:
         """Append one step to one lane, and return its id: as ``extend``, without the leading axis."""
         if timeout is None and type(lane) is int:
             extra["action"] = action
-            args = lane, obs, extra, reward, terminated, truncated, final_obs, next_obs
             with self._lock.interruptible:
                 if self._takes_small_steps():
                     appending = self._appending
-                    id_ = appending.append(*args)
+                    id_ = appending.append(lane, obs, extra, reward, terminated, truncated, final_obs, next_obs)
                     if id_ < OTHERWISE:
-                        id_ = appending.again(id_, appending.append, *args)
+                        others = extra, reward, terminated, truncated, final_obs, next_obs
+                        id_ = appending.again(id_, appending.append, lane, obs, *others)
                     if id_ >= 0:
                         return id_
             del extra["action"]
