@@ -7,6 +7,7 @@ namespace sharpwave {
 
 void define_append(nanobind::module_& module);
 void define_boundaries(nanobind::module_& module);
+void define_batches(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);
 void define_codecs(nanobind::module_& module);
 void define_known_steps(nanobind::module_& module);

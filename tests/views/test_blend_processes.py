@@ -172,7 +172,7 @@ def test_an_interrupt_at_any_line_leaves_no_lock_taken_and_nothing_half_drawn(ki
         assert drawn - ahead >= given
         given = drawn - ahead
         if len(views[0]) < 40 or len(views[1]) < 40:
-            first = 1000 * line
+            first = 100 * line  # of less than the second store's
             for k, store in enumerate(stores):
                 append(store, k * 100_000 + first, 200)
     assert line > 50

@@ -261,8 +261,8 @@ class RemoteBatches(Generic[B]):
         beta = float(self._shape.sampler.beta) if beta is None else float(beta)
         core.importance_weights(target.draw.probabilities, beta, target.draw.weights)
         if self._in_shared_memory:
-            for root in plan.blocks:
-                root.base.awaited = False
+            for memory in plan.shared:
+                memory.awaited = False
         batch: B = target.batch
         batch.shards = shards
         return batch

@@ -41,7 +41,7 @@ class Hindsight(NStep):
     """
 
     kind = "hindsight"
-    draws_uniforms = True
+    draws_uniforms = places_arrays = True
 
     def __init__(self, goals: Goals, n_step: int = 1, gamma: float = 0.99) -> None:
         super().__init__(n_step, gamma)

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.native import core
+
 Ints = npt.NDArray[np.int64]
 
 
@@ -40,9 +42,7 @@ class Ids(np.ndarray):
     tag: object | None = None
     __array_priority__ = 1.0  # otherwise concatenations would be plain
 
-    def __array_finalize__(self, source: Any) -> None:
-        if isinstance(source, Ids):  # 0.35 us less than getattr(source, "tag", None) where it is a plain array
-            self.tag = source.tag
+    __array_finalize__ = core.keep_tag()  # of the array that one derives from
 
     def __array_function__(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         result = super().__array_function__(func, types, args, kwargs)

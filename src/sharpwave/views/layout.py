@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
+from sharpwave.native import core
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
 
@@ -128,12 +129,13 @@ class Target:
 class Layout:
     """Layout of batches of ``size`` items.
 
-    A block is one array of a structured dtype, whose fields are the batch's arrays: taking a field costs 0.1 us, making
-    an array from a shape, dtype, offset and strides 0.5 us. Columns with parts are structures of their own.
+    A block is one array of a structured dtype, whose fields are the batch's arrays. Columns with parts are structures
+    of their own. The core makes further batches like the second one.
 
     Attributes:
         sizes: bytes of a batch's blocks, the first for all small columns. ``roots``: shape and dtype of each.
         work_bytes: of memory that is reused for every batch.
+        batches: maker of batches; ``None`` until two were made.
     """
 
     def __init__(self, columns: Mapping[str, Column], scratch_rows: int, size: int) -> None:
@@ -174,6 +176,8 @@ class Layout:
         self.roots: list[Root] = [((), first), *large]
         self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
         self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
+        self.batches: core.Layout | None = None
+        self._used = self._places = False
 
     def _over(self, block: Block, number: int) -> tuple[Layout, int, Any, dict[str, Array]]:
         """Return the arrays over a block itself, which are kept with it; a block lent again may come from another
@@ -203,16 +207,37 @@ class Layout:
         """Return the arrays of one batch of ``view`` over blocks of ``sizes`` and ``roots``.
 
         Args:
-            tag: of the ids.
+            view, tag: of the batch and its ids; the same for all batches of a layout.
         """
         roots = [root for _, root in lent]
         _, _, (draw, ids), columns = self._over(lent[0][0], 0)
         for number in range(1, len(lent)):
             columns = columns | self._over(lent[number][0], number)[3]
+        assert self._work is not None
+        if self.batches is None:
+            arrays = self._arrays(roots, tag)
+            batch = view.batch(arrays)
+            if self._used:  # a layout that is used once needs no more
+                self._places, like = (True, batch) if places_arrays(view) else (False, arrays)
+                self.batches = core.Layout(like, roots)
+            self._used = True
+        else:
+            made = self.batches.over(roots)
+            batch = made if self._places else view.batch(made)
+        return Target(batch, draw, ids, columns, *self._work[2:])
+
+    def _arrays(self, roots: Sequence[Array], tag: object) -> dict[str | tuple[str, str], Array]:
+        """Return the batch's arrays, by name, or by name and part."""
         arrays: dict[str | tuple[str, str], Array] = {"ids": tagged(roots[0]["ids"], tag)}
         for name, block, inner in self._plain:
             arrays[name] = roots[block] if inner is None else roots[block][inner]
         for key, block, inner, part in self._parts:
             arrays[key] = roots[block][part] if inner is None else roots[block][inner][part]
-        assert self._work is not None
-        return Target(view.batch(arrays), draw, ids, columns, *self._work[2:])
+        return arrays
+
+
+def places_arrays(view: Any) -> bool:
+    """Return whether ``view.batch`` only places arrays in a batch, by the class that has it: then all batches of a
+    size are made like one."""
+    own: Any = next((kind for kind in type(view).__mro__ if "batch" in vars(kind)), object)
+    return bool(vars(own).get("places_arrays"))

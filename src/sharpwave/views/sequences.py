@@ -50,6 +50,7 @@ class Windows(DividedView[SequenceBatch]):
 
     kind = "sequences"
     scratch_rows = decode_rows = 2
+    places_arrays = True
 
     def __init__(self, length: int, burn_in: int, stride: int | None, n_step: int, gamma: float, eta: float) -> None:
         stride = length if stride is None else stride

@@ -46,6 +46,7 @@ class NStep(DividedView[Batch]):
 
     kind = "transitions"
     scratch_rows = 7
+    places_arrays = True
 
     def __init__(self, n_step: int, gamma: float, newest: bool = False) -> None:
         if not is_integer(n_step) or not 1 <= n_step <= MAX_N_STEP:

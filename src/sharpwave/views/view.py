@@ -50,6 +50,7 @@ class View(Protocol[Batch_co]):
         id_space: what ids number, in words. Views of one store that share it may use each other's ids.
         draws_uniforms: whether what an item holds depends on chance: ``draw.uniforms`` float64 [n] then has a number
             of each, uniform over 0 to 1, when it is filled; 1, which is never drawn, where it was not sampled.
+        places_arrays: in the class that has ``batch``, whether that only places the arrays it is given.
     """
 
     kind: str
@@ -58,6 +59,7 @@ class View(Protocol[Batch_co]):
     reach_back: int = 0
     id_space: str = STEPS
     draws_uniforms: bool = False
+    places_arrays: bool = False
 
     @property
     def waits_for(self) -> str:
