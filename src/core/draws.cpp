@@ -1,5 +1,7 @@
 // Which items does a batch have, in which order, and what do they weigh? Draws of samplers, updates of priorities,
 // uses.
+#include "draws.hpp"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <numpy/random/bitgen.h>
@@ -7,30 +9,13 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <utility>
 
-#include "numpy_arrays.hpp"
 #include "rooms.hpp"
-#include "sum_tree.hpp"
 #include "unlocked.hpp"
 
 namespace sharpwave {
 namespace {
-
-// A numpy generator of random numbers, whose lock the caller holds.
-class Generator {
-  public:
-    explicit Generator(const nanobind::capsule& bits) : bits_(static_cast<bitgen_t*>(bits.data("BitGenerator"))) {}
-
-    // As ``numpy.random.Generator.random(out=values)``.
-    void fill(Floats values) const {
-        for (double& value : values) value = bits_->next_double(bits_->state);
-    }
-
-  private:
-    bitgen_t* bits_;
-};
 
 // Items in proportion to their values in a tree over items.
 void draw_by_value(const SumTree& tree, ConstFloats uniforms, Ints items, Floats probabilities, Floats rest) {
@@ -120,6 +105,23 @@ std::pair<int64_t, int64_t> count_uses(Ints items, Floats probabilities, std::sp
 
 }  // namespace
 
+void Generator::fill(Floats values) const {
+    for (double& value : values) value = bits_->next_double(bits_->state);
+}
+
+void draw_shuffled(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded,
+                   const Generator& generator, double beta, const Drawing& out) {
+    generator.fill(out.uniforms);
+    if (group_size) {
+        draw_alike(tree, group_size, excluded, out.uniforms, out.items, out.probabilities, out.rest);
+    } else {
+        draw_by_value(tree, out.uniforms, out.items, out.probabilities, out.rest);
+    }
+    generator.fill(out.uniforms);
+    shuffle(out.uniforms, out.items, out.probabilities);
+    weigh(out.probabilities, beta, out.weights);
+}
+
 void define_draws(nanobind::module_& module) {
     using namespace nanobind::literals;
     using OptionalBytes = std::optional<ConstBytes>;
@@ -148,25 +150,6 @@ void define_draws(nanobind::module_& module) {
         },
         "tree"_a, "group_size"_a, "excluded"_a.none(), "items"_a, "probabilities"_a, "rest"_a, "uniforms"_a,
         "Draw items equally often by a tree that counts each group's, one from each nth of them, in order.");
-    module.def(
-        "draw_shuffled",
-        [](const SumTree& tree, int64_t group_size, OptionalBytes excluded, const nanobind::capsule& bits, double beta,
-           Ints items, Floats probabilities, std::span<float> weights, Floats rest, Floats uniforms) {
-            const Generator generator(bits);
-            const Unlocked unlocked(items.size());
-            generator.fill(uniforms);
-            if (group_size) {
-                draw_alike(tree, group_size, excluded, uniforms, items, probabilities, rest);
-            } else {
-                draw_by_value(tree, uniforms, items, probabilities, rest);
-            }
-            generator.fill(uniforms);
-            shuffle(uniforms, items, probabilities);
-            weigh(probabilities, beta, weights);
-        },
-        "tree"_a, "group_size"_a, "excluded"_a.none(), "generator"_a, "beta"_a, "items"_a, "probabilities"_a,
-        "weights"_a, "rest"_a, "uniforms"_a,
-        "Draw items alike, or by value where ``group_size`` is 0, by a locked generator; shuffle and weigh them.");
     module.def(
         "shuffle",
         [](ConstFloats uniforms, Ints items, Floats probabilities) {

@@ -1,5 +1,6 @@
 // Which steps' returns are known? Those whose episode ends soon enough, or which enough observations follow.
-#include "log.hpp"
+#include "known_steps.hpp"
+
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 
@@ -8,12 +9,34 @@ namespace {
 
 namespace nb = nanobind;
 
-// Finds the steps whose n-step successor has become known since the last call, by lanes; returns the number of runs.
-//
-// A step can be sampled when an episode's end lies within the n steps that begin with it, or when the observation n
-// steps later is known: that step has been appended, or the one before it came with its ``next_obs``. Such steps are a
-// prefix of their segment, because steps arrive in order. Where steps in between were evicted, a return may reach up to
-// the last step before them, whose successor frame its segment holds.
+// Finds the steps before the segment in ``slot`` whose returns reach into it, the last first; returns their number.
+int64_t lose_reaching(const Log& log, int64_t slot, Grid<int32_t> spans, Ints steps) {
+    int64_t found = 0;
+    std::size_t walked = 0;
+    for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at]; at = log.previous[at]) {
+        const ConstBytes flags = log.flags(at);
+        for (int64_t row = log.rows[at] - 1; row >= 0; --row) {
+            if (walked == steps.size() || flags[row] & ended) return found;
+            ++walked;
+            if (row < spans[at][1]) {
+                spans[at][1] = static_cast<int32_t>(row);
+                steps[found++] = at * log.stride + row;
+            }
+        }
+    }
+    return found;
+}
+
+// Finds each step's newest frame, and the frame below which its stack is padded.
+void frames_of(const Log& log, ConstInts slots, ConstInts rows, Ints newest, Ints first) {
+    for (std::size_t i = 0; i < slots.size(); ++i) {
+        const FrameOf found = log.frame(slots[i], rows[i]);
+        newest[i] = found.frame, first[i] = found.first;
+    }
+}
+
+}  // namespace
+
 int64_t find_known(const Log& log, ConstBytes successor_known, std::span<int32_t> cursor, Grid<int32_t> spans,
                    int64_t n_step, Grid<int64_t> runs) {
     const Ints slots = runs[0], begins = runs[1], ends = runs[2];
@@ -48,34 +71,6 @@ int64_t find_known(const Log& log, ConstBytes successor_known, std::span<int32_t
     }
     return found;
 }
-
-// Finds the steps before the segment in ``slot`` whose returns reach into it, the last first; returns their number.
-int64_t lose_reaching(const Log& log, int64_t slot, Grid<int32_t> spans, Ints steps) {
-    int64_t found = 0;
-    std::size_t walked = 0;
-    for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at]; at = log.previous[at]) {
-        const ConstBytes flags = log.flags(at);
-        for (int64_t row = log.rows[at] - 1; row >= 0; --row) {
-            if (walked == steps.size() || flags[row] & ended) return found;
-            ++walked;
-            if (row < spans[at][1]) {
-                spans[at][1] = static_cast<int32_t>(row);
-                steps[found++] = at * log.stride + row;
-            }
-        }
-    }
-    return found;
-}
-
-// Finds each step's newest frame, and the frame below which its stack is padded.
-void frames_of(const Log& log, ConstInts slots, ConstInts rows, Ints newest, Ints first) {
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-        const FrameOf found = log.frame(slots[i], rows[i]);
-        newest[i] = found.frame, first[i] = found.first;
-    }
-}
-
-}  // namespace
 
 void define_known_steps(nb::module_& module) {
     using namespace nb::literals;

@@ -29,6 +29,7 @@ NB_MODULE(_core, module) {
     sharpwave::define_checks(module);
     sharpwave::define_learning(module);
     sharpwave::define_rows(module);
+    sharpwave::define_sampling(module);
     sharpwave::define_sealing(module);
     sharpwave::define_cut(module);
     sharpwave::define_patch_encoding(module);

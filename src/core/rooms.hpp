@@ -26,6 +26,7 @@ void define_index(nanobind::module_& module);
 void define_checks(nanobind::module_& module);
 void define_learning(nanobind::module_& module);
 void define_rows(nanobind::module_& module);
+void define_sampling(nanobind::module_& module);
 void define_sealing(nanobind::module_& module);
 void define_cut(nanobind::module_& module);
 void define_patch_encoding(nanobind::module_& module);

@@ -102,6 +102,14 @@ void SumTree::set_run(int64_t begin, int64_t end, double value) {
     }
 }
 
+void SumTree::set_runs(int64_t group_size, ConstInts groups, ConstInts begins, ConstInts ends, double value) {
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+        const int64_t first = groups[i] * group_size;
+        set_run(first + begins[i], first + ends[i], value);
+        touch(first + group_size);
+    }
+}
+
 void SumTree::draw(ConstFloats uniforms, Ints leaves, Floats values, Floats rest) const {
     const std::size_t count = leaves.size();
     require(uniforms.size() == count && values.size() == count && rest.size() == count, "a draw's arrays are as long");
@@ -162,11 +170,7 @@ void define_sum_tree(nanobind::module_& module) {
             "set_runs",
             [](SumTree& tree, int64_t group_size, ConstInts groups, ConstInts begins, ConstInts ends, double value) {
                 const Unlocked unlocked(groups.size() * static_cast<std::size_t>(group_size));
-                for (std::size_t i = 0; i < groups.size(); ++i) {
-                    const int64_t first = groups[i] * group_size;
-                    tree.set_run(first + begins[i], first + ends[i], value);
-                    tree.touch(first + group_size);
-                }
+                tree.set_runs(group_size, groups, begins, ends, value);
             },
             "group_size"_a, "groups"_a, "begins"_a, "ends"_a, "value"_a,
             "Set the leaves ``begins[i] <= k < ends[i]`` of each of ``groups`` to ``value``.")

@@ -32,6 +32,8 @@ class SumTree {
     void set(ConstInts leaves, ConstFloats values);
     // Sets the leaves ``begin <= i < end``. Cost: O(end - begin + log8 leaves).
     void set_run(int64_t begin, int64_t end, double value);
+    // Sets the leaves ``begins[i] <= k < ends[i]`` of each of ``groups``, of so many leaves each.
+    void set_runs(int64_t group_size, ConstInts groups, ConstInts begins, ConstInts ends, double value);
     // Recomputes all ancestors of ``leaves``, which the caller has set by ``leaf``. Allocates nothing.
     void refresh(ConstInts leaves);
     double& leaf(int64_t number) { return nodes_[static_cast<std::size_t>(base() + number)]; }

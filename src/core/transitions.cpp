@@ -1,6 +1,7 @@
 // What is an n-step transition made of? Its return, its discount, and the rows of its frames.
+#include "transitions.hpp"
+
 #include "gather.hpp"
-#include "log.hpp"
 #include "rooms.hpp"
 
 namespace sharpwave {
@@ -10,18 +11,12 @@ namespace nb = nanobind;
 
 constexpr std::size_t index_ahead = 24, arena_ahead = 12;  // items between a prefetch and its use
 
-// Arrays of a batch [B] that are made of flags and rewards.
-struct Numbers {
-    std::span<float> reward, discount;
-    Bytes terminated, truncated;
-    Ints n, lane, step;
-};
-
 // ``one``: returns of one step, which are most, are those of their own row.
 template <bool one>
 void locate(const Log& log, ConstInts steps, int64_t n_step, double gamma, const Numbers& out, Grid<int64_t> located) {
-    const Ints slot = located[0], row = located[1], frame = located[2], first = located[3];
-    const Ints next_slot = located[4], next_frame = located[5], next_first = located[6];
+    const Ints slot = located[slot_at], row = located[row_at], frame = located[frame_at], first = located[first_at];
+    const Ints next_slot = located[next_slot_at], next_frame = located[next_frame_at];
+    const Ints next_first = located[next_first_at];
     const int64_t *flags_offset = log.flags_offset(), *reward_offset = log.reward_offset();
     const std::size_t count = steps.size();
     for (std::size_t i = 0; i < count; ++i) {
@@ -76,17 +71,6 @@ void locate(const Log& log, ConstInts steps, int64_t n_step, double gamma, const
     }
 }
 
-void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, std::span<float> reward,
-                        std::span<float> discount, Bytes terminated, Bytes truncated, Ints n, Ints lane, Ints step,
-                        Grid<int64_t> located) {
-    const Numbers out{reward, discount, terminated, truncated, n, lane, step};
-    require(located.rows == 7 && located.columns == std::ssize(steps), "located has seven rows");
-    (n_step == 1 ? locate<true> : locate<false>)(log, steps, n_step, gamma, out, located);
-}
-
-// Rows that a window of a batch ends with: the steps' own, the frames of their stacks, or the frames after the last.
-enum Ending : uint8_t { of_steps, of_frames, of_frames_after };
-
 // Computes what is made of flags and rewards, and decodes windows of fields; returns those with rows left out.
 nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma,
                                           std::span<float> reward, std::span<float> discount, Bytes terminated,
@@ -94,16 +78,13 @@ nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64
                                           const nb::typed<nb::sequence, nb::object>& columns, ConstBytes windows,
                                           const nb::typed<nb::sequence, nb::object>& places, int64_t threads,
                                           int64_t thread_bytes, int64_t chunk_bytes) {
-    locate_transitions(log, steps, n_step, gamma, reward, discount, terminated, truncated, n, lane, step, located);
+    locate_transitions(log, steps, n_step, gamma, {reward, discount, terminated, truncated, n, lane, step}, located);
     nb::typed<nb::list, int> left_out;
     for (std::size_t i = 0; i < windows.size(); ++i) {
-        const bool after = windows[i] == of_frames_after, steps_own = windows[i] == of_steps;
-        const ConstInts newest = located[after ? 5 : steps_own ? 1 : 2];
-        const ConstInts first = located[after ? 6 : steps_own ? 1 : 3];
+        const Ends ends = ends_of(static_cast<Ending>(windows[i]), located);
         const auto& column = nb::cast<const Column&>(columns[i]);
         const auto place = nb::cast<Places<3>>(places[i]);
-        if (gather_windows(column, located[after ? 4 : 0], newest, first, place,
-                           {threads, thread_bytes, chunk_bytes})) {
+        if (gather_windows(column, ends.slot, ends.newest, ends.first, place, {threads, thread_bytes, chunk_bytes})) {
             left_out.append(i);
         }
     }
@@ -112,11 +93,31 @@ nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64
 
 }  // namespace
 
+void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, const Numbers& out,
+                        Grid<int64_t> located) {
+    require(located.rows == located_rows && located.columns == std::ssize(steps), "located has seven rows");
+    (n_step == 1 ? locate<true> : locate<false>)(log, steps, n_step, gamma, out, located);
+}
+
+Ends ends_of(Ending ending, Grid<const int64_t> located) {
+    if (ending == of_steps) return {located[slot_at], located[row_at], located[row_at]};
+    if (ending == of_frames) return {located[slot_at], located[frame_at], located[first_at]};
+    return {located[next_slot_at], located[next_frame_at], located[next_first_at]};
+}
+
 void define_transitions(nb::module_& module) {
     using namespace nb::literals;
-    module.def("locate_transitions", &locate_transitions, "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "reward"_a,
-               "discount"_a, "terminated"_a, "truncated"_a, "n"_a, "lane"_a, "step"_a, "located"_a,
-               R"(Compute n-step returns, the rows of frames, and where in the log each of ``steps`` [B] is.
+    module.def(
+        "locate_transitions",
+        [](const Log& log, ConstInts steps, int64_t n_step, double gamma, std::span<float> reward,
+           std::span<float> discount, Bytes terminated, Bytes truncated, Ints n, Ints lane, Ints step,
+           Grid<int64_t> located) {
+            locate_transitions(log, steps, n_step, gamma, {reward, discount, terminated, truncated, n, lane, step},
+                               located);
+        },
+        "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "reward"_a, "discount"_a, "terminated"_a, "truncated"_a, "n"_a,
+        "lane"_a, "step"_a, "located"_a,
+        R"(Compute n-step returns, the rows of frames, and where in the log each of ``steps`` [B] is.
 
 ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
 ``gamma^n_used * (1 - terminated)`` (Sutton & Barto 2018, eq. 7.1); ``terminated`` and ``truncated``, how the last

@@ -282,7 +282,6 @@ def test_a_sampler_that_fails_leaves_all_undrawn(broken: Any, view: int, monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(sampler, "draw", fail)
-        patch.setattr(sampler, "draw_shuffled", fail)
         with pytest.raises(RuntimeError, match="broken"):
             next(stream)
     assert (blend.state(), [one.source.items.samples for one in blend.views], len(stream.drawn)) == before

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.arguments import is_number
 from sharpwave.native import core
@@ -95,15 +96,10 @@ class Prioritized:
         rng.random(out=draw.uniforms)
         self._draw(draw)
 
-    def draw_shuffled(self, draw: Draw, rng: np.random.Generator, beta: float) -> None:
-        """Draw in proportion to ``p^alpha``, in any order. Cost: as ``draw``."""
+    def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
+        """Return the tree over items."""
         assert self._tree is not None
-        generator = rng.bit_generator
-        with generator.lock:
-            core.draw_shuffled(
-                self._tree.sums, 0, None, generator.capsule, beta, draw.items, draw.probabilities, draw.weights,
-                draw.rest, draw.uniforms,
-            )  # fmt: skip
+        return self._tree.sums, 0, None
 
     @property
     def mass(self) -> float:

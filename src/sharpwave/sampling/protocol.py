@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_number
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 
 Floats = npt.NDArray[np.float64]
@@ -141,11 +142,15 @@ class DrawsByMass(Protocol):
         """
 
 
-class DrawsShuffled(Protocol):
-    """Sampler that draws, shuffles and weighs in one call, to the same results."""
+class DrawsByTree(Protocol):
+    """Sampler whose draws the core can make, together with all else that a batch takes, to the same results.
 
-    def draw_shuffled(self, draw: Draw, rng: np.random.Generator, beta: float) -> None:
-        """Fill ``draw`` as ``draw``, ``core.shuffle`` and ``core.importance_weights`` do one after the other."""
+    One whose tree is over items has the attributes ``alpha`` and ``max_priority`` of ``Prioritized``.
+    """
+
+    def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
+        """Return the tree that counts the items of groups, their size, and which items are excluded, if any is; or
+        the tree over items, 0 and ``None``. It stays the same until ``grow`` or ``exclude`` is called."""
 
 
 class Readmits(Protocol):
@@ -163,10 +168,10 @@ def draws_by_mass(sampler: Any) -> bool:
     return hasattr(type(sampler), "draw_at") and hasattr(type(sampler), "mass")
 
 
-def draws_shuffled(sampler: Any) -> bool:
-    """Return whether a sampler is a ``DrawsShuffled``, by the class that has its ``draw``."""
+def draws_by_tree(sampler: Any) -> bool:
+    """Return whether a sampler is a ``DrawsByTree``, by the class that has its ``draw``."""
     own = next((kind for kind in type(sampler).__mro__ if "draw" in vars(kind)), object)
-    return "draw_shuffled" in vars(own)
+    return "tree" in vars(own)
 
 
 def check_sampler(argument: str, sampler: Any) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
@@ -79,15 +80,10 @@ class Uniform:
         rng.random(out=draw.uniforms)
         self._draw(draw)
 
-    def draw_shuffled(self, draw: Draw, rng: np.random.Generator, beta: float) -> None:
-        """Draw items equally often, in any order. Cost: as ``draw``."""
+    def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
+        """Return the tree over groups."""
         assert self._tree is not None
-        generator, excluded = rng.bit_generator, self._excluded if self._any_excluded else None
-        with generator.lock:
-            core.draw_shuffled(
-                self._tree.sums, self._group_size, excluded, generator.capsule, beta, draw.items, draw.probabilities,
-                draw.weights, draw.rest, draw.uniforms,
-            )  # fmt: skip
+        return self._tree.sums, self._group_size, self._excluded if self._any_excluded else None
 
     @property
     def mass(self) -> float:
@@ -101,10 +97,7 @@ class Uniform:
         self._draw(draw)
 
     def _draw(self, draw: Draw) -> None:
-        tree = self._tree
-        assert tree is not None
-        excluded = self._excluded if self._any_excluded else None
-        core.draw_alike(tree.sums, self._group_size, excluded, draw.items, draw.probabilities, draw.rest, draw.uniforms)
+        core.draw_alike(*self.tree(), draw.items, draw.probabilities, draw.rest, draw.uniforms)
 
     def probabilities(self, items: Ints) -> Floats:
         """Return 1/N for every item."""

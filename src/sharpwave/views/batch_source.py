@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
 from sharpwave.validation import Missing
+from sharpwave.views.at_once import sampling
 from sharpwave.views.batch import Drawn, Draws
 from sharpwave.views.filling import fill
 from sharpwave.views.forked_draws import own_generator
@@ -50,7 +51,7 @@ class BatchSource:
     Attributes:
         items: items that can be drawn. ``rng``: generator of the draws. ``tag``: of the ids.
         drawn_ahead: returns the ids of each draw for a batch that is still to come. ``forget_dropped``: lets those of
-            streams go that were deleted.
+            streams go that were deleted, if any are in ``dropped``.
         steps_before: steps of the store that the limiter does not count as inserts.
 
     Raises:
@@ -83,6 +84,7 @@ class BatchSource:
         self.layouts: dict[int, Layout] = {}  # by batch size, the latest
         self.drawn_ahead: Callable[[], list[Ints]] = list
         self.forget_dropped: Callable[[], None] = _nothing
+        self.dropped: Sized = ()
 
     # waiting
 
@@ -219,6 +221,22 @@ class BatchSource:
 
     # batches
 
+    def at_once(self, batch_size: int, beta: float | None) -> Any:
+        """Return a new batch, drawn and filled by one call of the core, in which no signal handler runs. The plain lock
+        is held (``Lock.interruptible``).
+
+        Returns ``None``, and nothing was drawn, where there is something to wait for, to read or to allocate: then
+        ``wait`` and ``sample`` return the same batch.
+        """
+        items, layout = self.items, self.layouts.get(batch_size)
+        if items.sampling is None or layout is None or layout.filling is None:
+            return None
+        if self.dropped or self.gate.waiting or self._process is not path():
+            return None
+        if items.kept is not None and not items.kept.notes():
+            return None
+        return items.sampling.sample(layout.filling, items.sampler.beta if beta is None else float(beta))
+
     def sample(self, batch_size: int, beta: float | None) -> Any:
         """Return a new batch, after ``wait``. An error leaves everything undrawn."""
         changes = self.log.inventory.changes
@@ -227,6 +245,8 @@ class BatchSource:
             self.items.follow()
             self._check_enough(batch_size)
         self.draw_into(target, beta)
+        if self.limiter is None and (self.items.sampling is None or self.items.sampling.stale):
+            self.items.sampling = sampling(self.log, self.items, self.view, self.rng)
         return target.batch
 
     def draw(self, draw: Draw, beta: float | None, points: Floats | None = None) -> Undo:
@@ -240,7 +260,7 @@ class BatchSource:
         Cost: 1 us besides ``Items.draw``.
         """
         if self._process is not path():
-            self.rng, self._process = own_generator(self.rng), path()
+            self.rng, self._process, self.items.sampling = own_generator(self.rng), path(), None
         generator = self.rng.bit_generator
         before = generator.state
         try:

@@ -85,7 +85,7 @@ class Hindsight(NStep):
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Go on past the segment; no other's steps are lost."""
-        self._expected.pop(slot, None)
+        self.expected.pop(slot, None)
         self._ended.lose(slot, spans)
         return self._nothing
 

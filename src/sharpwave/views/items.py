@@ -13,12 +13,13 @@ import numpy.typing as npt
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Draw, Sampler, draws_shuffled
+from sharpwave.sampling.protocol import Draw, Sampler
 from sharpwave.views.uses import Uses
 from sharpwave.views.view import MAX_RUNS, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.views.keeping import Kept
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -38,6 +39,10 @@ class Items:
         spans: int32 [slots, 2], the items of each slot that can be sampled, or could until they were used up.
         count: items that can be sampled. ``samples``: how many were drawn so far.
         grew: items were inserted since someone set this to False.
+        seen: the log's changes at the last call of ``follow``.
+        found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
+        sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
+        kept: notified before what the sampler or the uses remember changes.
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
@@ -47,15 +52,15 @@ class Items:
         self.spans = zeros((log.index.slots, 2), np.int32)
         self.count = self.samples = 0
         self.grew = False
-        self._found: Ints | None = None  # runs of items that await memory in the sampler
-        self._losing: list[Ints] = []  # items that await exclusion, for lack of memory
-        self._at_once = uses is None and draws_shuffled(sampler) and not sampler.keeps_order
-        self._seen = -1  # the log's changes at the last call of follow
-        self.kept: Callable[[], None] | None = None  # called before what the sampler or the uses remember changes
+        self.found: Ints | None = None
+        self.losing: list[Ints] = []  # items that await exclusion, for lack of memory
+        self.seen = -1
+        self.sampling: core.Sampling | None = None
+        self.kept: Kept | None = None
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
-        if self._seen == self._log.inventory.changes:
+        if self.seen == self._log.inventory.changes:
             return
         self._insert_found()
         found = MAX_RUNS
@@ -63,15 +68,15 @@ class Items:
             runs = self._view.find(self.spans)
             found = runs.shape[1]
             if found:
-                self._found = runs
+                self.found = runs
                 self._insert_found()
-        self._seen = self._log.inventory.changes
+        self.seen = self._log.inventory.changes
 
     def _insert_found(self) -> None:
         """Insert the items found last, if that is still to be done: a view reports an item once."""
-        if self._found is not None:
-            self._insert(self._found)
-        if self._losing:
+        if self.found is not None:
+            self._insert(self.found)
+        if self.losing:
             self._exclude_lost()
 
     def _insert(self, runs: Ints) -> None:
@@ -84,9 +89,9 @@ class Items:
             else None
         )
         self.sampler.insert(groups, begins, ends)
-        self._found, self.grew = None, True
+        self.found, self.grew = None, True
         if lost is not None:
-            self._losing.append(lost)
+            self.losing.append(lost)
         self.count += came
         if self.uses is not None:
             self.uses.add(came)
@@ -127,7 +132,7 @@ class Items:
         finally:
             if not old.all():
                 self._insert(runs[:, ~old])
-        self._seen = self._log.inventory.changes
+        self.seen = self._log.inventory.changes
 
     @property
     def known(self) -> int:
@@ -163,23 +168,19 @@ class Items:
             points: shares of the sampler's mass to draw at, in this order: for a ``DrawsByMass``, without limited uses.
         """
         if self.kept is not None:
-            self.kept()
+            self.kept.note()
         ended, unused = 0, None
-        if self._at_once and points is None:
-            sampler: Any = self.sampler
-            sampler.draw_shuffled(draw, rng, sampler.beta if beta is None else float(beta))
+        if points is not None:
+            assert self.uses is None
+            self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
+        elif self.uses is None:
+            self.sampler.draw(draw, rng)
         else:
-            if points is not None:
-                assert self.uses is None
-                self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
-            elif self.uses is None:
-                self.sampler.draw(draw, rng)
-            else:
-                ended, unused = self.uses.draw(self.sampler, draw, rng)
-            if points is None and not self.sampler.keeps_order:
-                rng.random(out=draw.uniforms)
-                core.shuffle(draw.uniforms, draw.items, draw.probabilities)
-            self.weigh(draw, beta)
+            ended, unused = self.uses.draw(self.sampler, draw, rng)
+        if points is None and not self.sampler.keeps_order:
+            rng.random(out=draw.uniforms)
+            core.shuffle(draw.uniforms, draw.items, draw.probabilities)
+        self.weigh(draw, beta)
         count = len(draw.items)
         self.count -= ended
         self.samples += count
@@ -207,7 +208,7 @@ class Items:
         self.count += len(ended)
         self.samples -= len(items)
         if self.kept is not None:
-            self.kept()
+            self.kept.note()
 
     def weigh(self, draw: Draw, beta: float | None) -> None:
         """Compute importance weights of a draw from its probabilities; ``beta`` overrides the sampler's."""
@@ -235,7 +236,7 @@ class Items:
     def update(self, ids: Ints, td_error: npt.NDArray[np.float64]) -> int:
         """Set priorities by ``td_error`` [n, ...] for those of ``ids`` [n] that can be sampled; return their number."""
         if self.kept is not None:
-            self.kept()
+            self.kept.note()
         items, there = self.resolve(ids)
         if self.uses is not None:
             there &= self.uses.remaining(items)
@@ -268,7 +269,7 @@ class Items:
         """
         self._insert_found()
         self._drop(slot, evicted)
-        self._losing.append(self._view.lose(slot, self.spans))  # which reports an item once
+        self.losing.append(self._view.lose(slot, self.spans))  # which reports an item once
         self._exclude_lost(slot)
 
     def _exclude_lost(self, evicted: int = -1) -> None:
@@ -276,19 +277,20 @@ class Items:
 
         A call that raised is repeated.
         """
-        lost = self._losing[0]
-        if len(self._losing) > 1:
-            lost = np.unique(np.concatenate(self._losing))
+        lost = self.losing[0]
+        if len(self.losing) > 1:
+            lost = np.unique(np.concatenate(self.losing))
             lost = lost[lost // self._log.stride != evicted]
         if self.uses is not None:
             lost = lost[self.uses.remaining(lost)]
         if len(lost):
             self._exclude(lost)
-        self._losing.clear()
+        self.losing.clear()
 
     def _exclude(self, items: Ints) -> None:
         """Exclude ``items``, whose spans end before them already.  Raises: MemoryError; then none is excluded."""
         left = 0 if self.uses is None else self.uses.left_of(items)
+        self.sampling = None  # it may not know that any are excluded
         self.sampler.exclude(items)
         self._lose(len(items), left)
 
@@ -315,6 +317,7 @@ class Items:
     def grow(self, slots: int) -> None:
         """Enlarge for ``slots`` slots; the log may come to have fewer.  Raises: MemoryError."""
         if slots > len(self.spans):
+            self.sampling = None  # first: of arrays that are about to be replaced
             self.sampler.grow(slots)
             self._view.grow(slots)
             if self.uses is not None:

@@ -39,9 +39,16 @@ class Kept:
 
     def note(self) -> None:
         """Note that the view is about to change, and write what is due. Cost: 0.1 us."""
-        if time.monotonic() >= self.keeping.due:
+        if not self.notes():
             self.keeping.begin()
+            self.changed = True
+
+    def notes(self) -> bool:
+        """Note that the view is about to change, unless something is due."""
+        if time.monotonic() >= self.keeping.due:
+            return False
         self.changed = True
+        return True
 
 
 class Keeping:
@@ -69,7 +76,7 @@ class Keeping:
         """Keep a view, if it remembers anything."""
         if replay.max_times_sampled is not None or replay.sampler.state():
             self._kept[number] = kept = Kept(self, replay)
-            replay.source.items.kept = kept.note
+            replay.source.items.kept = kept
 
     def drop(self, number: int) -> None:
         """Let go of a view that was dropped: its state is written a last time. Nothing of the log is followed."""

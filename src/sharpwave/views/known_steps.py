@@ -27,20 +27,21 @@ class KnownSteps:
         foresees: the ``next_obs`` of a lane's last step makes it known, though nothing was appended after it.
 
     Attributes:
+        cursor: int32 [lanes], slot of the segment up to which each lane was followed.
         runs: int64 [3, MAX_RUNS], of which ``find`` returns the first.
     """
 
     def __init__(self, log: StepLog, reach: int, foresees: bool = False) -> None:
         self._log, self._reach, self._foresees, self._arrays = log, reach, foresees, LogArrays(log)
         self._nothing = np.zeros(0, np.uint8)
-        self._cursor = np.zeros(0, np.int32)  # by lane, slot of the segment that was followed so far
+        self.cursor = np.zeros(0, np.int32)
         self.runs = np.empty((3, MAX_RUNS), np.int64)
         self._none = self.runs[:, :0]
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return self._cursor.nbytes + self._nothing.nbytes + self.runs.nbytes
+        return self.cursor.nbytes + self._nothing.nbytes + self.runs.nbytes
 
     def find(self, spans: Int32s) -> Ints:
         """Find those that became known since the last call, and raise the ends of ``spans``.
@@ -48,11 +49,11 @@ class KnownSteps:
         Returns int64 [3, runs], as :meth:`.view.View.find`.
         """
         log = self._log
-        if len(self._cursor) < log.lanes:
-            self._cursor = np.concatenate([self._cursor, log.inventory.oldest[len(self._cursor) :]])
-            self._nothing = np.zeros(len(self._cursor), np.uint8)
+        if len(self.cursor) < log.lanes:
+            self.cursor = np.concatenate([self.cursor, log.inventory.oldest[len(self.cursor) :]])
+            self._nothing = np.zeros(len(self.cursor), np.uint8)
         known = log.opened.successor_known if self._foresees else self._nothing
-        found = core.find_known(self._arrays.current(), known, self._cursor, spans, self._reach, self.runs)
+        found = core.find_known(self._arrays.current(), known, self.cursor, spans, self._reach, self.runs)
         return self.runs[:, :found] if found else self._none
 
     def lose(self, slot: int, spans: Int32s, reaching: Ints) -> int:
@@ -68,6 +69,6 @@ class KnownSteps:
         if self._reach > 1:
             found = core.lose_reaching(self._arrays.current(), slot, spans, reaching[: self._reach - 1])
         lane = index.lane[slot]
-        if lane < len(self._cursor) and self._cursor[lane] == slot:
-            self._cursor[lane] = index.next[slot]
+        if lane < len(self.cursor) and self.cursor[lane] == slot:
+            self.cursor[lane] = index.next[slot]
         return found

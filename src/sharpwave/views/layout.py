@@ -135,7 +135,8 @@ class Layout:
     Attributes:
         sizes: bytes of a batch's blocks, the first for all small columns. ``roots``: shape and dtype of each.
         work_bytes: of memory that is reused for every batch.
-        batches: maker of batches; ``None`` until two were made.
+        batches: maker of batches; ``None`` until two were made. ``filling``: for those that the core draws and fills at
+            once.
     """
 
     def __init__(self, columns: Mapping[str, Column], scratch_rows: int, size: int) -> None:
@@ -177,6 +178,7 @@ class Layout:
         self.sizes = tuple(block_size(math.prod(shape) * dtype.itemsize) for shape, dtype in self.roots)
         self._work: tuple[Ints, npt.NDArray[np.float64], Ints, list[Ints]] | None = None
         self.batches: core.Layout | None = None
+        self.filling: core.Filling | None = None
         self._used = self._places = False
 
     def _over(self, block: Block, number: int) -> tuple[Layout, int, Any, dict[str, Array]]:
@@ -220,11 +222,24 @@ class Layout:
             if self._used:  # a layout that is used once needs no more
                 self._places, like = (True, batch) if places_arrays(view) else (False, arrays)
                 self.batches = core.Layout(like, roots)
+                self._fill_at_once(view, roots, draw, ids, columns)
             self._used = True
         else:
             made = self.batches.over(roots)
             batch = made if self._places else view.batch(made)
         return Target(batch, draw, ids, columns, *self._work[2:])
+
+    def _fill_at_once(
+        self, view: Any, roots: Sequence[Array], draw: Draw, ids: Ints, columns: Mapping[str, Array]
+    ) -> None:
+        """Say where the columns of a batch are, if the core fills all of them at once."""
+        names = getattr(view, "filled_at_once", None)
+        if names is not None:
+            assert self.batches is not None and self._work is not None
+            filled = [draw.weights, draw.probabilities, ids, *(columns[name] for name in names)]
+            self.filling = core.Filling(
+                self.batches, self.sizes, roots, filled, draw.items, draw.rest, draw.uniforms, self._work[2]
+            )
 
     def _arrays(self, roots: Sequence[Array], tag: object) -> dict[str | tuple[str, str], Array]:
         """Return the batch's arrays, by name, or by name and part."""

@@ -193,14 +193,14 @@ class Streams:
 
     Attributes:
         resumed: draws of streams before a checkpoint, for the next streams made.
-        process: the fork that made the replay.
+        process: the fork that made the replay. ``dropped``: draws of deleted streams, appended by any thread.
     """
 
     def __init__(self, source: BatchSource) -> None:
         self.process = path()
         self._log, self._source = source.log, weakref.ref(source)  # no cycle: its memory goes with the last reference
         self._made: list[tuple[weakref.ref[DrawsAhead], deque[Drawn]]] = []
-        self._dropped: deque[Any] = deque()  # draws of deleted streams, appended by any thread
+        self.dropped: deque[Any] = deque()
         self.resumed: list[list[dict[str, Any]]] = []
 
     def add(self, stream: DrawsAhead) -> None:
@@ -208,12 +208,12 @@ class Streams:
         if self.resumed:
             stream.resume(self.resumed.pop(0))
         self.forget_dropped()
-        self._made.append((weakref.ref(stream, self._dropped.append), stream.drawn))
+        self._made.append((weakref.ref(stream, self.dropped.append), stream.drawn))
 
     def forget_dropped(self) -> None:
         """Release draws of streams that were deleted, as ``Stream.close`` does."""
-        if self._dropped:
-            self._dropped.clear()
+        if self.dropped:
+            self.dropped.clear()
             unused = deque(one for ref, drawn in self._made if ref() is None for one in drawn)
             self._made = [one for one in self._made if one[0]() is not None]
             release(self._log, unused, self._source())

@@ -60,6 +60,7 @@ class Replay(Generic[B]):
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
         self.streams = Streams(self.source)
         self.source.drawn_ahead, self.source.forget_dropped = self.streams.ids, self.streams.forget_dropped
+        self.source.dropped = self.streams.dropped
         self._log, self.lock, self._items = log, lock, self.source.items
         self.life: object = None  # of the store, which lives as long as this view
 
@@ -113,10 +114,16 @@ class Replay(Generic[B]):
         """
         _check_batch_size(batch_size)
         check_beta(beta)
+        if timeout is not None:
+            check_timeout("sample", timeout)
+        with self.lock.interruptible:
+            batch: B | None = self.source.at_once(batch_size, beta)
+        if batch is not None:
+            return batch
         with self.lock.unsettled:
             self.source.wait(batch_size, timeout)
-            batch: B = self.source.sample(batch_size, beta)
-            return batch
+            made: B = self.source.sample(batch_size, beta)
+            return made
 
     def wait(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> None:
         """Wait until ``sample`` of the same arguments need not wait, and draw nothing.

@@ -40,6 +40,9 @@ class NStep(DividedView[Batch]):
         gamma: discount factor, 0 to 1.
         newest: a lane's last step can be sampled at once where it came with ``next_obs``; else once another follows.
 
+    Attributes:
+        known: finder of the items. ``expected``: TD errors of steps that await being items, by slot.
+
     Raises:
         ValueError: naming the argument.
     """
@@ -63,7 +66,7 @@ class NStep(DividedView[Batch]):
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return self._known.nbytes + errors_bytes(self._expected)
+        return self.known.nbytes + errors_bytes(self.expected)
 
     def settings(self) -> dict[str, Any]:
         """Return ``n_step``, ``gamma``, and ``newest`` where it is set."""
@@ -72,8 +75,8 @@ class NStep(DividedView[Batch]):
     def bind(self, log: StepLog) -> None:
         """Begin to serve ``log``."""
         self._log, self._spec = log, log.spec
-        self._known = KnownSteps(log, self.n_step, self.newest)
-        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # by slot, TD errors of steps that await being items
+        self.known = KnownSteps(log, self.n_step, self.newest)
+        self.expected: dict[int, npt.NDArray[np.float32]] = {}
         self._readers, self._arrays = FieldReaders(log), LogArrays(log)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
         # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
@@ -100,35 +103,35 @@ class NStep(DividedView[Batch]):
 
     def find(self, spans: Int32s) -> Ints:
         """Find the steps whose n-step successor became known."""
-        return self._known.find(spans)
+        return self.known.find(spans)
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Find the steps whose returns reach into the segment, and move cursors past it."""
-        self._expected.pop(slot, None)
+        self.expected.pop(slot, None)
         if self.n_step == 1:  # 2 us less
-            self._known.lose(slot, spans, _NOTHING)
+            self.known.lose(slot, spans, _NOTHING)
             return _NOTHING
         reaching = np.empty(self.n_step - 1, np.int64)
-        lost = reaching[: self._known.lose(slot, spans, reaching)]
+        lost = reaching[: self.known.lose(slot, spans, reaching)]
         lost.sort()  # in place: a MemoryError now would lose them
         return lost
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
         """Note TD errors [rows] of the steps in ``slot``."""
-        self._expected[slot] = td_error
+        self.expected[slot] = td_error
 
     def first_errors(self, runs: Ints) -> tuple[Ints, npt.NDArray[np.float64]] | None:
         """Return the steps of ``runs`` whose TD errors are known."""
-        if not self._expected:
+        if not self.expected:
             return None
         items, errors = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
         for slot, begin, end in runs.T.tolist():
-            expected = self._expected.get(slot)
+            expected = self.expected.get(slot)
             if expected is not None:
                 items.append(np.arange(begin, end) + slot * self._log.stride)
                 errors.append(expected[begin:end].astype(np.float64))
                 if end == len(expected):
-                    del self._expected[slot]
+                    del self.expected[slot]
         return np.concatenate(items), np.concatenate(errors)
 
     # batches
@@ -161,15 +164,22 @@ class NStep(DividedView[Batch]):
             columns[name] = Column(np.uint8, window, begins, number, apart)
         return columns
 
+    def dense_columns(self) -> tuple[core.Log, list[core.Column], npt.NDArray[np.uint8]]:
+        """Return the log's arrays, columns of fields with a row a step or a frame, and with which rows each window
+        ends: valid until the log grows."""
+        readers = self._readers.current()
+        if readers is not self._filling[0]:
+            self._filling = readers, [readers[number].arrays for _, number, _ in self._dense]
+        return self._readers.log, self._filling[1], self._endings
+
     def fill(self, target: Target) -> None:
         """Compute returns and decode every field."""
         readers, columns = self._readers.current(), target.columns
-        if readers is not self._filling[0]:
-            self._filling = readers, [readers[number].arrays for _, number, _ in self._dense]
+        log, dense, endings = self.dense_columns()
         left_out = core.fill_transitions(
-            self._readers.log, target.draw.items, self.n_step, self.gamma, columns["reward"], columns["discount"],
+            log, target.draw.items, self.n_step, self.gamma, columns["reward"], columns["discount"],
             columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"], columns[".step"],
-            target.scratch, self._filling[1], self._endings, [columns[name] for name, _, _ in self._dense],
+            target.scratch, dense, endings, [columns[name] for name, _, _ in self._dense],
             gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
         )  # fmt: skip
         for i in left_out:
@@ -178,6 +188,13 @@ class NStep(DividedView[Batch]):
         for window in self._sparse:
             read = self._read(target, *window)
             readers[read.field].read(read.slot, read.newest, read.first, columns[read.column])
+
+    @property
+    def filled_at_once(self) -> list[str] | None:
+        """Columns of a batch in the core's order; ``None`` where filling one takes more than one call of the core."""
+        if type(self) is not NStep or self._sparse or self.newest:
+            return None
+        return [*_NUMBERS, *(name for name, _, _ in self._dense)]
 
     def locate(self, target: Target) -> list[Read]:
         """Compute returns; return the windows of every field."""

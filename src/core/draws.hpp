@@ -1,0 +1,37 @@
+// How is a batch drawn in one call? By a tree, shuffled and weighed.
+#pragma once
+
+#include <optional>
+
+#include "numpy_arrays.hpp"
+#include "sum_tree.hpp"
+
+struct bitgen;  // numpy's, of random numbers
+
+namespace sharpwave {
+
+// A numpy generator of random numbers, whose lock the caller holds.
+class Generator {
+  public:
+    explicit Generator(const nanobind::capsule& bits) : bits_(static_cast<bitgen*>(bits.data("BitGenerator"))) {}
+
+    // As ``numpy.random.Generator.random(out=values)``.
+    void fill(Floats values) const;
+
+  private:
+    bitgen* bits_;
+};
+
+// Arrays of one draw, each of an item's.
+struct Drawing {
+    Ints items;
+    Floats probabilities;
+    std::span<float> weights;
+    Floats rest, uniforms;  // working memory
+};
+
+// Draws items alike, or by value where ``group_size`` is 0; shuffles and weighs them.
+void draw_shuffled(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded,
+                   const Generator& generator, double beta, const Drawing& out);
+
+}  // namespace sharpwave

@@ -1,0 +1,41 @@
+// What is an n-step transition made of?
+#pragma once
+
+#include "log.hpp"
+
+namespace sharpwave {
+
+// Arrays of a batch [B] that are made of flags and rewards.
+struct Numbers {
+    std::span<float> reward, discount;
+    Bytes terminated, truncated;
+    Ints n, lane, step;
+};
+
+// Rows of ``located``.
+enum Located : uint8_t {
+    slot_at,
+    row_at,
+    frame_at,
+    first_at,
+    next_slot_at,
+    next_frame_at,
+    next_first_at,
+    located_rows
+};
+
+// Computes the returns of ``steps``, and where their frames are.
+void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, const Numbers& out,
+                        Grid<int64_t> located);
+
+// Rows that a window of a batch ends with: the steps' own, the frames of their stacks, or the frames after the last.
+enum Ending : uint8_t { of_steps, of_frames, of_frames_after };
+
+// Windows of rows: each one's segment, and the rows with which it ends and its episode begins.
+struct Ends {
+    ConstInts slot, newest, first;
+};
+
+Ends ends_of(Ending ending, Grid<const int64_t> located);
+
+}  // namespace sharpwave

@@ -1,0 +1,263 @@
+"""Batches that the core draws and fills at once, beside those of a view that takes every step by itself."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpwave as sw
+from sharpwave.sampling.retention import Reservoir
+from sharpwave.views.batch_source import BatchSource
+
+from ..native.test_interrupts import interrupted
+
+SIZES = (1, 8, 32)
+Appender = Callable[[int], None]
+
+
+def made(seed: int = 0, *, image: bool = False, width: int = 5, **more: Any) -> tuple[sw.Store, Appender]:
+    """Two lanes; numbers say which step is where; every seventh step ends an episode, every 21st is cut off."""
+    field = sw.Field((3, 4), "uint8", stack=3) if image else sw.Field((width,), "float32")
+    spec = sw.Spec(obs=field, action=sw.Field((2,), "float32"), noise=sw.Field((), "int64"))
+    store = sw.Store(spec, **({"capacity": 400, "segment_steps": 16, "seed": seed} | more))
+    numbers = itertools.count()
+
+    def append(count: int) -> None:
+        for _ in range(count):
+            k = next(numbers)
+            rows = np.random.default_rng(k).integers(0, 200, (2, *field.shape))
+            store.extend(
+                obs=rows.astype(field.dtype),
+                action=np.full((2, 2), k, np.float32),
+                reward=np.array([k, -k], np.float32),
+                terminated=np.array([k % 7 == 6, False]),
+                truncated=np.array([False, k % 21 == 20]),
+                final_obs=rows.astype(field.dtype),
+                noise=np.array([k, k + 1]),
+            )
+
+    return store, append
+
+
+def step_by_step(view: Any) -> Any:
+    """Let a view take every step by itself."""
+    view.source.at_once = lambda batch_size, beta: None
+    return view
+
+
+def at_once(view: Any, size: int = 8) -> bool:
+    """Whether the next batch is drawn and filled by one call."""
+    count, before = view.source.items.samples, view.source.sample
+    view.source.sample = None
+    try:
+        view.sample(size)
+    except TypeError:
+        return False
+    finally:
+        view.source.sample = before
+    return bool(view.source.items.samples == count + size)
+
+
+def same(one: Any, other: Any) -> None:
+    assert vars(one).keys() == vars(other).keys()
+    for name, value in vars(one).items():
+        pairs = [(value, vars(other)[name])] if not isinstance(value, dict) else list(
+            zip(value.values(), vars(other)[name].values(), strict=True)
+        )  # fmt: skip
+        for mine, theirs in pairs:
+            assert (mine is None) == (theirs is None), name
+            if mine is not None:
+                assert (mine.dtype, mine.shape, mine.strides) == (theirs.dtype, theirs.shape, theirs.strides), name
+                assert mine.tobytes() == theirs.tobytes(), name
+    assert type(one.ids) is type(other.ids)
+
+
+def states(view: Any) -> list[Any]:
+    items = view.source.items
+    sampler = {name: np.asarray(value).tolist() for name, value in items.sampler.state().items()}
+    return [items.count, items.samples, items.grew, view.source.rng.bit_generator.state, sampler, items.spans.tolist()]
+
+
+KINDS: dict[str, Callable[[], Any]] = {
+    "uniform": sw.Uniform,
+    "prioritized": lambda: sw.Prioritized(alpha=0.7, beta=0.3),
+}
+STORES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "image": {"image": True},
+    "reservoir": {"retention": "reservoir"},
+    "growing": {"capacity": None, "ram": "64MiB"},
+    "ram": {"capacity": 400, "ram": "4MiB"},
+}
+CALLS = st.lists(
+    st.one_of(
+        st.tuples(st.just("append"), st.integers(1, 30)),
+        st.tuples(st.just("sample"), st.sampled_from(SIZES)),
+        st.tuples(st.just("sample"), st.sampled_from(SIZES)),
+        st.tuples(st.just("beta"), st.sampled_from(SIZES)),
+        st.tuples(st.just("update"), st.just(0)),
+        st.tuples(st.just("stream"), st.just(8)),
+    ),
+    max_size=40,
+)
+
+
+@pytest.mark.parametrize("store", STORES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n_step", [1, 3])
+@settings(max_examples=5, deadline=None)
+@given(calls=CALLS, seed=st.integers(0, 99))
+def test_batches_are_those_of_steps_taken_one_by_one(
+    store: str, kind: str, n_step: int, calls: list[tuple[str, int]], seed: int
+) -> None:
+    views, appenders = [], []
+    for _ in range(2):
+        more = STORES[store] | ({"retention": Reservoir()} if "retention" in STORES[store] else {})
+        one, append = made(seed, **more)
+        views.append(one.transitions(n_step=n_step, sampler=KINDS[kind]()))
+        appenders.append(append)
+        append(30)
+    step_by_step(views[1])
+    batches = [[view.sample(size) for view in views] for size in SIZES for _ in range(3)]
+    for call, number in calls:
+        if call == "append":
+            for append in appenders:
+                append(number)
+        elif call == "update":
+            for view, batch in zip(views, batches[-1], strict=True):
+                view.update_priorities(batch, np.arange(len(batch), dtype=np.float64))
+        elif call == "stream":
+            batches.append([next(view.stream(number)) for view in views])
+        else:
+            beta = 0.9 if call == "beta" else None
+            batches.append([view.sample(number, beta=beta) for view in views])
+        assert states(views[0]) == states(views[1])
+    for pair in batches:  # their memory is theirs
+        same(*pair)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_batch_after_another_takes_one_call(kind: str) -> None:
+    store, append = made()
+    view = store.transitions(sampler=KINDS[kind]())
+    append(40)
+    for _ in range(3):
+        view.sample(8)
+    assert at_once(view)
+    append(5)  # what became known meanwhile is found by the same call
+    known = len(step_by_step(store.transitions(name="other")))
+    assert at_once(view) and view.source.items.count == known
+    append(400)  # evicts
+    assert at_once(view)
+
+
+def test_a_batch_that_takes_more_is_drawn_step_by_step(tmp_path: Path) -> None:
+    store, append = made()
+    append(40)
+    for view in (
+        store.transitions(name="a", max_times_sampled=9),
+        store.transitions(name="b", limiter=sw.MinSize(5)),
+        store.transitions(name="c", sampler=sw.Fifo(), max_times_sampled=50),
+        store.sequences(4, name="d"),
+    ):
+        for _ in range(4):
+            assert not at_once(view)
+            view.sample(8)
+
+
+def test_memory_that_is_held_is_never_lent_again() -> None:
+    store, append = made()
+    view = store.transitions()
+    append(100)
+    held: list[tuple[Any, bytes]] = []
+    for k in range(400):
+        batch = view.sample(SIZES[k % 3])
+        held.append((batch.next_obs[-1:], batch.next_obs[-1:].tobytes()))
+        if k % 5 == 0:
+            held = held[:-20]
+    for array, content in held:
+        assert array.tobytes() == content
+    assert store.stats()["held_batch_bytes"] > 0
+    del held, batch, array
+    gc.collect()
+    view.sample(8)
+    assert store.stats()["held_batch_bytes"] <= 4096
+
+
+def test_segments_on_disk_are_read_first(tmp_path: Path) -> None:
+    stores = [made(3, disk=tmp_path / str(k), ram="4MiB", width=600, capacity=20_000) for k in range(2)]
+    views = [store.transitions(sampler=sw.Prioritized()) for store, _ in stores]
+    step_by_step(views[1])
+    pairs = []
+    for _ in range(60):
+        for _, append in stores:
+            append(60)
+        pairs += [[view.sample(32) for view in views] for _ in range(4)]
+        for view, batch in zip(views, pairs[-1], strict=True):
+            view.update_priorities(batch, np.abs(batch.reward) + 1)
+        pairs = pairs[-6:]
+    for pair in pairs:
+        same(*pair)
+    assert states(views[0]) == states(views[1])
+    caches = [store._log.segment_cache for store, _ in stores]
+    assert caches[0] is not None and caches[1] is not None
+    assert caches[0].hits == caches[1].hits > 0
+    index = stores[0][0]._log.index
+    assert not index.resident[: index.highest][index.rows[: index.highest] > 0].all()  # memory has no room for all
+    for store, _ in stores:
+        store.close()
+
+
+def test_a_closed_store_is_refused() -> None:
+    store, append = made()
+    view = store.transitions()
+    append(40)
+    for _ in range(4):
+        view.sample(8)
+    store.close()
+    with pytest.raises(ValueError, match="closed"):
+        view.sample(8)
+
+
+def test_arguments_are_refused_as_ever() -> None:
+    store, append = made()
+    view = store.transitions()
+    append(40)
+    for _ in range(4):
+        view.sample(1)
+    before = view.source.items.samples
+    for arguments, more in (((True,), {}), ((1.0,), {}), ((1,), {"beta": 2}), ((1,), {"timeout": -1})):
+        with pytest.raises(ValueError, match="expected"):
+            view.sample(*arguments, **more)
+    assert view.source.items.samples == before
+
+
+def test_an_interrupt_at_any_line_leaves_a_batch_drawn_or_not() -> None:
+    """Whatever was drawn follows the same random numbers: two for each item that counts as sampled."""
+    store, append = made()
+    view = store.transitions()
+    append(60)
+    for _ in range(4):
+        view.sample(8)
+    rng = np.random.default_rng(0)
+    rng.bit_generator.state = view.source.rng.bit_generator.state
+    begun = view.source.items.samples
+    line = 1
+    while interrupted(lambda: view.sample(8), line, signal.SIGINT):
+        append(1)
+        line += 1
+        assert view.lock.acquire(timeout=0)
+        view.lock.release()
+    assert line > 8
+    rng.random(2 * (view.source.items.samples - begun))
+    assert rng.bit_generator.state == view.source.rng.bit_generator.state
+    assert isinstance(view.source, BatchSource)
