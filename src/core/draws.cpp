@@ -27,7 +27,7 @@ void draw_by_value(const SumTree& tree, ConstFloats uniforms, Ints items, Floats
 // Items alike, by a tree over groups that counts their items; of a group, those that are not excluded.
 void draw_alike(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded, ConstFloats uniforms,
                 Ints items, Floats probabilities, Floats rest) {
-    tree.draw(uniforms, items, probabilities, rest);
+    tree.draw_counts(uniforms, items, probabilities, rest);
     const double probability = 1.0 / tree.total();
     for (std::size_t i = 0; i < items.size(); ++i) {
         // What is left in the group is the item's number there, as counts are whole numbers.

@@ -110,15 +110,49 @@ void SumTree::set_runs(int64_t group_size, ConstInts groups, ConstInts begins, C
     }
 }
 
-void SumTree::draw(ConstFloats uniforms, Ints leaves, Floats values, Floats rest) const {
-    const std::size_t count = leaves.size();
-    require(uniforms.size() == count && values.size() == count && rest.size() == count, "a draw's arrays are as long");
+void SumTree::points(ConstFloats uniforms, Floats rest) const {
+    const std::size_t count = rest.size();
+    require(uniforms.size() == count, "a draw's arrays are as long");
     require(count == 0 || total() > 0.0, "a tree that is drawn from has a total above 0");
     const double whole = total();
     for (std::size_t i = 0; i < count; ++i) {
         rest[i] = (static_cast<double>(i) + uniforms[i]) / static_cast<double>(count) * whole;
-        leaves[i] = 0;
     }
+}
+
+void SumTree::values(ConstInts leaves, Floats values) const {
+    require(values.size() == leaves.size(), "a draw's arrays are as long");
+    const double* last = nodes_.data() + base();
+    for (std::size_t i = 0; i < leaves.size(); ++i) values[i] = last[leaves[i]];
+}
+
+void SumTree::draw(ConstFloats uniforms, Ints leaves, Floats values_of, Floats rest) const {
+    points(uniforms, rest);
+    descend(leaves, rest);
+    values(leaves, values_of);
+}
+
+void SumTree::draw_counts(ConstFloats uniforms, Ints leaves, Floats values_of, Floats rest) const {
+    constexpr int64_t passed = 3;  // leaves that are passed in the time of a descent
+    const int64_t count = std::ssize(leaves);
+    if (highest_ > passed * count) return draw(uniforms, leaves, values_of, rest);
+    points(uniforms, rest);
+    const double* last = nodes_.data() + base();
+    double before = 0.0, behind = last[0];
+    int64_t leaf = 0, i = 0;
+    for (; i < count && rest[i] < total(); ++i) {  // points ascend; one that rounding took to the end descends
+        while (rest[i] >= behind) before = behind, behind += last[++leaf];
+        leaves[i] = leaf, rest[i] -= before, values_of[i] = last[leaf];
+    }
+    const auto from = static_cast<std::size_t>(i);
+    descend(leaves.subspan(from), rest.subspan(from));
+    values(leaves.subspan(from), values_of.subspan(from));
+}
+
+void SumTree::descend(Ints leaves, Floats rest) const {
+    const std::size_t count = leaves.size();
+    require(rest.size() == count, "a draw's arrays are as long");
+    for (int64_t& leaf : leaves) leaf = 0;
     for (std::size_t level = 1; level < levels_; ++level) {
         const double* nodes = nodes_.data() + starts_[level];
         const double* below = level + 1 < levels_ ? nodes_.data() + starts_[level + 1] : nullptr;
@@ -142,8 +176,6 @@ void SumTree::draw(ConstFloats uniforms, Ints leaves, Floats values, Floats rest
             if (below) prefetch(below + leaves[i] * fanout);
         }
     }
-    const double* last = nodes_.data() + base();
-    for (std::size_t i = 0; i < count; ++i) values[i] = last[leaves[i]];
 }
 
 void define_sum_tree(nanobind::module_& module) {
