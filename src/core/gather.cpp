@@ -49,9 +49,12 @@ struct Job {
 
 // Copies a row. Most are short, and all of one length: branches cost less than a call.
 void copy_row(uint8_t* out, const uint8_t* row, int64_t size) {
-    if (size > 64) {
+    if (size > 128) {
         std::memcpy(out, row, static_cast<std::size_t>(size));
-    } else if (size >= 32) {  // the ends overlap
+    } else if (size > 64) {  // the ends overlap
+        std::memcpy(out, row, 64);
+        std::memcpy(out + size - 64, row + size - 64, 64);
+    } else if (size >= 32) {
         std::memcpy(out, row, 32);
         std::memcpy(out + size - 32, row + size - 32, 32);
     } else if (size >= 16) {
@@ -69,14 +72,13 @@ void copy_row(uint8_t* out, const uint8_t* row, int64_t size) {
 }
 
 // Copies a window of a raw column, which begins at ``rows``.
-void copy_window(const uint8_t* rows, const Window& window, uint8_t* out, int64_t row_stride) {
-    const int64_t size = window.size;
-    for (int64_t j = 0; j < window.length; ++j, out += row_stride) {
-        const int64_t wanted = window.newest - window.length + 1 + j;
-        if (wanted < window.first && window.zeros) {
+inline void copy_window(const uint8_t* rows, int64_t newest, int64_t first, int64_t length, int64_t size, bool zeros,
+                        uint8_t* out, int64_t row_stride) {
+    for (int64_t wanted = newest - length + 1; wanted <= newest; ++wanted, out += row_stride) {
+        if (wanted < first && zeros) {
             std::memset(out, 0, static_cast<std::size_t>(size));
         } else {
-            copy_row(out, rows + std::max(wanted, window.first) * size, size);
+            copy_row(out, rows + std::max(wanted, first) * size, size);
         }
     }
 }
@@ -108,8 +110,8 @@ void decode_window(const WindowCodec& codec, Window window, uint8_t* out, int64_
 // index, then the offsets, then the rows.
 template <class Windows>
 int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes scratch) {
-    const Column& column = job.column;
-    const Windows& windows = job.windows;
+    const Column column = job.column;  // of this call's own: no store can be one to them
+    const Windows windows = job.windows;
     const int64_t size = column.size(), row_stride = windows.out.row_stride;
     const int64_t *slot = job.slot.data(), *newest = job.newest.data(), *first = job.first.data();
     const uint8_t* const memory = column.memory.data();
@@ -140,8 +142,12 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
         if (codec == raw_codec) {
             const int64_t bytes = windows.length(i) * size;
             const uint8_t* rows = memory + column.offset[s] + (newest[i] + 1) * size - bytes;
-            for (int64_t at = 0; at < std::min(bytes, most_prefetched); at += 64) prefetch(rows + at);
-            prefetch(rows + bytes - 1);
+            const uint8_t* const last = rows + bytes - 1;
+            prefetch(rows);
+            if (bytes > 64) {
+                for (int64_t at = 64; at < std::min(bytes, most_prefetched); at += 64) prefetch(rows + at);
+            }
+            prefetch(last);
         } else if (decodes(codec) && window_codecs[codec].prefetch) {
             set(i);
             window_codecs[codec].prefetch(window);
@@ -157,10 +163,11 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
         if (i + ahead < end) find_rows(i + ahead);
         const auto s = static_cast<std::size_t>(slot[i]);
         const uint8_t codec = column.codec[s];
-        set(i);
         if (codec == raw_codec) {
-            copy_window(memory + window.begin, window, windows.at(i), row_stride);
+            copy_window(memory + column.offset[s], newest[i], first[i], windows.length(i), size, column.zeros,
+                        windows.at(i), row_stride);
         } else if (decodes(codec)) {
+            set(i);
             window.dictionary = column.references[column.dictionary[s]];
             decode_window(window_codecs[codec], window, windows.at(i), row_stride, scratch);
         } else {

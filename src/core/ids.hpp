@@ -12,7 +12,4 @@ inline int64_t id_of(int64_t generation, int64_t item) {
     return static_cast<int64_t>(static_cast<uint64_t>(generation) << leaf_bits | static_cast<uint64_t>(item));
 }
 
-// Writes the ids of items, which lie in slots of so many.
-void write_ids(ConstInts items, ConstInts generation, int64_t stride, Ints ids);
-
 }  // namespace sharpwave

@@ -13,6 +13,16 @@ using ConstInt32s = std::span<const int32_t>;
 
 std::size_t at(int64_t number) { return static_cast<std::size_t>(number); }
 
+void write_ids(ConstInts items, ConstInts generation, int64_t stride, Ints ids) {
+    require(items.size() == ids.size(), "each item has an id");
+    const Unlocked unlocked(items.size());
+    for (std::size_t i = 0; i < items.size(); ++i) {
+        const std::size_t slot = at(items[i] / stride);
+        require(items[i] >= 0 && slot < generation.size(), "an item's slot is within the index");
+        ids[i] = id_of(generation[slot], items[i]);
+    }
+}
+
 // Whether the item of an id is there: its slot has the same segment still, and its view knows the item.
 bool is_there(int64_t id, ConstInts generation, Grid<const int32_t> spans, int64_t stride) {
     const int64_t item = id & leaf_mask, slot = item / stride, row = item - slot * stride;
@@ -74,16 +84,6 @@ void reset_slots(ConstInts slots, std::span<int32_t> rows, std::span<int32_t> fr
 }
 
 }  // namespace
-
-void write_ids(ConstInts items, ConstInts generation, int64_t stride, Ints ids) {
-    require(items.size() == ids.size(), "each item has an id");
-    const Unlocked unlocked(items.size());
-    for (std::size_t i = 0; i < items.size(); ++i) {
-        const std::size_t slot = at(items[i] / stride);
-        require(items[i] >= 0 && slot < generation.size(), "an item's slot is within the index");
-        ids[i] = id_of(generation[slot], items[i]);
-    }
-}
 
 void define_index(nanobind::module_& module) {
     using namespace nanobind::literals;

@@ -81,12 +81,12 @@ void define_known_steps(nb::module_& module) {
             "__init__",
             [](Log* self, ConstBytes memory, Grid<const int64_t> offset, Numbers rows, Numbers next, Numbers previous,
                ConstBytes gap, ConstBytes sealed, Numbers context, ConstInts episode_step, Numbers lane,
-               ConstInts first_step, int64_t stride) {
-                new (self) Log{memory, offset,  rows,         next, previous,   gap,
-                               sealed, context, episode_step, lane, first_step, stride};
+               ConstInts first_step, Numbers frames, int64_t stride) {
+                new (self) Log{memory,  offset,       rows, next,       previous, gap,   sealed,
+                               context, episode_step, lane, first_step, frames,   stride};
             },
             "memory"_a, "offset"_a, "rows"_a, "next"_a, "previous"_a, "gap"_a, "sealed"_a, "context"_a,
-            "episode_step"_a, "lane"_a, "first_step"_a, "stride"_a);
+            "episode_step"_a, "lane"_a, "first_step"_a, "frames"_a, "stride"_a);
     module.def("find_known", &find_known, "log"_a, "successor_known"_a, "cursor"_a, "spans"_a, "n_step"_a, "runs"_a,
                R"(Find the steps whose n-step successor has become known since the last call.
 

@@ -20,6 +20,7 @@ struct Log {
     ConstInts episode_step;
     std::span<const int32_t> lane;
     ConstInts first_step;
+    std::span<const int32_t> frames;
     int64_t stride;
 
     const int64_t* flags_offset() const { return offset[flags_column].data(); }
@@ -40,6 +41,10 @@ struct Log {
     }
 
     FrameOf frame(int64_t slot, int64_t row) const { return frame_of(flags(slot), context[slot], row); }
+
+    // Whether no episode ends within a segment, but for its last step: a frame that follows another one's end is there
+    // beside the steps' own, and in a sealed segment one that follows its last step.
+    bool is_unbroken(int64_t slot) const { return frames[slot] - context[slot] - rows[slot] <= sealed[slot]; }
 
     // Returns the slot in which an item lies. Items are less than 2^32, whose division is the faster.
     int64_t slot_of(int64_t item) const {

@@ -129,6 +129,7 @@ class Sampling {
     struct Settings {
         int64_t n_step;
         double gamma;
+        bool stacks;
         Threads threads;
     };
     struct Arrays {
@@ -278,15 +279,17 @@ class Sampling {
 
     // Fills all but the arrays of the draw; returns whether all could be.
     bool fill(const Filling& filling) {
-        write_ids(filling.items, arrays_.generation, log_.stride, filling.column<int64_t>(ids_at));
         const Numbers out{filling.column<float>(reward_at),       filling.column<float>(discount_at),
                           filling.column<uint8_t>(terminated_at), filling.column<uint8_t>(truncated_at),
                           filling.column<int64_t>(n_at),          filling.column<int64_t>(lane_at),
                           filling.column<int64_t>(step_at)};
-        locate_transitions(log_, filling.items, settings_.n_step, settings_.gamma, out, filling.located);
-        if (arrays_.resident &&
-            !(are_resident(filling.located[slot_at]) && are_resident(filling.located[next_slot_at])))
-            return false;
+        locate_transitions(log_, filling.items, settings_.n_step, settings_.gamma, settings_.stacks, out,
+                           filling.located);
+        const Ints ids = filling.column<int64_t>(ids_at), slots = filling.located[slot_at];
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            ids[i] = id_of(arrays_.generation[static_cast<std::size_t>(slots[i])], filling.items[i]);
+        }
+        if (arrays_.resident && !(are_resident(slots) && are_resident(filling.located[next_slot_at]))) return false;
         for (std::size_t i = 0; i < columns_.size(); ++i) {
             const Ends ends = ends_of(static_cast<Ending>(arrays_.endings[i]), filling.located);
             if (gather_windows(*columns_[i], ends.slot, ends.newest, ends.first, filling.window(i), settings_.threads))
@@ -340,13 +343,14 @@ void define_sampling(nb::module_& module) {
             [](Sampling* self, const nb::typed<nb::dict, nb::str, nb::object>& objects, Ints counts,
                ConstInts generation, std::span<int32_t> cursor, Grid<int32_t> spans, Grid<int64_t> runs,
                ConstBytes endings, std::optional<ConstBytes> excluded, std::optional<ConstBytes> resident,
-               int64_t group_size, int64_t n_step, double gamma, int64_t threads, int64_t thread_bytes,
+               int64_t group_size, int64_t n_step, double gamma, bool stacks, int64_t threads, int64_t thread_bytes,
                int64_t chunk_bytes) {
                 new (self) Sampling(objects, {counts, generation, cursor, spans, runs, endings, excluded, resident},
-                                    group_size, {n_step, gamma, {threads, thread_bytes, chunk_bytes}});
+                                    group_size, {n_step, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
             },
             "objects"_a, "counts"_a, "generation"_a, "cursor"_a, "spans"_a, "runs"_a, "endings"_a, "excluded"_a.none(),
-            "resident"_a.none(), "group_size"_a, "n_step"_a, "gamma"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
+            "resident"_a.none(), "group_size"_a, "n_step"_a, "gamma"_a, "stacks"_a, "threads"_a, "thread_bytes"_a,
+            "chunk_bytes"_a,
             R"(Args:
     objects: by name; all that the arrays belong to is among them.
         items: with attributes ``count``, ``samples``, ``grew`` and ``seen``.
@@ -359,7 +363,7 @@ void define_sampling(nb::module_& module) {
     counts: int64 [3], the third counts changes of the log.
     generation, resident: by slot. ``cursor``, ``spans``, ``runs``: as of ``find_known``.
     endings: uint8, of each window, as of ``fill_transitions``.
-    excluded, group_size, n_step, gamma, threads, thread_bytes, chunk_bytes: as of the draw, and ``fill_transitions``.)")
+    excluded, group_size, n_step, gamma, stacks, threads, thread_bytes, chunk_bytes: as of the draw, and ``fill_transitions``.)")
         .def_prop_ro("stale", &Sampling::is_stale, "Whether another is to take its place.")
         .def("sample", &Sampling::sample, nb::sig("def sample(self, filling: Filling, beta: float) -> typing.Any"),
              "filling"_a, "beta"_a,

@@ -1,6 +1,9 @@
 // What is an n-step transition made of? Its return, its discount, and the rows of its frames.
 #include "transitions.hpp"
 
+#include <algorithm>
+#include <bit>
+
 #include "gather.hpp"
 #include "rooms.hpp"
 
@@ -11,18 +14,39 @@ namespace nb = nanobind;
 
 constexpr std::size_t index_ahead = 24, arena_ahead = 12;  // items between a prefetch and its use
 
+// Returns the frame of a step. Without ``stacks`` no flags are read where no episode ends before it in its segment.
+template <bool stacks>
+FrameOf find_frame(const Log& log, ConstBytes flags, int64_t slot, int64_t row) {
+    if (!stacks && log.is_unbroken(slot)) return {log.context[slot] + row, 0};
+    return frame_of(flags, log.context[slot], row);
+}
+
+// Finds the segments of steps, and their rows there.
+void find_rows(const Log& log, ConstInts steps, Ints slot, Ints row) {
+    const int64_t stride = log.stride;
+    if (std::has_single_bit(static_cast<uint64_t>(stride))) {
+        const int bits = std::countr_zero(static_cast<uint64_t>(stride));
+        for (std::size_t i = 0; i < steps.size(); ++i) slot[i] = steps[i] >> bits, row[i] = steps[i] & (stride - 1);
+    } else {
+        for (std::size_t i = 0; i < steps.size(); ++i) {
+            slot[i] = log.slot_of(steps[i]);
+            row[i] = steps[i] - slot[i] * stride;
+        }
+    }
+}
+
 // ``one``: returns of one step, which are most, are those of their own row.
-template <bool one>
-void locate(const Log& log, ConstInts steps, int64_t n_step, double gamma, const Numbers& out, Grid<int64_t> located) {
+template <bool one, bool stacks>
+void locate(const Log& arrays, ConstInts steps, int64_t n_step, double gamma, const Numbers& columns,
+            Grid<int64_t> located) {
+    const Log log = arrays;  // of this call's own: no store can be one to them
+    const Numbers out = columns;
     const Ints slot = located[slot_at], row = located[row_at], frame = located[frame_at], first = located[first_at];
     const Ints next_slot = located[next_slot_at], next_frame = located[next_frame_at];
     const Ints next_first = located[next_first_at];
     const int64_t *flags_offset = log.flags_offset(), *reward_offset = log.reward_offset();
     const std::size_t count = steps.size();
-    for (std::size_t i = 0; i < count; ++i) {
-        slot[i] = log.slot_of(steps[i]);
-        row[i] = steps[i] - slot[i] * log.stride;
-    }
+    find_rows(log, steps, slot, row);
     for (std::size_t i = 0; i < count; ++i) {
         // Memory at random addresses is prefetched: first the index, then the arena.
         if (i + index_ahead < count) {
@@ -33,17 +57,18 @@ void locate(const Log& log, ConstInts steps, int64_t n_step, double gamma, const
             prefetch(&log.context[s]);
             prefetch(&log.lane[s]);
             prefetch(&log.first_step[s]);
+            if (!stacks) prefetch(&log.frames[s]), prefetch(&log.sealed[s]);
         }
         if (i + arena_ahead < count) {
             const int64_t s = slot[i + arena_ahead], r = row[i + arena_ahead];
-            prefetch(log.memory.data() + flags_offset[s]);
+            if (stacks) prefetch(log.memory.data() + flags_offset[s]);
             prefetch(log.memory.data() + flags_offset[s] + r);
             prefetch(log.memory.data() + reward_offset[s] + 4 * r);
         }
         int64_t s = slot[i], r = row[i];
         ConstBytes flags = log.flags(s);
-        const FrameOf here = frame_of(flags, log.context[s], r);
-        frame[i] = here.frame, first[i] = here.first;
+        const FrameOf here = find_frame<stacks>(log, flags, s, r);
+        frame[i] = here.frame;
         out.lane[i] = log.lane[s];
         out.step[i] = log.first_step[s] + r;
         double total = 0.0, factor = 1.0;
@@ -64,21 +89,30 @@ void locate(const Log& log, ConstInts steps, int64_t n_step, double gamma, const
         out.discount[i] = flag & terminated_flag ? 0.0f : static_cast<float>(factor);
         out.terminated[i] = (flag & terminated_flag) != 0;
         out.truncated[i] = (flag & truncated_flag) != 0;
-        out.n[i] = used;
-        next_slot[i] = s;
-        const FrameOf last = used == 1 ? here : frame_of(flags, log.context[s], r);
-        next_frame[i] = last.frame + 1, next_first[i] = last.first;
+        const FrameOf last = one || used == 1 ? here : find_frame<stacks>(log, flags, s, r);
+        next_frame[i] = last.frame + 1;
+        if (!one) out.n[i] = used, next_slot[i] = s;
+        if (stacks) first[i] = here.first, next_first[i] = last.first;
+    }
+    if (one) {
+        std::ranges::fill(out.n, 1);
+        std::ranges::copy(slot, next_slot.begin());
+    }
+    if (!stacks) {
+        std::ranges::fill(first, 0);
+        std::ranges::fill(next_first, 0);
     }
 }
 
 // Computes what is made of flags and rewards, and decodes windows of fields; returns those with rows left out.
-nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma,
+nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks,
                                           std::span<float> reward, std::span<float> discount, Bytes terminated,
                                           Bytes truncated, Ints n, Ints lane, Ints step, Grid<int64_t> located,
                                           const nb::typed<nb::sequence, nb::object>& columns, ConstBytes windows,
                                           const nb::typed<nb::sequence, nb::object>& places, int64_t threads,
                                           int64_t thread_bytes, int64_t chunk_bytes) {
-    locate_transitions(log, steps, n_step, gamma, {reward, discount, terminated, truncated, n, lane, step}, located);
+    locate_transitions(log, steps, n_step, gamma, stacks, {reward, discount, terminated, truncated, n, lane, step},
+                       located);
     nb::typed<nb::list, int> left_out;
     for (std::size_t i = 0; i < windows.size(); ++i) {
         const Ends ends = ends_of(static_cast<Ending>(windows[i]), located);
@@ -93,10 +127,12 @@ nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64
 
 }  // namespace
 
-void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, const Numbers& out,
+void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks, const Numbers& out,
                         Grid<int64_t> located) {
     require(located.rows == located_rows && located.columns == std::ssize(steps), "located has seven rows");
-    (n_step == 1 ? locate<true> : locate<false>)(log, steps, n_step, gamma, out, located);
+    const auto chosen = n_step == 1 ? (stacks ? locate<true, true> : locate<true, false>)
+                                    : (stacks ? locate<false, true> : locate<false, false>);
+    chosen(log, steps, n_step, gamma, out, located);
 }
 
 Ends ends_of(Ending ending, Grid<const int64_t> located) {
@@ -109,14 +145,14 @@ void define_transitions(nb::module_& module) {
     using namespace nb::literals;
     module.def(
         "locate_transitions",
-        [](const Log& log, ConstInts steps, int64_t n_step, double gamma, std::span<float> reward,
+        [](const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks, std::span<float> reward,
            std::span<float> discount, Bytes terminated, Bytes truncated, Ints n, Ints lane, Ints step,
            Grid<int64_t> located) {
-            locate_transitions(log, steps, n_step, gamma, {reward, discount, terminated, truncated, n, lane, step},
-                               located);
+            locate_transitions(log, steps, n_step, gamma, stacks,
+                               {reward, discount, terminated, truncated, n, lane, step}, located);
         },
-        "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "reward"_a, "discount"_a, "terminated"_a, "truncated"_a, "n"_a,
-        "lane"_a, "step"_a, "located"_a,
+        "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "stacks"_a, "reward"_a, "discount"_a, "terminated"_a, "truncated"_a,
+        "n"_a, "lane"_a, "step"_a, "located"_a,
         R"(Compute n-step returns, the rows of frames, and where in the log each of ``steps`` [B] is.
 
 ``reward`` and ``discount`` receive ``sum_i gamma^i r_i`` over the n_used steps up to the episode's end, and
@@ -126,13 +162,13 @@ of those ended the episode; ``n``, their number; ``lane`` and ``step``, the lane
 Args:
     located: int64 [7, B], receives slot, row, frame, first, next_slot, next_frame, next_first: ``frame`` and
         ``next_frame`` are the newest frames of the stacks, in the columns of ``slot`` and ``next_slot``; ``first`` and
-        ``next_first`` the frames below which the stacks are padded.
+        ``next_first`` the frames below which the stacks are padded; those are any before without ``stacks``.
 
 Cost: 20 ns an item.)");
     module.attr("OF_STEPS") = static_cast<int64_t>(of_steps);
     module.attr("OF_FRAMES") = static_cast<int64_t>(of_frames);
     module.attr("OF_FRAMES_AFTER") = static_cast<int64_t>(of_frames_after);
-    module.def("fill_transitions", &fill_transitions, "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "reward"_a,
+    module.def("fill_transitions", &fill_transitions, "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "stacks"_a, "reward"_a,
                "discount"_a, "terminated"_a, "truncated"_a, "n"_a, "lane"_a, "step"_a, "located"_a, "columns"_a,
                "windows"_a, "places"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
                R"(Fill a batch: ``locate_transitions``, then ``gather_windows`` for each of ``windows``.

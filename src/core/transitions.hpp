@@ -24,8 +24,9 @@ enum Located : uint8_t {
     located_rows
 };
 
-// Computes the returns of ``steps``, and where their frames are.
-void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, const Numbers& out,
+// Computes the returns of ``steps``, and where their frames are; unless a view has ``stacks``, the frames below which
+// those are padded may be any before.
+void locate_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks, const Numbers& out,
                         Grid<int64_t> located);
 
 // Rows that a window of a batch ends with: the steps' own, the frames of their stacks, or the frames after the last.

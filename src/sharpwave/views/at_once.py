@@ -50,5 +50,6 @@ def sampling(log: StepLog, items: Items, view: Any, rng: np.random.Generator) ->
     resident = None if log.segment_cache is None else index.resident
     return core.Sampling(
         objects, log.inventory.counts, index.generation, known.cursor, items.spans, known.runs, endings, excluded,
-        resident, group_size, view.n_step, view.gamma, gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
+        resident, group_size, view.n_step, view.gamma, view.stacks, gather.THREADS, gather.THREAD_BYTES,
+        gather.CHUNK_BYTES,
     )  # fmt: skip

@@ -17,7 +17,7 @@ def arrays_of(log: StepLog) -> core.Log:
     index = log.index
     return core.Log(
         log.arena.memory, index.offset, index.rows, index.next, index.previous, index.gap, index.sealed, index.context,
-        index.episode_step, index.lane, index.first_step, index.stride,
+        index.episode_step, index.lane, index.first_step, index.frames, index.stride,
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ class NStep(DividedView[Batch]):
         newest: a lane's last step can be sampled at once where it came with ``next_obs``; else once another follows.
 
     Attributes:
+        stacks: whether a field of the observation has a stack.
         known: finder of the items. ``expected``: TD errors of steps that await being items, by slot.
 
     Raises:
@@ -78,6 +79,7 @@ class NStep(DividedView[Batch]):
         self.known = KnownSteps(log, self.n_step, self.newest)
         self.expected: dict[int, npt.NDArray[np.float32]] = {}
         self._readers, self._arrays = FieldReaders(log), LogArrays(log)
+        self.stacks = any(log.spec.fields[name].frames > 1 for name in log.spec.obs_names)
         self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
         # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
         self._windows: list[tuple[str, int, bool]] = []
@@ -177,7 +179,7 @@ class NStep(DividedView[Batch]):
         readers, columns = self._readers.current(), target.columns
         log, dense, endings = self.dense_columns()
         left_out = core.fill_transitions(
-            log, target.draw.items, self.n_step, self.gamma, columns["reward"], columns["discount"],
+            log, target.draw.items, self.n_step, self.gamma, self.stacks, columns["reward"], columns["discount"],
             columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"], columns[".step"],
             target.scratch, dense, endings, [columns[name] for name, _, _ in self._dense],
             gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
@@ -213,7 +215,7 @@ class NStep(DividedView[Batch]):
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
         core.locate_transitions(
-            self._arrays.current(), items, self.n_step, self.gamma, columns["reward"], columns["discount"],
+            self._arrays.current(), items, self.n_step, self.gamma, self.stacks, columns["reward"], columns["discount"],
             columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"],
             columns[".step"], located,
         )  # fmt: skip
