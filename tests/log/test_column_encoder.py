@@ -14,6 +14,7 @@ from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import by_number
 from sharpwave.codecs.zstd import Zstd
+from sharpwave.log import column_encoder
 from sharpwave.log.column_encoder import ColumnEncoder
 
 Array = np.ndarray[Any, Any]
@@ -159,7 +160,8 @@ def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_fo
     assert found > 0 and trials < 0.06 * 100 * 64
 
 
-def test_a_lane_that_has_to_wait_takes_the_last_winner_untried() -> None:
+def test_a_lane_that_has_to_wait_takes_the_last_winner_untried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(column_encoder, "SLOW_BYTES", 0)
     one, table = encoder()
     one.trials_left = 2
     packed = [one.pack(lane, still(lane)) for lane in range(6)]
@@ -183,6 +185,7 @@ def test_one_call_makes_two_trials_at_most(monkeypatch: pytest.MonkeyPatch) -> N
         trials += 1
         return choose(*args)
 
+    monkeypatch.setattr(column_encoder, "SLOW_BYTES", 8 * 600)
     monkeypatch.setattr(ColumnEncoder, "_trial", counted)
     lanes, noisy = 32, np.random.default_rng(0)
     spec = sw.Spec(obs=sw.Field((20, 30), "uint8"), action=sw.Field((), "int64"))

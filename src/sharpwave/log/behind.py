@@ -22,39 +22,58 @@ from sharpwave.memory.ledger import MemoryLedger
 MAX_PENDING = 16
 """Segments that wait to be encoded at most: each keeps the memory of an open segment."""
 
+NAME = "sharpwave-encoding"
+"""Name of the thread."""
+
 
 class Work:
     """Work for a thread, or for whoever needs it done first."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._work, self._taken, self._done = work, threading.Lock(), threading.Event()
+        self._work, self.done = work, False
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it, unless a thread does or has."""
-        if self._taken.acquire(blocking=False):
-            try:
-                self._work()
-            except BaseException as error:
-                self._error = error
-            finally:
-                self._done.set()
+        """Do it; an error is for ``result``."""
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self.done = True
 
-    @property
-    def done(self) -> bool:
-        """Whether it is."""
-        return self._done.is_set()
-
-    def finish(self) -> None:
-        """Return once it is done."""
-        self.run()
-        self._done.wait()
-
-    def wait(self) -> None:
-        """Return once it is done.  Raises: whatever it raised."""
-        self.finish()
+    def result(self) -> None:
+        """Raise what it raised."""
         if self._error is not None:
             raise self._error
+
+
+class Works:
+    """Works of one store, which are done one after the other, in order, whoever does them: what one chooses for its
+    segment depends on those before."""
+
+    def __init__(self) -> None:
+        self._left: deque[Work] = deque()
+        self.forked()
+
+    def forked(self) -> None:
+        """Forget that another thread is at work, which a child does not have."""
+        self._doing = threading.Lock()
+
+    def add(self, work: Work) -> None:
+        """Add one behind the others."""
+        self._left.append(work)
+
+    def advance(self) -> None:
+        """Do the next one, once the one before is done."""
+        with self._doing:
+            if self._left:
+                self._left.popleft().run()
+
+    def finish(self, work: Work) -> None:
+        """Return once a ``work`` is done. An interrupt leaves the others to be done."""
+        while not work.done:
+            self.advance()
 
 
 class _Thread:
@@ -64,7 +83,7 @@ class _Thread:
         self._begin()
 
     def _begin(self) -> None:
-        self._works: SimpleQueue[Work] = SimpleQueue()
+        self._waiting: SimpleQueue[Works] = SimpleQueue()
         self._starting, self._started = threading.Lock(), False
 
     def forked(self) -> None:
@@ -76,29 +95,29 @@ class _Thread:
         with self._starting:
             if not self._started:
                 try:
-                    threading.Thread(target=_serve, args=(self._works,), name="sharpwave-encoding", daemon=True).start()
+                    threading.Thread(target=_serve, args=(self._waiting,), name=NAME, daemon=True).start()
                 except RuntimeError:
                     return False
                 self._started = True
             return True
 
-    def ask(self, work: Work) -> None:
-        """Have it do the ``work``, after all before."""
-        self._works.put(work)
+    def ask(self, works: Works) -> None:
+        """Have it do the next one of ``works``."""
+        self._waiting.put(works)
 
 
-def _serve(works: SimpleQueue[Work]) -> None:
+def _serve(waiting: SimpleQueue[Works]) -> None:
     while True:
-        work = works.get()
+        works = waiting.get()
         # A finalizer that the collector runs here may want the lock of a store whose owner waits for this thread.
         collects = gc.isenabled()
         gc.disable()
         try:
-            work.run()
+            works.advance()
         finally:
             if collects:
                 gc.enable()
-        del work
+        del works
 
 
 THREAD = _Thread()
@@ -136,7 +155,7 @@ class Behind(LogListener):
     depend on how fast the thread is.
 
     Attributes:
-        pending: the segments.
+        pending: the segments. ``works``: those that encode them.
     """
 
     def __init__(
@@ -151,6 +170,7 @@ class Behind(LogListener):
         self._space, self._opened, self._sealed = space, opened, sealed
         self._sealing, self._admission, self._ledger = sealing, admission, ledger
         self.pending: deque[Pending] = deque()
+        self.works = Works()
         self._spare: list[int] = []
 
     def take(self, lane: int, slot: int, following: int) -> bool:
@@ -164,12 +184,15 @@ class Behind(LogListener):
         if self._ledger.ram is not None or opened.annotations or len(self.pending) >= MAX_PENDING:
             return False
         rows = opened.columns.all_so_far(slot)
+        if self.pending and self._sealed.depends_on_others(lane, rows):
+            self.settle()
         if not self._sealed.takes_long(lane, rows) or not (self._spare or self._add()) or not THREAD.there():
             return False
         one = Pending(lane, slot, opened.staging.item(lane), self._sealed.reserve_trials(lane, rows))
         one.work = Work(lambda: self._encode(one))
         self.pending.append(one)
-        THREAD.ask(one.work)
+        self.works.add(one.work)
+        THREAD.ask(self.works)
         opened.move(lane, following, self._spare.pop())
         self._space.index.sealed[slot] = 1  # no row follows in it, which is what readers ask for
         return True
@@ -196,7 +219,8 @@ class Behind(LogListener):
                 if one.work is None:
                     self._encode(one)
                 else:
-                    one.work.wait()
+                    self.works.finish(one.work)
+                    one.work.result()
             except BaseException:
                 if one.work is None or one.work.done:  # else an interrupt: the thread goes on
                     self._sealed.drop_dictionaries(one.places)
@@ -214,7 +238,7 @@ class Behind(LogListener):
         """Wait until nothing is being encoded: a forked child has no thread for it."""
         for one in self.pending:
             if one.work is not None:
-                one.work.finish()
+                self.works.finish(one.work)
 
     def growing(self, slots: int) -> None:
         """Seal them: memory is about to move."""

@@ -29,7 +29,7 @@ segments."""
 SLOW_BYTES = 1 << 16
 """Bytes of a column below which no encoding takes long: another thread begins some 50 us after it is asked."""
 MAX_TRIALS = 2
-"""Trials in one call, at most: lanes that become full together are tried in later ones."""
+"""Trials in one call, at most, of columns from ``SLOW_BYTES`` on: further lanes wait for later calls."""
 HORIZON = 64
 """Segments over which a new dictionary must save its own bytes and its decoder's."""
 
@@ -51,8 +51,8 @@ class ColumnEncoder:
     stay raw where no codec saves enough. Other lanes begin with the last winner. Codec and dictionary are tried again
     after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times their bytes after the last trial; a new
     dictionary must save its own bytes. While rows stay raw, lanes are tried in turn, up to 64 segments apart; and no
-    call makes more than two trials: a lane that has to wait takes the last winner untried, or stays as it is.
-    For a codec given by name only dictionaries are chosen.
+    call makes more than two trials of large columns: a lane that has to wait takes the last winner untried, or stays as
+    it is. For a codec given by name only dictionaries are chosen.
 
     Attributes:
         trials_left: trials that the present call may make still.
@@ -85,17 +85,29 @@ class ColumnEncoder:
 
     def takes_long(self, lane: int, rows: Bytes) -> bool:
         """Return whether ``pack`` of the same arguments takes long: a slow codec, or a trial."""
-        if not self.candidates or rows.nbytes < SLOW_BYTES or len(rows) < (MIN_AUTO_ROWS if self._auto else 1):
+        state = self._state_of(lane, rows)
+        if state is None:
             return False
-        state = self._lanes.setdefault(lane, _LaneState())
         return (state.codec is not None and state.codec.slow) or (self._is_due(state) and self.trials_left > 0)
+
+    def depends_on_others(self, lane: int, rows: Bytes) -> bool:
+        """Return whether what ``takes_long`` says depends on other lanes' segments: on trials of rows that stayed
+        raw."""
+        state = self._state_of(lane, rows)
+        return state is not None and state.codec is None and state.segments + 1 >= state.next_trial
 
     def reserve_trial(self, lane: int, rows: Bytes) -> bool:
         """Return whether ``pack`` of the same arguments may make a trial, later; one that is due counts from now on."""
-        allowed = self.trials_left > 0
-        if allowed and len(rows) >= MIN_AUTO_ROWS and self._is_due(self._lanes.setdefault(lane, _LaneState())):
+        state, allowed = self._state_of(lane, rows), self.trials_left > 0
+        if state is not None and allowed and self._is_due(state):
             self.trials_left -= 1
         return allowed
+
+    def _state_of(self, lane: int, rows: Bytes) -> _LaneState | None:
+        """Return the lane's state, if its ``rows`` can take long to encode."""
+        if not self.candidates or rows.nbytes < SLOW_BYTES or len(rows) < (MIN_AUTO_ROWS if self._auto else 1):
+            return None
+        return self._lanes.get(lane) or _LaneState()
 
     def _is_due(self, state: _LaneState) -> bool:
         """Return whether codecs are to be tried on the lane's next segment."""
@@ -119,8 +131,9 @@ class ColumnEncoder:
             state.bytes_per_row = len(payload) / len(rows)
         due = state.segments >= state.next_trial and (state.codec is not None or not self._pause)
         if due or (worse and state.segments >= state.next_trial // 4 + 8):
-            if self.trials_left > 0 if may_try is None else may_try:
-                self.trials_left -= may_try is None
+            counts = rows.nbytes >= SLOW_BYTES
+            if not counts or (self.trials_left > 0 if may_try is None else may_try):
+                self.trials_left -= counts and may_try is None
                 payload = self._tried(state, rows, payload)
             elif state.codec is None and self._leading is not None:
                 state.codec, state.place = self._leading, self._hold(self._newest.get(self._leading, 0), instead_of=0)
@@ -147,7 +160,8 @@ class ColumnEncoder:
             state = self._lanes[lane] = _LaneState()
         if state.codec is not None:
             return False
-        return not self._is_due(state) or (self.trials_left <= 0 and self._leading is None)
+        small = rows * self.field.row_bytes < SLOW_BYTES
+        return not self._is_due(state) or (not small and self.trials_left <= 0 and self._leading is None)
 
     def count(self, lane: int) -> None:
         """Count a segment of the lane's that was left raw without ``pack``."""

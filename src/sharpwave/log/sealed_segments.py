@@ -64,6 +64,10 @@ class Sealed:
         """Return whether ``encode`` of the same arguments takes long."""
         return any(self._encoders[c].takes_long(lane, data) for c, data in enumerate(rows) if c >= FIRST_FIELD)
 
+    def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
+        """Return whether what ``takes_long`` says depends on segments of other lanes."""
+        return any(self._encoders[c].depends_on_others(lane, data) for c, data in enumerate(rows) if c >= FIRST_FIELD)
+
     def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
         """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
         return [c >= FIRST_FIELD and self._encoders[c].reserve_trial(lane, data) for c, data in enumerate(rows)]

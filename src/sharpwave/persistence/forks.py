@@ -43,6 +43,8 @@ def _in_child() -> None:
     for log, lock, taken in _forks.__dict__.pop("held", []):
         if log.disk is not None and not log.closed:
             log.disk.leave_to_parent()
+        if log.behind is not None:
+            log.behind.works.forked()
         log.saving = threading.Lock()  # it may be held by a thread of the parent
         if log.copying is not None:
             log.copying.end()
