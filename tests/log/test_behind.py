@@ -261,18 +261,21 @@ store = sw.Store(sw.Spec(obs=sw.Field((48, 48), 'uint8', codec='zstd'), action=s
 class Left:
     def __init__(self): self.myself = self
     def __del__(self): print(store.stats()['steps'])
-encode = zstd._Encoder.encode
+encode, began = zstd._Encoder.encode, []
 def busy(self, rows, dictionary):
     if threading.current_thread().name == 'sharpwave-encoding':
+        began.append(True)
         time.sleep(0.2)
         kept = [[] for _ in range(50_000)]
     return encode(self, rows, dictionary)
 zstd._Encoder.encode = busy
+gc.collect()
 Left()
 frame = np.zeros((48, 48), np.uint8)
 for step in range(33):
     store.append(obs=frame, action=1, reward=0.0, terminated=False, truncated=False)
 assert store._log.behind.pending
+while not began: time.sleep(0.01)
 gc.set_threshold(30_000)
 store.stats()
 gc.collect()
