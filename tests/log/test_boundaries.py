@@ -381,3 +381,14 @@ def test_next_observations_that_are_rounded_are_noticed(way: str, strict: bool) 
     with pytest.warns(RuntimeWarning, match="lane 1: 4 steps observe what the step before them led to but for round"):
         chain(store, obs[:-1], after, way)
     assert store.stats()["rounded_breaks"] == 7 == store.stats()["broken_episodes"]
+
+
+def test_three_lanes_are_warned_of_and_the_others_counted() -> None:
+    envs = vector(cartpole(), NEXT_STEP, lanes=12)
+    store = store_for(envs)
+    with pytest.warns(RuntimeWarning, match="they are resets and no steps") as record:
+        resets = play(store, envs, 300)
+    texts = said(record)
+    assert len(texts) == 3 and "3 lanes do: further ones are only counted" in texts[-1]
+    assert not any("further ones" in text for text in texts[:-1])
+    assert store.stats()["repeated_finals"] == int(resets.sum())

@@ -13,7 +13,7 @@ the observation, or the one after it. The core compares and counts them (``bound
 from __future__ import annotations
 
 import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -38,6 +38,8 @@ ROUNDED = 4
 """Episodes that are broken off by rounding, before it is said."""
 UNCHAINED = 16
 """Steps in a row none of which leads to the next one's observation, before it is said."""
+MAX_WARNED = 3
+"""Lanes of which each kind of transition is warned of: with 1,024 that do the same nobody reads on."""
 SHOWN = 4
 """Numbers of steps in a message."""
 
@@ -75,7 +77,7 @@ class Boundaries(core.Boundaries):
         opened: the lanes' open segments.
 
     Attributes:
-        strict: whether they are an error; else a warning, one a lane and kind.
+        strict: whether they are an error; else a warning: of a kind one a lane, for ``MAX_WARNED`` lanes.
         true_finals: lanes whose environments reset in the step that ends an episode, and say what it led to. Elsewhere
             nothing is said of what a terminated episode ended with: programs give anything there, as its discount is 0.
         counted: by name of ``NOTICED``, episodes that were broken off, as their next step observes something else;
@@ -89,6 +91,7 @@ class Boundaries(core.Boundaries):
         super().__init__(self.counted, self.true_finals)
         self._opened = opened
         self._lanes: dict[int, _Lane] = {}
+        self._warned: Counter[str] = Counter()
 
     @property
     def counts(self) -> Counts:
@@ -176,22 +179,27 @@ class Boundaries(core.Boundaries):
             )
 
     def _say_found(self, lane: int, resets: bool, count: int, last: list[int]) -> None:
-        self._say(lane, _numbered("resets" if resets else "finals", count, last))
+        kind = "resets" if resets else "finals"
+        self._say(lane, kind, _numbered(kind, count, last))
 
     def _say_once(self, lane: int, kind: str, text: str) -> None:
         said = self._lanes[lane].said
         if self.strict:
-            self._say(lane, text)
+            self._say(lane, kind, text)
         elif kind not in said:
             said.add(kind)
-            self._say(lane, text)
+            self._say(lane, kind, text)
 
-    def _say(self, lane: int, text: str) -> None:
+    def _say(self, lane: int, kind: str, text: str) -> None:
         text = f"extend: lane {lane}: {text}. stats() counts them; strict=True makes them errors"
         if self.strict:
             self._opened.forget_end(lane)  # what comes after the step that is refused begins an episode
             raise ValueError(text.replace("; strict=True makes them errors", ""))
-        warnings.warn(text, RuntimeWarning, stacklevel=level_of_caller())
+        self._warned[kind] += 1
+        if self._warned[kind] == MAX_WARNED:
+            text += f". {MAX_WARNED} lanes do: further ones are only counted"
+        if self._warned[kind] <= MAX_WARNED:
+            warnings.warn(text, RuntimeWarning, stacklevel=level_of_caller())
 
 
 _SAID = {
