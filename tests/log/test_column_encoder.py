@@ -147,6 +147,7 @@ def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_fo
     one._trial = counted  # type: ignore[method-assign, assignment]
     rng, found = np.random.default_rng(0), 0
     for turn in range(100):
+        one.limit_trials(2)
         for lane in range(64):
             rows = np.zeros((32, 40), np.uint8) if lane == 50 else rng.integers(0, 256, (32, 40)).astype(np.uint8)
             if together and one.stays_raw(lane, len(rows)):

@@ -75,6 +75,7 @@ class ColumnEncoder:
         self._newest: dict[Codec, int] = {}  # place of the latest dictionary, tried by lanes without one
         self._leading: Codec | None = None  # the latest choice of any lane
         self.trials_left = math.inf
+        self._due = 0  # lanes of small rows that are due, in the present call
         self._raw = 0  # trials in a row, of any lane, after which rows stayed raw
         self._pause = 0  # segments before the next trial of a lane whose rows are raw
 
@@ -82,6 +83,10 @@ class ColumnEncoder:
     def nbytes(self) -> int:
         """Bytes of working memory."""
         return sum(encoder.nbytes for encoder in self._encoders.values())
+
+    def limit_trials(self, count: float) -> None:
+        """Make at most so many trials from now on."""
+        self.trials_left, self._due = count, 0
 
     def takes_long(self, lane: int, rows: Bytes) -> bool:
         """Return whether ``pack`` of the same arguments takes long: a slow codec, or a trial."""
@@ -160,8 +165,12 @@ class ColumnEncoder:
             state = self._lanes[lane] = _LaneState()
         if state.codec is not None:
             return False
-        small = rows * self.field.row_bytes < SLOW_BYTES
-        return not self._is_due(state) or (not small and self.trials_left <= 0 and self._leading is None)
+        if not self._is_due(state):
+            return True
+        if rows * self.field.row_bytes >= SLOW_BYTES:
+            return self.trials_left <= 0 and self._leading is None
+        self._due += 1  # whether others are due as well, its trial says
+        return self._due > 1
 
     def count(self, lane: int) -> None:
         """Count a segment of the lane's that was left raw without ``pack``."""

@@ -75,7 +75,7 @@ class Sealed:
     def limit_trials(self, count: float) -> None:
         """Let each encoder make at most so many trials of codecs from now on."""
         for encoder in self._encoders.values():
-            encoder.trials_left = count
+            encoder.limit_trials(count)
 
     def encode(
         self,
