@@ -120,8 +120,8 @@ def test_importing_the_store_loads_nothing_heavy() -> None:
 
 LATER = (
     "asyncio", "concurrent", "csv", "email", "http", "importlib.metadata", "importlib.resources", "logging",
-    "multiprocessing", "secrets", "shutil", "socket", "ssl", "subprocess", "tempfile", "unittest", "urllib.request",
-    "zipfile", "sharpwave.data", "sharpwave.loading", "sharpwave.offline", "sharpwave.serve",
+    "multiprocessing", "secrets", "socket", "ssl", "subprocess", "unittest", "urllib.request",
+    "sharpwave.data", "sharpwave.loading", "sharpwave.offline", "sharpwave.serve",
 )  # fmt: skip
 """Modules, and packages with all of theirs, that take long to import and that few stores need."""
 

@@ -21,6 +21,7 @@ from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
 from sharpwave.persistence.checkpoint import save
+from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file
 from sharpwave.persistence.forks import watch
 from sharpwave.persistence.lifetime import Life, close, flush
 from sharpwave.persistence.open_stores import check_same, open_here, remember, was_left_in
@@ -268,8 +269,6 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             FileExistsError: the folder holds a store that is not a checkpoint, or the file is none.
             StoreInUseError: another process has locked the folder.
         """
-        from sharpwave.persistence.checkpoint_file import is_file_name, save_file  # and zip archives, with them
-
         folder = checked_folder("checkpoint", path)
         with self._log.saving:  # one checkpoint at a time
             views = self._views
@@ -387,8 +386,6 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
             NewerVersionError: a later release wrote part of the store; nothing was changed.
             ValueError, FileExistsError: an invalid argument; or the store that is open has other settings.
         """
-        from sharpwave.persistence.checkpoint_file import folder_to_open
-
         given = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit, "on_full": on_full, "seed": seed}
         check_flag("open", "strict", strict)
         check_flag("open", "exist_ok", exist_ok)

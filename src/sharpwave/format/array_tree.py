@@ -12,6 +12,7 @@ import math
 import os
 import re
 import struct
+import zipfile
 import zlib
 from typing import Any, NamedTuple
 
@@ -48,8 +49,6 @@ class _Member(NamedTuple):
 
 def write(descriptor: int, tree: dict[str, Any]) -> None:
     """Write dicts and lists of arrays, numbers, strings and ``None`` into an empty file.  Raises: OSError."""
-    import zipfile
-
     arrays: Arrays = {}
     arrays[TREE] = np.frombuffer(json.dumps(_plain(tree, arrays)).encode(), np.uint8)
     with os.fdopen(descriptor, "wb", closefd=False) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as members:
