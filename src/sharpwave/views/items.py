@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +19,18 @@ from sharpwave.views.view import MAX_RUNS, View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-    from sharpwave.views.keeping import Kept
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
+
+
+class Watcher(Protocol):
+    """Notified before a view changes: ``keeping.Kept``."""
+
+    def note(self) -> None: ...
+
+    def notes(self) -> bool: ...
 
 
 class Items:
@@ -56,7 +63,7 @@ class Items:
         self.losing: list[Ints] = []  # items that await exclusion, for lack of memory
         self.seen = -1
         self.sampling: core.Sampling | None = None
-        self.kept: Kept | None = None
+        self.kept: Watcher | None = None
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
