@@ -68,8 +68,8 @@ def _audit_view(view: Any) -> None:
     items = view._items
     count = len(view)
     ids = np.asarray(view.sampleable_ids()) & 0xFFFFFFFF
-    if items._losing:  # by an eviction that was interrupted: still there, until it is repeated
-        losing = np.unique(np.concatenate(items._losing))
+    if items.losing:  # by an eviction that was interrupted: still there, until it is repeated
+        losing = np.unique(np.concatenate(items.losing))
         ids = np.concatenate([ids, losing if items.uses is None else losing[items.uses.remaining(losing)]])
     assert count == len(ids)
     if items.uses is not None:
