@@ -182,7 +182,7 @@ class Given {
         int overflow = 0;
         const int64_t number = PyLong_AsLongLongAndOverflow(object, &overflow);
         if (overflow) return nullptr;
-        if (std::abs(number) <= exact && field.type == NPY_FLOAT32) {
+        if (number >= -exact && number <= exact && field.type == NPY_FLOAT32) {
             const auto wide = static_cast<double>(number);
             return narrow(&wide, 1);
         }

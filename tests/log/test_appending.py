@@ -179,7 +179,7 @@ def test_both_ways_append_the_same_where_episodes_are_annotated() -> None:
     assert np.mean(shares) > 0.2
 
 
-@pytest.mark.parametrize("number", [0, 1, -3, 2**24, 2**24 + 1, 2**40, 10**30])
+@pytest.mark.parametrize("number", [0, 1, -3, 2**24, 2**24 + 1, 2**40, -(2**63), 10**30])
 def test_integers_are_rewards_where_float32_has_them(number: int) -> None:
     short, long, went = pair(SPECS["vectors"], capacity=100)
     step: dict[str, Any] = {"obs": np.zeros(3, "f4"), "action": 1, "terminated": True, "truncated": False}
