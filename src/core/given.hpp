@@ -13,7 +13,6 @@ namespace sharpwave {
 
 inline constexpr int64_t single = -1;              // rows: one value, without a leading axis
 inline constexpr int64_t scratch_bytes = 1 << 14;  // for values that are converted; larger ones get arrays of their own
-inline constexpr int64_t exact = 1 << 24;          // integers up to this one are float32
 
 // What a field's values are.
 struct Field {
@@ -69,6 +68,13 @@ inline Field field_of(int type) {
     const nanobind::object row = nanobind::steal(PyArray_SimpleNew(0, nullptr, type));
     if (!row.is_valid()) nanobind::raise_python_error();
     return field_of(reinterpret_cast<PyArrayObject*>(row.ptr()));
+}
+
+// Returns whether every value of one of numpy's types is one of another of the same kind.
+inline bool widens(int type, int to) {
+    const bool alike =
+        PyTypeNum_ISFLOAT(to) ? PyTypeNum_ISFLOAT(type) : PyTypeNum_ISINTEGER(to) && PyTypeNum_ISINTEGER(type);
+    return alike && PyArray_CanCastSafely(type, to);
 }
 
 // Copies an observation into ``row`` [1, *shape] if both are alike; returns whether they are.
@@ -136,6 +142,25 @@ class Given {
         return sound ? reinterpret_cast<const uint8_t*>(narrowed) : nullptr;
     }
 
+    // Converts integers to floats; returns nullptr where one may be none.
+    template <class T>
+    const uint8_t* as_floats(const int64_t* integers, int64_t count) {
+        constexpr int64_t exact = int64_t{1} << std::numeric_limits<T>::digits;
+        auto* floats = reinterpret_cast<T*>(room(static_cast<int64_t>(sizeof(T)) * count));
+        if (!floats) return nullptr;
+        bool sound = true;
+        for (int64_t k = 0; k < count; ++k) {
+            floats[k] = static_cast<T>(integers[k]);
+            sound &= integers[k] >= -exact && integers[k] <= exact;
+        }
+        return sound ? reinterpret_cast<const uint8_t*>(floats) : nullptr;
+    }
+
+    const uint8_t* as_floats(const Field& field, const int64_t* integers, int64_t count) {
+        if (field.type == NPY_FLOAT32) return as_floats<float>(integers, count);
+        return field.type == NPY_FLOAT64 ? as_floats<double>(integers, count) : nullptr;
+    }
+
     // Returns the rows [count, *shape] of a value that fits the field; nullptr for others.
     const uint8_t* take(const Field& field, nanobind::handle value, int64_t count) {
         PyObject* object = value.ptr();
@@ -159,7 +184,10 @@ class Given {
             *at = object == Py_True;
             return at;
         }
-        return PyLong_CheckExact(object) ? take_integer(field, object) : nullptr;
+        if (PyLong_CheckExact(object)) return take_integer(field, object);
+        if (!PyArray_IsScalar(object, Number)) return nullptr;
+        PyObject* array = PyArray_FromScalar(object, nullptr);
+        return keep(array) ? take_array(field, reinterpret_cast<PyArrayObject*>(array), single) : nullptr;
     }
 
     const uint8_t* take_array(const Field& field, PyArrayObject* array, int64_t count) {
@@ -170,22 +198,30 @@ class Given {
         for (std::size_t k = 0; k < field.shape.size(); ++k) {
             if (shape[lead + k] != field.shape[k]) return nullptr;
         }
+        if (!PyArray_ISNOTSWAPPED(array)) return nullptr;
         const int type = PyArray_DESCR(array)->type_num;
-        const bool narrows = type == NPY_FLOAT64 && field.type == NPY_FLOAT32;
-        if ((type != field.type && !narrows) || !PyArray_ISNOTSWAPPED(array)) return nullptr;
-        const void* at = items(array);
-        if (!at || !narrows) return static_cast<const uint8_t*>(at);
-        return narrow(static_cast<const double*>(at), PyArray_SIZE(array));
+        if (type == field.type) return static_cast<const uint8_t*>(items(array));
+        if (type == NPY_FLOAT64 && field.type == NPY_FLOAT32) {
+            const void* at = items(array);
+            return at ? narrow(static_cast<const double*>(at), PyArray_SIZE(array)) : nullptr;
+        }
+        if (PyTypeNum_ISFLOAT(field.type) && widens(type, NPY_INT64)) {
+            const void* at = is_type<int64_t>(type) ? items(array) : cast(array, NPY_INT64);
+            return at ? as_floats(field, static_cast<const int64_t*>(at), PyArray_SIZE(array)) : nullptr;
+        }
+        return widens(type, field.type) ? static_cast<const uint8_t*>(cast(array, field.type)) : nullptr;
+    }
+
+    // Returns items of another type.
+    const void* cast(PyArrayObject* array, int type) {
+        return keep(PyArray_CastToType(array, PyArray_DescrFromType(type), 0));
     }
 
     const uint8_t* take_integer(const Field& field, PyObject* object) {
         int overflow = 0;
         const int64_t number = PyLong_AsLongLongAndOverflow(object, &overflow);
         if (overflow) return nullptr;
-        if (number >= -exact && number <= exact && field.type == NPY_FLOAT32) {
-            const auto wide = static_cast<double>(number);
-            return narrow(&wide, 1);
-        }
+        if (PyTypeNum_ISFLOAT(field.type)) return as_floats(field, &number, 1);
         if (number < field.lowest || number > field.highest) return nullptr;
         uint8_t* at = room(8);
         std::memcpy(at, &number, 8);  // little-endian: its first bytes are the number in fewer

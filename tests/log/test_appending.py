@@ -56,6 +56,11 @@ def value(rng: np.random.Generator, field: sw.Field, count: int | None) -> Any:
         found = field.np_dtype.type(found)
     elif kind == 4 and shape:
         found = unaligned(found)
+    elif kind == 5 and field.dtype != "bool":
+        found = found.astype(rng.choice(["int8", "uint16", "int32", "int64", "float16", "float32"]))
+        found = found[()] if not shape else found
+        if found.dtype.kind == "f" and field.np_dtype.kind != "f":
+            found = found.astype(field.dtype)
     return found
 
 
@@ -180,7 +185,10 @@ def test_both_ways_append_the_same_where_episodes_are_annotated() -> None:
 
 
 @pytest.mark.parametrize("number", [0, 1, -3, 2**24, 2**24 + 1, 2**40, -(2**63), 10**30])
-def test_integers_are_rewards_where_float32_has_them(number: int) -> None:
+@pytest.mark.parametrize("kind", [int, np.int64, np.int32, np.uint16, np.int8])
+def test_integers_are_rewards_where_float32_has_them(number: int, kind: Any) -> None:
+    if kind is not int and not np.iinfo(kind).min <= number <= np.iinfo(kind).max:
+        return
     short, long, went = pair(SPECS["vectors"], capacity=100)
     step: dict[str, Any] = {"obs": np.zeros(3, "f4"), "action": 1, "terminated": True, "truncated": False}
     outcomes = []
@@ -188,12 +196,40 @@ def test_integers_are_rewards_where_float32_has_them(number: int) -> None:
         store.append(**step, reward=0.5)
         went.append(True)
         try:
-            store.append(**step, reward=number)
+            store.append(**step, reward=kind(number))
             outcomes.append((view := store.transitions()).fetch(view.sampleable_ids()).reward.tolist())
         except (ValueError, TypeError) as error:
             outcomes.append([type(error), str(error)])
     assert outcomes[0] == outcomes[1]
     assert went[-2] or abs(number) > 2**24
+
+
+@pytest.mark.parametrize("field", ["int64", "int16", "uint8", "float64", "float32", "float16", "bool"])
+@pytest.mark.parametrize("given", ["int64", "int16", "uint8", "float64", "float32", "float16", "bool", "m8[s]", ">i4"])
+def test_values_of_other_dtypes_are_stored_or_refused_alike(field: str, given: str) -> None:
+    """By the short way where every value is one of the field's, or integers are floats of it."""
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((2,), "float32"), more=sw.Field((), field))
+    short, long, went = pair(spec, capacity=100)
+    no = np.zeros(4, np.bool_)
+    step: dict[str, Any] = {"obs": np.zeros((4, 2), "f4"), "action": np.zeros((4, 2), "f4"), "reward": np.zeros(4)}
+    values = np.array([0, 1, 255, 1000]).astype(given) if given != "m8[s]" else np.arange(4).view(given)
+    for many in (values, values % 2 if given not in ("m8[s]", "bool") else values):
+        outcomes = []
+        for store in (short, long):
+            store.extend(**step, more=np.zeros(4, field), terminated=~no, truncated=no)
+            went.append(True)
+            try:
+                store.extend(**step, more=many, terminated=~no, truncated=no)
+                store.append(
+                    obs=step["obs"][0], action=step["action"][0], reward=0.0, more=many[1], terminated=True,
+                    truncated=False,
+                )  # fmt: skip
+                outcomes.append((view := store.transitions()).fetch(view.sampleable_ids())["more"].tolist())
+            except (ValueError, TypeError) as error:
+                outcomes.append([type(error), str(error)])
+        assert outcomes[0] == outcomes[1]
+    if field in ("int64", "float64", "float32") and (given in ("int16", "uint8") or given == field):
+        assert went[-2]
 
 
 def test_segments_sealed_together_are_whole() -> None:
