@@ -144,7 +144,6 @@ class Sampling {
 
     Sampling(const nb::dict& objects, const Arrays& arrays, int64_t group_size, const Settings& settings)
         : held_(objects),
-          items_(objects["items"]),
           sampler_(objects["sampler"]),
           cache_(objects["cache"]),
           generator_(objects["generator"]),
@@ -168,13 +167,13 @@ class Sampling {
     bool is_stale() const { return stale_; }
 
     // Draws a batch; None, and nothing was drawn, where it takes more.
-    nb::object sample(Filling& filling, double beta) {
-        if (stale_ || (arrays_.counts[changes] != seen_ && !follow())) return nb::none();
+    nb::object sample(nb::handle items, Filling& filling, double beta) {
+        if (stale_ || (arrays_.counts[changes] != seen_ && !follow(items))) return nb::none();
         if (!(tree_.total() > 0.0) || (!cache_.is_none() && nb::len(damaged_.of(cache_)))) return nb::none();
         if (!take_blocks(filling)) return nb::none();
         try {
             draw(filling, beta);
-            nb::object batch = fill(filling) ? made(filling) : nb::none();
+            nb::object batch = fill(filling) ? made(items, filling) : nb::none();
             if (!batch.is_none()) return batch;
         } catch (...) {
             undo(filling);
@@ -191,10 +190,12 @@ class Sampling {
         nb::object value;
     };
     // Finds the items that became known; returns false where the view has to.
-    bool follow() {
+    bool follow(nb::handle items) {
         for (const Same& one : same_) stale_ |= !one.name.of(one.owner).is(one.value);
-        for (const nb::object& one : empty_) stale_ |= nb::len(one) != 0;
-        if (stale_) return false;
+        if (stale_ || !found_.of(items).is_none()) return false;
+        for (const nb::object& one : empty_) {
+            if (nb::len(one)) return false;
+        }
         const int64_t now = arrays_.counts[changes];
         int64_t came = 0, found = arrays_.runs.columns;
         while (found == arrays_.runs.columns) {
@@ -202,10 +203,10 @@ class Sampling {
             came += insert(found);
         }
         if (came) {
-            count_.add(items_, came);
-            grew_.set(items_, nb::bool_(true));
+            count_.add(items, came);
+            grew_.set(items, nb::bool_(true));
         }
-        items_seen_.set(items_, nb::int_(now));
+        items_seen_.set(items, nb::int_(now));
         seen_ = now;
         return true;
     }
@@ -262,7 +263,7 @@ class Sampling {
     }
 
     // Makes the batch, and counts it.
-    nb::object made(Filling& filling) {
+    nb::object made(nb::handle items, Filling& filling) {
         const auto count = std::ssize(filling.items);
         std::vector<Layout::Root> roots;
         while (roots.size() < filling.blocks.size()) {
@@ -272,7 +273,7 @@ class Sampling {
         }
         filling.blocks.clear();
         nb::object batch = filling.batch(roots);
-        samples_.add(items_, count);
+        samples_.add(items, count);
         if (!cache_.is_none()) hits_.add(cache_, settings_.n_step == 1 ? count : 2 * count);
         return batch;
     }
@@ -305,9 +306,9 @@ class Sampling {
         return all;
     }
 
-    const Name count_{"count"}, samples_{"samples"}, grew_{"grew"}, items_seen_{"seen"}, damaged_{"damaged"};
-    const Name hits_{"hits"}, max_priority_{"max_priority"}, alpha_{"alpha"};
-    nb::object held_, items_, sampler_, cache_, generator_;
+    const Name count_{"count"}, samples_{"samples"}, grew_{"grew"}, items_seen_{"seen"}, found_{"found"};
+    const Name damaged_{"damaged"}, hits_{"hits"}, max_priority_{"max_priority"}, alpha_{"alpha"};
+    nb::object held_, sampler_, cache_, generator_;
     const Log& log_;
     SumTree& tree_;
     Pool& pool_;
@@ -353,21 +354,24 @@ void define_sampling(nb::module_& module) {
             "chunk_bytes"_a,
             R"(Args:
     objects: by name; all that the arrays belong to is among them.
-        items: with attributes ``count``, ``samples``, ``grew`` and ``seen``.
         sampler: with ``max_priority`` and ``alpha``, if it draws by value. ``tree``: its ``SumTree``.
         generator: numpy's bit generator. ``pool``: ``Pool``. ``log``: ``Log``.
         cache: with ``damaged`` and ``hits``; None: all segments are in memory.
         columns: list of ``Column``, of each window.
         same: list of an object, an attribute's name, and its value: with another one this is stale.
-        empty: list of lists and dicts: with anything in them this is stale.
+        empty: list of lists and dicts: with anything in them, items are found by the view.
     counts: int64 [3], the third counts changes of the log.
     generation, resident: by slot. ``cursor``, ``spans``, ``runs``: as of ``find_known``.
     endings: uint8, of each window, as of ``fill_transitions``.
     excluded, group_size, n_step, gamma, stacks, threads, thread_bytes, chunk_bytes: as of the draw, and ``fill_transitions``.)")
         .def_prop_ro("stale", &Sampling::is_stale, "Whether another is to take its place.")
-        .def("sample", &Sampling::sample, nb::sig("def sample(self, filling: Filling, beta: float) -> typing.Any"),
+        .def("sample", &Sampling::sample,
+             nb::sig("def sample(self, items: object, filling: Filling, beta: float) -> typing.Any"), "items"_a,
              "filling"_a, "beta"_a,
-             "Draw a batch and return it; None, and nothing was drawn, where that takes more than this call does.");
+             R"(Draw a batch and return it; None, and nothing was drawn, where that takes more than this call does.
+
+Args:
+    items: with attributes ``count``, ``samples``, ``grew``, ``seen`` and ``found``. They are not kept: they keep this.)");
 }
 
 }  // namespace sharpwave

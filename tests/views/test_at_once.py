@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import signal
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,14 @@ def step_by_step(view: Any) -> Any:
 
 def at_once(view: Any, size: int = 8) -> bool:
     """Whether the next batch is drawn and filled by one call."""
-    count, before = view.source.items.samples, view.source.sample
+    count = view.source.items.samples
     view.source.sample = None
     try:
         view.sample(size)
     except TypeError:
         return False
     finally:
-        view.source.sample = before
+        del view.source.sample  # the method is its class's
     return bool(view.source.items.samples == count + size)
 
 
@@ -191,6 +192,23 @@ def test_memory_that_is_held_is_never_lent_again() -> None:
     gc.collect()
     view.sample(8)
     assert store.stats()["held_batch_bytes"] <= 4096
+
+
+def test_a_view_and_its_memory_go_with_the_last_reference() -> None:
+    store, append = made()
+    append(60)
+    gc.collect()
+    gc.disable()
+    try:
+        view = store.transitions(sampler=sw.Prioritized())
+        for _ in range(4):
+            view.sample(8)
+        assert at_once(view)
+        gone = weakref.ref(view.source.items)
+        del view
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_segments_on_disk_are_read_first(tmp_path: Path) -> None:

@@ -169,9 +169,10 @@ def draws_by_mass(sampler: Any) -> bool:
 
 
 def draws_by_tree(sampler: Any) -> bool:
-    """Return whether a sampler is a ``DrawsByTree``, by the class that has its ``draw``."""
+    """Return whether a sampler is a ``DrawsByTree``: the class that has its ``draw`` has its ``tree`` and ``insert``,
+    which the core does as well."""
     own = next((kind for kind in type(sampler).__mro__ if "draw" in vars(kind)), object)
-    return "tree" in vars(own)
+    return all(getattr(type(sampler), name, None) is vars(own).get(name, 0) for name in ("tree", "insert"))
 
 
 def check_sampler(argument: str, sampler: Any) -> None:

@@ -29,7 +29,6 @@ def sampling(log: StepLog, items: Items, view: Any, rng: np.random.Generator) ->
     tree, group_size, excluded = sampler.tree()
     index, known = log.index, view.known
     objects = {
-        "items": items,
         "sampler": sampler,
         "tree": tree,
         "generator": rng.bit_generator,
@@ -43,7 +42,6 @@ def sampling(log: StepLog, items: Items, view: Any, rng: np.random.Generator) ->
             (log.arena, "memory", log.arena.memory),
             (index, "offset", index.offset),
             (known, "cursor", known.cursor),
-            (items, "found", None),
         ],
         "empty": [items.losing, view.expected],
     }

@@ -235,7 +235,7 @@ class BatchSource:
             return None
         if items.kept is not None and not items.kept.notes():
             return None
-        return items.sampling.sample(layout.filling, items.sampler.beta if beta is None else float(beta))
+        return items.sampling.sample(items, layout.filling, items.sampler.beta if beta is None else float(beta))
 
     def sample(self, batch_size: int, beta: float | None) -> Any:
         """Return a new batch, after ``wait``. An error leaves everything undrawn."""

@@ -25,12 +25,14 @@ Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 
 
-class Watcher(Protocol):
-    """Notified before a view changes: ``keeping.Kept``."""
+class Kept(Protocol):
+    """View whose state is kept (``keeping.Kept``)."""
 
-    def note(self) -> None: ...
+    def note(self) -> None:
+        """Note that the view is about to change, and do what is due."""
 
-    def notes(self) -> bool: ...
+    def notes(self) -> bool:
+        """Note it, and return True, unless something is due."""
 
 
 class Items:
@@ -63,7 +65,7 @@ class Items:
         self.losing: list[Ints] = []  # items that await exclusion, for lack of memory
         self.seen = -1
         self.sampling: core.Sampling | None = None
-        self.kept: Watcher | None = None
+        self.kept: Kept | None = None
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
