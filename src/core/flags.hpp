@@ -55,6 +55,25 @@ inline int64_t step_number(ConstBytes flags, int64_t first, int64_t row) {
     return start < 0 ? first + row : row - start;
 }
 
+// Returns how many of the first ``rows`` steps end an episode.
+inline int64_t count_ends(ConstBytes flags, int64_t rows) {
+    require(rows >= 0 && rows <= std::ssize(flags), "the rows are the segment's");
+    constexpr int64_t most = 255 * 8;  // steps whose ends are counted in bytes
+    int64_t found = 0, r = 0;
+    while (r + 8 <= rows) {
+        const int64_t end = std::min(rows - rows % 8, r + most);
+        uint64_t counts = 0;
+        for (; r < end; r += 8) {
+            const auto word = load<uint64_t>(&flags[r]);
+            counts += (word | word >> 1) & each;
+        }
+        constexpr uint64_t pairs = 0x00ff00ff00ff00ff;
+        found += static_cast<int64_t>(((counts & pairs) + (counts >> 8 & pairs)) * 0x0001000100010001 >> 48);
+    }
+    for (; r < rows; ++r) found += (flags[r] & ended) != 0;
+    return found;
+}
+
 // A step's frame, and its episode's first: rows of the observation's columns.
 struct FrameOf {
     int64_t frame, first;  // first: 0 where it lies before the segment

@@ -115,7 +115,7 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
     const int64_t size = column.size(), row_stride = windows.out.row_stride;
     const int64_t *slot = job.slot.data(), *newest = job.newest.data(), *first = job.first.data();
     const uint8_t* const memory = column.memory.data();
-    const int64_t ahead = job.bytes < 1024 * std::ssize(job.slot) ? 16 : 2;
+    const int64_t ahead = job.bytes < 1024 * std::ssize(job.slot) ? 32 : 2;
     Window window{.memory = column.memory, .size = size, .line = column.line, .zeros = column.zeros};
     const auto set = [&](int64_t i) {
         const auto s = static_cast<std::size_t>(slot[i]);

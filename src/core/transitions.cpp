@@ -12,13 +12,16 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr std::size_t index_ahead = 24, arena_ahead = 12;  // items between a prefetch and its use
+constexpr std::size_t index_ahead = 48, arena_ahead = 24;  // items between a prefetch and its use
 
-// Returns the frame of a step. Without ``stacks`` no flags are read where no episode ends before it in its segment.
-template <bool stacks>
-FrameOf find_frame(const Log& log, ConstBytes flags, int64_t slot, int64_t row) {
-    if (!stacks && log.is_unbroken(slot)) return {log.context[slot] + row, 0};
-    return frame_of(flags, log.context[slot], row);
+// Adds the ends before steps to their frames, each of which has one of its own, where ``frame`` counts none.
+void add_ends(const Log& log, ConstInts slot, ConstInts row, Ints frame, Ints broken) {
+    std::size_t found = 0;  // steps in whose segments episodes end: they are gathered first, as a branch is random
+    for (std::size_t i = 0; i < slot.size(); ++i) {
+        broken[found] = static_cast<int64_t>(i);
+        found += !log.is_unbroken(slot[i]);
+    }
+    for (const int64_t i : broken.first(found)) frame[i] += count_ends(log.flags(slot[i]), row[i]);
 }
 
 // Finds the segments of steps, and their rows there.
@@ -61,13 +64,13 @@ void locate(const Log& arrays, ConstInts steps, int64_t n_step, double gamma, co
         }
         if (i + arena_ahead < count) {
             const int64_t s = slot[i + arena_ahead], r = row[i + arena_ahead];
-            if (stacks) prefetch(log.memory.data() + flags_offset[s]);
+            prefetch(log.memory.data() + flags_offset[s]);
             prefetch(log.memory.data() + flags_offset[s] + r);
             prefetch(log.memory.data() + reward_offset[s] + 4 * r);
         }
         int64_t s = slot[i], r = row[i];
         ConstBytes flags = log.flags(s);
-        const FrameOf here = find_frame<stacks>(log, flags, s, r);
+        const FrameOf here = stacks ? frame_of(flags, log.context[s], r) : FrameOf{log.context[s] + r, 0};
         frame[i] = here.frame;
         out.lane[i] = log.lane[s];
         out.step[i] = log.first_step[s] + r;
@@ -89,14 +92,19 @@ void locate(const Log& arrays, ConstInts steps, int64_t n_step, double gamma, co
         out.discount[i] = flag & terminated_flag ? 0.0f : static_cast<float>(factor);
         out.terminated[i] = (flag & terminated_flag) != 0;
         out.truncated[i] = (flag & truncated_flag) != 0;
-        const FrameOf last = one || used == 1 ? here : find_frame<stacks>(log, flags, s, r);
-        next_frame[i] = last.frame + 1;
         if (!one) out.n[i] = used, next_slot[i] = s;
-        if (stacks) first[i] = here.first, next_first[i] = last.first;
+        if (stacks) {
+            const FrameOf last = one || used == 1 ? here : frame_of(flags, log.context[s], r);
+            first[i] = here.first, next_frame[i] = last.frame + 1, next_first[i] = last.first;
+        } else if (!one) {
+            next_frame[i] = log.context[s] + r + count_ends(flags, r) + 1;
+        }
     }
+    if (!stacks) add_ends(log, slot, row, frame, first);
     if (one) {
         std::ranges::fill(out.n, 1);
         std::ranges::copy(slot, next_slot.begin());
+        if (!stacks) std::ranges::transform(frame, next_frame.begin(), [](int64_t before) { return before + 1; });
     }
     if (!stacks) {
         std::ranges::fill(first, 0);
