@@ -41,6 +41,15 @@ nb::object new_array(PyTypeObject* type, PyArray_Descr* kind, const std::vector<
     return array;
 }
 
+// As ``object.__new__(kind)``.
+nb::object empty_object(nb::handle kind) {
+    static const auto make = reinterpret_cast<newfunc>(PyType_GetSlot(&PyBaseObject_Type, Py_tp_new));
+    static PyObject* const nothing = PyTuple_New(0);
+    nb::object made = nb::steal(make(reinterpret_cast<PyTypeObject*>(kind.ptr()), nothing, nullptr));
+    if (!made.is_valid()) nb::raise_python_error();
+    return made;
+}
+
 // As ``__array_finalize__`` of a class of arrays: what derives from one of it keeps its tag.
 int keep_tag_of(PyArrayObject* made, PyObject* source) {
     auto* self = reinterpret_cast<PyObject*>(made);
@@ -209,13 +218,10 @@ Layout::Part Layout::array_of(nb::handle value, const std::vector<PyArrayObject*
         const auto* begin = static_cast<const uint8_t*>(PyArray_DATA(roots[root]));
         if (at < begin || at > begin + PyArray_NBYTES(roots[root])) continue;
         const nb::handle kind(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
-        arrays_.push_back({root,
-                           at - begin,
-                           nb::borrow(value.type()),
-                           nb::borrow(kind),
-                           {shape, shape + axes},
-                           {strides, strides + axes},
-                           {}});
+        Array like{.root = root, .offset = at - begin, .type = nb::borrow(value.type()), .kind = nb::borrow(kind)};
+        like.shape.assign(shape, shape + axes);
+        if (!PyArray_IS_C_CONTIGUOUS(array)) like.strides.assign(strides, strides + axes);  // else numpy knows them
+        arrays_.push_back(std::move(like));
         if (!PyArray_CheckExact(value.ptr())) {
             for (auto [name, held] : nb::borrow<nb::dict>(value.attr("__dict__"))) {
                 arrays_.back().attributes.emplace_back(nb::borrow(name), nb::borrow(held));
@@ -235,9 +241,9 @@ nb::object Layout::made(const Part& part, const std::vector<Root>& roots) const 
         case Kind::array: {
             const Array& like = arrays_[part.number];
             const Root& root = roots[like.root];
-            nb::object array = new_array(reinterpret_cast<PyTypeObject*>(like.type.ptr()),
-                                         reinterpret_cast<PyArray_Descr*>(like.kind.ptr()), like.shape,
-                                         like.strides.data(), root.data + like.offset, root.base);
+            nb::object array = new_array(
+                reinterpret_cast<PyTypeObject*>(like.type.ptr()), reinterpret_cast<PyArray_Descr*>(like.kind.ptr()),
+                like.shape, like.strides.empty() ? nullptr : like.strides.data(), root.data + like.offset, root.base);
             for (const auto& [name, value] : like.attributes) {
                 if (PyObject_SetAttr(array.ptr(), name.ptr(), value.ptr()) < 0) nb::raise_python_error();
             }
@@ -262,10 +268,8 @@ nb::object Layout::made(const Part& part, const std::vector<Root>& roots) const 
         }
         case Kind::batch: {
             const nb::object parts = made(part.parts[0].second, roots);
-            nb::object batch = nb::steal(PyType_GenericAlloc(reinterpret_cast<PyTypeObject*>(part.value.ptr()), 0));
-            if (!batch.is_valid() || PyObject_GenericSetDict(batch.ptr(), parts.ptr(), nullptr) < 0) {
-                nb::raise_python_error();
-            }
+            nb::object batch = empty_object(part.value);
+            if (PyObject_GenericSetDict(batch.ptr(), parts.ptr(), nullptr) < 0) nb::raise_python_error();
             return batch;
         }
         case Kind::same:

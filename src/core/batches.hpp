@@ -95,8 +95,8 @@ class Layout {
     struct Array {
         std::size_t root;
         int64_t offset;
-        nanobind::object type, kind;  // its class, and its dtype
-        std::vector<npy_intp> shape, strides;
+        nanobind::object type, kind;                                            // its class, and its dtype
+        std::vector<npy_intp> shape, strides;                                   // no strides: contiguous
         std::vector<std::pair<nanobind::object, nanobind::object>> attributes;  // a subclass's, by name
     };
     enum class Kind : uint8_t { same, array, dict, tuple, batch };

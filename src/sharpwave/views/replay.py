@@ -112,8 +112,10 @@ class Replay(Generic[B]):
                 DamagedError: nothing readable is left. MemoryError: ``ram`` leaves no room for the batch beside those
                 in use, or for a segment; no step is evicted for a batch.
         """
-        _check_batch_size(batch_size)
-        check_beta(beta)
+        if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:
+            _check_batch_size(batch_size)
+        if beta is not None:
+            check_beta(beta)
         if timeout is not None:
             check_timeout("sample", timeout)
         with self.lock.interruptible:
