@@ -32,11 +32,15 @@ import sharpwave as sw
 from sharpwave.bench.machine import environment
 from sharpwave.bench.worker import private_bytes
 
-OBS, ACTION, BATCH, MANY = 17, 6, 256, 1024
+OBS, ACTION, MANY = 17, 6, 1024
+BATCHES = 32, 256, 1024
 CAPACITY = {1: 20_000, 8: 100_000, MANY: 512 * MANY}
 CALLS = {1: 1000, 8: 500, MANY: 100}
 """Calls timed together, by lanes."""
-GOALS_US = {"append": 10.0, "extend 8": 15.0, f"extend {MANY}": MANY / 4.0, "recorder": 15.0}
+GOALS_US = {
+    "append": 10.0, "extend 8": 15.0, "sample 32": 3.0, "sample 256": 9.0, "sample 1024": 30.0,
+    f"extend {MANY}": MANY / 4.0, "recorder": 15.0,
+}  # fmt: skip
 """At most so many microseconds a call: of 1,024 lanes, 4 million steps a second."""
 
 Times = dict[str, dict[str, list[float]]]
@@ -90,7 +94,8 @@ def calls_in_turn(rounds: int) -> tuple[Times, Times]:
                 add()
             tasks[what][name] = add, CALLS[lanes]
             if lanes == 8:
-                tasks.setdefault(f"sample {BATCH}", {})[name] = partial(contender.sample, BATCH), CALLS[8]
+                for size in BATCHES:
+                    tasks.setdefault(f"sample {size}", {})[name] = partial(contender.sample, size), CALLS[8]
     means: Times = {what: {name: [] for name in CONTENDERS} for what in tasks}
     worst: Times = {what: {name: [] for name in CONTENDERS} for what in tasks}
     for _ in range(rounds):
@@ -149,13 +154,13 @@ def memory(name: str, steps: int) -> dict[str, float]:
     warm.build(5000, 1, size, acted)
     for one in recorded[:2000]:  # libraries are loaded, kernels compiled
         warm.add(warm.item(one))
-    warm.sample(BATCH)
+    warm.sample(256)
     before = private_bytes()
     contender = CONTENDERS[name]()
     contender.build(steps, 1, size, acted)
     for k in range(steps):
         contender.add(contender.item(recorded[k % len(recorded)]))
-    contender.sample(BATCH)
+    contender.sample(256)
     return {"bytes": (private_bytes() - before) / steps}
 
 
