@@ -117,7 +117,7 @@ class Recorder:
         self._extra = store.spec.extra_names
         self._in_infos = [name for name in store.spec.extra_names if name in info_spaces(env)]
         plain = plain and store.spec.array_action and not self._in_infos
-        self._plain = store if plain and isinstance(store, Store) else None
+        self._plain: Any = store if plain and isinstance(store, Store) else None
         self._ready = False  # the coming step may take it
         self._stepping = False  # one that took it is not recorded yet: the observation is unknown
         self._watched: tuple[int, Frames] = 0, {}  # steps whose stacks are still to be checked, and the last stacks
@@ -220,8 +220,37 @@ class Recorder:
                 next step begins an episode in the store. If only some lanes of a vector were refused, the message
                 names them, and the other lanes' steps are stored.
         """
-        if self._ready and timeout is None:
-            return self._step_plain(self._plain, action, fields)
+        if not self._ready or timeout is not None:
+            return self._step_in_halves(action, timeout, fields)
+        # One environment, whose observation is an array that is stored whole: 2 us beside the environment's.
+        if fields or self._extra or not isinstance(action, SCALARS):
+            action, fields = self._copied(action, fields)
+        else:
+            fields["action"] = action
+        # Until all is recorded: KeyboardInterrupt may be raised between any two lines.
+        self._stepping, self._ready = True, False
+        try:
+            result: Result = self.env.step(action)
+        except BaseException:
+            self._break_off(self._lanes)
+            raise
+        try:
+            obs, reward, terminated, truncated, _ = result
+            if not (terminated or truncated):
+                before, after = self._obs["obs"], self._spare.get("obs")
+                if self._plain._record(self._lane, before, after, obs, fields, reward, terminated, truncated) >= 0:
+                    self._obs, self._spare = self._spare, self._obs
+                    self._stepping, self._ready = False, True
+                    return result
+            error = self._record_one(result, fields)
+            self._stepping, self._ready = False, not self._done[0]
+        except BaseException as unfit:
+            error = unfit
+        if error is not None:
+            raise self._with_result(error, result)
+        return result
+
+    def _step_in_halves(self, action: Any, timeout: float | None, fields: dict[str, Any]) -> Any:
         try:
             self.step_async(action, timeout=timeout, **fields)
             return self.step_wait()
@@ -232,65 +261,44 @@ class Recorder:
                 self._begun = None
             raise
 
-    def _step_plain(self, store: Any, action: Any, given: dict[str, Any]) -> Result:
-        """Do as ``step``, for one environment that is ready, and whose observation is an array that is stored whole.
+    def _copied(self, action: Any, fields: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Copy the action for the environment, and for the store with the values of further fields: as in
+        ``step_async``.  Raises: KeyError: an unknown field, or a missing one."""
+        check_names(fields, self._extra)
+        given = {
+            name: value if isinstance(value, SCALARS) else np.array(as_array(name, value))
+            for name, value in {"action": action, **fields}.items()
+        }
+        return action.copy() if isinstance(action, np.ndarray) else action, given
 
-        Cost: 2 us beside the environment's, of CartPole; the other way takes 60.
-        """
-        if given or self._extra:
-            check_names(given, self._extra)
-        given["action"] = action
-        for name, value in given.items():  # copied now: as in step_async
-            if not isinstance(value, SCALARS):
-                given[name] = np.array(as_array(name, value))
-        if isinstance(action, np.ndarray):
-            action = action.copy()
-        # Until all is recorded: KeyboardInterrupt may be raised between any two lines.
-        self._stepping, self._ready = True, False
-        try:
-            result: Result = self.env.step(action)
-        except BaseException:
-            self._break_off(self._lanes)
-            raise
+    def _record_one(self, result: Result, given: dict[str, Any]) -> BaseException | None:
+        """Store a step of one environment that ends its episode, or that ``Store._record`` leaves; return its error."""
+        obs, reward, terminated, truncated, info = result
+        before, after = self._obs["obs"], self._spare.get("obs")
+        if not (
+            after is not None
+            and type(obs) is np.ndarray
+            and (obs.shape, obs.dtype) == (before.shape[1:], before.dtype)
+            and (type(reward) in NUMBERS and type(terminated) in FLAGS and type(truncated) in FLAGS)
+        ):
+            values = {name: np.array(value)[None] for name, value in given.items()}
+            refusal: BaseException | None = self._or_lose_track(self._record, result, values, None)
+            return refusal
+        after[0] = obs
+        said = self._annotate_ends(info, [0]) if terminated or truncated else []
         error: BaseException | None = None
         try:
-            obs, reward, terminated, truncated, info = result
-            before, after = self._obs["obs"], self._spare.get("obs")
-            if (
-                not (terminated or truncated)
-                and store._record(self._lane, before, after, obs, given, reward, terminated, truncated) >= 0
-            ):
-                self._obs, self._spare = self._spare, self._obs
-                self._stepping, self._ready = False, True
-                return result
-            if (
-                after is not None
-                and type(obs) is np.ndarray
-                and (obs.shape, obs.dtype) == (before.shape[1:], before.dtype)
-                and (type(reward) in NUMBERS and type(terminated) in FLAGS and type(truncated) in FLAGS)
-            ):
-                after[0] = obs
-                said = self._annotate_ends(info, [0]) if terminated or truncated else []
-                try:
-                    store.append(
-                        lane=self._lane, obs=before[0], reward=reward, terminated=terminated, truncated=truncated,
-                        next_obs=after[0], **given,
-                    )  # fmt: skip
-                except BaseException as refused:
-                    self._break_off(self._lanes)
-                    self._forget_ends(said)
-                    error = refused
-                self._done[0] = terminated or truncated
-                self._obs, self._spare = self._spare, self._obs
-            else:
-                values = {name: np.array(value)[None] for name, value in given.items()}
-                error = self._or_lose_track(self._record, result, values, None)
-            self._stepping, self._ready = False, not self._done[0]
-        except BaseException as unfit:
-            error = unfit
-        if error is not None:
-            raise self._with_result(error, result)
-        return result
+            self._plain.append(
+                lane=self._lane, obs=before[0], reward=reward, terminated=terminated, truncated=truncated,
+                next_obs=after[0], **given,
+            )  # fmt: skip
+        except BaseException as refused:
+            self._break_off(self._lanes)
+            self._forget_ends(said)
+            error = refused
+        self._done[0] = terminated or truncated
+        self._obs, self._spare = self._spare, self._obs
+        return error
 
     @staticmethod
     def _with_result(error: BaseException, result: Result) -> BaseException:
