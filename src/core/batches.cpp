@@ -147,7 +147,7 @@ nb::object Pool::lease(std::shared_ptr<Block> block) const {
         returned_->push(std::move(lease->block));
         nb::raise_python_error();
     }
-    (void)lease.release();  // the capsule's
+    [[maybe_unused]] const auto* held = lease.release();  // the capsule's
     return capsule;
 }
 
@@ -178,7 +178,7 @@ Layout::Layout(nb::handle like, const nb::typed<nb::sequence, nb::object>& roots
     } else {
         Part parts = dict_of(like.attr("__dict__"), arrays);
         whole_.kind = Kind::batch, whole_.value = nb::borrow(like.type());
-        whole_.parts.emplace_back(nb::object(), std::move(parts));
+        whole_.parts.push_back(std::move(parts));
     }
 }
 
@@ -191,7 +191,8 @@ Layout::Part Layout::dict_of(nb::handle dict, const std::vector<PyArrayObject*>&
         Part inner = part_of(value, roots);
         if (inner.kind == Kind::same) continue;
         if (PyDict_SetItem(part.value.ptr(), key, Py_None) < 0) nb::raise_python_error();
-        part.parts.emplace_back(nb::borrow(key), std::move(inner));
+        part.keys.push_back(nb::borrow(key));
+        part.parts.push_back(std::move(inner));
     }
     return part;
 }
@@ -201,7 +202,7 @@ Layout::Part Layout::part_of(nb::handle value, const std::vector<PyArrayObject*>
     if (PyDict_CheckExact(value.ptr())) return dict_of(value, roots);
     if (PyTuple_CheckExact(value.ptr())) {
         part.kind = Kind::tuple;
-        for (nb::handle one : nb::borrow<nb::tuple>(value)) part.parts.emplace_back(nb::object(), part_of(one, roots));
+        for (nb::handle one : nb::borrow<nb::tuple>(value)) part.parts.push_back(part_of(one, roots));
         return part;
     }
     if (PyArray_Check(value.ptr())) return array_of(value, roots);
@@ -218,8 +219,13 @@ Layout::Part Layout::array_of(nb::handle value, const std::vector<PyArrayObject*
         const auto* begin = static_cast<const uint8_t*>(PyArray_DATA(roots[root]));
         if (at < begin || at > begin + PyArray_NBYTES(roots[root])) continue;
         const nb::handle kind(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
-        Array like{.root = root, .offset = at - begin, .type = nb::borrow(value.type()), .kind = nb::borrow(kind)};
-        like.shape.assign(shape, shape + axes);
+        Array like{.root = root,
+                   .offset = at - begin,
+                   .type = nb::borrow(value.type()),
+                   .kind = nb::borrow(kind),
+                   .shape = {shape, shape + axes},
+                   .strides = {},
+                   .attributes = {}};
         if (!PyArray_IS_C_CONTIGUOUS(array)) like.strides.assign(strides, strides + axes);  // else numpy knows them
         arrays_.push_back(std::move(like));
         if (!PyArray_CheckExact(value.ptr())) {
@@ -252,8 +258,9 @@ nb::object Layout::made(const Part& part, const std::vector<Root>& roots) const 
         case Kind::dict: {
             nb::object dict = nb::steal(PyDict_Copy(part.value.ptr()));
             if (!dict.is_valid()) nb::raise_python_error();
-            for (const auto& [key, inner] : part.parts) {
-                if (PyDict_SetItem(dict.ptr(), key.ptr(), made(inner, roots).ptr()) < 0) nb::raise_python_error();
+            for (std::size_t i = 0; i < part.parts.size(); ++i) {
+                const nb::object inner = made(part.parts[i], roots);
+                if (PyDict_SetItem(dict.ptr(), part.keys[i].ptr(), inner.ptr()) < 0) nb::raise_python_error();
             }
             return dict;
         }
@@ -261,13 +268,13 @@ nb::object Layout::made(const Part& part, const std::vector<Root>& roots) const 
             nb::object tuple = nb::steal(PyTuple_New(std::ssize(part.parts)));
             if (!tuple.is_valid()) nb::raise_python_error();
             Py_ssize_t place = 0;
-            for (const auto& [_, inner] : part.parts) {
+            for (const Part& inner : part.parts) {
                 PyTuple_SetItem(tuple.ptr(), place++, made(inner, roots).release().ptr());
             }
             return tuple;
         }
         case Kind::batch: {
-            const nb::object parts = made(part.parts[0].second, roots);
+            const nb::object parts = made(part.parts[0], roots);
             nb::object batch = empty_object(part.value);
             if (PyObject_GenericSetDict(batch.ptr(), parts.ptr(), nullptr) < 0) nb::raise_python_error();
             return batch;
@@ -301,7 +308,8 @@ void define_batches(nb::module_& module) {
              "Return the bytes of memory that ``lend`` of so many blocks would have to be given.")
         .def(
             "lend",
-            [](Pool& pool, int64_t size, const nb::typed<nb::tuple, int, nb::ellipsis>& shape, nb::object dtype) {
+            [](Pool& pool, int64_t size, const nb::typed<nb::tuple, int, nb::ellipsis>& shape,
+               const nb::object& dtype) {
                 std::vector<npy_intp> axes;
                 for (nb::handle axis : shape) axes.push_back(nb::cast<npy_intp>(axis));
                 std::shared_ptr<Block> block = pool.lend(size);

@@ -105,7 +105,8 @@ class Layout {
         Kind kind = Kind::same;
         nanobind::object value;  // for a dict one of what all batches share, for a batch its class
         std::size_t number = 0;
-        std::vector<std::pair<nanobind::object, Part>> parts;
+        std::vector<nanobind::object> keys;  // of the parts of a dict
+        std::vector<Part> parts;
     };
 
     Part part_of(nanobind::handle value, const std::vector<PyArrayObject*>& roots);

@@ -58,7 +58,7 @@ inline int64_t step_number(ConstBytes flags, int64_t first, int64_t row) {
 // Returns how many of the first ``rows`` steps end an episode.
 inline int64_t count_ends(ConstBytes flags, int64_t rows) {
     require(rows >= 0 && rows <= std::ssize(flags), "the rows are the segment's");
-    constexpr int64_t most = 255 * 8;  // steps whose ends are counted in bytes
+    constexpr int64_t most = int64_t{255} * 8;  // steps whose ends are counted in bytes
     int64_t found = 0, r = 0;
     while (r + 8 <= rows) {
         const int64_t end = std::min(rows - rows % 8, r + most);

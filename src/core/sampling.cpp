@@ -290,7 +290,9 @@ class Sampling {
         for (std::size_t i = 0; i < ids.size(); ++i) {
             ids[i] = id_of(arrays_.generation[static_cast<std::size_t>(slots[i])], filling.items[i]);
         }
-        if (arrays_.resident && !(are_resident(slots) && are_resident(filling.located[next_slot_at]))) return false;
+        if (const auto& resident = arrays_.resident;
+            resident && !(are_resident(*resident, slots) && are_resident(*resident, filling.located[next_slot_at])))
+            return false;
         for (std::size_t i = 0; i < columns_.size(); ++i) {
             const Ends ends = ends_of(static_cast<Ending>(arrays_.endings[i]), filling.located);
             if (gather_windows(*columns_[i], ends.slot, ends.newest, ends.first, filling.window(i), settings_.threads))
@@ -299,8 +301,7 @@ class Sampling {
         return true;
     }
 
-    bool are_resident(ConstInts slots) const {
-        const ConstBytes resident = *arrays_.resident;
+    static bool are_resident(ConstBytes resident, ConstInts slots) {
         bool all = true;
         for (const int64_t slot : slots) all &= resident[static_cast<std::size_t>(slot)] != 0;
         return all;
