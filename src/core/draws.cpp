@@ -74,19 +74,6 @@ void weigh(ConstFloats probabilities, double beta, std::span<float> weights) {
     }
 }
 
-// Sets p^alpha with p = |error| + eps; returns the largest p.
-double set_priorities(SumTree& tree, ConstInts items, ConstFloats errors, double eps, double alpha) {
-    require(items.size() == errors.size(), "each item has an error");
-    double largest = 0.0;
-    for (std::size_t i = 0; i < items.size(); ++i) {
-        const double priority = std::abs(errors[i]) + eps;
-        largest = std::max(largest, priority);
-        tree.leaf(items[i]) = std::pow(priority, alpha);
-    }
-    tree.refresh(items);
-    return largest;
-}
-
 // Counts a use of each item that has one left, and moves those to the front, in order. Returns how many they are, and
 // the number of distinct ones that had their last use, which ``full`` receives.
 std::pair<int64_t, int64_t> count_uses(Ints items, Floats probabilities, std::span<int32_t> given, int32_t most,
@@ -104,6 +91,18 @@ std::pair<int64_t, int64_t> count_uses(Ints items, Floats probabilities, std::sp
 }
 
 }  // namespace
+
+double set_priorities(SumTree& tree, ConstInts items, ConstFloats errors, double eps, double alpha) {
+    require(items.size() == errors.size(), "each item has an error");
+    double largest = 0.0;
+    for (std::size_t i = 0; i < items.size(); ++i) {
+        const double priority = std::abs(errors[i]) + eps;
+        largest = std::max(largest, priority);
+        tree.leaf(items[i]) = std::pow(priority, alpha);
+    }
+    tree.refresh(items);
+    return largest;
+}
 
 void Generator::fill(Floats values) const {
     for (double& value : values) value = bits_->next_double(bits_->state);

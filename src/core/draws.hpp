@@ -34,4 +34,7 @@ struct Drawing {
 void draw_shuffled(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded,
                    const Generator& generator, double beta, const Drawing& out);
 
+// Sets p^alpha with p = |error| + eps; returns the largest p.
+double set_priorities(SumTree& tree, ConstInts items, ConstFloats errors, double eps, double alpha);
+
 }  // namespace sharpwave

@@ -31,15 +31,6 @@ bool is_there(int64_t id, ConstInts generation, Grid<const int32_t> spans, int64
     return span[0] <= row && row < span[1];
 }
 
-void resolve(ConstInts ids, ConstInts generation, Grid<const int32_t> spans, int64_t stride, Ints items, Bytes there) {
-    require(items.size() == ids.size() && there.size() == ids.size(), "each id has an item");
-    const Unlocked unlocked(ids.size());
-    for (std::size_t i = 0; i < ids.size(); ++i) {
-        there[i] = is_there(ids[i], generation, spans, stride);
-        items[i] = there[i] ? ids[i] & leaf_mask : 0;
-    }
-}
-
 // Writes the id of the last step of each of ``lanes``, whose open segments are in ``slots`` by lane.
 void write_last_ids(ConstInts lanes, ConstInt32s slots, ConstInt32s rows, ConstInts generation, int64_t stride,
                     Ints ids) {
@@ -84,6 +75,15 @@ void reset_slots(ConstInts slots, std::span<int32_t> rows, std::span<int32_t> fr
 }
 
 }  // namespace
+
+void resolve(ConstInts ids, ConstInts generation, Grid<const int32_t> spans, int64_t stride, Ints items, Bytes there) {
+    require(items.size() == ids.size() && there.size() == ids.size(), "each id has an item");
+    const Unlocked unlocked(ids.size());
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        there[i] = is_there(ids[i], generation, spans, stride);
+        items[i] = there[i] ? ids[i] & leaf_mask : 0;
+    }
+}
 
 void define_index(nanobind::module_& module) {
     using namespace nanobind::literals;

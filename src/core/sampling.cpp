@@ -183,6 +183,26 @@ class Sampling {
         return nb::none();
     }
 
+    // Sets the priorities of those of ``ids`` that can be sampled; returns their number, -1 where the view has to.
+    int64_t update(nb::handle items, ConstInts ids, ConstFloats errors) {
+        require(ids.size() == errors.size(), "each id has an error");
+        if (stale_ || (arrays_.counts[changes] != seen_ && !follow(items))) return -1;
+        updated_.resize(ids.size()), errors_.assign(errors.begin(), errors.end()), there_.resize(ids.size());
+        resolve(ids, arrays_.generation, arrays_.spans, log_.stride, updated_, there_);
+        std::size_t kept = 0;
+        for (std::size_t i = 0; i < ids.size(); ++i) {
+            updated_[kept] = updated_[i], errors_[kept] = errors_[i];
+            kept += there_[i];
+        }
+        if (!group_size_) {
+            const double alpha = nb::cast<double>(alpha_.of(sampler_)), eps = nb::cast<double>(eps_.of(sampler_));
+            const double before = nb::cast<double>(max_priority_.of(sampler_));
+            const double largest = set_priorities(tree_, {updated_.data(), kept}, {errors_.data(), kept}, eps, alpha);
+            if (largest > before) max_priority_.set(sampler_, nb::float_(largest));
+        }
+        return static_cast<int64_t>(kept);
+    }
+
   private:
     struct Same {
         nb::object owner;
@@ -308,7 +328,7 @@ class Sampling {
     }
 
     const Name count_{"count"}, samples_{"samples"}, grew_{"grew"}, items_seen_{"seen"}, found_{"found"};
-    const Name damaged_{"damaged"}, hits_{"hits"}, max_priority_{"max_priority"}, alpha_{"alpha"};
+    const Name damaged_{"damaged"}, hits_{"hits"}, max_priority_{"max_priority"}, alpha_{"alpha"}, eps_{"eps"};
     nb::object held_, sampler_, cache_, generator_;
     const Log& log_;
     SumTree& tree_;
@@ -317,6 +337,9 @@ class Sampling {
     Arrays arrays_;
     int64_t group_size_;
     Settings settings_;
+    std::vector<int64_t> updated_;  // items of an update, their errors, and which ids name one
+    std::vector<double> errors_;
+    std::vector<uint8_t> there_;
     std::vector<uint8_t> nothing_;  // by lane: no step is known before another follows
     std::vector<Same> same_;
     std::vector<nb::object> empty_;
@@ -355,7 +378,7 @@ void define_sampling(nb::module_& module) {
             "chunk_bytes"_a,
             R"(Args:
     objects: by name; all that the arrays belong to is among them.
-        sampler: with ``max_priority`` and ``alpha``, if it draws by value. ``tree``: its ``SumTree``.
+        sampler: with ``max_priority``, ``alpha`` and ``eps``, if it draws by value. ``tree``: its ``SumTree``.
         generator: numpy's bit generator. ``pool``: ``Pool``. ``log``: ``Log``.
         cache: with ``damaged`` and ``hits``; None: all segments are in memory.
         columns: list of ``Column``, of each window.
@@ -372,7 +395,10 @@ void define_sampling(nb::module_& module) {
              R"(Draw a batch and return it; None, and nothing was drawn, where that takes more than this call does.
 
 Args:
-    items: with attributes ``count``, ``samples``, ``grew``, ``seen`` and ``found``. They are not kept: they keep this.)");
+    items: with attributes ``count``, ``samples``, ``grew``, ``seen`` and ``found``. They are not kept: they keep this.)")
+        .def("update", &Sampling::update, "items"_a, "ids"_a, "errors"_a,
+             "Set the priorities of those of ``ids`` that can be sampled by ``errors``; return their number, -1 where "
+             "that\ntakes more.");
 }
 
 }  // namespace sharpwave

@@ -52,6 +52,7 @@ def made(seed: int = 0, *, image: bool = False, width: int = 5, **more: Any) -> 
 def step_by_step(view: Any) -> Any:
     """Let a view take every step by itself."""
     view.source.at_once = lambda batch_size, beta: None
+    view.source.update_at_once = lambda ids, td_error: None
     return view
 
 
@@ -105,7 +106,7 @@ CALLS = st.lists(
         st.tuples(st.just("sample"), st.sampled_from(SIZES)),
         st.tuples(st.just("sample"), st.sampled_from(SIZES)),
         st.tuples(st.just("beta"), st.sampled_from(SIZES)),
-        st.tuples(st.just("update"), st.just(0)),
+        st.tuples(st.just("update"), st.integers(0, 8)),
         st.tuples(st.just("stream"), st.just(8)),
     ),
     max_size=40,
@@ -134,8 +135,11 @@ def test_batches_are_those_of_steps_taken_one_by_one(
             for append in appenders:
                 append(number)
         elif call == "update":
-            for view, batch in zip(views, batches[-1], strict=True):
-                view.update_priorities(batch, np.arange(len(batch), dtype=np.float64))
+            ids = [[*(int(one) for one in batch.ids), 3, -1, int(batch.ids[0])] for batch in batches[number % 9]]
+            stale = [
+                view.update_priorities(some, np.arange(len(some)) - 4.0) for view, some in zip(views, ids, strict=True)
+            ]
+            assert stale[0] == stale[1] > 0
         elif call == "stream":
             batches.append([next(view.stream(number)) for view in views])
         else:
@@ -159,6 +163,19 @@ def test_a_batch_after_another_takes_one_call(kind: str) -> None:
     assert at_once(view) and view.source.items.count == known
     append(400)  # evicts
     assert at_once(view)
+
+
+def test_priorities_are_set_by_one_call() -> None:
+    store, append = made()
+    sampler = sw.Prioritized()
+    view = store.transitions(sampler=sampler)
+    append(40)
+    for _ in range(3):
+        batch = view.sample(8)
+    append(1)
+    assert view.source.update_at_once(np.asarray(batch.ids), np.full(8, 9.0)) == 8
+    assert sampler.max_priority == 9 + sampler.eps
+    assert step_by_step(view).update_priorities([1, *batch.ids], np.ones(9)) in (0, 1)
 
 
 def test_a_batch_that_takes_more_is_drawn_step_by_step(tmp_path: Path) -> None:

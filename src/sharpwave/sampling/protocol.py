@@ -145,7 +145,8 @@ class DrawsByMass(Protocol):
 class DrawsByTree(Protocol):
     """Sampler whose draws the core can make, together with all else that a batch takes, to the same results.
 
-    One whose tree is over items has the attributes ``alpha`` and ``max_priority`` of ``Prioritized``.
+    One whose tree is over items has the attributes ``alpha``, ``eps`` and ``max_priority`` of ``Prioritized``; others
+    have no priorities.
     """
 
     def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
@@ -169,10 +170,10 @@ def draws_by_mass(sampler: Any) -> bool:
 
 
 def draws_by_tree(sampler: Any) -> bool:
-    """Return whether a sampler is a ``DrawsByTree``: the class that has its ``draw`` has its ``tree`` and ``insert``,
-    which the core does as well."""
+    """Return whether a sampler is a ``DrawsByTree``: the class that has its ``draw`` has its ``tree``, ``insert`` and
+    ``update``, which the core does as well."""
     own = next((kind for kind in type(sampler).__mro__ if "draw" in vars(kind)), object)
-    return all(getattr(type(sampler), name, None) is vars(own).get(name, 0) for name in ("tree", "insert"))
+    return all(getattr(type(sampler), name, None) is vars(own).get(name, 0) for name in ("tree", "insert", "update"))
 
 
 def check_sampler(argument: str, sampler: Any) -> None:

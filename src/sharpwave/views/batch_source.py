@@ -229,13 +229,26 @@ class BatchSource:
         ``wait`` and ``sample`` return the same batch.
         """
         items, layout = self.items, self.layouts.get(batch_size)
-        if items.sampling is None or layout is None or layout.filling is None:
+        if layout is None or layout.filling is None or self.dropped or self.gate.waiting:
             return None
-        if self.dropped or self.gate.waiting or self._process is not path():
-            return None
-        if items.kept is not None and not items.kept.notes():
+        if items.sampling is None or not self._may_change():
             return None
         return items.sampling.sample(items, layout.filling, items.sampler.beta if beta is None else float(beta))
+
+    def update_at_once(self, ids: Ints, td_error: Floats) -> int | None:
+        """Set priorities as ``Items.update`` does, by one call of the core; the plain lock is held, as for ``at_once``.
+
+        Returns ``None``, and nothing changed, where that takes more.
+        """
+        items = self.items
+        if items.sampling is None or not self._may_change():
+            return None
+        found = items.sampling.update(items, ids, td_error)
+        return None if found < 0 else found
+
+    def _may_change(self) -> bool:
+        """Note that the view is about to change; return whether it may at once."""
+        return self._process is path() and (self.items.kept is None or self.items.kept.notes())
 
     def sample(self, batch_size: int, beta: float | None) -> Any:
         """Return a new batch, after ``wait``. An error leaves everything undrawn."""

@@ -217,6 +217,10 @@ class Replay(Generic[B]):
         """
         checked = _checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
+        with self.lock.interruptible:
+            found = self.source.update_at_once(checked, errors)
+        if found is not None:
+            return len(checked) - found
         with self.lock.unsettled:
             self._log.check_open()
             self._items.follow()  # steps appended before this call get the largest priority of before this call
