@@ -5,8 +5,9 @@
 The commit's package is taken out of git, renamed ``sharpwave_before``, and imported beside this one (its requirements
 must be installed). Each program draws a spec, settings and some forty calls: appends in all shapes, ends, annotations,
 views of transitions, sequences and hindsight with every sampler, batches, priorities, evictions, checkpoints, lives of
-a folder. After each call the results are compared, errors by type and text, at the end all sealed segments by their
-bytes. The first difference is printed with its program's seed, and the exit status is 1.
+a folder. After each call the results are compared, errors by type and text, at the end all sealed segments by what
+they hold (which codecs encode it may differ). The first difference is printed with its program's seed, and the exit
+status is 1.
 """
 
 from __future__ import annotations
@@ -294,11 +295,18 @@ def result_of(call: Call, session: Session) -> Any:
 
 
 def segments(session: Session) -> Any:
-    """Return the bytes of all sealed segments, and how many steps each lane has."""
-    log = session.store._log
-    index = log.index
-    held = [slot for slot in range(index.highest) if index.sealed[slot] and index.rows[slot]]
-    return [bytes(log.sealed.packed(slot)[1]) for slot in held], session.store.lane_steps.tolist()
+    """Return what all sealed segments hold, and how many steps each lane has."""
+    log, spec = session.store._log, session.store.spec
+    segment = importlib.import_module(f"{session.package.__name__}.format.segment")
+    index, found = log.index, []
+    for slot in range(index.highest):
+        if index.sealed[slot] and index.rows[slot]:
+            id_, packed, shared = log.sealed.packed(slot)
+            by_key = {key: data for (_, key), data in shared.items()}
+            header, rows = segment.unpack(packed, spec, by_key.__getitem__)
+            about = header.lane, header.first_step, header.episode_step, header.context, bytes(header.metadata)
+            found.append((id_, about, {name: plain(values) for name, values in rows.items()}))
+    return found, session.store.lane_steps.tolist()
 
 
 def differs(packages: tuple[Any, Any], seed: int) -> str | None:
@@ -315,7 +323,7 @@ def differs(packages: tuple[Any, Any], seed: int) -> str | None:
                     return f"call {number}, {kind}:\n  before: {said[0][:600]}\n  now:    {said[1][:600]}"
             last = [segments(session) for session in sessions]
             if last[0] != last[1]:
-                return "bytes of sealed segments"
+                return "what sealed segments hold"
         finally:
             for session in sessions:
                 session.store.close()

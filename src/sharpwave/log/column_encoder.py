@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -75,7 +76,6 @@ class ColumnEncoder:
         self._newest: dict[Codec, int] = {}  # place of the latest dictionary, tried by lanes without one
         self._leading: Codec | None = None  # the latest choice of any lane
         self.trials_left = math.inf
-        self._due = 0  # lanes of small rows that are due, in the present call
         self._raw = 0  # trials in a row, of any lane, after which rows stayed raw
         self._pause = 0  # segments before the next trial of a lane whose rows are raw
 
@@ -83,10 +83,6 @@ class ColumnEncoder:
     def nbytes(self) -> int:
         """Bytes of working memory."""
         return sum(encoder.nbytes for encoder in self._encoders.values())
-
-    def limit_trials(self, count: float) -> None:
-        """Make at most so many trials from now on."""
-        self.trials_left, self._due = count, 0
 
     def takes_long(self, lane: int, rows: Bytes) -> bool:
         """Return whether ``pack`` of the same arguments takes long: a slow codec, or a trial."""
@@ -156,8 +152,12 @@ class ColumnEncoder:
         self._pause = min(self._raw, MAX_PAUSE)
         return payload
 
-    def stays_raw(self, lane: int, rows: int) -> bool:
-        """Return whether ``rows`` rows of the lane stay raw, without a codec or a trial."""
+    def stays_raw(self, lane: int, rows: int, read: Callable[[], Bytes]) -> bool:
+        """Return whether ``rows`` rows of the lane stay raw; where codecs are to be tried on a small column, they are.
+
+        Args:
+            read: returns the rows.
+        """
         if not self.candidates or rows < (MIN_AUTO_ROWS if self._auto else 1):
             return True
         state = self._lanes.get(lane)
@@ -169,8 +169,10 @@ class ColumnEncoder:
             return True
         if rows * self.field.row_bytes >= SLOW_BYTES:
             return self.trials_left <= 0 and self._leading is None
-        self._due += 1  # whether others are due as well, its trial says
-        return self._due > 1
+        state.segments += 1  # as ``pack``
+        self._tried(state, read(), None)
+        state.segments -= 1
+        return state.codec is None
 
     def count(self, lane: int) -> None:
         """Count a segment of the lane's that was left raw without ``pack``."""

@@ -28,6 +28,11 @@ class OpenColumns:
         begin = int(self._index.offset[c, slot])
         return self._arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
 
+    def so_far(self, slot: int, c: int) -> Bytes:
+        """Return the rows written so far of a field's column that is not sparse, as ``of`` does."""
+        rows = self._index.frames if c in self._layout.obs_columns else self._index.rows
+        return self.of(c, slot, int(rows[slot]))
+
     def all_so_far(self, slot: int) -> list[Bytes]:
         """Return the rows written so far of every column, as ``of`` does."""
         counts = dict.fromkeys(range(len(self._layout.names)), int(self._index.rows[slot]))

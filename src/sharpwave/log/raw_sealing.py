@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,8 +65,8 @@ class RawSealing:
             slot = opened.slots.item(lane)
             rows = self._space.index.rows.item(slot)
             stays = rows > 0 and opened.steps.item(lane) <= MAX_NUMBER
-            for encoder in encoders.values():
-                stays = stays and encoder.stays_raw(lane, rows)
+            for c, encoder in encoders.items():
+                stays = stays and encoder.stays_raw(lane, rows, partial(opened.columns.so_far, slot, c))
             (raw if stays else left).append(i)
         while raw:
             done = self._seal_some(np.array(raw), lanes, frames)

@@ -75,7 +75,7 @@ class Sealed:
     def limit_trials(self, count: float) -> None:
         """Let each encoder make at most so many trials of codecs from now on."""
         for encoder in self._encoders.values():
-            encoder.limit_trials(count)
+            encoder.trials_left = count
 
     def encode(
         self,
