@@ -140,7 +140,9 @@ void SumTree::draw_counts(ConstFloats uniforms, Ints leaves, Floats values_of, F
     const double* last = nodes_.data() + base();
     double before = 0.0, behind = last[0];
     int64_t leaf = 0, i = 0;
-    for (; i < count && rest[i] < total(); ++i) {  // points ascend; one that rounding took to the end descends
+    // Points ascend unless the caller chose them; from one that does not on, and one that rounding took to the end, all
+    // are descended to.
+    for (; i < count && rest[i] >= before && rest[i] < total(); ++i) {
         while (rest[i] >= behind) before = behind, behind += last[++leaf];
         leaves[i] = leaf, rest[i] -= before, values_of[i] = last[leaf];
     }

@@ -48,14 +48,25 @@ def test_sums_of_a_tree_are_those_of_its_children(size: int, count: int, ascendi
         assert tree.nodes[above : above + len(sums)].tolist() == sums.tolist()
 
 
-@given(st.integers(1, 700), st.integers(1, 300), st.sampled_from([0.0, 0.5, 0.99]), st.booleans(), st.integers(0, 99))
-def test_counts_are_drawn_as_any_values(groups: int, n: int, empty: float, at_the_end: bool, seed: int) -> None:
+@given(
+    st.integers(1, 700),
+    st.integers(1, 300),
+    st.sampled_from([0.0, 0.5, 0.99]),
+    st.booleans(),
+    st.booleans(),
+    st.integers(0, 99),
+)
+def test_counts_are_drawn_as_any_values(
+    groups: int, n: int, empty: float, at_the_end: bool, in_any_order: bool, seed: int
+) -> None:
     """Passing groups one after the other gives what descending from the root gives."""
     rng, tree, size = np.random.default_rng(seed), SumTree(groups), 100
     counts = np.where(rng.random(groups) < empty, 0, rng.integers(1, size + 1, groups)).astype(np.float64)
     counts[rng.integers(groups)] = 1.0
     tree.set(np.arange(groups), counts)
     uniforms = np.full(n, np.nextafter(1, 0)) if at_the_end else rng.random(n)
+    if in_any_order:  # as shards are told to draw
+        core.stratify(rng.random(n), uniforms)
     leaves, values, rest = np.empty(n, np.int64), np.empty(n), np.empty(n)
     tree.draw(uniforms, leaves, values, rest)
     items, probabilities, other = np.empty(n, np.int64), np.empty(n), np.empty(n)
