@@ -297,15 +297,20 @@ def result_of(call: Call, session: Session) -> Any:
 def segments(session: Session) -> Any:
     """Return what all sealed segments hold, and how many steps each lane has."""
     log, spec = session.store._log, session.store.spec
-    segment = importlib.import_module(f"{session.package.__name__}.format.segment")
+    segment, after = (
+        importlib.import_module(f"{session.package.__name__}.{name}") for name in ("format.segment", "log.sealed_after")
+    )
+    if hasattr(log, "settle"):
+        log.settle()
     index, found = log.index, []
     for slot in range(index.highest):
         if index.sealed[slot] and index.rows[slot]:
-            id_, packed, shared = log.sealed.packed(slot)
-            by_key = {key: data for (_, key), data in shared.items()}
+            packed, key_of = after._content(log, slot), after.key_of
+            places = zip(log.tables, index.dictionary[:, slot].tolist(), strict=True)
+            by_key = {key_of(data): data for data in (table.data(place) for table, place in places if place)}
             header, rows = segment.unpack(packed, spec, by_key.__getitem__)
             about = header.lane, header.first_step, header.episode_step, header.context, bytes(header.metadata)
-            found.append((id_, about, {name: plain(values) for name, values in rows.items()}))
+            found.append((index.segment_id(slot), about, {name: plain(values) for name, values in rows.items()}))
     return found, session.store.lane_steps.tolist()
 
 
