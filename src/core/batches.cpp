@@ -217,7 +217,8 @@ Layout::Part Layout::array_of(nb::handle value, const std::vector<PyArrayObject*
     const int axes = PyArray_NDIM(array);
     for (std::size_t root = 0; root < roots.size(); ++root) {
         const auto* begin = static_cast<const uint8_t*>(PyArray_DATA(roots[root]));
-        if (at < begin || at > begin + PyArray_NBYTES(roots[root])) continue;
+        const auto* end = begin + PyArray_NBYTES(roots[root]);
+        if (at < begin || at + (PyArray_SIZE(array) > 0) > end) continue;  // one block may begin where another ends
         const nb::handle kind(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
         Array like{.root = root,
                    .offset = at - begin,

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.native import core
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.views.batch_source import BatchSource
 
@@ -296,3 +297,19 @@ def test_an_interrupt_at_any_line_leaves_a_batch_drawn_or_not() -> None:
     rng.random(2 * (view.source.items.samples - begun))
     assert rng.bit_generator.state == view.source.rng.bit_generator.state
     assert isinstance(view.source, BatchSource)
+
+
+def test_blocks_that_lie_side_by_side_are_told_apart() -> None:
+    """As memory of whole pages does: an array at the end of one is at the beginning of the next."""
+    memory = np.arange(4096, dtype=np.uint8)
+    roots = [memory[:2048], memory[2048:3072], memory[3072:]]
+    like = {"one": roots[0], "two": roots[1].view(np.float32), "three": roots[2][::2], "none": roots[0][2048:]}
+    layout = core.Layout(like, roots)
+    others = [np.full(2048, 1, np.uint8), np.full(1024, 2, np.uint8), np.full(1024, 3, np.uint8)]
+    made = layout.over(others)
+    for name, other in zip(("one", "two", "three"), others, strict=True):
+        assert made[name].shape == like[name].shape and made[name].dtype == like[name].dtype
+        assert (
+            np.shares_memory(made[name], other) and (np.ascontiguousarray(made[name]).view(np.uint8) == other[0]).all()
+        )
+    assert made["none"].shape == (0,)
