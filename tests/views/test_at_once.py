@@ -303,7 +303,12 @@ def test_blocks_that_lie_side_by_side_are_told_apart() -> None:
     """As memory of whole pages does: an array at the end of one is at the beginning of the next."""
     memory = np.arange(4096, dtype=np.uint8)
     roots = [memory[:2048], memory[2048:3072], memory[3072:]]
-    like = {"one": roots[0], "two": roots[1].view(np.float32), "three": roots[2][::2], "none": roots[0][2048:]}
+    like: dict[str, Any] = {
+        "one": roots[0],
+        "two": roots[1].view(np.float32),
+        "three": roots[2][::2],
+        "none": roots[0][2048:],
+    }
     layout = core.Layout(like, roots)
     others = [np.full(2048, 1, np.uint8), np.full(1024, 2, np.uint8), np.full(1024, 3, np.uint8)]
     made = layout.over(others)
