@@ -225,6 +225,32 @@ def test_an_error_is_the_next_calls_and_nothing_is_lost(monkeypatch: pytest.Monk
     assert_same(made.transitions(seed=1).sample(32), other.transitions(seed=1).sample(32))
 
 
+def test_a_segment_is_not_encoded_anew_beside_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, busy, together, failures = zstd._Encoder.encode, 0, list[int](), 0
+
+    def slowly(self: Any, rows: Any, dictionary: bytes) -> bytes | None:
+        nonlocal busy, failures
+        if failures:
+            failures -= 1
+            raise MemoryError("no room")
+        busy += 1
+        together.append(busy)
+        time.sleep(0.02)
+        busy -= 1
+        return encode(self, rows, dictionary)
+
+    monkeypatch.setattr(zstd._Encoder, "encode", slowly)
+    made = store()
+    made._log.opened.staggered = False
+    fill(made, SEGMENT_STEPS + 1, lanes=3)
+    made.stats()
+    failures = 1
+    fill(made, SEGMENT_STEPS, lanes=3, seed=1)
+    with pytest.raises(MemoryError, match="no room"):
+        made.stats()
+    assert len(segments(made)) == 6 and set(together) == {1}
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_parent_and_child_go_on_with_what_was_being_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, began = zstd._Encoder.encode, threading.Event()

@@ -34,7 +34,9 @@ class Work:
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Do it; an error is for ``result``."""
+        """Do it, unless it is done; an error is for ``result``."""
+        if self.done:
+            return
         try:
             self._work()
         except BaseException as error:
@@ -64,11 +66,18 @@ class Works:
         """Add one behind the others."""
         self._left.append(work)
 
+    def add_first(self, work: Work) -> None:
+        """Add one before the others that are left."""
+        with self._doing:
+            self._left.appendleft(work)
+
     def advance(self) -> None:
         """Do the next one, once the one before is done."""
         with self._doing:
             if self._left:
-                self._left.popleft().run()
+                work = self._left[0]
+                work.run()
+                self._left.popleft()  # last: an interrupt between two lines loses none
 
     def finish(self, work: Work) -> None:
         """Return once a ``work`` is done. An interrupt leaves the others to be done."""
@@ -189,7 +198,7 @@ class Behind(LogListener):
         if not self._sealed.takes_long(lane, rows) or not (self._spare or self._add()) or not THREAD.there():
             return False
         one = Pending(lane, slot, opened.staging.item(lane), self._sealed.reserve_trials(lane, rows))
-        one.work = Work(lambda: self._encode(one))
+        one.work = self._work(one)
         self.pending.append(one)
         self.works.add(one.work)
         THREAD.ask(self.works)
@@ -205,6 +214,9 @@ class Behind(LogListener):
         self._space.staged += len(offsets)
         return bool(offsets)
 
+    def _work(self, one: Pending) -> Work:
+        return Work(lambda: self._encode(one))
+
     def _encode(self, one: Pending) -> None:
         one.packed, one.begins = self._sealing.encode(one.lane, one.slot, one.columns, one.places, one.may_try)
 
@@ -217,10 +229,11 @@ class Behind(LogListener):
             one = self.pending[0]
             try:
                 if one.work is None:
-                    self._encode(one)
-                else:
-                    self.works.finish(one.work)
-                    one.work.result()
+                    work = self._work(one)
+                    self.works.add_first(work)  # beside the thread, two would use an encoder at once
+                    one.work = work
+                self.works.finish(one.work)
+                one.work.result()
             except BaseException:
                 if one.work is None or one.work.done:  # else an interrupt: the thread goes on
                     self._sealed.drop_dictionaries(one.places)
