@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -274,6 +275,22 @@ def test_parent_and_child_go_on_with_what_was_being_encoded(monkeypatch: pytest.
             os._exit(99)
     fill(made, 3 * SEGMENT_STEPS, seed=1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == len(segments(made)) == 4
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_has_a_collector_though_the_thread_had_stopped_it(held_up: threading.Event) -> None:
+    made = store()
+    fill(made, SEGMENT_STEPS + 1)
+    while gc.isenabled():
+        time.sleep(0.001)
+    made.stats()
+    child = os.fork()
+    if not child:
+        os._exit(not gc.isenabled())
+    held_up.set()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    while not gc.isenabled():
+        time.sleep(0.001)
 
 
 def test_a_finalizer_that_wants_the_store_stops_nobody() -> None:

@@ -94,9 +94,12 @@ class _Thread:
     def _begin(self) -> None:
         self._waiting: SimpleQueue[Works] = SimpleQueue()
         self._starting, self._started = threading.Lock(), False
+        self.stops_collector = False
 
     def forked(self) -> None:
-        """Forget the thread, which a child does not have."""
+        """Forget the thread, which a child does not have, and start the collector if the thread had stopped it."""
+        if self.stops_collector:
+            gc.enable()
         self._begin()
 
     def there(self) -> bool:
@@ -119,13 +122,14 @@ def _serve(waiting: SimpleQueue[Works]) -> None:
     while True:
         works = waiting.get()
         # A finalizer that the collector runs here may want the lock of a store whose owner waits for this thread.
-        collects = gc.isenabled()
+        THREAD.stops_collector = gc.isenabled()
         gc.disable()
         try:
             works.advance()
         finally:
-            if collects:
+            if THREAD.stops_collector:
                 gc.enable()
+            THREAD.stops_collector = False
         del works
 
 
