@@ -226,6 +226,33 @@ def test_an_error_is_the_next_calls_and_nothing_is_lost(monkeypatch: pytest.Monk
     assert_same(made.transitions(seed=1).sample(32), other.transitions(seed=1).sample(32))
 
 
+@pytest.mark.parametrize("call", ["add", "put"])
+def test_without_memory_to_hand_a_segment_over_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+    made, other = store(), store(False)
+    for one in (made, other):
+        fill(one, SEGMENT_STEPS)
+
+    def refuse(*args: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as full:
+        if call == "add":
+            full.setattr(behind.Works, "add", refuse)
+            with pytest.raises(MemoryError, match="no room"):
+                fill(made, 1)
+        else:
+            full.setattr(behind.THREAD, "_waiting", type("Full", (), {"put": refuse}))
+            full.setattr(behind.THREAD, "_started", True)
+            fill(made, 1)
+    fill(made, SEGMENT_STEPS + (call == "add"), seed=1)
+    fill(other, 1 - (call == "add"))
+    fill(other, SEGMENT_STEPS + (call == "add"), seed=1)
+    assert list(segments(made).values()) == list(segments(other).values()) and len(made) == len(other)
+    mine, others = (each.transitions(seed=1).sample(32) for each in (made, other))
+    np.testing.assert_array_equal(mine.obs, others.obs)
+    np.testing.assert_array_equal(mine.action, others.action)
+
+
 def test_a_segment_is_not_encoded_anew_beside_the_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, busy, together, failures = zstd._Encoder.encode, 0, list[int](), 0
 

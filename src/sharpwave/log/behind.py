@@ -7,6 +7,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
@@ -114,8 +115,9 @@ class _Thread:
             return True
 
     def ask(self, works: Works) -> None:
-        """Have it do the next one of ``works``."""
-        self._waiting.put(works)
+        """Have it do the next one of ``works``; without memory to ask, it is left to whoever needs it done."""
+        with suppress(MemoryError):
+            self._waiting.put(works)
 
 
 def _serve(waiting: SimpleQueue[Works]) -> None:
@@ -204,10 +206,14 @@ class Behind(LogListener):
         one = Pending(lane, slot, opened.staging.item(lane), self._sealed.reserve_trials(lane, rows))
         one.work = self._work(one)
         self.pending.append(one)
-        self.works.add(one.work)
-        THREAD.ask(self.works)
+        try:
+            self.works.add(one.work)
+        except BaseException:
+            self.pending.pop()
+            raise
         opened.move(lane, following, self._spare.pop())
         self._space.index.sealed[slot] = 1  # no row follows in it, which is what readers ask for
+        THREAD.ask(self.works)
         return True
 
     def _add(self) -> bool:
