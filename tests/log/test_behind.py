@@ -226,6 +226,19 @@ def test_an_error_is_the_next_calls_and_nothing_is_lost(monkeypatch: pytest.Monk
     assert_same(made.transitions(seed=1).sample(32), other.transitions(seed=1).sample(32))
 
 
+def test_memory_for_further_segments_is_let_go_where_bytes_are_limited() -> None:
+    made, other = store(capacity=4000), store(False, capacity=4000)
+    for one in (made, other):
+        one._log.opened.staggered = False
+        fill(one, 4 * SEGMENT_STEPS, lanes=4)
+        one.resize(ram=6 << 20)
+    assert made._log.space.staged == other._log.space.staged == 4
+    assert len(made) == len(other)
+    made.resize(ram=None)
+    fill(made, 4 * SEGMENT_STEPS, lanes=4)
+    assert made._log.space.staged > 4
+
+
 @pytest.mark.parametrize("call", ["add", "put"])
 def test_without_memory_to_hand_a_segment_over_nothing_is_lost(monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     made, other = store(), store(False)

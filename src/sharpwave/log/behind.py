@@ -257,6 +257,13 @@ class Behind(LogListener):
             if not kept:
                 self._admission.drop(one.slot)
 
+    def let_go(self) -> None:
+        """Free the memory for further segments, once those that are being encoded are sealed."""
+        self.settle()
+        begin = self._space.arena.begin_of(0)
+        spare, self._spare = [begin + staging for staging in sorted(self._spare)], []
+        self._admission.unstage(spare)
+
     def wait(self) -> None:
         """Wait until nothing is being encoded: a forked child has no thread for it."""
         for one in self.pending:

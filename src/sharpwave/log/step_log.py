@@ -275,6 +275,8 @@ class StepLog:
             ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
         """
         check_lanes(capacity, self.lanes)
+        if ram is not None and self.behind is not None:
+            self.behind.let_go()
         self.batches.check_ram(ram, batch_bytes)
         self.admission.resize(capacity, ram, disk_limit, self.opened.slots)
         self.batches.pool.trim()
