@@ -24,8 +24,9 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
 
     Raises: TypeError: it is masked; what lies under a mask is not meant.
     """
-    masked = sys.modules.get("numpy.ma")  # a masked array's owner has imported it
-    if masked is not None and isinstance(value, masked.MaskedArray):
+    # A masked array's owner has imported its module; another thread may be about to.
+    masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
+    if masked is not None and isinstance(value, masked):
         raise TypeError(
             f"{name}: got a masked array of shape {value.shape}, expected an array without a mask; pass "
             f"{name}.filled(value), with what stands for the masked elements"

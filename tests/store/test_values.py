@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -107,6 +109,13 @@ def test_masked_arrays_are_refused(door: Any, name: str) -> None:
     masked: Any = np.ma.MaskedArray(hidden.astype(np.int64) if name == "action" else hidden, mask=True)
     with pytest.raises(TypeError, match=rf"{name}: got a masked array .*pass {name}.filled"):
         door(step(**{name: masked}))
+
+
+def test_a_thread_that_imports_masked_arrays_hinders_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "numpy.ma", ModuleType("numpy.ma"))  # as while it is being imported
+    kept = store()
+    kept.append(**step())
+    assert len(kept) == 1
 
 
 def test_masked_flags_lanes_and_errors_are_refused() -> None:
