@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
@@ -422,8 +423,11 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         Raises:
             OSError: the disk is full or fails. The folder is unlocked; steps not flushed before are lost.
         """
-        with self._lock:
+        with self._lock.unsettled:
             try:
+                with suppress(MemoryError):  # for a segment that is being encoded: nobody reads it any more
+                    self._log.settle()
+                self._lock.settle = lambda: None
                 close(self._log)
             finally:
                 self._life.over()

@@ -292,6 +292,18 @@ def test_a_segment_is_not_encoded_anew_beside_the_thread(monkeypatch: pytest.Mon
     assert len(segments(made)) == 6 and set(together) == {1}
 
 
+def test_a_store_is_closed_though_a_segment_cannot_be_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> None:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(zstd._Encoder, "encode", refuse)
+    with store() as made:
+        fill(made, SEGMENT_STEPS + 1)
+        assert pending(made)
+    with pytest.raises(ValueError, match="closed"):
+        fill(made, 1)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_parent_and_child_go_on_with_what_was_being_encoded(monkeypatch: pytest.MonkeyPatch) -> None:
     encode, began = zstd._Encoder.encode, threading.Event()
