@@ -170,6 +170,16 @@ void Pool::sweep() {
     swept_ = lent_;
 }
 
+Spot spot_of(PyArrayObject* array, const std::vector<PyArrayObject*>& roots) {
+    const auto* at = static_cast<const uint8_t*>(PyArray_DATA(array));
+    const int64_t end = PyArray_SIZE(array) ? 0 : 1;  // without items it may lie at the very end
+    for (std::size_t root = 0; root < roots.size(); ++root) {
+        const int64_t offset = at - static_cast<const uint8_t*>(PyArray_DATA(roots[root]));
+        if (offset >= 0 && offset < PyArray_NBYTES(roots[root]) + end) return {root, offset};
+    }
+    throw nb::value_error("an array that lies in no block");
+}
+
 Layout::Layout(nb::handle like, const nb::typed<nb::sequence, nb::object>& roots) {
     std::vector<PyArrayObject*> arrays;
     for (nb::handle root : roots) arrays.push_back(reinterpret_cast<PyArrayObject*>(root.ptr()));
@@ -212,33 +222,27 @@ Layout::Part Layout::part_of(nb::handle value, const std::vector<PyArrayObject*>
 
 Layout::Part Layout::array_of(nb::handle value, const std::vector<PyArrayObject*>& roots) {
     auto* array = reinterpret_cast<PyArrayObject*>(value.ptr());
-    const auto* at = static_cast<const uint8_t*>(PyArray_DATA(array));
     const npy_intp *shape = PyArray_DIMS(array), *strides = PyArray_STRIDES(array);
     const int axes = PyArray_NDIM(array);
-    for (std::size_t root = 0; root < roots.size(); ++root) {
-        const auto* begin = static_cast<const uint8_t*>(PyArray_DATA(roots[root]));
-        const auto* end = begin + PyArray_NBYTES(roots[root]);
-        if (at < begin || at + (PyArray_SIZE(array) > 0) > end) continue;  // one block may begin where another ends
-        const nb::handle kind(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
-        Array like{.root = root,
-                   .offset = at - begin,
-                   .type = nb::borrow(value.type()),
-                   .kind = nb::borrow(kind),
-                   .shape = {shape, shape + axes},
-                   .strides = {},
-                   .attributes = {}};
-        if (!PyArray_IS_C_CONTIGUOUS(array)) like.strides.assign(strides, strides + axes);  // else numpy knows them
-        arrays_.push_back(std::move(like));
-        if (!PyArray_CheckExact(value.ptr())) {
-            for (auto [name, held] : nb::borrow<nb::dict>(value.attr("__dict__"))) {
-                arrays_.back().attributes.emplace_back(nb::borrow(name), nb::borrow(held));
-            }
+    const auto [root, offset] = spot_of(array, roots);
+    const nb::handle kind(reinterpret_cast<PyObject*>(PyArray_DESCR(array)));
+    Array like{.root = root,
+               .offset = offset,
+               .type = nb::borrow(value.type()),
+               .kind = nb::borrow(kind),
+               .shape = {shape, shape + axes},
+               .strides = {},
+               .attributes = {}};
+    if (!PyArray_IS_C_CONTIGUOUS(array)) like.strides.assign(strides, strides + axes);  // else numpy knows them
+    arrays_.push_back(std::move(like));
+    if (!PyArray_CheckExact(value.ptr())) {
+        for (auto [name, held] : nb::borrow<nb::dict>(value.attr("__dict__"))) {
+            arrays_.back().attributes.emplace_back(nb::borrow(name), nb::borrow(held));
         }
-        Part part;
-        part.kind = Kind::array, part.number = arrays_.size() - 1;
-        return part;
     }
-    throw nb::value_error("Layout: an array that lies in no block");
+    Part part;
+    part.kind = Kind::array, part.number = arrays_.size() - 1;
+    return part;
 }
 
 nb::object Layout::over(const std::vector<Root>& roots) const { return made(whole_, roots); }

@@ -79,6 +79,15 @@ class Pool {
     int64_t lent_ = 0, swept_ = 0;
 };
 
+// Where an array lies: in which of several arrays over blocks, and at which of its bytes.
+struct Spot {
+    std::size_t root;
+    int64_t offset;
+};
+
+// Finds an array in its block; another block may begin where one ends.
+Spot spot_of(PyArrayObject* array, const std::vector<PyArrayObject*>& roots);
+
 // Makes batches like one, of arrays over other blocks.
 class Layout {
   public:

@@ -66,7 +66,9 @@ class Filling {
           rest(nb::cast<Floats>(rest)),
           uniforms(nb::cast<Floats>(uniforms)),
           located(nb::cast<Grid<int64_t>>(located)) {
-        for (nb::handle column : columns) places_.push_back(place_of(column, roots));
+        std::vector<PyArrayObject*> arrays;
+        for (nb::handle root : roots) arrays.push_back(reinterpret_cast<PyArrayObject*>(root.ptr()));
+        for (nb::handle column : columns) places_.push_back(place_of(column, arrays));
         for (nb::object* one : {&layout, &items, &rest, &uniforms, &located}) held_.push_back(std::move(*one));
     }
 
@@ -91,20 +93,11 @@ class Filling {
         Places<3> window;
     };
 
-    static Place place_of(nb::handle column, const nb::typed<nb::sequence, nb::object>& roots) {
-        const auto* at = static_cast<uint8_t*>(PyArray_DATA(reinterpret_cast<PyArrayObject*>(column.ptr())));
-        std::size_t number = 0;
-        for (nb::handle root : roots) {
-            auto* array = reinterpret_cast<PyArrayObject*>(root.ptr());
-            const auto* begin = static_cast<uint8_t*>(PyArray_DATA(array));
-            if (at >= begin && at <= begin + PyArray_NBYTES(array)) {
-                Place place{number, at - begin, {}};
-                (void)nb::try_cast<Places<3>>(column, place.window);  // others are no windows
-                return place;
-            }
-            ++number;
-        }
-        throw nb::value_error("Filling: a column that lies in no block");
+    static Place place_of(nb::handle column, const std::vector<PyArrayObject*>& roots) {
+        const auto [root, offset] = spot_of(reinterpret_cast<PyArrayObject*>(column.ptr()), roots);
+        Place place{root, offset, {}};
+        (void)nb::try_cast<Places<3>>(column, place.window);  // others are no windows
+        return place;
     }
 
     uint8_t* at(std::size_t number) const {

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.native import core
+from sharpwave.memory.batch_pool import Pool
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.views.batch_source import BatchSource
 
@@ -191,6 +191,26 @@ def test_a_batch_that_takes_more_is_drawn_step_by_step(tmp_path: Path) -> None:
         for _ in range(4):
             assert not at_once(view)
             view.sample(8)
+
+
+def test_a_block_may_begin_where_another_ends() -> None:
+    memory, made_bytes = memoryview(bytearray(1 << 20)), itertools.accumulate(itertools.repeat(1 << 13))
+
+    def neighbour(nbytes: int) -> memoryview:  # as systems place mappings: below the one before it
+        assert nbytes <= 1 << 13
+        end = len(memory) - next(made_bytes)
+        return memory[end : end + nbytes]
+
+    store, append = made(width=128)  # 16 observations fill 8 KiB
+    append(40)
+    store._log.batches.pool = Pool(neighbour)
+    view = store.transitions(n_step=3)
+    batches = [view.sample(16).copy() for _ in range(5)]  # whose blocks return before the next one
+    for batch in batches:
+        expected = view.fetch(batch.ids)
+        np.testing.assert_array_equal(batch.obs, expected.obs)
+        np.testing.assert_array_equal(batch.next_obs, expected.next_obs)
+        assert batch.reward.tolist() == expected.reward.tolist()
 
 
 def test_memory_that_is_held_is_never_lent_again() -> None:
