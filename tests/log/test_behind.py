@@ -333,15 +333,15 @@ def test_parent_and_child_go_on_with_what_was_being_encoded(monkeypatch: pytest.
 def test_a_child_has_a_collector_though_the_thread_had_stopped_it(held_up: threading.Event) -> None:
     made = store()
     fill(made, SEGMENT_STEPS + 1)
-    while gc.isenabled():
+    while gc.get_threshold()[0]:
         time.sleep(0.001)
     made.stats()
     child = os.fork()
     if not child:
-        os._exit(not gc.isenabled())
+        os._exit(not gc.get_threshold()[0])
     held_up.set()
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    while not gc.isenabled():
+    while not gc.get_threshold()[0]:
         time.sleep(0.001)
 
 
@@ -350,7 +350,8 @@ def test_a_finalizer_that_wants_the_store_stops_nobody() -> None:
     program = """
 import gc, threading, time, numpy as np, sharpwave as sw
 from sharpwave.codecs import zstd
-gc.set_threshold(10**9)
+gc.set_threshold(30_000)
+gc.disable()
 store = sw.Store(sw.Spec(obs=sw.Field((48, 48), 'uint8', codec='zstd'), action=sw.Field((), 'int64')), capacity=1000,
                  segment_steps=32)
 class Left:
@@ -371,8 +372,9 @@ for step in range(33):
     store.append(obs=frame, action=1, reward=0.0, terminated=False, truncated=False)
 assert store._log.behind.pending
 while not began: time.sleep(0.01)
-gc.set_threshold(30_000)
+gc.enable()
 store.stats()
+assert gc.get_threshold()[0] == 30_000
 gc.collect()
 """
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

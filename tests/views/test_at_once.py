@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.memory.batch_pool import Pool
+from sharpwave.native import core
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.views.batch_source import BatchSource
 

@@ -78,7 +78,7 @@ class DictionaryTable:
         if self._uses[place] == 0:
             del self._place[key_of(self._data[place])]
             self._data[place] = b""
-            for codec in [codec for codec, at in self._decoders if at == place]:
+            for codec in [codec for codec, at in list(self._decoders) if at == place]:  # others may be added by a batch
                 del self._decoders[codec, place]
 
     def data(self, place: int) -> bytes:

@@ -90,18 +90,28 @@ class _Thread:
     """The thread of this process that encodes; it is started with the first work."""
 
     def __init__(self) -> None:
+        self._thresholds: tuple[int, int, int] | None = None
         self._begin()
 
     def _begin(self) -> None:
         self._waiting: SimpleQueue[Works] = SimpleQueue()
         self._starting, self._started = threading.Lock(), False
-        self.stops_collector = False
 
     def forked(self) -> None:
         """Forget the thread, which a child does not have, and start the collector if the thread had stopped it."""
-        if self.stops_collector:
-            gc.enable()
+        self.start_collector()
         self._begin()
+
+    def stop_collector(self) -> None:
+        """Let no finalizers run in the thread, by a threshold: ``gc.disable`` is the caller's own."""
+        self._thresholds = gc.get_threshold()
+        gc.set_threshold(0, *self._thresholds[1:])
+
+    def start_collector(self) -> None:
+        """Undo that, unless somebody has set another threshold meanwhile."""
+        if self._thresholds is not None and not gc.get_threshold()[0]:
+            gc.set_threshold(*self._thresholds)
+        self._thresholds = None
 
     def there(self) -> bool:
         """Return whether there is a thread; start it if it can be."""
@@ -124,14 +134,11 @@ def _serve(waiting: SimpleQueue[Works]) -> None:
     while True:
         works = waiting.get()
         # A finalizer that the collector runs here may want the lock of a store whose owner waits for this thread.
-        THREAD.stops_collector = gc.isenabled()
-        gc.disable()
+        THREAD.stop_collector()
         try:
             works.advance()
         finally:
-            if THREAD.stops_collector:
-                gc.enable()
-            THREAD.stops_collector = False
+            THREAD.start_collector()
         del works
 
 
