@@ -105,7 +105,7 @@ class StoreWriting:
             truncated there; a note at the error says how many.
 
         Cost: 6 to 9 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 6 us for 8 rows of 17 floats,
-        sealing included (benchmarks/vectors.py), and some 20 more where arrays are of dtypes that may not fit.
+        sealing included (benchmarks/vectors.py), and more where arrays are of dtypes that may not fit.
         """
         if timeout is None:
             extra["action"] = action

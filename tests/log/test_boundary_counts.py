@@ -1,4 +1,4 @@
-"""What the core counts where episodes begin with what the last one ended with, beside a plain account by numpy."""
+"""Counts of episodes that begin with the observation that the last one ended with, beside a plain account by numpy."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Steps = dict[str, Any]
 
 
 class Account:
-    """What is to be counted and said of one lane.
+    """Counts and messages expected of one lane.
 
     Attributes:
         repeated: how many boundaries count. ``said``: kind, count and numbers of what is to be said each time.

@@ -173,8 +173,8 @@ class Behind(LogListener):
     """Segments that are being encoded, in the order in which they became full, and memory for further ones.
 
     Only appends that take the short way, and batches, find any: ``settle`` is called before whatever else uses the
-    store (``Lock.settle``), and before the next segments are sealed. So what is held, and how it is encoded, does not
-    depend on how fast the thread is.
+    store (``Lock.settle``), and before the next segments are sealed. So the steps held, and the bytes of segments, do
+    not depend on how fast the thread is.
 
     Attributes:
         pending: the segments. ``works``: those that encode them.
@@ -199,8 +199,8 @@ class Behind(LogListener):
         """Have the lane's open segment, which is in ``slot``, encoded behind the caller. The lane's next segment, in
         the slot ``following``, gets other memory.
 
-        Returns False if that takes no longer than to hand it over, or if there is no memory or thread for it. With a
-        limit in bytes, what is evicted depends on when a segment is sealed: it is at once.
+        Returns False if encoding takes no longer than handing over, or if there is no memory or thread for it. So with
+        a limit in bytes, where the moment at which one segment is sealed decides which other segment is evicted.
         """
         opened = self._opened
         if self._ledger.ram is not None or opened.annotations or len(self.pending) >= MAX_PENDING:

@@ -89,9 +89,8 @@ class StepLog:
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
         rollover: seals open segments and opens the next. ``raw_sealing``: seals those that stay raw, many at once;
-            ``None``: one by one, all. ``behind``: has them encoded behind the caller; ``None`` with a disk, or where
-            the retention makes what is evicted depend on when they are sealed. ``admission``: decides which segments to
-            evict for new ones.
+            ``None``: one by one, all. ``behind``: has segments encoded behind the caller; ``None`` with a disk, or with
+            a retention not in order. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: mark of this store's ids.

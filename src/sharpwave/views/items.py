@@ -29,7 +29,7 @@ class Kept(Protocol):
     """View whose state is kept (``keeping.Kept``)."""
 
     def note(self) -> None:
-        """Note that the view is about to change, and do what is due."""
+        """Note that the view is about to change, and write its state if that is due."""
 
     def notes(self) -> bool:
         """Note it, and return True, unless something is due."""

@@ -38,7 +38,7 @@ class Kept:
         self.changed = True
 
     def note(self) -> None:
-        """Note that the view is about to change, and write what is due. Cost: 0.1 us."""
+        """Note that the view is about to change, and write its state if that is due. Cost: 0.1 us."""
         if not self.notes():
             self.keeping.begin()
             self.changed = True
