@@ -62,10 +62,14 @@ def test_it_learns_at_the_ratio_replaces_who_dies_and_ends_when_that_is_too_ofte
     killed: list[int] = []
 
     class Meddler(Callback):
-        """Kills the second actor after some learning, and the one in its place as soon as it is there."""
+        """Kills the second actor after some learning, and the one in its place as soon as it is there.
+
+        Not before it played: on a busy machine one actor may bring 2,000 steps while the other one still starts.
+        """
 
         def on_step(self, training):
-            if training.state.progress.steps >= 2_000 and len(killed) < 2:
+            both_play = training.state.progress.steps >= 2_000 and training.store.lanes == recipe.env.num_envs
+            if (both_play or killed) and len(killed) < 2:
                 meddle()
 
         def wants_checkpoint(self, training):
