@@ -19,11 +19,10 @@ namespace {
 
 namespace nb = nanobind;
 
-constexpr int64_t otherwise = -1;                        // the steps need what ``Appender::append`` does not do
-constexpr int64_t full = -2;                             // a segment is to be sealed, or one evicted, first
-constexpr int64_t outdated = -3;                         // the log has changed since ``Appender::bind``
-constexpr int64_t ahead = 6;                             // steps between a prefetch and its use
-constexpr std::size_t held = 0, total = 1, changes = 2;  // places in the inventory's counts
+constexpr int64_t otherwise = -1;  // the steps need what ``Appender::append`` does not do
+constexpr int64_t full = -2;       // a segment is to be sealed, or one evicted, first
+constexpr int64_t outdated = -3;   // the log has changed since ``Appender::bind``
+constexpr int64_t ahead = 6;       // steps between a prefetch and its use
 
 enum After : uint8_t { here, final_one, next_one };  // which rows a field has: its own, and those after the step
 
@@ -238,7 +237,8 @@ class Appender {
     int64_t check() {
         const LaneArrays& lanes = *log_.lanes;
         const IndexArrays& index = *log_.index;
-        bool any_watched = false, any_full = log_.capacity >= 0 && log_.counts[held] + values_.count > log_.capacity;
+        bool any_watched = false,
+             any_full = log_.capacity >= 0 && log_.counts[held_steps] + values_.count > log_.capacity;
         int64_t last = -1;
         for (int64_t i = 0; i < values_.count; ++i) {
             const int64_t lane = values_.lanes[i];
@@ -296,8 +296,8 @@ class Appender {
                        reinterpret_cast<const uint8_t*>(values_.reward + i), rows,
                        values_.has_final || values_.has_next);
         }
-        log_.counts[held] += values_.count;
-        log_.counts[total] += values_.count;
+        log_.counts[held_steps] += values_.count;
+        log_.counts[total_steps] += values_.count;
         log_.seen = ++log_.counts[changes];
         return values_.count ? ids[values_.count - 1] : -1;
     }

@@ -61,19 +61,6 @@ void find_steps(ConstInts held, ConstInt32s lane, ConstInts first_step, ConstInt
     }
 }
 
-// Clears the entries of slots that are taken again.
-void reset_slots(ConstInts slots, std::span<int32_t> rows, std::span<int32_t> frames, std::span<int32_t> context,
-                 Ints episode_step, Bytes sealed, Bytes gap, std::span<int32_t> next, std::span<int32_t> previous) {
-    for (int64_t number : slots) {
-        const std::size_t slot = at(number);
-        require(slot < rows.size(), "a slot is within the index");
-        rows[slot] = frames[slot] = context[slot] = 0;
-        episode_step[slot] = 0;
-        sealed[slot] = gap[slot] = 0;
-        next[slot] = previous[slot] = -1;
-    }
-}
-
 }  // namespace
 
 void resolve(ConstInts ids, ConstInts generation, Grid<const int32_t> spans, int64_t stride, Ints items, Bytes there) {
@@ -95,8 +82,6 @@ void define_index(nanobind::module_& module) {
     module.def("find_steps", &find_steps, "held"_a, "lane"_a, "first_step"_a, "rows"_a, "generation"_a, "stride"_a,
                "lanes"_a, "steps"_a, "ids"_a,
                "Write the ids of steps by lane and number, -1 where one is not in ``held``, slots by lane and step.");
-    module.def("reset_slots", &reset_slots, "slots"_a, "rows"_a, "frames"_a, "context"_a, "episode_step"_a, "sealed"_a,
-               "gap"_a, "next"_a, "previous"_a, "Clear the entries of ``slots``.");
 }
 
 }  // namespace sharpwave

@@ -28,6 +28,7 @@ void define_learning(nanobind::module_& module);
 void define_rows(nanobind::module_& module);
 void define_sampling(nanobind::module_& module);
 void define_sealing(nanobind::module_& module);
+void define_slots(nanobind::module_& module);
 void define_cut(nanobind::module_& module);
 void define_patch_encoding(nanobind::module_& module);
 void define_predict(nanobind::module_& module);

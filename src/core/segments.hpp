@@ -9,6 +9,10 @@
 
 namespace sharpwave {
 
+// Places in the counts of sharpwave.log.inventory.
+inline constexpr std::size_t held_steps = 0, total_steps = 1, changes = 2, evicted_steps = 3, evicted_segments = 4,
+                             sealed_bytes = 5;
+
 inline constexpr int64_t flags_at = 0, reward_at = 1, first_field_at = 2;  // numbers of columns
 
 // Where values lie, by field.

@@ -14,8 +14,8 @@ def audit(store: sw.Store, views: list[Any]) -> None:
     """Assert that a store and its views, none of which streams, are whole. Nothing changes."""
     log, index = store._log, store._log.index
     opened = log.opened.slots.tolist()
-    free = set(index._returned) | set(index._worn)
-    assert len(free) == len(index._returned) + len(index._worn), "a slot is free twice"
+    free = set(index.free.slots())
+    assert len(free) == len(index.free), "a slot is free twice"
     sealed = [slot for slot in range(index.highest) if slot not in free and slot not in opened]
     assert index.sealed[sealed].all(), "a slot is neither free, nor open, nor sealed"
     kept = set(log.retention.order()["slots"].tolist())

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.memory.segment_index import SegmentIndex
+from sharpwave.native import core
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -109,9 +110,7 @@ class Inventory:
     def remove(self, slot: int) -> None:
         """Unlink a segment from its lane's chain, free its slot, and count its steps as evicted."""
         index = self._index
-        if index.previous[slot] < 0:
-            self.oldest[index.lane[slot]] = index.next[slot]
-        index.unlink(slot)
+        core.unlink(index.arrays, self.oldest, slot)
         rows = int(index.rows[slot])
         index.give_back(slot)
         self.held_steps -= rows

@@ -91,8 +91,7 @@ class RawSealing:
         following: list[int] = []
         added: list[int] = []
         try:
-            following.extend(index.take_some(len(bases)))
-            following.extend(admission.take_slot() for _ in range(len(bases) - len(following)))
+            following.extend(admission.take_slot() for _ in range(len(bases)))
             done = len(following)
             if not done:
                 return 0

@@ -7,7 +7,6 @@ A slot holds one segment, open or sealed, of at most ``stride`` steps. The step 
 from __future__ import annotations
 
 import copy
-import heapq
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ Int32s = npt.NDArray[np.int32]
 
 LEAF_BITS = 32
 LEAF_MASK = (1 << LEAF_BITS) - 1
-GENERATION_BITS = 21
+GENERATION_BITS = core.GENERATION_BITS
 """Bits of generations that leave the upper 10 of an id for a shard's number; slots beyond are used last."""
 
 
@@ -83,11 +82,7 @@ class SegmentIndex:
         self.first_step = zeros(slots, np.int64)
         self.episode_step = zeros(slots, np.int64)
         self.arrays = self._arrays()
-        self._returned: list[int] = []  # free slots whose ids have room for a shard's number, and those without
-        self._worn: list[int] = []
-        self.first_generation = 0  # of slots that were never used
-        self.highest = 0
-        self.latest_generation = 0
+        self.free = core.FreeSlots()
 
     def _arrays(self) -> core.IndexArrays:
         return core.IndexArrays(**{name: getattr(self, name) for name in BY_SLOT})
@@ -101,71 +96,43 @@ class SegmentIndex:
     def touched_bytes(self) -> int:
         """Bytes of memory in use."""
         nbytes: int = sum(getattr(self, name).nbytes for name in BY_SLOT)
-        return nbytes * self.highest // self.slots + 8 * (len(self._returned) + len(self._worn))
+        return nbytes * self.highest // self.slots + 8 * len(self.free)
+
+    @property
+    def highest(self) -> int:
+        """Slots used so far: those behind it were never touched."""
+        return self.free.highest
+
+    @highest.setter
+    def highest(self, slots: int) -> None:
+        self.free.highest = slots
+
+    @property
+    def first_generation(self) -> int:
+        """Generation of ids in slots that were never used."""
+        return self.free.first
+
+    @property
+    def latest_generation(self) -> int:
+        """The highest generation of any id so far."""
+        return self.free.latest
 
     def take(self) -> int | None:
         """Take the lowest free slot and return it, reset; ``None`` if all are in use."""
-        fresh = not self._returned and self.highest < self.slots
-        free = self._returned or self._worn
-        if not fresh and not free:
-            return None
-        slot = self.highest if fresh else free[0]
-        self.rows[slot] = self.frames[slot] = self.context[slot] = self.episode_step[slot] = 0
-        self.sparse[:, slot] = 0
-        self.sealed[slot] = 0
-        self.gap[slot] = 0
-        self.next[slot] = self.previous[slot] = -1
-        if fresh:
-            self.highest += 1
-            self.generation[slot] = self.first_generation
-        else:
-            heapq.heappop(free)
-        return slot
-
-    def take_some(self, count: int) -> list[int]:
-        """Take up to ``count`` of the slots that were used before and returned, as ``take`` does; no sparse columns.
-
-        Raises: MemoryError; then none is taken.
-        """
-        slots = [heapq.heappop(self._returned) for _ in range(min(count, len(self._returned)))]
-        try:
-            core.reset_slots(
-                np.array(slots, np.int64), self.rows, self.frames, self.context, self.episode_step, self.sealed,
-                self.gap, self.next, self.previous,
-            )  # fmt: skip
-        except BaseException:
-            for slot in slots:
-                heapq.heappush(self._returned, slot)
-            raise
-        return slots
+        slot = self.free.take(self.arrays)
+        return None if slot < 0 else slot
 
     def give_back(self, slot: int) -> None:
         """Free a slot; ids of its steps are stale from now on."""
-        self.rows[slot] = 0
-        self.renew(slot)
-        heapq.heappush(self._worn if self._is_worn(slot) else self._returned, slot)
+        self.free.give_back(self.arrays, slot)
 
     def renew(self, slot: int) -> None:
         """Give the coming steps of a segment that is empty ids that were never used."""
-        # A segment restored after a crash may be older than the last one in its slot.
-        self.generation[slot] = max(self.generation[slot] + 1, self.first_generation)
-        self.latest_generation = max(self.latest_generation, int(self.generation[slot]))
-
-    def _is_worn(self, slot: int) -> bool:
-        """Return whether ids of the slot's steps have no bits left for a shard's number, though other slots' may."""
-        return bool(self.generation[slot] >= 1 << GENERATION_BITS > self.first_generation)
+        self.free.renew(self.arrays, slot)
 
     def link(self, slot: int, following: int) -> None:
         """Link the segment in ``following`` as the lane's next after ``slot``."""
         self.next[slot], self.previous[following] = following, slot
-
-    def unlink(self, slot: int) -> None:
-        """Unlink a slot that another follows from its lane's chain."""
-        before, following = self.previous[slot], self.next[slot]
-        if before >= 0:
-            self.next[before] = following
-            self.gap[before] = 1
-        self.previous[following] = before
 
     def chain(self, slots: list[int]) -> None:
         """Link ``slots``, in order, as the beginning of a lane's chain."""
@@ -182,10 +149,9 @@ class SegmentIndex:
         self.highest = max(self.highest, max(used, default=-1) + 1)
         free = [slot for slot in range(self.highest) if slot not in used]
         self.generation[free] = first_generation if generation is None else generation[free]
-        self.first_generation = first_generation
-        self._returned = [slot for slot in free if not self._is_worn(slot)]  # sorted, and so a heap
-        self._worn = [slot for slot in free if self._is_worn(slot)]
-        self.latest_generation = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
+        self.free.first = first_generation
+        self.free.latest = max(first_generation, int(self.generation[: self.highest].max(initial=0)))
+        self.free.restore(self.arrays, np.array(free, np.int64))
 
     def larger(self, slots: int) -> SegmentIndex:
         """Return a copy with ``slots`` slots.  Raises: MemoryError."""

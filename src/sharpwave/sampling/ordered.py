@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -153,7 +152,7 @@ class Fifo(_InOrder):
     was made come first, lane by lane.
     """
 
-    _segments: deque[int] = field(default_factory=deque, init=False, repr=False)
+    _segments: core.SlotQueue = field(default_factory=core.SlotQueue, init=False, repr=False, compare=False)
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
         """Draw the oldest items. Cost: O(n + items removed since)."""
@@ -167,31 +166,37 @@ class Fifo(_InOrder):
 
     def add(self, slot: int, id_: int) -> None:
         """Append a segment. Cost: O(1)."""
-        self._segments.append(slot)
+        self._segments.add(slot)
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
         """Choose the oldest. Cost: O(1)."""
-        return self._segments.popleft()
+        return self._segments.take()
 
     def discard(self, slot: int) -> None:
         """Remove a segment. Cost: O(1)."""
-        self._segments.remove(slot)
+        self._segments.discard(slot)
 
     def clear(self) -> None:
         """Forget all segments."""
-        self._segments.clear()
+        self._segments.fill(np.zeros(0, np.int64))
 
     def order(self) -> dict[str, Any]:
         """Return ``slots``, oldest first."""
-        return {"slots": np.array(self._segments, np.int64)}
+        return {"slots": np.array(self._segments.slots(0, len(self._segments)), np.int64)}
 
     def oldest(self) -> Iterator[int]:
-        """Iterate over the segments held, oldest first."""
-        return iter(self._segments)
+        """Iterate over the segments held, oldest first. Cost: O(1) each."""
+        for i in range(len(self._segments)):
+            yield from self._segments.slots(i, i + 1)
+
+    @property
+    def queue(self) -> core.SlotQueue:
+        """The segments held, for the core."""
+        return self._segments
 
     def restore_order(self, order: dict[str, Any]) -> None:
         """Restore the order. Cost: O(segments)."""
-        self._segments = deque(checked_array(order, "slots", np.int64).tolist())
+        self._segments.fill(checked_array(order, "slots", np.int64))
 
     def __len__(self) -> int:
         return len(self._segments)
