@@ -140,7 +140,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         ratio_limiter(standing.recipe, standing.replay),
         standing.recipe.env.num_envs,
     )
-    limit = time.monotonic() + 120
+    limit = time.monotonic() + 240
 
     def listen(pool, until):
         """Take everything in, so that it is not the pipe that holds them back."""
@@ -149,9 +149,11 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
             yield from pool.receive(0.05)
 
     def stands_still():
+        """Whether it waits: it has a heartbeat before each step, so two without a step between them are of no player's,
+        however seldom the machine lets it run."""
         made, beats = counters.made, counters.beats(0)
         time.sleep(0.3)
-        return made > 0 and counters.made == made and counters.beats(0) > beats
+        return made > 0 and counters.beats(0) > beats + 2 and counters.made == made
 
     told: list[str] = []
     with standing.pool(hung_s=1.0e9, say=told.append) as pool:
@@ -170,6 +172,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         (halted,) = actors_of()
         halted.suspend()
         monkeypatch.setattr("sharpwave.training.actors.pool.SILENT_S", 0.5)
+        list(listen(pool, lambda: told))  # or a learner that is held up may find it hung before it finds it silent
         pool._hung_s = 1.0
         list(listen(pool, lambda: pool.restarts == 1))
         pool._hung_s = 1.0e9
@@ -187,7 +190,7 @@ def test_segments_larger_than_what_is_read_at_a_time_arrive():
     """64 screens of 84x84, not packed, are 450 kB."""
     changes = {"network": "small", "codec": "raw", "segment_steps": 64, "num_envs": 1, "warmup_steps": 1_000}
     standing = Standing(load_recipe("atari").override(env="pong", frame="84x84"), **changes)
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 240
     arrived: list[Any] = []
     with standing.pool() as pool:
         while len(arrived) < 2 and time.monotonic() < limit:
@@ -208,7 +211,7 @@ def test_segments_that_could_never_be_sent_are_refused():
 def test_what_an_actor_dies_of_is_told():
     standing = Standing(env="NoSuchGame-v1", actor_restarts=0)
     with standing.pool() as pool, pytest.raises(ActorsDiedError, match="NoSuchGame-v1' cannot be made"):
-        limit = time.monotonic() + 60
+        limit = time.monotonic() + 240
         while time.monotonic() < limit:
             list(pool.receive(0.1))
     assert not actors_of()
@@ -227,7 +230,7 @@ class Started:
         self.process = subprocess.Popen(
             [*COMMAND, *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
         )
-        self.limit = time.monotonic() + 90
+        self.limit = time.monotonic() + 240
 
     def wait(self, until):
         while not until():
@@ -245,7 +248,7 @@ class Started:
         """Send a signal; returns what was printed. None of the processes is left."""
         family = psutil.Process(self.process.pid).children(recursive=True)
         (os.killpg if group else os.kill)(self.process.pid, number)
-        out, errors = self.process.communicate(timeout=60)
+        out, errors = self.process.communicate(timeout=120)
         assert_gone(family)
         return out, errors
 
