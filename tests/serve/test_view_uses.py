@@ -35,7 +35,7 @@ def test_the_limiter_of_a_view_that_was_forgotten_holds_nobody_up(tmp_path: Path
         del replay
         assert not done.wait(0.5), "the stream may go on"
         del stream
-        assert done.wait(10)
+        assert done.wait(60)
         learner.close()
 
 
@@ -59,6 +59,8 @@ def test_a_view_is_forgotten_with_the_last_object_that_uses_it(tmp_path: Path, m
         same = other.transitions(name="kept")
         del again
         eventually(lambda: not uses._objects)
+        with uses._lock:  # it is being said
+            there.cluster.stats()  # an answer behind that: the other client has a connection of its own
         other.transitions(name="more")
         assert {one.name for one in views.replays.values()} == {"kept", "more"}, "another client uses it"
         assert len(same.sample(8)) == 8
@@ -120,8 +122,11 @@ def test_streams_that_the_collector_ends_hold_nobody_up(tmp_path: Path) -> None:
         views = [there.cluster.transitions(name=name) for name in "aab"]
         counts, over = [0, 0, 0], time.monotonic() + 2.0
 
+        def goes_on() -> bool:  # all have done something, however seldom each of them ran
+            return time.monotonic() < over or min(counts) <= 5
+
         def streamed(number: int) -> None:
-            while time.monotonic() < over:
+            while goes_on():
                 stream = views[number].stream(8, lookahead=3)
                 next(stream)
                 circle: list[object] = [stream]
@@ -130,7 +135,7 @@ def test_streams_that_the_collector_ends_hold_nobody_up(tmp_path: Path) -> None:
                 del stream, circle
 
         def sampled(number: int) -> None:
-            while time.monotonic() < over:
+            while goes_on():
                 assert len(views[number].sample(8)) == 8
                 counts[number] += 1
 
@@ -147,6 +152,6 @@ def test_streams_that_the_collector_ends_hold_nobody_up(tmp_path: Path) -> None:
                 thread.join(30)
         finally:
             gc.set_threshold(*before)
-        assert not any(thread.is_alive() for thread in threads) and min(counts) > 5
+        assert not any(thread.is_alive() for thread in threads)
         gc.collect()
         assert len(views[0].sample(8)) == 8 and views[0]._of.ahead == 0 and not views[0]._left
