@@ -94,7 +94,7 @@ def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
         learner.close()
         assert not done.wait(0.5), "a learner may come back"
         monkeypatch.setattr(intake_module, "UNUSED_S", 0.5)
-        assert done.wait(10)
+        assert done.wait(60)
         back = there.cluster.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))
         assert watcher is None or watcher.name == back.name
         assert back._cursor.inserts > 300 and back._cursor.samples == 8, "its counts are there"
@@ -199,6 +199,7 @@ def test_a_request_waits_for_memory_and_those_that_do_not_send_theirs_are_ended(
             MemoryError, match=r"found no .* bytes of memory in .*connections hold 52\d,\d\d\d, of at most 524,288"
         ):
             replay.sample(32)
+        monkeypatch.setattr(budget_module, "WAIT_S", 30.0)
         monkeypatch.setattr(budget_module, "STALLED_S", 0.1)
         assert len(replay.sample(32)) == 32
         eventually(lambda: budget._passing == 0)
