@@ -20,8 +20,8 @@ from tests.views.blends import append, blend_of, made, prioritized, right, trans
 ROUNDS = 40
 
 
-def lost(kind: str, threads: int = 3) -> tuple[int, int]:
-    """Items that views of few uses gave out but no batch has, and batches, of threads that draw while one appends."""
+def lost(kind: str, threads: int = 3) -> int:
+    """Items that views of few uses gave out but no batch has, of threads that draw while one appends."""
     stores = made(0)
     views = transitions(stores, max_times_sampled=1)
     blend, given, ended = blend_of(views), Counter[int](), threading.Event()
@@ -44,6 +44,8 @@ def lost(kind: str, threads: int = 3) -> tuple[int, int]:
         for k, store in enumerate(stores):
             append(store, k * 100_000 + 10 * one, 10)
         time.sleep(0.002)
+    while len(found) <= 20:  # of the 200 that there are: a busy machine may have let them begin late
+        time.sleep(0.002)
     ended.set()
     for thread in drawing:
         thread.join()
@@ -51,7 +53,7 @@ def lost(kind: str, threads: int = 3) -> tuple[int, int]:
         given.update(numbers)
     assert max(given.values()) == 1
     ahead = sum(len(part.ids) for one in stream.drawn for part in one.parts.values())
-    return sum(view.source.items.samples for view in views) - len(given) - ahead, len(found)
+    return sum(view.source.items.samples for view in views) - len(given) - ahead
 
 
 @pytest.mark.parametrize("kind", ["sample", "stream"])
@@ -59,8 +61,7 @@ def test_what_threads_draw_is_in_a_batch(kind: str) -> None:
     switching = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:
-        without, batches = lost(kind)
-        assert without == 0 and batches > 20
+        assert lost(kind) == 0
     finally:
         sys.setswitchinterval(switching)
 
@@ -195,9 +196,9 @@ def test_an_interrupt_ends_the_wait_for_another_thread_s_turn() -> None:
     while not _waits(blend.views):
         time.sleep(0.001)
     timer = threading.Timer(0.1, os.kill, [os.getpid(), signal.SIGINT])
-    timer.start()
     began = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
+        timer.start()
         blend.sample(8, timeout=20)
     assert time.monotonic() - began < 10
     append(stores[0], 40, 40)
