@@ -138,12 +138,12 @@ def test_signals_end_a_run_with_a_checkpoint_that_plays(here, tmp_path, number):
         env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
     metrics = folder / "metrics.jsonl"
-    limit = time.monotonic() + 90
+    limit = time.monotonic() + 200
     while not (metrics.is_file() and '"event": "report"' in metrics.read_text()):
-        assert time.monotonic() < limit and process.poll() is None, "no report came within 90 s"
+        assert time.monotonic() < limit and process.poll() is None, "no report came within 200 s"
         time.sleep(0.05)
     process.send_signal(number)
-    text, _ = process.communicate(timeout=60)
+    text, _ = process.communicate(timeout=200)
     assert process.returncode == 128 + number, text  # as of a command that the signal ended
     assert f"interrupted by {number.name}" in text and "Traceback" not in text
     assert json.loads((folder / "summary.json").read_text())["reason"] == f"interrupted by {number.name}"
@@ -187,13 +187,13 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
         env={**ENVIRONMENT, "TERM": "xterm"}, stdin=theirs, stdout=theirs, stderr=theirs, preexec_fn=own_terminal,
     )  # fmt: skip
     os.close(theirs)
-    metrics, limit = folder / "metrics.jsonl", time.monotonic() + 90
+    metrics, limit = folder / "metrics.jsonl", time.monotonic() + 200
     while not (metrics.is_file() and '"event": "report"' in metrics.read_text()):
-        assert time.monotonic() < limit and process.poll() is None, "no report came within 90 s"
+        assert time.monotonic() < limit and process.poll() is None, "no report came within 200 s"
         if select.select([ours], [], [], 0.05)[0]:
             os.read(ours, 1 << 16)
     os.close(ours)  # the kernel sends SIGHUP, and writing to the terminal fails from now on
-    assert process.wait(timeout=60) == 128 + signal.SIGHUP
+    assert process.wait(timeout=200) == 128 + signal.SIGHUP
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["reason"] == "interrupted by SIGHUP"
     assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [summary["steps"]]
@@ -207,7 +207,7 @@ def test_a_reader_that_goes_away_ends_no_run(tmp_path):
     )  # fmt: skip
     assert process.stdout is not None
     process.stdout.close()
-    assert process.wait(timeout=90) == 0
+    assert process.wait(timeout=240) == 0
     assert json.loads((folder / "summary.json").read_text())["steps"] == 1_500
 
 

@@ -39,10 +39,10 @@ def test_no_read_is_torn_while_another_process_publishes_as_fast_as_it_can(monke
     writer = CONTEXT.Process(target=hammer, args=(weights, end), daemon=True)
     writer.start()
     into, versions = np.empty(COUNT, np.float32), [0]
-    limit = time.monotonic() + 60
+    limit = time.monotonic() + 240
     try:
         while len(versions) < 400 and writer.is_alive():
-            assert time.monotonic() < limit, f"{len(versions)} versions read in 60 s"
+            assert time.monotonic() < limit, f"{len(versions)} versions read in 240 s"
             version = weights.read(into)
             if version is not None and version != versions[-1]:
                 assert (into == version).all(), f"version {version} holds {np.unique(into)}"
