@@ -10,6 +10,7 @@ NB_MODULE(_core, module) {
         "Native core: what runs per step, per item and per byte. Internal: its functions trust their callers.";
     sharpwave::define_boundaries(module);
     sharpwave::define_append(module);
+    sharpwave::define_arena(module);
     sharpwave::define_batches(module);
     sharpwave::define_checksum(module);
     sharpwave::define_codecs(module);

@@ -6,6 +6,7 @@
 namespace sharpwave {
 
 void define_append(nanobind::module_& module);
+void define_arena(nanobind::module_& module);
 void define_boundaries(nanobind::module_& module);
 void define_batches(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);

@@ -34,8 +34,10 @@ class AddressSpace:
 
     Attributes:
         memory: uint8 [nbytes]; its array keeps the range.
+        commits: whether ``commit`` does anything.
     """
 
+    commits = False
     memory: npt.NDArray[np.uint8]
 
     def __init__(self, nbytes: int) -> None:
@@ -76,6 +78,8 @@ class AddressSpace:
 
 class _Windows(AddressSpace):
     """Range of which only committed pages can be touched: a page file for all of it would have to exist."""
+
+    commits = True
 
     def __init__(self, nbytes: int) -> None:
         self._kernel = windows.KERNEL32
