@@ -297,15 +297,16 @@ def result_of(call: Call, session: Session) -> Any:
 def segments(session: Session) -> Any:
     """Return what all sealed segments hold, and how many steps each lane has."""
     log, spec = session.store._log, session.store.spec
-    segment, after = (
-        importlib.import_module(f"{session.package.__name__}.{name}") for name in ("format.segment", "log.sealed_after")
+    segment, after, dictionaries = (
+        importlib.import_module(f"{session.package.__name__}.{name}")
+        for name in ("format.segment", "log.sealed_after", "codecs.dictionaries")
     )
     if hasattr(log, "settle"):
         log.settle()
     index, found = log.index, []
     for slot in range(index.highest):
         if index.sealed[slot] and index.rows[slot]:
-            packed, key_of = after._content(log, slot), after.key_of
+            packed, key_of = after._content(log, slot), dictionaries.key_of
             places = zip(log.tables, index.dictionary[:, slot].tolist(), strict=True)
             by_key = {key_of(data): data for data in (table.data(place) for table, place in places if place)}
             header, rows = segment.unpack(packed, spec, by_key.__getitem__)

@@ -36,4 +36,5 @@ NB_MODULE(_core, module) {
     sharpwave::define_cut(module);
     sharpwave::define_patch_encoding(module);
     sharpwave::define_predict(module);
+    sharpwave::define_column_choice(module);
 }

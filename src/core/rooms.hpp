@@ -11,6 +11,7 @@ void define_boundaries(nanobind::module_& module);
 void define_batches(nanobind::module_& module);
 void define_checksum(nanobind::module_& module);
 void define_codecs(nanobind::module_& module);
+void define_column_choice(nanobind::module_& module);
 void define_known_steps(nanobind::module_& module);
 void define_transitions(nanobind::module_& module);
 void define_hindsight(nanobind::module_& module);

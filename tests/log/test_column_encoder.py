@@ -150,7 +150,7 @@ def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_fo
         for lane in range(64):
             rows = np.zeros((32, 40), np.uint8) if lane == 50 else rng.integers(0, 256, (32, 40)).astype(np.uint8)
             if together and one.stays_raw(lane, len(rows), lambda rows=rows: rows):  # type: ignore[misc]
-                one.count(lane)
+                one.lanes.count(lane)
                 continue
             column, place = one.pack(lane, rows)
             if column.codec != RAW:
@@ -163,17 +163,17 @@ def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_fo
 def test_a_lane_that_has_to_wait_takes_the_last_winner_untried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(column_encoder, "SLOW_BYTES", 0)
     one, table = encoder()
-    one.trials_left = 2
+    one.lanes.trials_left = 2
     packed = [one.pack(lane, still(lane)) for lane in range(6)]
-    assert one.trials_left == 0
+    assert one.lanes.trials_left == 0
     for lane, (column, place) in enumerate(packed):
         assert column.codec == PATCHES
         np.testing.assert_array_equal(decoded(column, place, table), still(lane))
     assert packed[0][1] != packed[1][1] == packed[2][1] == packed[5][1], "the second lane's dictionary is the latest"
     assert one.stays_raw(6, 32, lambda: still(6)) is False, "nor does it count as raw"
-    one.trials_left = 4
+    one.lanes.trials_left = 4
     own = [one.pack(lane, still(lane)) for lane in range(2, 6)]
-    assert one.trials_left == 0, "their turn has come"
+    assert one.lanes.trials_left == 0, "their turn has come"
     assert sum(len(c.payload) for c, _ in own) < sum(len(c.payload) for c, _ in packed[2:])
 
 

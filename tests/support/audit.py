@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
+from sharpwave.codecs.dictionaries import PLACES
 from sharpwave.format.region import space
 
 
@@ -33,13 +34,15 @@ def audit(store: sw.Store, views: list[Any]) -> None:
         assert chain[-1] == opened[lane] and index.previous[chain[0]] < 0
         assert set(chain) == {slot for slot in [*sealed, opened[lane]] if index.lane[slot] == lane}
     for c, table in enumerate(log.tables):
-        used = np.bincount(index.dictionary[c, sealed], minlength=len(table._uses))
-        assert (np.array(table._uses) >= used)[1:].all(), "a dictionary that segments need is free"
+        used = np.bincount(index.dictionary[c, sealed], minlength=PLACES)
+        counts = np.array([table.uses.count(place) for place in range(PLACES)])
+        assert (counts >= used)[1:].all(), "a dictionary that segments need is free"
         encoder = log.sealed._encoders.get(c)
         if encoder is not None:
-            by_encoder = [state.place for state in encoder._lanes.values()] + list(encoder._newest.values())
+            states = [encoder.lanes.find(lane) for lane in range(log.lanes)]
+            by_encoder = [state.place for state in states if state is not None] + list(encoder._newest.values())
             used += np.bincount(by_encoder, minlength=len(used))
-            assert (np.array(table._uses) == used)[1:].all(), "a dictionary that nothing needs is kept"
+            assert (counts == used)[1:].all(), "a dictionary that nothing needs is kept"
     _audit_bytes(store, sealed)
     for view in views:
         _audit_view(view)

@@ -118,11 +118,11 @@ class Patches(_Painted):
 class _Encoder(Encoder):
     def __init__(self, codec: _Painted, size: int, line_bytes: int, max_rows: int) -> None:
         super().__init__(codec, line_bytes)
-        self._encoder = core.PatchEncoder(max_rows, size, codec.coded)
+        self.patches: core.PatchEncoder = core.PatchEncoder(max_rows, size, codec.coded)
 
     @property
     def nbytes(self) -> int:
-        return self._encoder.nbytes
+        return self.patches.nbytes
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
-        return self._encoder.encode(np.ascontiguousarray(rows), as_bytes(dictionary), self._line_bytes)
+        return self.patches.encode(np.ascontiguousarray(rows), as_bytes(dictionary), self._line_bytes)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.protocol import Decoder
 from sharpwave.codecs.registry import by_number
+from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 
 PLACES = 256
@@ -27,12 +28,13 @@ class DictionaryTable:
     Attributes:
         references: uint8 [places, row_bytes]; dictionaries as long as a row, by place, where the core reads them.
             Place 0 is all zeros. Pages of unused places are never touched.
+        uses: references to each place's dictionary, and its key. Only ``drop`` releases the last reference.
     """
 
     def __init__(self, row_bytes: int) -> None:
         self.references: npt.NDArray[np.uint8] = zeros((PLACES, row_bytes), np.uint8)
         self._data: list[bytes] = [b""] * PLACES
-        self._uses = [0] * PLACES
+        self.uses = core.DictionaryUses(PLACES)
         self._place: dict[int, int] = {0: 0}
         self._decoders: dict[tuple[int, int], Decoder] = {}  # by codec and place
 
@@ -47,36 +49,30 @@ class DictionaryTable:
         key = key_of(data)
         place = self._place.get(key)
         if place is None:
-            place = next((i for i in range(1, PLACES) if self._uses[i] == 0), None)
+            place = self.uses.first_free()
             if place is None:
                 return None
-            self._place[key] = place
-            self._data[place] = data
-            if len(data) == self.references.shape[1]:
-                self.references[place] = np.frombuffer(data, np.uint8)
-        self.use(place)
+            self._put(place, key, data)
+        self.uses.use(place)
         return place
 
     def put(self, place: int, data: bytes) -> None:
         """Hold ``data`` at a free place of the caller's choice, for good: a copy of another table's."""
+        self._put(place, key_of(data), data)
+        self.uses.use(place)
+
+    def _put(self, place: int, key: int, data: bytes) -> None:
+        """Hold ``data`` at a place, without a reference."""
+        self.uses.put(place, key)
+        self._place[key] = place
         self._data[place] = data
-        self._uses[place] = 1
-        self._place[key_of(data)] = place
         if len(data) == self.references.shape[1]:
             self.references[place] = np.frombuffer(data, np.uint8)
 
-    def use(self, place: int) -> None:
-        """Take another reference. Place 0 is not counted."""
-        if place:
-            self._uses[place] += 1
-
     def drop(self, place: int) -> None:
         """Release a reference; the last one frees the place."""
-        if place == 0:
-            return
-        self._uses[place] -= 1
-        if self._uses[place] == 0:
-            del self._place[key_of(self._data[place])]
+        if self.uses.drop(place):
+            del self._place[self.uses.key(place)]
             self._data[place] = b""
             for codec in [codec for codec, at in list(self._decoders) if at == place]:  # others may be added by a batch
                 del self._decoders[codec, place]

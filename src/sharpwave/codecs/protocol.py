@@ -10,6 +10,8 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.native import core
+
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
@@ -136,7 +138,13 @@ class Codec(ABC):
 
 
 class Encoder:
-    """Encoder of one field's columns. A codec that reuses memory between columns overrides it."""
+    """Encoder of one field's columns. A codec that reuses memory between columns overrides it.
+
+    Attributes:
+        patches: the core's encoder that makes the same payloads, if there is one.
+    """
+
+    patches: core.PatchEncoder | None = None
 
     def __init__(self, codec: Codec, line_bytes: int) -> None:
         self._codec, self._line_bytes = codec, line_bytes

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sharpwave.codecs.dictionaries import DictionaryTable, key_of
+from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.mergeable_regions import DEAD_SHARE
@@ -110,16 +110,12 @@ class Compaction:
         slots = np.flatnonzero(there & (index.sealed[used] > 0) & (index.rows[used] > 0))
         slots = slots[np.lexsort((index.region_offset[slots], index.region[slots]))]
         self._segment_cache.arrive(slots)
-        keys: dict[tuple[int, int], int] = {}
         generation = index.latest_generation
         for slot in slots.tolist():
             needed = {}
             for c, place in enumerate(index.dictionary[:, slot].tolist()):
                 if place:
-                    data = self._tables[c].data(place)
-                    if (c, place) not in keys:
-                        keys[c, place] = key_of(data)
-                    needed[c, keys[c, place]] = data
+                    needed[c, self._tables[c].uses.key(place)] = self._tables[c].data(place)
             region, offset, nbytes = int(index.region[slot]), int(index.region_offset[slot]), int(index.nbytes[slot])
             moved = disk.move(SEGMENT, region, offset, nbytes, generation, needed)
             if moved is None:

@@ -74,7 +74,7 @@ class RawSealing:
                 return raw + left  # memory is short: one by one, each evicting for itself
             for i in raw[:done]:
                 for encoder in encoders.values():
-                    encoder.count(int(lanes[i]))
+                    encoder.lanes.count(int(lanes[i]))
             raw = raw[done:]
         return left
 

@@ -7,7 +7,6 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.dictionaries import key_of
 from sharpwave.log.step_log import StepLog
 
 Ints = npt.NDArray[np.int64]
@@ -42,8 +41,8 @@ def sealed_after(log: StepLog, lane_steps: Ints, max_bytes: int) -> list[Copy]:
         packed = _content(log, slot)
         if packed is not None:
             places = index.dictionary[:, slot].tolist()
-            held = [table.data(place) for table, place in zip(log.tables, places, strict=True) if place]
-            shared = {key_of(data): data for data in held}
+            held = [(table, place) for table, place in zip(log.tables, places, strict=True) if place]
+            shared = {table.uses.key(place): table.data(place) for table, place in held}
             found.append(Copy(packed, shared))
             total += len(packed)
         if total >= max_bytes:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.dictionaries import DictionaryTable, key_of
+from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import FULL
@@ -62,20 +62,21 @@ class Sealed:
 
     def takes_long(self, lane: int, rows: Sequence[Bytes]) -> bool:
         """Return whether ``encode`` of the same arguments takes long."""
-        return any(self._encoders[c].takes_long(lane, data) for c, data in enumerate(rows) if c >= FIRST_FIELD)
+        return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self._encoders.items())
 
     def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
         """Return whether what ``takes_long`` says depends on segments of other lanes."""
-        return any(self._encoders[c].depends_on_others(lane, data) for c, data in enumerate(rows) if c >= FIRST_FIELD)
+        return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self._encoders.items())
 
     def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
         """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
-        return [c >= FIRST_FIELD and self._encoders[c].reserve_trial(lane, data) for c, data in enumerate(rows)]
+        encoders = self._encoders
+        return [c in encoders and encoders[c].lanes.reserve_trial(lane, len(data)) for c, data in enumerate(rows)]
 
     def limit_trials(self, count: float) -> None:
         """Let each encoder make at most so many trials of codecs from now on."""
         for encoder in self._encoders.values():
-            encoder.trials_left = count
+            encoder.lanes.trials_left = count
 
     def encode(
         self,
@@ -259,6 +260,5 @@ class Sealed:
         shared = {}
         for c, place in enumerate(index.dictionary[:, slot].tolist()):
             if place:
-                data = self._tables[c].data(place)
-                shared[c, key_of(data)] = data
+                shared[c, self._tables[c].uses.key(place)] = self._tables[c].data(place)
         return index.segment_id(slot), content, shared
