@@ -112,7 +112,7 @@ class Sharpwave:
 
     def bytes(self) -> dict[str, int]:
         stats, log = self.store.stats(), self.store._log
-        found = {"encoded": log.sealed.nbytes, "counted": stats["total_bytes"], "disk": 0}
+        found = {"encoded": log.inventory.sealed_bytes, "counted": stats["total_bytes"], "disk": 0}
         found |= {part: stats["bytes"][part] for part in ("index", "samplers", "open_segments", "batches")}
         return found | ({"disk": stats["disk"]["bytes"]} if self.on_disk else {})
 

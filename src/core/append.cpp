@@ -11,6 +11,7 @@
 #include "given.hpp"
 #include "ids.hpp"
 #include "rooms.hpp"
+#include "turnover.hpp"
 #include "unlocked.hpp"
 #include "words.hpp"
 
@@ -34,6 +35,10 @@ struct Log {
     const LaneArrays* lanes = nullptr;
     Ints counts;
     int64_t stride = 0, max_rows = 0, max_frames = 0, capacity = 0, seen = 0;
+    nb::object held_turnover;
+    Turnover* turnover = nullptr;  // makes room for steps; null: the caller must
+    std::span<int32_t> oldest;
+    int64_t first_lane = 0;
 };
 
 // Values of the steps of one call: where each field's rows lie, in the caller's arrays or in working memory.
@@ -62,11 +67,14 @@ class Appender {
     }
 
     void bind(Bytes memory, nb::object index, nb::object lanes, Ints counts, int64_t stride, int64_t max_rows,
-              int64_t max_frames, int64_t capacity, int64_t seen) {
+              int64_t max_frames, int64_t capacity, int64_t seen, nb::object turnover, std::span<int32_t> oldest,
+              int64_t first_lane) {
         const auto& index_arrays = nb::cast<const IndexArrays&>(index);
         const auto& lane_arrays = nb::cast<const LaneArrays&>(lanes);
+        auto* const turns = turnover.is_none() ? nullptr : &nb::cast<Turnover&>(turnover);
         log_ = {memory, std::move(index), std::move(lanes), &index_arrays, &lane_arrays, counts,
-                stride, max_rows,         max_frames,       capacity,      seen};
+                stride, max_rows,         max_frames,       capacity,      seen,         std::move(turnover),
+                turns,  oldest,           first_lane};
     }
 
     // Appends one step to one lane; returns its id.
@@ -215,9 +223,17 @@ class Appender {
         if (values_.has_final && !take_all(final_obs, true, final_one, observed)) return otherwise;
         if (values_.has_next && !take_all(next_obs, true, next_one, observed)) return otherwise;
         const int64_t found = check();
-        if (found != 0) return found;
+        if (found != 0 && !(found == full && makes_room())) return found;
         const std::optional<Released> alone = unlocked_for(columns_.step_bytes * values_.count);
         return write(ids);
+    }
+
+    // Seals and evicts for the steps; returns whether there is room for all of them.
+    bool makes_room() {
+        const ConstInts which(values_.lanes, static_cast<std::size_t>(values_.count));
+        return log_.turnover && log_.turnover->make_room(
+                                    {log_.memory, *log_.index, *log_.lanes, log_.oldest, log_.counts, log_.first_lane},
+                                    which, values_.rows[here], log_.max_rows, log_.max_frames, log_.capacity);
     }
 
     // Returns whether step ``i`` observes what the lane's last step led to.
@@ -317,9 +333,10 @@ void define_append(nb::module_& module) {
             "    ids_type, tag: of the arrays of ids.")
         .def(
             "bind", &Appender::bind, "memory"_a, "index"_a, "lanes"_a, "counts"_a, "stride"_a, "max_rows"_a,
-            "max_frames"_a, "capacity"_a, "seen"_a,
+            "max_frames"_a, "capacity"_a, "seen"_a, "turnover"_a.none(), "oldest"_a, "first_lane"_a,
             "Bind the arena's memory, ``IndexArrays`` and ``LaneArrays``, valid while ``counts`` says that the log has "
-            "had\n``seen`` changes.")
+            "had\n``seen`` changes.\n\n"
+            "Args:\n    turnover: seals and evicts where steps need it; ``None``: the caller must.")
         .def("append", &Appender::append, "lane"_a, "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
              "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
              "Append one step to a lane, or change nothing.\n\n"

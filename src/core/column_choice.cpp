@@ -116,6 +116,23 @@ void LaneCodecs::count(int64_t lane) {
     if (find(lane)) count(at(lane));
 }
 
+bool LaneCodecs::may_encode(int64_t lane, int64_t rows) const {
+    if (are_few(rows)) return true;
+    const LaneCodec& one = choice_of(lane);
+    if (is_due(one) && next(one, rows, std::nullopt) != Next::stays) return false;
+    const Candidate* const codec = candidate(one.codec);
+    return !one.codec || (codec && codec->patches);
+}
+
+void LaneCodecs::undo(int64_t lane, const Mark& before) {
+    if (before.known) {
+        at(lane) = before.one;
+    } else {
+        lanes_[static_cast<std::size_t>(lane)].reset();
+    }
+    pause_ = before.pause;
+}
+
 std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try,
                                           bool releases) {
     require(rows.columns == references_.columns, "rows are as long as the field's");

@@ -85,6 +85,18 @@ class LaneCodecs {
     // whether others have the interpreter's lock while much is encoded. Cost beside the encoding: 15 ns.
     std::optional<Encoded> encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try, bool releases);
 
+    // Returns whether ``encode`` of so many rows begins, for a caller who limits no trials.
+    bool may_encode(int64_t lane, int64_t rows) const;
+
+    // What ``encode`` changes of a lane, so that it can be undone; the reference to a dictionary is apart.
+    struct Mark {
+        bool known;
+        LaneCodec one;
+        int64_t pause;
+    };
+    Mark mark(int64_t lane) const { return {find(lane) != nullptr, choice_of(lane), pause_}; }
+    void undo(int64_t lane, const Mark& before);
+
     // Counts the lane's next segment, whose rows the lane's codec encodes in ``nbytes``, and returns what becomes of
     // its choice. 0 bytes: it is raw, or encoding saves none. A trial of a large column is taken from ``trials_left``.
     Next count_encoded(int64_t lane, int64_t rows, int64_t nbytes, std::optional<bool> may_try);

@@ -31,8 +31,8 @@ NB_MODULE(_core, module) {
     sharpwave::define_learning(module);
     sharpwave::define_rows(module);
     sharpwave::define_sampling(module);
-    sharpwave::define_sealing(module);
     sharpwave::define_slots(module);
+    sharpwave::define_turnover(module);
     sharpwave::define_cut(module);
     sharpwave::define_patch_encoding(module);
     sharpwave::define_predict(module);

@@ -150,7 +150,8 @@ class SegmentWriter:
         )
         self._log.boundaries.strict = bool(strict)
         self._log.rollover.sealing = _HandOver(self._log, hand_over)
-        self._log.raw_sealing = self._log.rollover.behind = None
+        self._log.turnover = self._log.rollover.behind = None
+        self._log.admission.release = None
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
         self._log.open_lanes(int(lanes), np.arange(int(lanes)))

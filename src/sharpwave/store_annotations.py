@@ -53,6 +53,7 @@ class StoreAnnotations:
                     f"annotate: the episodes of lane {lane} come in segments; annotate them in the SegmentWriter"
                 )
             self._log.open_lanes(int(lane) + 1)
+            self._log.inventory.changes += 1
             self._log.opened.annotations.update(int(lane), self._log.opened.running_episode(int(lane)), values)
 
     def annotations(self, lane: int | None = None, *, episode: bool = False) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "held_batch_bytes": pool.held_bytes,
         "bytes_per_step": total / max(1, inventory.held_steps),
         "fixed_bytes": total - sum(taken[name] for name in growing),
-        "encoded_bytes_per_step": log.sealed.nbytes / max(1, sealed_steps),
+        "encoded_bytes_per_step": inventory.sealed_bytes / max(1, sealed_steps),
         "raw_bytes_per_step": log.spec.step_bytes,
         "append_waits": gate.waits["append"],
         "append_wait_s": gate.seconds["append"],
@@ -71,7 +71,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
 def _taken(log: StepLog) -> dict[str, int]:
     """Return the bytes of memory that the log takes, by use."""
     staging = log.space.staged * log.layout.open_bytes
-    used = log.sealed.nbytes if log.segment_cache is None else log.arena.used_bytes - staging
+    used = log.inventory.sealed_bytes if log.segment_cache is None else log.arena.used_bytes - staging
     return {
         "arena_used": used,
         "arena_free": log.arena.committed_bytes + log.arena.uncounted_bytes - staging - used,

@@ -35,7 +35,7 @@ def books(store: sw.Store) -> tuple[Any, ...]:
     index, used = log.index, slice(0, log.index.highest)
     taken = (index.sealed[used] > 0) & (index.rows[used] > 0)
     return (
-        len(store), store.total_steps, log.arena.used_bytes, len(log.retention), log.sealed.nbytes,
+        len(store), store.total_steps, log.arena.used_bytes, len(log.retention), log.inventory.sealed_bytes,
         np.flatnonzero(taken).tolist(), log.opened.slots.tolist(), [table.nbytes for table in log.tables],
         log.retention.order()["slots"].tolist(),
     )  # fmt: skip
@@ -55,7 +55,7 @@ class Told(LogListener):
 def test_listeners_are_told_while_the_segment_can_still_be_read() -> None:
     store = filled(20, capacity=20)
     told = Told(store)
-    store._log.inventory.listeners.append(told)
+    store._log.inventory.tell(told)
     oldest = store._log.retention.order()["slots"][:2].tolist()
     append(store, 4)
     assert told.slots == oldest and len(store) == 20

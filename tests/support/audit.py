@@ -51,7 +51,10 @@ def audit(store: sw.Store, views: list[Any]) -> None:
 def _audit_bytes(store: sw.Store, sealed: list[int]) -> None:
     log, index, arena = store._log, store._log.index, store._log.arena
     leaving = log.admission._interrupted
-    assert log.sealed.nbytes == index.nbytes[[slot for slot in sealed if slot != leaving or index.nbytes[slot]]].sum()
+    assert (
+        log.inventory.sealed_bytes
+        == index.nbytes[[slot for slot in sealed if slot != leaving or index.nbytes[slot]]].sum()
+    )
     cache = log.segment_cache
     if cache is not None:
         cache.arrive(cache._under_way())

@@ -48,6 +48,7 @@ class Admission:
 
     Attributes:
         capacity: limit in steps.
+        release: frees an evicted segment, or returns False; ``None``: this object does.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Admission:
         self._compaction = compaction
         self._disk = None if compaction is None else compaction.disk
         self._interrupted = -1  # slot of a segment whose eviction an error interrupted: it is evicted next
+        self.release: Callable[[int], bool] | None = None
 
     # for notes on disk (``disk_tier.Claims``)
 
@@ -87,6 +89,11 @@ class Admission:
 
     # eviction
 
+    @property
+    def interrupted(self) -> bool:
+        """Whether a segment's eviction is to be finished before another one's."""
+        return self._interrupted >= 0
+
     def evict(self, newcomer: Newcomer | None = None) -> Made:
         """Evict the sealed segment that the retention chooses, unless it chooses the ``newcomer``."""
         slot = self._interrupted
@@ -97,12 +104,15 @@ class Admission:
             if newcomer is not None and slot == newcomer.slot:
                 return Made.NOT_KEPT
             self._interrupted = slot
+            self._inventory.changes += 1  # what comes next must know
         self._evict(slot)
         self._interrupted = -1
         return Made.ROOM
 
     def _evict(self, slot: int) -> None:
         self._inventory.announce(slot)
+        if self.release is not None and self.release(slot):
+            return
         if self._disk is not None:  # first: a file without held segments is deleted at once
             self._disk.evict(self._space.index.segment_id(slot))
         self._sealed.free(slot)
@@ -357,13 +367,13 @@ class Admission:
         disk, inventory = compaction.disk, self._inventory
         before, nbytes = inventory.evicted_steps, disk.nbytes
         linked = disk.linked()
-        most = self._sealed.nbytes - 2 * max((one.allocated for one in disk.regions.regions.values()), default=0)
+        most = inventory.sealed_bytes - 2 * max((one.allocated for one in disk.regions.regions.values()), default=0)
         try:
             if len(disk.regions.regions) == 1:  # it is deleted only once nothing is written to it any more
                 with contextlib.suppress(OSError):
                     disk.regions.finish()
             while disk.nbytes >= nbytes:
-                if (copies and disk.budget.emptied(linked) is not None) or self._sealed.nbytes < most:
+                if (copies and disk.budget.emptied(linked) is not None) or inventory.sealed_bytes < most:
                     made = self._drop_region(compaction, linked)
                     if made is Made.ROOM or not self.retention.in_order:
                         return made

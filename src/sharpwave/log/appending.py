@@ -67,10 +67,11 @@ class Appending(core.Appender):
 
     def _bind(self, changes: int) -> None:
         """Give the core the log's arrays, which are what they are until it has had more ``changes``."""
-        log = self._log
+        log, turnover = self._log, self._log.turnover
         index, opened, capacity = log.index, log.opened, log.admission.capacity
         opened.any_known = True  # a step may come with its successor, unseen here
         self.bind(
             log.arena.memory, index.arrays, opened.arrays, log.inventory.counts, log.stride,
             log.max_rows(len(opened)), log.layout.max_frames - 3, -1 if capacity is None else capacity, changes,
+            turnover.core if turnover is not None and turnover.alone else None, log.inventory.oldest, opened.first_lane,
         )  # fmt: skip

@@ -277,6 +277,11 @@ class Behind(LogListener):
             if one.work is not None:
                 self.works.finish(one.work)
 
+    @property
+    def follows(self) -> bool:
+        """Whether segments are being encoded, which are sealed before others."""
+        return bool(self.pending)
+
     def growing(self, slots: int) -> None:
         """Seal them: memory is about to move."""
         self.settle()

@@ -12,12 +12,17 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
-HELD, TOTAL, CHANGES = 0, 1, 2
-"""Places in ``Inventory.counts``."""
+HELD, TOTAL, CHANGES, EVICTED, EVICTED_SEGMENTS, SEALED_BYTES = range(6)
+"""Places in ``Inventory.counts``, as the core has them."""
 
 
 class LogListener:
     """Base class for listeners to a log's segments; methods do nothing unless overridden."""
+
+    @property
+    def follows(self) -> bool:
+        """Whether it must be told of evictions now. A listener that begins to follow changes the log."""
+        return True
 
     def evicting(self, slot: int) -> None:
         """Forget the segment in ``slot``, whose rows can be read for the last time. A call that raised is repeated."""
@@ -34,17 +39,17 @@ class Inventory:
     """Segments of every lane in order, and counts of their steps.
 
     Attributes:
-        counts: int64 [3], ``held_steps``, ``total_steps`` and ``changes``: in an array, so that a kernel can append
-            steps and count them at once.
-        evicted_steps, evicted_segments, dropped_steps: counts.
+        counts: int64 [6], those below but for ``dropped_steps``: in an array, so that the core can append steps, evict
+            others and count them at once.
+        dropped_steps: steps that ``on_full`` dropped.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         listeners: notified of evictions and of growth, in this order.
     """
 
     def __init__(self, index: SegmentIndex) -> None:
         self._index = index
-        self.counts = np.zeros(3, np.int64)
-        self.evicted_steps = self.evicted_segments = self.dropped_steps = 0
+        self.counts = np.zeros(6, np.int64)
+        self.dropped_steps = 0
         self.oldest = np.zeros(0, np.int32)
         self.listeners: list[LogListener] = []
 
@@ -74,6 +79,43 @@ class Inventory:
     @changes.setter
     def changes(self, number: int) -> None:
         self.counts[CHANGES] = number
+
+    @property
+    def evicted_steps(self) -> int:
+        """Steps evicted, or removed from open segments."""
+        return self.counts.item(EVICTED)
+
+    @evicted_steps.setter
+    def evicted_steps(self, steps: int) -> None:
+        self.counts[EVICTED] = steps
+
+    @property
+    def evicted_segments(self) -> int:
+        """Segments evicted."""
+        return self.counts.item(EVICTED_SEGMENTS)
+
+    @evicted_segments.setter
+    def evicted_segments(self, segments: int) -> None:
+        self.counts[EVICTED_SEGMENTS] = segments
+
+    @property
+    def sealed_bytes(self) -> int:
+        """Bytes of all sealed segments, on disk or in memory."""
+        return self.counts.item(SEALED_BYTES)
+
+    @sealed_bytes.setter
+    def sealed_bytes(self, nbytes: int) -> None:
+        self.counts[SEALED_BYTES] = nbytes
+
+    def tell(self, listener: LogListener) -> None:
+        """Add a listener, behind the others."""
+        self.listeners.append(listener)
+        self.changes += 1
+
+    @property
+    def followed(self) -> bool:
+        """Whether anybody must be told of evictions now."""
+        return any(listener.follows for listener in self.listeners)
 
     @property
     def lanes(self) -> int:

@@ -16,6 +16,7 @@ from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Placed
 from sharpwave.log.column_encoder import ColumnEncoder
+from sharpwave.log.inventory import Inventory
 from sharpwave.log.marks import ENDED
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.spec import TRUNCATED
@@ -36,10 +37,10 @@ class Sealed:
 
     Args:
         disk: disk tier of the segments, if any.
-        tables: dictionaries, by column. ``encoders``: by column.
+        encoders: by column. ``inventory``: has the bytes of all sealed segments, on disk or in memory.
 
     Attributes:
-        nbytes: bytes of all sealed segments, on disk or in memory.
+        tables: dictionaries, by column.
     """
 
     def __init__(
@@ -48,10 +49,11 @@ class Sealed:
         disk: DiskTier | None,
         tables: Sequence[DictionaryTable],
         encoders: Mapping[int, ColumnEncoder],
+        inventory: Inventory,
     ) -> None:
-        self._space, self._disk, self._tables, self._encoders = space, disk, tables, encoders
+        self._space, self._disk, self.tables, self._encoders = space, disk, tables, encoders
+        self._inventory = inventory
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
-        self.nbytes = 0
         self._undecodable: dict[int, str] = {}
         self._unwritten: set[int] = set()  # slots of segments whose records lack the end of their episode
 
@@ -128,7 +130,7 @@ class Sealed:
         index.sealed[slot] = 1
         if segment_cache is not None:
             self._fill_spine(slot, memory, rows)
-        self.nbytes += len(packed)
+        self._inventory.sealed_bytes += len(packed)
 
     def adopt(self, slot: int, content: Bytes) -> bool:
         """Adopt a segment that the index describes already, with offsets from its beginning.
@@ -147,7 +149,7 @@ class Sealed:
             index.base[slot] = base
             index.offset[:, slot] += base
         index.sealed[slot] = 1
-        self.nbytes += len(content)
+        self._inventory.sealed_bytes += len(content)
         return True
 
     def _fill_spine(self, slot: int, source: Bytes, rows: int) -> None:
@@ -173,19 +175,19 @@ class Sealed:
             space.arena.free(int(index.base[slot]), nbytes)
         else:
             self._disk.release(int(index.region[slot]), nbytes)
-        self.nbytes -= nbytes
+        self._inventory.sealed_bytes -= nbytes
 
     def dictionaries(self, columns: Sequence[Column | Placed], places: Sequence[int]) -> dict[tuple[int, int], bytes]:
         """Return the dictionaries of a segment's columns, by (column, key). ``places``: theirs, by column."""
         return {
-            (c, column.dictionary): self._tables[c].data(places[c])
+            (c, column.dictionary): self.tables[c].data(places[c])
             for c, column in enumerate(columns)
             if column.dictionary
         }
 
     def drop_dictionaries(self, places: Iterable[int]) -> None:
         """Release the dictionaries at ``places``, by column, that a segment referred to."""
-        for table, place in zip(self._tables, places, strict=False):
+        for table, place in zip(self.tables, places, strict=False):
             if place:
                 table.drop(place)
 
@@ -260,5 +262,5 @@ class Sealed:
         shared = {}
         for c, place in enumerate(index.dictionary[:, slot].tolist()):
             if place:
-                shared[c, self._tables[c].uses.key(place)] = self._tables[c].data(place)
+                shared[c, self.tables[c].uses.key(place)] = self.tables[c].data(place)
         return index.segment_id(slot), content, shared

@@ -23,13 +23,14 @@ from sharpwave.log.column_encoder import MAX_TRIALS, ColumnEncoder
 from sharpwave.log.growing_arrays import appended
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes, Rows
-from sharpwave.log.raw_sealing import RawSealing
 from sharpwave.log.rollover import Rollover
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
+from sharpwave.log.turnover import Turnover
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_layout import layout_of
+from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import Retention
 from sharpwave.spec import Spec
 
@@ -88,9 +89,10 @@ class StepLog:
         boundaries: notices steps that never happened.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
-        rollover: seals open segments and opens the next. ``raw_sealing``: seals those that stay raw, many at once;
-            ``None``: one by one, all. ``behind``: has segments encoded behind the caller; ``None`` with a disk, or with
-            a retention not in order. ``admission``: decides which segments to evict for new ones.
+        rollover: seals open segments and opens the next. ``turnover``: does so in the core, where it can; ``None`` with
+            a disk, sparse fields, or a retention other than ``Fifo``. ``behind``: has segments encoded behind the
+            caller; ``None`` with a disk, or with a retention not in order. ``admission``: decides which segments to
+            evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: mark of this store's ids.
@@ -128,7 +130,7 @@ class StepLog:
         self.inventory = Inventory(self.index)
         self.opened = Lanes(layout, self.arena, self.index)
         self.boundaries = Boundaries(self.opened)
-        self.sealed = Sealed(space, disk, tables, encoders)
+        self.sealed = Sealed(space, disk, tables, encoders, self.inventory)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
             self.compaction = Compaction(disk, self.index, tables, self.segment_cache)
@@ -141,10 +143,13 @@ class StepLog:
         if disk is None and retention.in_order:
             self.behind = Behind(space, self.opened, self.sealed, sealing, self.admission, ledger)
             self.rollover.behind = self.behind
-            self.inventory.listeners.append(self.behind)
-        self.raw_sealing: RawSealing | None = RawSealing(
-            space, self.opened, self.sealed, encoders, self.admission, retention
-        )
+            self.inventory.tell(self.behind)
+        self.turnover: Turnover | None = None
+        if disk is None and isinstance(retention, Fifo) and not spec.sparse_names:
+            self.turnover = Turnover(
+                space, self.opened, self.sealed, encoders, self.admission, retention, self.inventory, ledger
+            )
+            self.admission.release = self.turnover.release
         self.batches = BatchMemory(space, self.inventory, ledger, self.admission)
         if disk is not None:
             disk.begin(self.admission, stride, retention.in_order, on_full == "drop_oldest")
@@ -348,11 +353,16 @@ class StepLog:
             return
         self.sealed.limit_trials(MAX_TRIALS)
         try:
-            if self.raw_sealing is not None:
-                self.inventory.changes += 1
-                full = self.raw_sealing.seal(full, lanes, rows)
-            for i in full:
-                self.rollover.roll(int(lanes[i]), {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns})
+            self.inventory.changes += 1
+            if self.turnover is not None:
+                full = self.turnover.seal_raw(full, lanes, rows)
+            while full:
+                if self.turnover is not None and not (self.behind is not None and self.behind.pending):
+                    full = self.turnover.seal(full, lanes, rows)
+                for i in full[:1]:
+                    successor = {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns}
+                    self.rollover.roll(int(lanes[i]), successor)
+                full = full[1:]
         finally:
             self.sealed.limit_trials(math.inf)
 

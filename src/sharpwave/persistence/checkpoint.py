@@ -191,7 +191,7 @@ class Copying(LogListener):
     def begin(self, slots: Any) -> None:
         """Copy the segments in ``slots``. The store's lock is held, as for ``evicting`` and ``waits``."""
         self._slots = dict.fromkeys(slots.tolist())
-        self.log.inventory.listeners.append(self)
+        self.log.inventory.tell(self)
         self.log.copying = self
 
     def end(self) -> None:

@@ -207,6 +207,7 @@ class EpisodeReader:
             reader.read(slots, newest, newest, out)
         except UndecodableError as error:
             for slot in error.slots:
+                self.log.inventory.changes += 1
                 self.log.sealed.damaged[slot] = f"segment {self.log.index.segment_id(slot)}: {error}"
             raise
 

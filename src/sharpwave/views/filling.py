@@ -38,6 +38,7 @@ def fill(log: StepLog, view: View[Any], target: Target) -> None:
             begin = end
     except UndecodableError as error:
         for one in error.slots:
+            log.inventory.changes += 1
             log.sealed.damaged[one] = f"segment {log.index.segment_id(one)}: {error}"
         raise
 

@@ -67,7 +67,7 @@ class Views(LogListener):
         self._of_files: set[str] = set()  # names of saved views that are in the store's folder, not of a checkpoint
         self._damages: list[str] = []
         self.keeping: Keeping | None = None
-        log.inventory.listeners.append(self)
+        log.inventory.tell(self)
         log.ledger.enter("samplers", lambda: self.nbytes)
         log.ledger.enter_for_batches(lambda: self.work_bytes)
 
@@ -209,6 +209,7 @@ class Views(LogListener):
         replay.life = self._life()
         self._views[number] = weakref.KeyedRef(replay, self._dropped.append, number)
         self._views = dict(sorted(self._views.items()))
+        self._log.inventory.changes += 1  # it follows from here on
         self._made += 1
         self.passive &= limiter is None and not sampler.in_order
         if self.keeping is not None:
@@ -342,6 +343,11 @@ class Views(LogListener):
     def batch_bytes(self) -> int:
         """Bytes of the largest recent batch of any view."""
         return max((view.source.batch_bytes for view in self), default=0)
+
+    @property
+    def follows(self) -> bool:
+        """Whether there are views."""
+        return any(True for _ in self)
 
     def evicting(self, slot: int) -> None:
         """Drop items of the segment in ``slot``, which is about to be evicted."""
