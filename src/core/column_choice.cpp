@@ -103,27 +103,6 @@ bool LaneCodecs::reserve_trial(int64_t lane, int64_t rows) {
     return allowed;
 }
 
-std::optional<bool> LaneCodecs::stays_raw(int64_t lane, int64_t rows) {
-    if (are_few(rows)) return true;
-    const LaneCodec& one = at(lane);
-    if (one.codec) return false;
-    if (!is_due(one)) return true;
-    if (are_large(rows)) return trials_left <= 0 && !leading;
-    return std::nullopt;
-}
-
-void LaneCodecs::count(int64_t lane) {
-    if (find(lane)) count(at(lane));
-}
-
-bool LaneCodecs::may_encode(int64_t lane, int64_t rows) const {
-    if (are_few(rows)) return true;
-    const LaneCodec& one = choice_of(lane);
-    if (is_due(one) && next(one, rows, std::nullopt) != Next::stays) return false;
-    const Candidate* const codec = candidate(one.codec);
-    return !one.codec || (codec && codec->patches);
-}
-
 void LaneCodecs::undo(int64_t lane, const Mark& before) {
     if (before.known) {
         at(lane) = before.one;
@@ -246,11 +225,6 @@ void define_column_choice(nb::module_& module) {
              "raw.")
         .def("reserve_trial", &LaneCodecs::reserve_trial, "lane"_a, "rows"_a,
              "Return whether encoding so many rows may make a trial, later; one that is due counts from now on.")
-        .def("stays_raw", &LaneCodecs::stays_raw, "lane"_a, "rows"_a,
-             "Return whether so many rows of the lane stay raw; ``None`` where codecs are to be tried first, on a "
-             "small column.")
-        .def("count", nb::overload_cast<int64_t>(&LaneCodecs::count), "lane"_a,
-             "Count a segment of the lane's that was left raw; one of a lane without any is not counted.")
         .def("encode", &encode_in_python, "lane"_a, "rows"_a, "may_try"_a.none(),
              "Encode the lane's next segment and count it, where neither a trial nor a codec of Python's is needed.\n\n"
              "Returns the codec, the payload, the dictionary's key and its place, with a reference to it; codec 0 and "

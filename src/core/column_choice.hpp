@@ -52,8 +52,9 @@ class LaneCodecs {
 
     // Returns the lane's choice, or ``nullptr``: it has no segment yet.
     const LaneCodec* find(int64_t lane) const {
-        const bool known = lane < std::ssize(lanes_) && lanes_[static_cast<std::size_t>(lane)];
-        return known ? &*lanes_[static_cast<std::size_t>(lane)] : nullptr;
+        if (lane >= std::ssize(lanes_)) return nullptr;
+        const std::optional<LaneCodec>& one = lanes_[static_cast<std::size_t>(lane)];
+        return one ? &*one : nullptr;
     }
 
     // Returns the lane's choice, which is made if need be.
@@ -71,22 +72,12 @@ class LaneCodecs {
     // Returns whether encoding so many rows may make a trial, later; one that is due counts from now on.
     bool reserve_trial(int64_t lane, int64_t rows);
 
-    // Returns whether so many rows of the lane stay raw; nothing where codecs are to be tried first, on a small column.
-    // No segment is counted.
-    std::optional<bool> stays_raw(int64_t lane, int64_t rows);
-
-    // Counts a segment of the lane's that was left raw; one of a lane without any is not counted.
-    void count(int64_t lane);
-
     // Encodes the lane's next segment, counts it and takes a reference to its dictionary; nothing where Python has to
     // do that, and then nothing has changed. The payload is valid until the next call.
     //
     // ``may_try``: from ``reserve_trial`` of the same arguments; nothing: as ``trials_left`` has it. ``releases``:
     // whether others have the interpreter's lock while much is encoded. Cost beside the encoding: 15 ns.
     std::optional<Encoded> encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try, bool releases);
-
-    // Returns whether ``encode`` of so many rows begins, for a caller who limits no trials.
-    bool may_encode(int64_t lane, int64_t rows) const;
 
     // What ``encode`` changes of a lane, so that it can be undone; the reference to a dictionary is apart.
     struct Mark {

@@ -57,27 +57,8 @@ Turnover::Turnover(nb::object columns, nb::object ranges, nb::object slots, nb::
     marks_.reserve(choices_.size());
 }
 
-Turnover::Kind Turnover::kind_of(const LogState& log, int64_t lane) {
-    const int32_t slot = log.lanes.slots[lane];
-    const int64_t steps = log.index.rows[slot];
-    if (steps <= 0 || log.lanes.steps[lane] > max_number) return Kind::other;
-    bool stays_raw = true;
-    for (LaneCodecs* choice : choices_) {
-        const std::optional<bool> stays = choice->stays_raw(lane, steps);
-        if (!stays) return Kind::other;
-        stays_raw = *stays;
-        if (!stays_raw) break;
-    }
-    if (stays_raw) return Kind::raw;
-    const int64_t frames = log.index.frames[slot] + !Place{log.memory, log.index}.has_ended(slot);
-    for (std::size_t k = 0; k < choices_.size(); ++k) {
-        if (!choices_[k]->may_encode(lane, columns_.fields[k].framed ? frames : steps)) return Kind::other;
-    }
-    return Kind::encoded;
-}
-
 // Encodes the columns of a segment; ``frames``: with that of the next step.
-bool Turnover::pack_columns(const LogState& log, int64_t lane, int32_t slot, int64_t frames, Kind kind) {
+bool Turnover::pack_columns(const LogState& log, int64_t lane, int32_t slot, int64_t frames) {
     const int64_t steps = log.index.rows[slot];
     marks_.clear();
     for (std::size_t c = 0; c < packed_.size(); ++c) {
@@ -89,7 +70,7 @@ bool Turnover::pack_columns(const LogState& log, int64_t lane, int32_t slot, int
         require(begin >= 0 && begin + rows * size <= std::ssize(log.memory), "a column lies in memory");
         const uint8_t* data = log.memory.data() + begin;
         packed_[c] = {data, rows * size, rows, raw, 0, 0};
-        if (!is_field || kind == Kind::raw) continue;
+        if (!is_field) continue;
         LaneCodecs& choice = *choices_[c - first_field_at];
         const LaneCodecs::Mark mark = choice.mark(lane);
         const std::optional<Encoded> encoded = choice.encode(lane, {data, rows, size}, std::nullopt, true);
@@ -147,10 +128,11 @@ void Turnover::write(const LogState& log, int64_t lane, int32_t slot, int64_t fr
     store(begin + at, crc32({begin, static_cast<std::size_t>(at)}));
 }
 
-bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, Kind kind, bool evicts) {
+bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts) {
     const IndexArrays& index = log.index;
     const int32_t slot = log.lanes.slots[lane];
     const int64_t steps = index.rows[slot], held = index.frames[slot];
+    if (steps <= 0 || log.lanes.steps[lane] > max_number) return false;
     const ConstBytes flags =
         log.memory.subspan(static_cast<std::size_t>(index.offset[flags_at][slot]), static_cast<std::size_t>(steps));
     const bool goes_on = !(flags[steps - 1] & ended);
@@ -171,7 +153,7 @@ bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, Kind k
     std::optional<int64_t> base;
     int64_t size = 0;
     try {
-        if (pack_columns(log, lane, slot, held + goes_on, kind)) {
+        if (pack_columns(log, lane, slot, held + goes_on)) {
             size = nbytes();
             base = ranges_.allocate(size);
             while (!base && evicts && evict_oldest(log)) base = ranges_.allocate(size);
@@ -190,9 +172,6 @@ bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, Kind k
     }
 
     // Nothing below fails.
-    if (kind == Kind::raw) {
-        for (LaneCodecs* choice : choices_) choice->count(lane);
-    }
     const int64_t start = last_flagged(flags, 0, steps, start_flag);  // with which the episode under way began
     const int64_t first = start < 0 ? 0 : index.context[slot] + start + count_ends(flags, start);  // its first frame
     const int64_t keep = goes_on ? std::min(settings_.max_context, held - first) : 0;
@@ -234,31 +213,20 @@ bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, Kind k
     return true;
 }
 
-int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool raw,
-                       bool evicts) {
+int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool evicts) {
     ++log.counts[changes];
-    for (std::size_t i = 0; i < which.size(); ++i) {
-        const Kind kind = raw ? Kind::raw : kind_of(log, which[i]);
-        if (kind == Kind::other || !seal_one(log, which[i], {coming, positions[i]}, kind, evicts))
-            return static_cast<int64_t>(i);
-    }
-    return std::ssize(which);
+    std::size_t done = 0;
+    while (done < which.size() && seal_one(log, which[done], {coming, positions[done]}, evicts)) ++done;
+    return static_cast<int64_t>(done);
 }
 
 bool Turnover::make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
                          int64_t capacity) {
-    full_.clear();
-    for (int64_t i = 0; i < std::ssize(which); ++i) {
-        if (!is_full(log.index, log.lanes, which[i], max_rows, max_frames)) continue;
-        const Kind kind = kind_of(log, which[i]);
-        if (kind == Kind::other) return false;
-        full_.emplace_back(i, kind);
-    }
     ++log.counts[changes];
-    for (const Kind kind : {Kind::raw, Kind::encoded}) {  // in the order of ``StepLog``
-        for (const auto& [i, found] : full_) {
-            if (found == kind && !seal_one(log, which[i], {coming, i}, kind, true)) return false;
-        }
+    for (int64_t i = 0; i < std::ssize(which); ++i) {
+        if (is_full(log.index, log.lanes, which[i], max_rows, max_frames) &&
+            !seal_one(log, which[i], {coming, i}, true))
+            return false;
     }
     while (capacity >= 0 && log.counts[held_steps] + std::ssize(which) > capacity) {
         if (!evict_oldest(log)) return false;
@@ -316,17 +284,17 @@ void define_turnover(nb::module_& module) {
             "seal",
             [](Turnover& self, Bytes memory, const IndexArrays& index, const LaneArrays& lanes,
                std::span<int32_t> oldest, Ints counts, int64_t first_lane, ConstInts which, ConstInts positions,
-               nb::handle rows, int64_t row_count, bool raw, bool evicts) {
+               nb::handle rows, int64_t row_count, bool evicts) {
                 const Values coming(self.columns(), rows, row_count, Which::framed);
                 return self.seal({memory, index, lanes, oldest, counts, first_lane}, which, positions, coming.rows(),
-                                 raw, evicts);
+                                 evicts);
             },
             "memory"_a, "index"_a, "lanes"_a, "oldest"_a, "counts"_a, "first_lane"_a, "which"_a, "positions"_a,
-            "rows"_a, "row_count"_a, "raw"_a, "evicts"_a,
+            "rows"_a, "row_count"_a, "evicts"_a,
             "Seal the open segments of the lanes ``which`` [n] and open their next ones, up to the first that is not "
             "the core's to\nencode, or for which there is no room; return how many were sealed.\n\n"
             "Args:\n    rows: observations by field [row_count, *shape], at ``positions`` [n] those of the next steps."
-            "\n    raw: whether all columns stay raw, which was found out already. ``evicts``: for more room.\n\n"
+            "\n    evicts: the oldest segments, where there is no room.\n\n"
             "Cost: 1 us a segment of 12 KB, and the encoding.  Raises: MemoryError: some may be sealed.")
         .def(
             "release",

@@ -48,7 +48,7 @@ class Turnover {
     //
     // which: lanes. positions: rows of their coming observations. raw: whether all columns stay raw, which was found
     // out already. evicts: whether segments are evicted for them.
-    int64_t seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool raw, bool evicts);
+    int64_t seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool evicts);
 
     // Seals and evicts for a step of each of the lanes ``which``, whose observations are ``coming``; returns whether
     // there is room for all. What it did else is what sharpwave.log.step_log would have begun with.
@@ -59,8 +59,6 @@ class Turnover {
     bool release(const LogState& log, int64_t slot);
 
   private:
-    enum class Kind : uint8_t { raw, encoded, other };
-
     struct Packed {  // a column's payload
         const uint8_t* data = nullptr;
         int64_t nbytes = 0, rows = 0, codec = 0, place = 0;
@@ -76,13 +74,11 @@ class Turnover {
     std::vector<LaneCodecs*> choices_;   // by field
     std::vector<DictionaryUses*> uses_;  // by column
     Settings settings_;
-    std::vector<Packed> packed_;  // by column, of the segment that is being sealed
-    std::vector<std::pair<int64_t, Kind>> full_;
+    std::vector<Packed> packed_;           // by column, of the segment that is being sealed
     std::vector<LaneCodecs::Mark> marks_;  // by field, what encoding it changes
 
-    Kind kind_of(const LogState& log, int64_t lane);
-    bool seal_one(const LogState& log, int64_t lane, Coming coming, Kind kind, bool evicts);
-    bool pack_columns(const LogState& log, int64_t lane, int32_t slot, int64_t frames, Kind kind);
+    bool seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts);
+    bool pack_columns(const LogState& log, int64_t lane, int32_t slot, int64_t frames);
     void forget_columns(int64_t lane);
     int64_t nbytes() const;
     void write(const LogState& log, int64_t lane, int32_t slot, int64_t frames, int64_t base, int64_t nbytes);

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -134,24 +133,6 @@ class Model:
         key = key_of(self.table.data[state.place])
         return Column(state.codec.number, len(rows), payload, key), state.place
 
-    def stays_raw(self, lane: int, rows: int, read: Callable[[], Array]) -> bool:
-        if self.few(rows):
-            return True
-        state = self.lanes.setdefault(lane, Choice())
-        if state.codec is not None or not self.due(state):
-            return state.codec is None
-        if self.large(rows):
-            return self.trials_left <= 0 and self.leading is None
-        state.segments += 1
-        self.tried(state, read(), None)
-        state.segments -= 1
-        return state.codec is None
-
-    def count(self, lane: int) -> None:
-        if lane in self.lanes:
-            self.lanes[lane].segments += 1
-            self.pause = max(self.pause - 1, 0)
-
     def encode(self, codec: Codec | None, rows: Array, place: int) -> bytes | None:
         return None if codec is None else codec.encode(rows, self.table.data[place], FIELD.line_bytes)
 
@@ -245,7 +226,7 @@ def rows_of(kind: int, count: int, seed: int) -> Array:
 
 ACTIONS = st.lists(
     st.tuples(
-        st.sampled_from(["pack", "pack", "pack", "pack", "together", "behind", "trials", "release"]),
+        st.sampled_from(["pack", "pack", "pack", "pack", "behind", "trials", "release"]),
         st.integers(0, LANES - 1),
         st.integers(0, 5),  # which rows
         st.sampled_from([1, 7, 8, 9, 15, 16, 17, 24]),  # how many
@@ -288,7 +269,7 @@ def test_choices_are_those_of_the_model(codec: str, actions: list[tuple[str, int
     model = Model(codec, 16 * SIZE)
     held: list[int] = []
     for k, (action, lane, kind, count, times) in enumerate(actions):
-        for turn in range(times if action in ("pack", "together") else 1):
+        for turn in range(times if action == "pack" else 1):
             rows = rows_of(kind, count, seed + 100 * k + turn)
             may_try = None
             if action == "trials":
@@ -303,13 +284,6 @@ def test_choices_are_those_of_the_model(codec: str, actions: list[tuple[str, int
             if action == "behind":
                 may_try = model.reserve_trial(lane, count)
                 assert one.lanes.reserve_trial(lane, count) == may_try
-            if action == "together":
-                stays = model.stays_raw(lane, count, lambda rows=rows: rows)  # type: ignore[misc]
-                assert one.stays_raw(lane, count, lambda rows=rows: rows) == stays  # type: ignore[misc]
-                if stays:
-                    model.count(lane)
-                    one.lanes.count(lane)
-                    continue
             before = one.lanes.find(lane)
             expected = model.pack(lane, rows, may_try)
             assert one.pack(lane, rows, may_try) == expected
@@ -348,7 +322,6 @@ def test_a_trial_that_was_reserved_counts_once(monkeypatch: pytest.MonkeyPatch) 
     assert one.lanes.reserve_trial(0, 16) and model.reserve_trial(0, 16)
     assert one.pack(0, rows, True) == model.pack(0, rows, True)
     assert one.lanes.trials_left == 0 and one.lanes.leading, "and a codec leads, so that no lane stays raw"
-    assert one.lanes.stays_raw(1, 16) is False and not model.stays_raw(1, 16, lambda: rows)
     assert not one.lanes.reserve_trial(1, 16) and not model.reserve_trial(1, 16)
     assert one.pack(1, rows, False) == model.pack(1, rows, False)
     agree(model, one)

@@ -132,8 +132,7 @@ def test_dictionaries_that_nothing_refers_to_go() -> None:
     assert table.nbytes <= (len(live) + 4) * (600 + 600) + 64 * 1024
 
 
-@pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
-def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_found(together: bool) -> None:
+def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_found() -> None:
     """64 lanes of noise, and one of zeros among them: each trial takes as long as sealing ten segments."""
     field, trials = sw.Field((10,), "float32"), 0
     one, table = encoder(field=field)
@@ -149,9 +148,6 @@ def test_rows_that_stay_raw_are_tried_now_and_then_and_a_lane_that_encodes_is_fo
     for turn in range(100):
         for lane in range(64):
             rows = np.zeros((32, 40), np.uint8) if lane == 50 else rng.integers(0, 256, (32, 40)).astype(np.uint8)
-            if together and one.stays_raw(lane, len(rows), lambda rows=rows: rows):  # type: ignore[misc]
-                one.lanes.count(lane)
-                continue
             column, place = one.pack(lane, rows)
             if column.codec != RAW:
                 assert lane == 50
@@ -170,7 +166,6 @@ def test_a_lane_that_has_to_wait_takes_the_last_winner_untried(monkeypatch: pyte
         assert column.codec == PATCHES
         np.testing.assert_array_equal(decoded(column, place, table), still(lane))
     assert packed[0][1] != packed[1][1] == packed[2][1] == packed[5][1], "the second lane's dictionary is the latest"
-    assert one.stays_raw(6, 32, lambda: still(6)) is False, "nor does it count as raw"
     one.lanes.trials_left = 4
     own = [one.pack(lane, still(lane)) for lane in range(2, 6)]
     assert one.lanes.trials_left == 0, "their turn has come"

@@ -62,7 +62,8 @@ def _audit_bytes(store: sw.Store, sealed: list[int]) -> None:
     resident = sealed if cache is None else [slot for slot in sealed if index.resident[slot]]
     live = sum(-(-int(index.nbytes[slot]) // 8) * 8 for slot in resident) + log.space.staged * log.layout.open_bytes
     staged = log.opened.staging >= 0
-    assert log.space.staged == staged.sum() == log.lanes - log.opened.bare
+    spare = 0 if log.behind is None else len(log.behind._spare)
+    assert log.space.staged - spare == staged.sum() == log.lanes - log.opened.bare
     assert not index.frames[log.opened.slots[~staged]].any() and not index.rows[log.opened.slots[~staged]].any()
     assert arena.used_bytes == int(arena.live.sum()) == live, "bytes of the arena that nothing holds"
     if log.disk is not None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
@@ -94,22 +92,6 @@ class ColumnEncoder:
             return RAW, None, 0, 0
         self.table.uses.use(state.place)
         return state.codec, payload, self.table.uses.key(state.place), state.place
-
-    def stays_raw(self, lane: int, rows: int, read: Callable[[], Bytes]) -> bool:
-        """Return whether ``rows`` rows of the lane stay raw; where codecs are to be tried on a small column, they are.
-
-        Args:
-            read: returns the rows.
-        """
-        stays = self.lanes.stays_raw(lane, rows)
-        if stays is None:
-            state = self.lanes.at(lane)
-            state.segments += 1  # as ``pack``
-            self._trial(state, read(), None)
-            self.lanes.tried(lane)
-            state.segments -= 1
-            stays = not state.codec
-        return stays
 
     def _encode(self, codec: int, rows: Bytes, place: int) -> bytes | None:
         return self._encoders[codec].encode(rows, self.table.data(place))

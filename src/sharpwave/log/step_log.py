@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -348,14 +348,12 @@ class StepLog:
 
     def _seal_full(self, lanes: Ints, rows: Rows) -> None:
         self.settle()
-        full = self.opened.full(lanes, self.max_rows(len(self.opened)))
+        full: Sequence[int] = self.opened.full(lanes, self.max_rows(len(self.opened)))
         if not full:
             return
         self.sealed.limit_trials(MAX_TRIALS)
         try:
             self.inventory.changes += 1
-            if self.turnover is not None:
-                full = self.turnover.seal_raw(full, lanes, rows)
             while full:
                 if self.turnover is not None and not (self.behind is not None and self.behind.pending):
                     full = self.turnover.seal(full, lanes, rows)

@@ -4,14 +4,12 @@ order."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.features import features_of
-from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.log.admission import Admission
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.inventory import Inventory
@@ -46,7 +44,7 @@ class Turnover:
         inventory: Inventory,
         ledger: MemoryLedger,
     ) -> None:
-        self._space, self._opened, self._sealed, self._encoders = space, opened, sealed, encoders
+        self._space, self._opened, self._sealed = space, opened, sealed
         self._admission, self._inventory, self._ledger = admission, inventory, ledger
         spec = space.layout.spec
         self.core = core.Turnover(
@@ -69,49 +67,30 @@ class Turnover:
             and not self._inventory.followed
         )
 
-    def seal_raw(self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]]) -> list[int]:
-        """Seal the open segments of the lanes at those ``positions`` that stay raw; return the positions that are left.
+    def seal(self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
+        """Seal the open segments of the lanes at those ``positions``, one after the other, up to the first that is not
+        for the core to encode; return the positions that are left.
 
         Args:
             lanes: int64 [n]. ``frames``: observations of their next steps by field [n, *shape].
 
         Raises: MemoryError: some may be sealed.
         """
-        opened, index = self._opened, self._space.index
-        raw: list[int] = []
-        left: list[int] = []
+        opened, ram = self._opened, self._ledger.ram
         if opened.annotations:
-            return list(positions)
-        for i in positions:
-            lane = int(lanes[i])
-            slot = opened.slots.item(lane)
-            rows = index.rows.item(slot)
-            stays = rows > 0 and opened.steps.item(lane) <= MAX_NUMBER
-            for c, encoder in self._encoders.items():
-                stays = stays and encoder.stays_raw(lane, rows, partial(opened.columns.so_far, slot, c))
-            (raw if stays else left).append(i)
-        if raw and self._ledger.ram is not None:
-            self._admission.fit_memory()
-        return self._seal(raw, lanes, frames, True) + left
-
-    def seal(self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]]) -> list[int]:
-        """Seal segments as ``seal_raw``, whatever their columns become, up to the first that is not for the core."""
-        if self._opened.annotations or self._ledger.ram is not None:
-            return list(positions)
-        return self._seal(positions, lanes, frames, False)
-
-    def _seal(
-        self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]], raw: bool
-    ) -> list[int]:
-        if not positions:
-            return []
-        which = np.array(positions)
+            return positions
         rows = {name: np.ascontiguousarray(frames[name]) for name in self._space.layout.spec.obs_names}
-        self._opened.any_known = True
-        done = self.core.seal(
-            *self.arrays(), self._opened.first_lane, lanes[which], which, rows, len(lanes), raw, self.alone
-        )
-        return list(positions[done:])
+        opened.any_known = True
+        while positions:
+            # Each sets the limit of the next one, where memory is limited.
+            some = np.array(positions if ram is None else positions[:1])
+            if ram is not None:
+                self._admission.fit_memory()
+            done = self.core.seal(*self.arrays(), opened.first_lane, lanes[some], some, rows, len(lanes), self.alone)
+            positions = positions[done:]
+            if done < len(some):
+                break
+        return positions
 
     def release(self, slot: int) -> bool:
         """Free an evicted segment and its slot; return whether that was the core's to do: not where a dictionary goes
