@@ -37,6 +37,12 @@ def weights():
     return tensors
 
 
+def halted(evaluator: Evaluator) -> None:
+    """Stop an evaluator's process, which waits for a policy: it measures none before it goes on."""
+    assert evaluator._process.pid is not None
+    os.kill(evaluator._process.pid, signal.SIGSTOP)
+
+
 def killed(evaluator: Evaluator) -> None:
     """Kill an evaluator's process as the kernel does that runs out of memory, and wait for its end."""
     pid = evaluator._process.pid
@@ -51,6 +57,7 @@ def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights, m
     evaluator = Evaluator(SHORT, said.append)
     try:
         assert evaluator.wait() is None and evaluator.idle
+        halted(evaluator)  # or it may have measured before it is killed
         evaluator.begin(weights, 40, None)
         killed(evaluator)
         measured = evaluator.wait()
@@ -75,9 +82,9 @@ def test_a_slow_evaluation_is_waited_for_until_the_run_is_interrupted(weights):
     evaluator = Evaluator(SHORT)
     try:
         assert evaluator.wait() is None
+        halted(evaluator)  # as slow as can be
         evaluator.begin(weights, 40, None)
         assert evaluator._process.pid is not None
-        os.kill(evaluator._process.pid, signal.SIGSTOP)  # as slow as can be
         begun = time.monotonic()
         assert evaluator.wait(lambda: time.monotonic() > begun + 0.5) is None and not evaluator.idle
         os.kill(evaluator._process.pid, signal.SIGCONT)
