@@ -86,9 +86,10 @@ def same(one: Any, other: Any) -> None:
 
 
 def states(view: Any) -> list[Any]:
+    """What a view knows: arrays as bytes, since without a capacity they are long, and lists of them take their time."""
     items = view.source.items
-    sampler = {name: np.asarray(value).tolist() for name, value in items.sampler.state().items()}
-    return [items.count, items.samples, items.grew, view.source.rng.bit_generator.state, sampler, items.spans.tolist()]
+    sampler = {name: (np.shape(value), np.asarray(value).tobytes()) for name, value in items.sampler.state().items()}
+    return [items.count, items.samples, items.grew, view.source.rng.bit_generator.state, sampler, items.spans.tobytes()]
 
 
 KINDS: dict[str, Callable[[], Any]] = {
