@@ -21,6 +21,8 @@ from tests.data_sets.hostile import CASES
 
 LOADED = {"lerobot_unlisted_column"}
 """Sound, but for what is not read of them."""
+pytestmark = pytest.mark.timeout(600)  # the first of them waits for all to be loaded
+
 MAX_GROWTH = 700 << 20
 """What any of them may take: a quarter of a gigabyte, as it is decoded and as it is handed on, and the libraries."""
 
@@ -37,7 +39,7 @@ def outcomes() -> dict[str, Any]:
         env=env,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=550,
     )
     assert answer.returncode == 0, answer.stderr[-2000:]
     return {one["name"]: one for one in map(json.loads, answer.stdout.splitlines())}
