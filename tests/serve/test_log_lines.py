@@ -25,8 +25,9 @@ from tests.serve.serving import SPEC, served
 def shard(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Link]]:
     """A shard's process, whose standard error is a pipe that nobody reads, and a connection to it."""
     settings = asdict(Plan(1, folder, capacity=1000).settings(SPEC)[0])
+    slow = "from sharpwave.serve import log_lines; log_lines.EVERY_S = 1e9; "  # no more lines on a slow machine
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", slow + COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
     assert process.stdin is not None and process.stdout is not None and process.stderr is not None
     try:
