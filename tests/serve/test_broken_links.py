@@ -37,7 +37,8 @@ class Cutting:
             self._socket.bind(str(path))
             self._socket.listen(16)
         self._open: list[socket.socket] = []
-        threading.Thread(target=self._run, daemon=True).start()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
 
     def _run(self) -> None:
         with contextlib.suppress(OSError):
@@ -67,6 +68,9 @@ class Cutting:
                 one.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # or the thread would go on, and take what a later socket is to get
+        self._thread.join(30)
         self._socket.close()
         for one in self._open:
             one.close()
