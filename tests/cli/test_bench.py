@@ -18,7 +18,7 @@ from tests.cli.stores import make_store
 from tests.cli.test_core_install import EXTRA, command_without, without
 from tests.training.test_saving import full_above
 
-pytestmark = pytest.mark.timeout(280)
+pytestmark = pytest.mark.timeout(600)
 
 PEERS = {setup.module: setup.package for setup in SETUPS.values() if setup.package != "sharpwave"}
 
@@ -60,7 +60,7 @@ def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
 @pytest.mark.slow
 def test_an_environment_and_its_trainer(sharpwave, tmp_path):
     out = tmp_path / "bench.json"
-    result = sharpwave("bench", "--seconds", 1, "--env", "CartPole-v1", "--out", out, timeout=250)
+    result = sharpwave("bench", "--seconds", 1, "--env", "CartPole-v1", "--out", out, timeout=550)
     assert result.code == 0, result.text
     told = json.loads(out.read_text())
     assert told["data"]["frame"] == [4] and told["data"]["stack"] is None and told["data"]["episodes"] > 8

@@ -124,7 +124,7 @@ def test_an_environment_may_lie_in_the_current_folder(tmp_path):
         ("no_envs:Own-v0", 2, "there is no module 'no_envs' in the current folder"),
     ):
         done = subprocess.run(
-            [*script, "--env", env, *rest], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=120
+            [*script, "--env", env, *rest], cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, timeout=240
         )
         assert done.returncode == code and text in done.stdout + done.stderr, done.stdout + done.stderr
 
