@@ -140,7 +140,7 @@ class Model:
         payload = self.trial(state, rows, payload)
         state.next_trial = state.segments + min(256, 3 * state.segments)
         self.raw = self.raw + 1 if state.codec is None and self.auto else 0
-        self.pause = min(self.raw, 64)
+        self.pause = min(self.raw, 256)
         return payload
 
     def trial(self, state: Choice, rows: Array, current: bytes | None) -> bytes | None:
@@ -293,15 +293,15 @@ def test_choices_are_those_of_the_model(codec: str, actions: list[tuple[str, int
 
 
 def test_lanes_of_noise_are_tried_ever_more_rarely_but_no_less() -> None:
-    """The pause between two trials grows by one with each, up to 64 segments: after 80 it is over 2,500 segments."""
+    """The pause between two trials grows by one with each, up to 256 segments."""
     one, model, noise = (
         ColumnEncoder(FIELD, "auto", DictionaryTable(SIZE), 24),
         Model("auto", 1 << 16),
         rows_of(5, 8, 0),
     )
-    for k in range(4000):
+    for k in range(36_000):
         assert one.pack(k % 500, noise) == model.pack(k % 500, noise, None)
-    assert model.raw > 80 and model.pause <= 64
+    assert model.raw > 260 and model.pause <= 256
     agree(model, one, 500)
 
 

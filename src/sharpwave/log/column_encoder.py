@@ -32,7 +32,7 @@ class ColumnEncoder:
     wins, though a codec that decodes faster may take more bytes (``Competition``). Rows
     stay raw where no codec saves enough. Other lanes begin with the last winner. Codec and dictionary are tried again
     after 4, 16, 64, then every 256 segments, and as soon as rows take 1.3 times their bytes after the last trial; a new
-    dictionary must save its own bytes. While rows stay raw, lanes are tried in turn, up to 64 segments apart; and no
+    dictionary must save its own bytes. While rows stay raw, lanes are tried in turn, up to 256 segments apart; and no
     call makes more than two trials of large columns: a lane that has to wait takes the last winner untried, or stays as
     it is. For a codec given by name only dictionaries are chosen.
 
