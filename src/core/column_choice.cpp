@@ -21,8 +21,8 @@ constexpr int64_t min_automatic_rows = 8;
 constexpr double worse = 1.3;
 // Segments of a lane between two trials, at most.
 constexpr int64_t max_wait = 256;
-// Segments of all lanes between two trials of rows that stay raw, at most: a trial takes as long as sealing a hundred raw
-// segments.
+// Segments of all lanes between two trials of rows that stay raw, at most: a trial takes as long as sealing a hundred
+// raw segments.
 constexpr int64_t max_pause = 256;
 
 }  // namespace

@@ -128,11 +128,11 @@ void Turnover::write(const LogState& log, int64_t lane, int32_t slot, int64_t fr
     store(begin + at, crc32({begin, static_cast<std::size_t>(at)}));
 }
 
-bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts) {
+Turnover::Sealed Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts) {
     const IndexArrays& index = log.index;
     const int32_t slot = log.lanes.slots[lane];
     const int64_t steps = index.rows[slot], held = index.frames[slot];
-    if (steps <= 0 || log.lanes.steps[lane] > max_number) return false;
+    if (steps <= 0 || log.lanes.steps[lane] > max_number) return Sealed::otherwise;
     const ConstBytes flags =
         log.memory.subspan(static_cast<std::size_t>(index.offset[flags_at][slot]), static_cast<std::size_t>(steps));
     const bool goes_on = !(flags[steps - 1] & ended);
@@ -149,11 +149,13 @@ bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool e
     const int64_t used = slots_.highest;
     int64_t next = slots_.take(index);
     while (next < 0 && evicts && evict_oldest(log)) next = slots_.take(index);
-    if (next < 0) return false;
+    if (next < 0) return Sealed::no_room;
     std::optional<int64_t> base;
     int64_t size = 0;
+    bool packed = false;
     try {
-        if (pack_columns(log, lane, slot, held + goes_on)) {
+        packed = pack_columns(log, lane, slot, held + goes_on);
+        if (packed) {
             size = nbytes();
             base = ranges_.allocate(size);
             while (!base && evicts && evict_oldest(log)) base = ranges_.allocate(size);
@@ -168,7 +170,7 @@ bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool e
     if (!base) {
         forget_columns(lane);
         slots_.put_back(index, next, used);
-        return false;
+        return packed ? Sealed::no_room : Sealed::otherwise;
     }
 
     // Nothing below fails.
@@ -210,14 +212,17 @@ bool Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool e
     log.lanes.watch[lane] &= static_cast<uint8_t>(~just_ended);
     log.lanes.slots[lane] = static_cast<int32_t>(next);
     log.lanes.shares[lane] = static_cast<int32_t>(whole);
-    return true;
+    return Sealed::yes;
 }
 
 int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool evicts) {
     ++log.counts[changes];
-    std::size_t done = 0;
-    while (done < which.size() && seal_one(log, which[done], {coming, positions[done]}, evicts)) ++done;
-    return static_cast<int64_t>(done);
+    for (std::size_t i = 0; i < which.size(); ++i) {
+        const Sealed sealed = seal_one(log, which[i], {coming, positions[i]}, evicts);
+        const auto done = static_cast<int64_t>(i);
+        if (sealed != Sealed::yes) return sealed == Sealed::no_room ? -1 - done : done;
+    }
+    return std::ssize(which);
 }
 
 bool Turnover::make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
@@ -225,7 +230,7 @@ bool Turnover::make_room(const LogState& log, ConstInts which, Pointers coming, 
     ++log.counts[changes];
     for (int64_t i = 0; i < std::ssize(which); ++i) {
         if (is_full(log.index, log.lanes, which[i], max_rows, max_frames) &&
-            !seal_one(log, which[i], {coming, i}, true))
+            seal_one(log, which[i], {coming, i}, true) != Sealed::yes)
             return false;
     }
     while (capacity >= 0 && log.counts[held_steps] + std::ssize(which) > capacity) {
@@ -292,7 +297,8 @@ void define_turnover(nb::module_& module) {
             "memory"_a, "index"_a, "lanes"_a, "oldest"_a, "counts"_a, "first_lane"_a, "which"_a, "positions"_a,
             "rows"_a, "row_count"_a, "evicts"_a,
             "Seal the open segments of the lanes ``which`` [n] and open their next ones, up to the first that is not "
-            "the core's to\nencode, or for which there is no room; return how many were sealed.\n\n"
+            "the core's to\nencode, or for which there is no room; return how many were sealed, and for lack of room "
+            "-1 minus that.\n\n"
             "Args:\n    rows: observations by field [row_count, *shape], at ``positions`` [n] those of the next steps."
             "\n    evicts: the oldest segments, where there is no room.\n\n"
             "Cost: 1 us a segment of 12 KB, and the encoding.  Raises: MemoryError: some may be sealed.")

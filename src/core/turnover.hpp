@@ -44,7 +44,8 @@ class Turnover {
     const Columns& columns() const { return columns_; }
 
     // Seals the open segments of lanes, one after the other, and opens their next ones. Stops at one that is not the
-    // core's to encode, or where there is no room for it; returns how many were sealed.
+    // core's to encode, or where there is no room for it; returns how many were sealed, and for lack of room -1 minus
+    // that.
     //
     // which: lanes. positions: rows of their coming observations. raw: whether all columns stay raw, which was found
     // out already. evicts: whether segments are evicted for them.
@@ -77,7 +78,8 @@ class Turnover {
     std::vector<Packed> packed_;           // by column, of the segment that is being sealed
     std::vector<LaneCodecs::Mark> marks_;  // by field, what encoding it changes
 
-    bool seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts);
+    enum class Sealed : uint8_t { yes, otherwise, no_room };
+    Sealed seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts);
     bool pack_columns(const LogState& log, int64_t lane, int32_t slot, int64_t frames);
     void forget_columns(int64_t lane);
     int64_t nbytes() const;

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.features import features_of
-from sharpwave.log.admission import Admission
+from sharpwave.log.admission import Admission, Made
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes
@@ -55,17 +55,14 @@ class Turnover:
 
     @property
     def alone(self) -> bool:
-        """Whether segments can be evicted without anybody's knowing, and sealed without anybody's waiting for it.
+        """Whether steps can be appended without Python, segments sealed and evicted for them. It stays so until the log
+        has changed."""
+        return self._ledger.ram is None and not self._opened.annotations and self._unnoticed
 
-        It stays so until the log has changed.
-        """
-        return (
-            self._ledger.ram is None
-            and not self._opened.annotations
-            and not self._sealed.damaged
-            and not self._admission.interrupted
-            and not self._inventory.followed
-        )
+    @property
+    def _unnoticed(self) -> bool:
+        """Whether nobody must know of evictions."""
+        return not (self._sealed.damaged or self._admission.interrupted or self._inventory.followed)
 
     def seal(self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
         """Seal the open segments of the lanes at those ``positions``, one after the other, up to the first that is not
@@ -76,19 +73,19 @@ class Turnover:
 
         Raises: MemoryError: some may be sealed.
         """
-        opened, ram = self._opened, self._ledger.ram
+        opened = self._opened
         if opened.annotations:
             return positions
         rows = {name: np.ascontiguousarray(frames[name]) for name in self._space.layout.spec.obs_names}
         opened.any_known = True
         while positions:
-            # Each sets the limit of the next one, where memory is limited.
-            some = np.array(positions if ram is None else positions[:1])
-            if ram is not None:
-                self._admission.fit_memory()
-            done = self.core.seal(*self.arrays(), opened.first_lane, lanes[some], some, rows, len(lanes), self.alone)
+            self._admission.fit_memory()
+            some = np.array(positions)
+            arrays, first = self.arrays(), opened.first_lane
+            found = self.core.seal(*arrays, first, lanes[some], some, rows, len(lanes), self._unnoticed)
+            done = found if found >= 0 else -1 - found
             positions = positions[done:]
-            if done < len(some):
+            if done < len(some) and (found >= 0 or self._admission.free_memory() is not Made.ROOM):
                 break
         return positions
 
