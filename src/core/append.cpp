@@ -23,7 +23,7 @@ namespace nb = nanobind;
 constexpr int64_t otherwise = -1;  // the steps need what ``Appender::append`` does not do
 constexpr int64_t full = -2;       // a segment is to be sealed, or one evicted, first
 constexpr int64_t outdated = -3;   // the log has changed since ``Appender::bind``
-constexpr int64_t ahead = 6;       // steps between a prefetch and its use
+constexpr int64_t ahead = 12;      // steps between a prefetch and its use
 
 enum After : uint8_t { here, final_one, next_one };  // which rows a field has: its own, and those after the step
 
@@ -287,13 +287,16 @@ class Appender {
     void prefetch_rows(int64_t lane) const {
         const IndexArrays& index = *log_.index;
         const int64_t slot = log_.lanes->slots[lane], row = index.rows[slot];
-        const uint8_t* memory = log_.memory.data();
-        prefetch(memory + index.offset[flags_at][slot] + row);
-        prefetch(memory + index.offset[reward_at][slot] + 4 * row);
+        uint8_t* const memory = log_.memory.data();
+        prefetch_to_write(memory + index.offset[flags_at][slot] + row);
+        prefetch_to_write(memory + index.offset[reward_at][slot] + 4 * row);
         for (std::size_t k = 0; k < columns_.fields.size(); ++k) {
             const FieldColumn& column = columns_.fields[k];
             const int64_t at = column.framed ? index.frames[slot] : row;
-            prefetch(memory + index.offset[static_cast<int64_t>(first_field_at + k)][slot] + at * column.row_bytes);
+            uint8_t* const to =
+                memory + index.offset[static_cast<int64_t>(first_field_at + k)][slot] + at * column.row_bytes;
+            prefetch_to_write(to);
+            if (column.row_bytes > 1) prefetch_to_write(to + column.row_bytes - 1);
         }
     }
 

@@ -29,4 +29,13 @@ inline void prefetch([[maybe_unused]] const void* at) {
 #endif
 }
 
+// Prefetches the cache line of an address that will be written, which reading it first would fetch twice.
+inline void prefetch_to_write([[maybe_unused]] uint8_t* at) {
+#if defined(__GNUC__) && defined(__x86_64__)
+    asm volatile("prefetchw %0" : : "m"(*at));  // of the builtin a compiler for any processor makes a prefetch to read
+#elif defined(__GNUC__)
+    __builtin_prefetch(at, 1);
+#endif
+}
+
 }  // namespace sharpwave
