@@ -103,6 +103,7 @@ int64_t Turnover::nbytes() const {
 void Turnover::write(const LogState& log, int64_t lane, int32_t slot, int64_t frames, int64_t base, int64_t nbytes) {
     const IndexArrays& index = log.index;
     require(base >= 0 && base + nbytes <= std::ssize(log.memory), "a sealed segment lies in memory");
+    const std::optional<Released> alone = unlocked_for(nbytes);
     uint8_t* begin = log.memory.data() + base;
     const auto count = static_cast<uint64_t>(packed_.size());
     store_words(begin, {magic | version << 32 | count << 48, settings_.schema,

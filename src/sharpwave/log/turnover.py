@@ -81,7 +81,7 @@ class Turnover:
         while positions:
             self._admission.fit_memory()
             some = np.array(positions)
-            arrays, first = self.arrays(), opened.first_lane
+            arrays, first = self._arrays(), opened.first_lane
             found = self.core.seal(*arrays, first, lanes[some], some, rows, len(lanes), self._unnoticed)
             done = found if found >= 0 else -1 - found
             positions = positions[done:]
@@ -92,12 +92,12 @@ class Turnover:
     def release(self, slot: int) -> bool:
         """Free an evicted segment and its slot; return whether that was the core's to do: not where a dictionary goes
         with it."""
-        if not self.core.release(*self.arrays(), slot):
+        if not self.core.release(*self._arrays(), slot):
             return False
         self._sealed.damaged.pop(slot, None)
         return True
 
-    def arrays(
+    def _arrays(
         self,
     ) -> tuple[npt.NDArray[np.uint8], core.IndexArrays, core.LaneArrays, npt.NDArray[np.int32], Ints]:
         """Return the log's arrays, which are replaced as it grows."""
