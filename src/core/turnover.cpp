@@ -227,15 +227,15 @@ int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions
 }
 
 bool Turnover::make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
-                         int64_t capacity) {
+                         int64_t capacity, bool evicts) {
     ++log.counts[changes];
     for (int64_t i = 0; i < std::ssize(which); ++i) {
         if (is_full(log.index, log.lanes, which[i], max_rows, max_frames) &&
-            seal_one(log, which[i], {coming, i}, true) != Sealed::yes)
+            seal_one(log, which[i], {coming, i}, evicts) != Sealed::yes)
             return false;
     }
     while (capacity >= 0 && log.counts[held_steps] + std::ssize(which) > capacity) {
-        if (!evict_oldest(log)) return false;
+        if (!evicts || !evict_oldest(log)) return false;
     }
     return true;
 }

@@ -54,7 +54,7 @@ class Turnover {
     // Seals and evicts for a step of each of the lanes ``which``, whose observations are ``coming``; returns whether
     // there is room for all. What it did else is what sharpwave.log.step_log would have begun with.
     bool make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
-                   int64_t capacity);
+                   int64_t capacity, bool evicts);
 
     // Frees a segment that was evicted, and its slot. Returns whether it did: not where a dictionary goes with it.
     bool release(const LogState& log, int64_t slot);

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from sharpwave.log.open_segments import Rows
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
 
@@ -37,7 +38,7 @@ class Appending(core.Appender):
         """Remove what hindered a ``call`` of ``append`` or ``extend``, and call it again; return what it does.
 
         Args:
-            lanes: of ``append`` one, of ``extend`` int64 [n] or ``None`` for 0, 1, ...
+            lanes: of ``append`` one, of ``extend`` int64 [n] or ``None`` for 0, 1, ... ``others``: from ``given`` on.
 
         Raises: MemoryError, OSError: nothing was appended.
         """
@@ -48,30 +49,33 @@ class Appending(core.Appender):
             found = call(lanes, obs, *others)
         if type(found) is int and found == core.FULL:
             with self._lock:
-                self._make_room(lanes, obs)
+                self._make_room(lanes, obs, others[1])
                 self._bind(log.inventory.changes)
                 found = call(lanes, obs, *others)
         return found
 
-    def _make_room(self, lanes: Any, obs: Any) -> None:
+    def _make_room(self, lanes: Any, obs: Any, rewards: Any) -> None:
         """Seal and evict for steps whose values fit."""
-        spec = self._log.spec
-        given = {spec.obs_names[0]: obs} if spec.array_obs else spec.split_obs(obs)
-        first, shape = np.asarray(given[spec.obs_names[0]]), spec.fields[spec.obs_names[0]].shape
-        count = len(first) if first.ndim > len(shape) else 1
-        rows = {
-            name: np.ascontiguousarray(given[name], spec.fields[name].np_dtype).reshape(count, *spec.fields[name].shape)
-            for name in spec.obs_names
-        }
-        self._log.make_room(np.arange(count) if lanes is None else np.array(lanes, np.int64, ndmin=1), rows)
+        spec, count = self._log.spec, np.size(rewards)
+
+        def observed() -> Rows:
+            given = {spec.obs_names[0]: obs} if spec.array_obs else spec.split_obs(obs)
+            return {
+                name: np.ascontiguousarray(given[name], field.np_dtype).reshape(count, *field.shape)
+                for name, field in ((name, spec.fields[name]) for name in spec.obs_names)
+            }
+
+        self._log.make_room(np.arange(count) if lanes is None else np.array(lanes, np.int64, ndmin=1), observed)
 
     def _bind(self, changes: int) -> None:
         """Give the core the log's arrays, which are what they are until it has had more ``changes``."""
         log, turnover = self._log, self._log.turnover
         index, opened, capacity = log.index, log.opened, log.admission.capacity
+        pending = log.behind is not None and log.behind.pending
         opened.any_known = True  # a step may come with its successor, unseen here
         self.bind(
             log.arena.memory, index.arrays, opened.arrays, log.inventory.counts, log.stride,
             log.max_rows(len(opened)), log.layout.max_frames - 3, -1 if capacity is None else capacity, changes,
-            turnover.core if turnover is not None and turnover.alone else None, log.inventory.oldest, opened.first_lane,
+            turnover.core if turnover is not None and turnover.seals and not pending else None,
+            turnover is not None and turnover.evicts, log.inventory.oldest, opened.first_lane,
         )  # fmt: skip

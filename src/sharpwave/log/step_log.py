@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -328,17 +328,17 @@ class StepLog:
         if opened.any_known:
             for i in opened.breaks(lanes, rows):
                 self.break_off(int(lanes[i]), {name: rows[name][i : i + 1] for name in self.spec.obs_names})
-        self.make_room(lanes, rows)
+        self.make_room(lanes, lambda: rows)
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
 
-    def make_room(self, lanes: Ints, rows: Rows) -> None:
+    def make_room(self, lanes: Ints, observed: Callable[[], Rows]) -> None:
         """Seal what must be sealed before another step is appended to each of ``lanes`` [n], and evict.
 
         Args:
-            rows: the steps' observations by field [n, *shape].
+            observed: returns the steps' observations by field [n, *shape].
         """
-        self._seal_full(lanes, rows)
+        self._seal_full(lanes, observed)
         self.make_room_for_steps(len(lanes))
 
     def settle(self) -> None:
@@ -346,11 +346,12 @@ class StepLog:
         if self.behind is not None:
             self.behind.settle()
 
-    def _seal_full(self, lanes: Ints, rows: Rows) -> None:
+    def _seal_full(self, lanes: Ints, observed: Callable[[], Rows]) -> None:
         self.settle()
         full: Sequence[int] = self.opened.full(lanes, self.max_rows(len(self.opened)))
         if not full:
             return
+        rows = observed()
         self.sealed.limit_trials(MAX_TRIALS)
         try:
             self.inventory.changes += 1
@@ -380,7 +381,7 @@ class StepLog:
             self.write(lanes, flags[:1], first, final if len(flags) == 1 else None)
             return 1
         max_rows = self.max_rows(len(opened))
-        self._seal_full(lanes, {names[c]: rows[names[c]][:1] for c in self.layout.obs_columns})
+        self._seal_full(lanes, lambda: {names[c]: rows[names[c]][:1] for c in self.layout.obs_columns})
         count = min(len(flags), max(1, opened.room(lane, max_rows)))
         if self.admission.capacity is not None:
             count = min(count, max(1, self.admission.capacity // 2))

@@ -54,14 +54,13 @@ class Turnover:
         )  # fmt: skip
 
     @property
-    def alone(self) -> bool:
-        """Whether steps can be appended without Python, segments sealed and evicted for them. It stays so until the log
-        has changed."""
-        return self._ledger.ram is None and not self._opened.annotations and self._unnoticed
+    def seals(self) -> bool:
+        """Whether segments can be sealed by the call that appends steps. It stays so until the log has changed."""
+        return self._ledger.ram is None and not self._opened.annotations
 
     @property
-    def _unnoticed(self) -> bool:
-        """Whether nobody must know of evictions."""
+    def evicts(self) -> bool:
+        """Whether nobody must know of evictions. It stays so until the log has changed."""
         return not (self._sealed.damaged or self._admission.interrupted or self._inventory.followed)
 
     def seal(self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
@@ -82,7 +81,7 @@ class Turnover:
             self._admission.fit_memory()
             some = np.array(positions)
             arrays, first = self._arrays(), opened.first_lane
-            found = self.core.seal(*arrays, first, lanes[some], some, rows, len(lanes), self._unnoticed)
+            found = self.core.seal(*arrays, first, lanes[some], some, rows, len(lanes), self.evicts)
             done = found if found >= 0 else -1 - found
             positions = positions[done:]
             if done < len(some) and (found >= 0 or self._admission.free_memory() is not Made.ROOM):
