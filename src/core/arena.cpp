@@ -26,6 +26,7 @@ Ranges::Ranges(int64_t begin, int64_t chunk_bytes, Grid<int64_t> chunks, nb::obj
       huge_pages_(huge_pages),
       commit_(std::move(commit)) {
     require(chunk_bytes > 0 && chunk_bytes % page_bytes == 0, "a chunk has whole pages");
+    empty_.reserve(live_.size());
 }
 
 std::optional<int64_t> Ranges::allocate(int64_t nbytes) {
@@ -168,6 +169,8 @@ void Ranges::continue_in(Ranges& larger) {
     owner_ = larger.owner_;
     huge_pages_ = larger.huge_pages_;
     commit_ = larger.commit_;
+    larger.empty_.assign(empty_.begin(), empty_.end());
+    empty_.swap(larger.empty_);
 }
 
 // Takes the chunk behind the current one, for a range that ends at ``top`` of the latter, beyond its border; returns

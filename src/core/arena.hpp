@@ -89,7 +89,7 @@ class Ranges {
     nanobind::object owner_;
     bool across_, huge_pages_;
     nanobind::object commit_;
-    std::vector<int64_t> empty_;
+    std::vector<int64_t> empty_;  // has memory for all chunks, so that freeing needs none
     int64_t fresh_ = 0;
     int64_t current_ = -1, top_ = 0;
     int64_t open_ = -1, open_top_ = 0;  // the chunk that ``reserve`` cuts the next ranges from

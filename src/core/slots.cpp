@@ -32,8 +32,8 @@ int64_t FreeSlots::take(const IndexArrays& index) {
     if (returned_.empty() && highest < std::ssize(index.rows)) {
         if (returned_.capacity() < static_cast<std::size_t>(highest + 1)) {
             const auto more = static_cast<std::size_t>(std::max<int64_t>(64, 2 * highest));
-            returned_.reserve(more);
             worn_.reserve(more);
+            returned_.reserve(more);  // last: its capacity says that both have it
         }
         const int64_t slot = highest++;
         reset(index, slot);
