@@ -176,3 +176,25 @@ def test_a_full_store_of_many_lanes_stays_in_the_core() -> None:
     assert pair.stores[0].stats()["evicted_segments"] > evicted + 50
     assert pair.rolled < 60, "but for trials of codecs"
     pair.check()
+
+
+class Newest(sw.Fifo):
+    """Evicts what was sealed last."""
+
+    def choose(self, newcomer: Any, priorities: Any) -> int:
+        slot = int(self.order()["slots"][-1])
+        self.discard(slot)
+        return slot
+
+
+def test_a_retention_of_one_s_own_is_asked_what_to_evict() -> None:
+    store = sw.Store(
+        sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64")),
+        capacity=40,
+        segment_steps=5,
+        retention=Newest(),
+    )
+    for step in range(100):
+        store.append(obs=np.full(3, step, np.float32), action=0, reward=0.0, terminated=False, truncated=False)
+    index = store._log.index
+    assert index.first_step[: index.highest][index.rows[: index.highest] > 0].min() == 0, "the oldest is held"

@@ -145,7 +145,7 @@ class StepLog:
             self.rollover.behind = self.behind
             self.inventory.tell(self.behind)
         self.turnover: Turnover | None = None
-        if disk is None and isinstance(retention, Fifo) and not spec.sparse_names:
+        if disk is None and type(retention) is Fifo and not spec.sparse_names:
             self.turnover = Turnover(
                 space, self.opened, self.sealed, encoders, self.admission, retention, self.inventory, ledger
             )
