@@ -199,7 +199,13 @@ class Appender {
         if (PyArray_NDIM(array) != 1 || PyArray_DIM(array, 0) != count ||
             !is_type<int64_t>(PyArray_DESCR(array)->type_num) || !PyArray_ISNOTSWAPPED(array))
             return false;
-        return (values_.lanes = static_cast<const int64_t*>(given_.items(array)));
+        const void* const numbers = given_.items(array);
+        auto* const own = reinterpret_cast<int64_t*>(given_.room(8 * count));
+        if (!numbers || !own) return false;
+        // What is checked stays so, whatever another thread writes to the caller's array meanwhile.
+        std::memcpy(own, numbers, static_cast<std::size_t>(8 * count));
+        values_.lanes = own;
+        return true;
     }
 
     bool any_ended() const {

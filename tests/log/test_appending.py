@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -440,3 +441,39 @@ def test_rewards_of_another_length_are_refused_before_memory_is_taken_for_them(l
             store.extend(**step, reward=np.broadcast_to(np.float32(0), (length,)))
         store.extend(**step, reward=np.zeros(1))
     assert store.total_steps == 2
+
+
+SPOILED = """
+import threading, time
+import numpy as np
+import sharpwave as sw
+
+size = 200_000
+spec = sw.Spec(obs=sw.Field((size,), "uint8"), action=sw.Field((), "int64"))
+store = sw.Store(spec, capacity=60, segment_steps=4, codec="delta")
+lanes, obs = np.arange(2), np.zeros((2, size), np.uint8)
+others = {"action": lanes.copy(), "reward": np.zeros(2, np.float32), "terminated": np.zeros(2, bool)}
+
+def spoil():
+    while True:
+        lanes[1] = 10**7
+        time.sleep(0.0002)
+
+thread = threading.Thread(target=spoil, daemon=True)
+appended = 0
+for step in range(2_000):
+    lanes[1] = 1
+    obs[:, step] += 1
+    try:
+        appended += len(store.extend(lanes=lanes, obs=obs, truncated=np.zeros(2, bool), **others))
+    except ValueError as error:
+        assert "lanes" in str(error), error
+    if step == 20:
+        thread.start()
+print(appended == store.total_steps)
+"""
+
+
+def test_lanes_that_another_thread_overwrites_spoil_no_memory():
+    done = subprocess.run([sys.executable, "-c", SPOILED], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr

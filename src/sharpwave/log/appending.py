@@ -65,7 +65,11 @@ class Appending(core.Appender):
                 for name, field in ((name, spec.fields[name]) for name in spec.obs_names)
             }
 
-        self._log.make_room(np.arange(count) if lanes is None else np.array(lanes, np.int64, ndmin=1), observed)
+        numbers = np.arange(count) if lanes is None else np.array(lanes, np.int64, ndmin=1)
+        # Unless another thread has written to the caller's array since the core checked it, which does so again.
+        ordered = bool(np.all(numbers[1:] > numbers[:-1]))
+        if not len(numbers) or (ordered and numbers[0] >= 0 and numbers[-1] < len(self._log.opened)):
+            self._log.make_room(numbers, observed)
 
     def _bind(self, changes: int) -> None:
         """Give the core the log's arrays, which are what they are until it has had more ``changes``."""
