@@ -47,12 +47,11 @@ class Turnover {
     // core's to encode, or where there is no room for it; returns how many were sealed, and for lack of room -1 minus
     // that.
     //
-    // which: lanes. positions: rows of their coming observations. raw: whether all columns stay raw, which was found
-    // out already. evicts: whether segments are evicted for them.
+    // which: lanes. positions: rows of their coming observations. evicts: whether segments are evicted for them.
     int64_t seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool evicts);
 
-    // Seals and evicts for a step of each of the lanes ``which``, whose observations are ``coming``; returns whether
-    // there is room for all. What it did else is what sharpwave.log.step_log would have begun with.
+    // Seals, and ``evicts``, for a step of each of the lanes ``which``, whose observations are ``coming``; returns
+    // whether there is room for all. If not, sharpwave.log.step_log goes on from what was done.
     bool make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
                    int64_t capacity, bool evicts);
 
