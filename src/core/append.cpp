@@ -305,6 +305,7 @@ class Appender {
                 memory + index.offset[static_cast<int64_t>(first_field_at + k)][slot] + at * column.row_bytes;
             prefetch_to_write(to);
             if (column.row_bytes > 1) prefetch_to_write(to + column.row_bytes - 1);
+            if (column.framed && values_.has_next) prefetch_to_write(to + 2 * column.row_bytes - 1);
         }
     }
 
