@@ -21,8 +21,8 @@ constexpr int64_t min_automatic_rows = 8;
 constexpr double worse = 1.3;
 // Segments of a lane between two trials, at most.
 constexpr int64_t max_wait = 256;
-// Segments of all lanes between two trials of rows that stay raw, at most: a trial takes as long as sealing a hundred
-// raw segments.
+// Segments of all lanes between two trials of rows that stay raw, at most: a trial takes many times as long as
+// sealing a raw segment.
 constexpr int64_t max_pause = 256;
 
 }  // namespace
@@ -112,8 +112,7 @@ void LaneCodecs::undo(int64_t lane, const Mark& before) {
     pause_ = before.pause;
 }
 
-std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try,
-                                          bool releases) {
+std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try) {
     require(rows.columns == references_.columns, "rows are as long as the field's");
     if (are_few(rows.rows)) {
         at(lane);
@@ -127,7 +126,7 @@ std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows
         if (!codec || !codec->patches) return std::nullopt;
         const ConstBytes reference = one.place ? references_[one.place] : ConstBytes{};
         {
-            const auto alone = releases ? unlocked_for(std::ssize(rows.flat())) : std::nullopt;
+            const std::optional<Released> alone = unlocked_for(std::ssize(rows.flat()));
             made.payload = codec->patches->encode(rows, reference, line_bytes_);
         }
         const int64_t nbytes = std::ssize(made.payload);
@@ -170,7 +169,7 @@ using Packed = std::tuple<int64_t, std::optional<nb::bytes>, uint64_t, int64_t>;
 
 std::optional<Packed> encode_in_python(LaneCodecs& lanes, int64_t lane, Grid<const uint8_t> rows,
                                        std::optional<bool> may_try) {
-    const std::optional<Encoded> made = lanes.encode(lane, rows, may_try, true);
+    const std::optional<Encoded> made = lanes.encode(lane, rows, may_try);
     if (!made) return std::nullopt;
     if (!made->codec) return Packed{0, std::nullopt, 0, 0};
     return Packed{made->codec, nb::bytes(made->payload.data(), made->payload.size()), made->key, made->place};

@@ -75,9 +75,9 @@ class LaneCodecs {
     // Encodes the lane's next segment, counts it and takes a reference to its dictionary; nothing where Python has to
     // do that, and then nothing has changed. The payload is valid until the next call.
     //
-    // ``may_try``: from ``reserve_trial`` of the same arguments; nothing: as ``trials_left`` has it. ``releases``:
-    // whether others have the interpreter's lock while much is encoded. Cost beside the encoding: 15 ns.
-    std::optional<Encoded> encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try, bool releases);
+    // ``may_try``: from ``reserve_trial`` of the same arguments; nothing: as ``trials_left`` has it. Other threads have
+    // the interpreter's lock while much is encoded.
+    std::optional<Encoded> encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try);
 
     // What ``encode`` changes of a lane, so that it can be undone; the reference to a dictionary is apart.
     struct Mark {

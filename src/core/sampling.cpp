@@ -15,14 +15,13 @@
 #include "ids.hpp"
 #include "known_steps.hpp"
 #include "rooms.hpp"
+#include "segments.hpp"
 #include "transitions.hpp"
 
 namespace sharpwave {
 namespace {
 
 namespace nb = nanobind;
-
-constexpr std::size_t changes = 2;  // place in the inventory's counts
 
 // Name of an attribute. Those that are used here are plain ones: no Python code runs where they are read or written.
 class Name {

@@ -29,8 +29,6 @@ void store_words(uint8_t* at, std::initializer_list<uint64_t> words) {
     }
 }
 
-int64_t aligned(int64_t offset) { return (offset + alignment - 1) / alignment * alignment; }
-
 }  // namespace
 
 Turnover::Turnover(nb::object columns, nb::object ranges, nb::object slots, nb::object queue,
@@ -73,7 +71,7 @@ bool Turnover::pack_columns(const LogState& log, int64_t lane, int32_t slot, int
         if (!is_field) continue;
         LaneCodecs& choice = *choices_[c - first_field_at];
         const LaneCodecs::Mark mark = choice.mark(lane);
-        const std::optional<Encoded> encoded = choice.encode(lane, {data, rows, size}, std::nullopt, true);
+        const std::optional<Encoded> encoded = choice.encode(lane, {data, rows, size}, std::nullopt);
         if (!encoded) return false;
         marks_.push_back(mark);
         if (encoded->codec == raw) continue;
@@ -95,7 +93,7 @@ void Turnover::forget_columns(int64_t lane) {
 
 int64_t Turnover::nbytes() const {
     int64_t total = header_bytes + column_bytes * std::ssize(packed_);
-    for (const Packed& column : packed_) total = aligned(total) + column.nbytes;
+    for (const Packed& column : packed_) total = rounded(total, alignment) + column.nbytes;
     return total + checksum_bytes;
 }
 
@@ -302,7 +300,7 @@ void define_turnover(nb::module_& module) {
             "-1 minus that.\n\n"
             "Args:\n    rows: observations by field [row_count, *shape], at ``positions`` [n] those of the next steps."
             "\n    evicts: the oldest segments, where there is no room.\n\n"
-            "Cost: 1 us a segment of 12 KB, and the encoding.  Raises: MemoryError: some may be sealed.")
+            "Cost: the encoding, a copy and a checksum.  Raises: MemoryError: some may be sealed.")
         .def(
             "release",
             [](Turnover& self, Bytes memory, const IndexArrays& index, const LaneArrays& lanes,

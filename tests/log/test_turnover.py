@@ -179,7 +179,7 @@ def test_a_full_store_of_many_lanes_stays_in_the_core() -> None:
 
 
 class Newest(sw.Fifo):
-    """Evicts what was sealed last."""
+    """Retention that evicts the segment that was sealed last."""
 
     def choose(self, newcomer: Any, priorities: Any) -> int:
         slot = int(self.order()["slots"][-1])

@@ -1,4 +1,4 @@
-"""What gives memory back asks for none, so that it cannot fail midway: ranges whose chunks become empty, and slots."""
+"""Freeing a range or a slot allocates nothing, so that no eviction fails midway."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def same(one: Any, other: Any) -> None:
 
 
 def states(view: Any) -> list[Any]:
-    """What a view knows: arrays as bytes, since without a capacity they are long, and lists of them take their time."""
+    """Return a view's state, its arrays as bytes: without a capacity they are long, and lists of them are slow."""
     items = view.source.items
     sampler = {name: (np.shape(value), np.asarray(value).tobytes()) for name, value in items.sampler.state().items()}
     return [items.count, items.samples, items.grew, view.source.rng.bit_generator.state, sampler, items.spans.tobytes()]

@@ -104,7 +104,7 @@ class Admission:
             if newcomer is not None and slot == newcomer.slot:
                 return Made.NOT_KEPT
             self._interrupted = slot
-            self._inventory.changes += 1  # what comes next must know
+            self._inventory.changes += 1  # so that no append evicts another segment by itself before this one is gone
         self._evict(slot)
         self._interrupted = -1
         return Made.ROOM

@@ -240,7 +240,7 @@ def test_nodes_play_die_and_come_back_while_the_learner_goes_on(tmp_path):
                 self.wait(lambda: self.node(2) is not None)
 
         def node(self, number):
-            """What the hub knows of a node; None: nothing."""
+            """Return the record that the hub has of a node; None: it has none."""
             known = [*self.hub._nodes.values()]
             return next((one for one in known if f"(process {nodes[number].pid})" in one.name), None)
 
