@@ -31,6 +31,7 @@ slow: $(VENV)/.test
 	$(BIN)/pytest -n auto --dist worksteal -m slow
 
 fuzz: $(VENV)/.test
+	PYTHONPATH=src:. $(BIN)/python -m tests.format.fuzzing --seed $$(date +%Y%m%d)
 	PYTHONPATH=src:. $(BIN)/python -W ignore -m tests.data_sets.fuzzing --seed $$(date +%Y%m%d)
 
 # Any bytes into the decoders of the core, beside plain readers; of the inputs, those that reach new code are changed on.
