@@ -222,9 +222,9 @@ def read_note(payload: bytes) -> bool:
 
 
 NOTES = [
+    region_notes.THRESHOLD.pack(0.5) + bytes(4),
     region_notes.pack_evicted(region_notes.Evicted(0.25, 3, 7, np.array([4, 8, 1 << 40]))),
     region_notes.pack_ends(np.array([3, 0, 9])),
-    region_notes.THRESHOLD.pack(0.5) + bytes(4),
 ]
 RECORDS, FRAME = records(), frame()
 

@@ -232,7 +232,7 @@ def test_a_flipped_bit_of_the_state_is_always_seen(tmp_path: Path) -> None:
 
 
 def test_a_flipped_bit_of_a_state_of_version_1_is_seen_or_changes_nothing(tmp_path: Path) -> None:
-    with zipfile.ZipFile(strangers.CORPUS / "v1" / "memory-checkpoint.zip") as file:
+    with zipfile.ZipFile(strangers.CORPUS / "v2" / "memory-checkpoint.zip") as file:
         file.extractall(tmp_path)
     (path,) = tmp_path.rglob("state.npz")
     content = path.read_bytes()

@@ -56,7 +56,7 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
             dictionaries[key] = shared
         columns.append(segment.Column(codec.number, len(packed), payload, key))
     head = (draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40)), steps, frames, context)
-    made: Any = segment.pack(spec.schema_hash, *head, columns)
+    made: Any = segment.pack(spec.schema_hash, *head, columns, episode_step=0)
     return spec, arrays, bytes(made[0] if isinstance(made, tuple) else made), dictionaries, head
 
 
@@ -89,7 +89,7 @@ def small_segment() -> bytes:
         segment.Column(Delta.number, 7, payload),
         segment.Column(RAW, 6, bytes(48)),
     ]
-    made: Any = segment.pack(SPEC.schema_hash, 3, 40, 6, 7, 1, columns)
+    made: Any = segment.pack(SPEC.schema_hash, 3, 40, 6, 7, 1, columns, episode_step=0)
     return bytes(made[0] if isinstance(made, tuple) else made)
 
 
@@ -138,7 +138,7 @@ def test_a_dictionary_that_is_not_known_is_named() -> None:
         segment.Column(RAW, 6, bytes(144)),
         segment.Column(Delta.number, 6, payload, 0xABCDEF),
     ]
-    made: Any = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns)
+    made: Any = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns, episode_step=0)
     data = bytes(made[0] if isinstance(made, tuple) else made)
     with pytest.raises(DamagedError, match=r"action.*abcdef"):
         segment.unpack(data, SPEC, no_dictionary)
@@ -146,7 +146,7 @@ def test_a_dictionary_that_is_not_known_is_named() -> None:
 
 def test_a_codec_that_is_not_registered_is_refused_with_the_remedy() -> None:
     columns = [segment.Column(number, 6, bytes(size)) for number, size in ((RAW, 6), (RAW, 24), (201, 144), (RAW, 48))]
-    data = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns)[0]
+    data = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns, episode_step=0)[0]
     for read in (segment.unpack, segment.check, segment.verify):
         with pytest.raises(UnknownCodecError, match=r"obs: codec number 201, expected one of 0 \(raw\).*register"):
             read(data, SPEC, no_dictionary)

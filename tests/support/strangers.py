@@ -192,7 +192,7 @@ def alter_record(folder: Path, rng: random.Random) -> None:
 def alter_segment(folder: Path, rng: random.Random) -> None:
     path, content, record = _some_record(folder, rng, (SEGMENT, SEGMENT, SEGMENT, TAIL))
     data = bytearray(content[record.offset : record.offset + record.nbytes])
-    table, columns = segment.HEADER_BYTES[segment.version_of(data)], int.from_bytes(data[6:8], "little")
+    table, columns = segment.HEADER.size, int.from_bytes(data[6:8], "little")
     for _ in range(rng.choice([1, 1, 2, 3])):
         whats = ["lane", "lane", "first_step", "steps", "frames", "context", "table", "payload", "payload"]
         places = {"lane": (16, 8), "first_step": (24, 8), "steps": (32, 4), "frames": (36, 4), "context": (40, 4)}
@@ -252,8 +252,7 @@ def make(folder: Path, what: str, seed: int) -> None:
     """A stranger's store, of which ``what`` was changed."""
     rng = random.Random(f"{what} {seed}")
     names = ["memory-checkpoint", "disk-checkpoint"] + ["flushed", "reservoir"] * (what != "state.npz")
-    version = rng.choice(["v1", "v2", "v2"])
-    with zipfile.ZipFile(CORPUS / version / f"{rng.choice(names)}.zip") as file:
+    with zipfile.ZipFile(CORPUS / "v2" / f"{rng.choice(names)}.zip") as file:
         file.extractall(folder)
     ALTERATIONS[what](folder, rng)
 

@@ -140,41 +140,16 @@ def test_values_that_do_not_fit_are_refused(assignment, message):
         with_values(load_recipe("cartpole"), [assignment])
 
 
-FLAT = {
-    "env": "pong", "num_envs": 8, "frame": "42x42", "crop": "34:194", "stack": 4, "actions": "NOOP,RIGHT,LEFT",
-    "clip_rewards": True, "frame_skip": 4, "sticky": 0.0, "actors": 0, "actor_restarts": 3, "weights_every": 400,
-    "segment_steps": 32, "steps": 1_500_000, "stop_reward": 18.0, "stop_worst": 1.0, "evaluate_every": 20_000,
-    "evaluate_from": 16.0, "seed": 0, "device": "auto", "threads": 2, "report_every": 1_000,
-    "checkpoint_every": 250_000, "save_replay": True, "capacity": 20_000, "ram": "", "disk_limit": "", "codec": "auto",
-    "prioritized": False, "priority_alpha": 0.6, "beta_start": 0.4, "beta_end": 1.0, "beta_steps": 1_000_000,
-    "warmup_steps": 10_000, "update_every": 8, "batch_size": 128, "n_step": 5, "gamma": 0.99, "double": True,
-    "loss": "huber", "huber_delta": 1.0, "learning_rate": 4e-4, "learning_rate_end": None, "learning_rate_steps": 0,
-    "average_decay": 0.999, "adam_eps": 1.5e-4, "max_grad_norm": 10.0, "target_every": 2_000, "target_tau": 0.0,
-    "precision": "auto", "network": "small", "standardize": True, "hidden_units": 256, "dueling": True,
-    "epsilon_start": 1.0, "epsilon_end": 0.01, "epsilon_steps": 50_000, "epsilon_ladder": 0.0,
-}  # fmt: skip
-"""Settings as version 1 of config.json had them, and recipe pong then."""
-
-
-def test_the_flat_settings_of_version_1_are_translated(tmp_path):
-    values = {"version": 1, "run": "ab" * 16, "replay": "", "recipe": "pong", "settings": FLAT}
+def test_the_config_of_no_release_is_refused(tmp_path):
+    table = load_recipe("pong").to_table()
+    values = {"version": 2, "run": "ab" * 16, "replay": "", "recipe": "pong", "settings": table}
     (tmp_path / "config.json").write_text(sealed_json(values))
-    assert read_config(tmp_path) == Config("pong", load_recipe("pong-dqn"), "ab" * 16)
-    assert read_recipe(tmp_path / "config.json") == ("pong", load_recipe("pong-dqn"))
-    values["settings"] = {**FLAT, "env": "CartPole-v1", "network": "mlp", "standardize": False}
-    (tmp_path / "config.json").write_text(sealed_json(values))
-    assert read_config(tmp_path).recipe.env == Gymnasium("CartPole-v1", num_envs=8)
-    values["settings"] = {
-        **FLAT,
-        "weights_every": 100,
-        "priority_alpha": 0.5,
-    }  # no effect
-    (tmp_path / "config.json").write_text(sealed_json(values))
-    assert read_config(tmp_path).recipe.actors.weights_every == 100
-    values["settings"] = {**FLAT, "warp_drive": 1}
-    (tmp_path / "config.json").write_text(sealed_json(values))
-    with pytest.raises(ValueError, match="unknown settings warp_drive"):
-        read_config(tmp_path)
+    assert read_config(tmp_path) == Config("pong", load_recipe("pong"), "ab" * 16)
+    for version in (1, 0, "2", None):
+        (tmp_path / "config.json").write_text(sealed_json({**values, "version": version}))
+        for read in (read_config, lambda folder: read_recipe(folder / "config.json")):
+            with pytest.raises(ValueError, match=f"version {version!r}, expected 2"):
+                read(tmp_path)
 
 
 def test_a_name_that_leads_elsewhere_is_refused(tmp_path):

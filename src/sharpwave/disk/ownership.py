@@ -49,18 +49,12 @@ def header_of(directory: Directory, name: str) -> bytes:
 
 def unfinished(directory: Directory, identity: Identity) -> list[str]:
     """Return the store's own files that were about to become regions when a process crashed."""
-    found = []
-    for name in directory.names():
-        number, _, rest = name.removeprefix(".").partition(".")
-        if not re.fullmatch("[0-9]{12}", number) or not directory.is_file(name):
-            continue
-        if name == partial_name(int(number), identity):
-            found.append(name)
-        elif rest == "partial":  # names of earlier releases; zeros until the header is written
-            header = header_of(directory, name)
-            if not any(header) or header[40:56] == identity.store:
-                found.append(name)
-    return found
+    numbers = {name: name.removeprefix(".").partition(".")[0] for name in directory.names()}
+    return [
+        name
+        for name, number in numbers.items()
+        if re.fullmatch("[0-9]{12}", number) and name == partial_name(int(number), identity) and directory.is_file(name)
+    ]
 
 
 def mark(directory: Directory, name: str, content: dict[str, Any], files: Files) -> None:

@@ -211,6 +211,8 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
             f"{path}: not what a store writes: its checksum does not match, or it was edited (byte {at:,}); put back a "
             "copy of it. Limits are changed with the arguments of Store.open"
         )
+    if manifest["format"] < FORMAT:
+        raise DamagedError(f"{path}: format {manifest['format']}, expected {FORMAT}: no release wrote it")
     if manifest["format"] > FORMAT:
         raise NewerVersionError(f"{path}: format {manifest['format']}, this release reads up to {FORMAT}")
     check_names(manifest.get("requires", []), str(path))
@@ -218,7 +220,7 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
 
 
 def _checked(manifest: Any) -> dict[str, Any]:
-    """Check the entries that every release's ``store.json`` has.  Raises: ValueError."""
+    """Check the entries that ``store.json`` has in every format.  Raises: ValueError."""
     if not isinstance(manifest, dict):
         raise ValueError(f"{type(manifest).__name__}, expected an object")
     numbers = {"format": 1 << 16, "schema": 1 << 64, "checkpoint": MAX_CHECKPOINT}

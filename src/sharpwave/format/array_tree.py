@@ -25,7 +25,6 @@ from sharpwave.native.sparse_files import max_read_bytes
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 VERSION = 2
-"""Version 1 has no comment at the zip's end, and so neither a version nor a checksum of the whole file."""
 TREE = "tree"
 MAX_ARRAYS, TREE_BYTES = 1 << 16, 16 << 20
 """Limits for a file's arrays and for its JSON, in bytes. Each view has a few arrays, each prefetched batch three."""
@@ -34,7 +33,6 @@ _COMMENT = "sharpwave tree {:d} crc32 {:08x}"
 _COMMENTED = re.compile(rb"sharpwave tree ([1-9][0-9]{0,8}) crc32 ([0-9a-f]{8})")
 _MEMBER = struct.Struct("<4sHHHHHIIIHH")  # magic, version, flags, method, time, date, CRC-32, sizes, name, extra; 30
 _ZIP64 = struct.Struct("<HHQQ")  # id, bytes that follow, sizes
-_END = struct.Struct("<4sHHHHIIH")  # magic, 6 numbers, bytes of the comment; 22
 _HEADER = re.compile(rb"\{'descr': '([<|][biuf][1248])', 'fortran_order': False, 'shape': \(([0-9, ]*)\), \} *\n")
 _STRIDE = 1 << 20
 
@@ -113,13 +111,11 @@ def _rich(value: Any, descriptor: int, members: dict[str, _Member]) -> Any:
 
 
 def _check_end(descriptor: int, size: int) -> None:
-    """Check the comment at the zip's end: the version and the file's checksum; version 1 has none."""
+    """Check the comment at the zip's end: the version and the file's checksum."""
     tail = descriptors.pread(descriptor, 64, max(0, size - 64))
     commented = _COMMENTED.search(tail)
     if commented is None or commented.end() != len(tail):
-        if size < _END.size or _END.unpack(tail[-_END.size :])[::7] != (b"PK\5\6", 0):
-            raise DamagedError("the end of a zip is missing or damaged")
-        return
+        raise DamagedError("the comment at the end of the file is missing or damaged")
     found, stored = _checksum(descriptor, 0, size - 8), int(commented[2], 16)
     if found != stored:
         raise DamagedError(f"checksum {found:08x}, expected {stored:08x}")

@@ -33,7 +33,7 @@ MAX_NOTE_BYTES = EVICTED.size + 8 * max(MAX_IDS, MAX_LANES) + 4
 _WHERE = struct.Struct("<QQI")  # lane, first_step, steps: in a segment's header
 _WHERE_AT = 16
 WHERE_BYTES = _WHERE_AT + _WHERE.size
-"""Bytes at a segment's beginning, in every version, up to its lane and step numbers."""
+"""Bytes at a segment's beginning, up to its lane and step numbers."""
 
 
 class Evicted(NamedTuple):

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.format.segment_header import UNKNOWN, Header
+from sharpwave.format.segment_header import Header
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 
 
@@ -37,10 +37,6 @@ def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, seal
     for column, field in zip(header.placed[-len(spec.fields) :], spec.fields.values(), strict=True):
         if field.every is None:
             continue
-        if header.episode_step == UNKNOWN:
-            raise DamagedError(
-                "segment: episode_step is unknown, expected that of its first step: it has sparse fields"
-            )
         expected = sparse_rows(flags, header.episode_step, field.every)
         if column.rows != expected:
             raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")

@@ -24,17 +24,16 @@ from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.features import check_required
 from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
 from sharpwave.format.row_counts import check_rows
-from sharpwave.format.segment_header import UNKNOWN, Header, Placed
+from sharpwave.format.segment_header import Header, Placed
 from sharpwave.spec import START, Spec
 
 MAGIC = b"SWSG"
 VERSION = 2
 HEADER = struct.Struct("<4sHHQQQIIIIQQQ")
-"""72 bytes: magic, version, columns, then the fields of Header; version 1 has the first 56, without metadata."""
+"""72 bytes: magic, version, columns, then the fields of Header."""
 _FEATURES = 11
 _LANE_OFFSET = 16
 """Offset of the lane's number, which the first step's follows."""
-HEADER_BYTES = {1: 56, VERSION: HEADER.size}
 COLUMN = struct.Struct("<IIQQQ")  # 32 bytes; codec, rows, offset, nbytes, dictionary
 COLUMN_OFFSET = 8
 """Offsets, in a column's entry, of the payload's offset and of its size."""
@@ -72,8 +71,8 @@ def pack(
     context: int,
     columns: Sequence[Column],
     *,
+    episode_step: int,
     features: int = 0,
-    episode_step: int = UNKNOWN,
     metadata: bytes = b"",
 ) -> tuple[bytes, list[int]]:
     """Assemble packed columns: return a segment's bytes, and the offset of each column's payload in them.
@@ -153,15 +152,14 @@ def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
 def payload_ends(memory: npt.NDArray[np.uint8], bases: npt.NDArray[np.int64], column: int) -> npt.NDArray[np.int64]:
     """Return where a column's payload ends in each of the segments at ``bases`` [n] of ``memory``, counted from the
     segment's beginning. Their column tables must have been checked."""
-    header_bytes = np.where(memory[bases + len(MAGIC)] == 1, HEADER_BYTES[1], HEADER_BYTES[VERSION])
-    places = bases + header_bytes + (COLUMN.size * column + COLUMN_OFFSET)
+    places = bases + (HEADER.size + COLUMN.size * column + COLUMN_OFFSET)
     offset_and_nbytes = memory[places[:, None] + np.arange(16)].view("<i8")
     ends: npt.NDArray[np.int64] = offset_and_nbytes.sum(axis=1)
     return ends
 
 
 def version_of(data: bytes | bytearray | memoryview) -> int:
-    """Return the format version of a segment that begins with ``data``: its offset is the same in every version."""
+    """Return the format version of a segment that begins with ``data``: every release finds it there."""
     return int.from_bytes(data[len(MAGIC) : len(MAGIC) + 2], "little")
 
 
@@ -182,8 +180,8 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
             release.
     """
     data = _view(data)
-    if len(data) < HEADER_BYTES[1] + CHECKSUM.size:
-        raise DamagedError(f"segment: {len(data)} bytes, too short for a header of {HEADER_BYTES[1]}")
+    if len(data) < HEADER.size + CHECKSUM.size:
+        raise DamagedError(f"segment: {len(data)} bytes, too short for a header of {HEADER.size}")
     if data[: len(MAGIC)] != MAGIC:
         raise DamagedError(f"segment: begins with {bytes(data[: len(MAGIC)])!r}, expected {MAGIC!r}")
     (stored,) = CHECKSUM.unpack_from(data, len(data) - CHECKSUM.size)
@@ -192,25 +190,22 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
         raise DamagedError(f"segment: checksum {found:08x}, expected {stored:08x}")
     check_version(data, "segment")
     version = version_of(data)
-    if version not in HEADER_BYTES or len(data) < HEADER_BYTES[version] + CHECKSUM.size:
-        raise DamagedError(f"segment: {len(data)} bytes of format version {version}, expected 1 to {VERSION}")
-    table = HEADER_BYTES[version]
-    about = HEADER.unpack_from(bytes(data[:table]).ljust(HEADER.size, b"\0"))
+    if version != VERSION:
+        raise DamagedError(f"segment: format version {version}, expected {VERSION}")
+    about = HEADER.unpack_from(data)
     _, _, count, schema, lane, first_step, steps, frames, context, metadata_bytes, nbytes, features, number = about
-    if version == 1:
-        metadata_bytes, number = 0, UNKNOWN
     if nbytes != len(data):
         raise DamagedError(f"segment: {len(data)} bytes, expected {nbytes} as its header says")
     if schema != spec.schema_hash:
         raise DamagedError(
             f"segment: schema {schema:016x}, expected {spec.schema_hash:016x}: it was written under another Spec"
         )
-    begin = table + COLUMN.size * count + metadata_bytes
+    begin = HEADER.size + COLUMN.size * count + metadata_bytes
     if count != FIRST_FIELD + len(spec.fields) or begin + CHECKSUM.size > nbytes:
         raise DamagedError(f"segment: {count} columns, expected {FIRST_FIELD + len(spec.fields)}")
     if metadata_bytes > MAX_METADATA_BYTES:
         raise DamagedError(f"segment: {metadata_bytes:,} bytes of metadata, expected at most {MAX_METADATA_BYTES:,}")
-    if steps > MAX_STEPS or max(lane, first_step + steps) > MAX_NUMBER or MAX_NUMBER < number != UNKNOWN:
+    if steps > MAX_STEPS or max(lane, first_step + steps, number) > MAX_NUMBER:
         raise DamagedError(
             f"segment: {steps:,} steps from step {first_step:,} of lane {lane:,} on, step {number:,} of its episode; "
             f"expected numbers up to {MAX_NUMBER:,}"
@@ -218,14 +213,14 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
     metadata = bytes(data[begin - metadata_bytes : begin])
     placed = []
     for i, rows in enumerate(_rows(spec, steps, frames)):
-        column = Placed(*COLUMN.unpack_from(data, table + COLUMN.size * i))
+        column = Placed(*COLUMN.unpack_from(data, HEADER.size + COLUMN.size * i))
         if column.rows not in rows or column.offset + column.nbytes > nbytes - CHECKSUM.size:
             raise DamagedError(f"segment: column {i} has {column.rows} rows, expected {rows[-1]}, or lies outside")
         if column.offset % ALIGNMENT or column.offset < begin:
             raise DamagedError(f"segment: column {i} begins at byte {column.offset}, expected a multiple of 8 there")
         begin = column.offset + column.nbytes
         placed.append(column)
-    return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed), features, number, metadata)
+    return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed), number, features, metadata)
 
 
 def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
@@ -316,7 +311,7 @@ def verify(
 
 def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:
     """Refuse an impossible ``episode_step`` or metadata.  Raises: DamagedError."""
-    if header.steps and flags[0] & START and header.known_episode_step > 0:
+    if header.steps and flags[0] & START and header.episode_step > 0:
         raise DamagedError(
             f"segment: its first step begins an episode, expected episode_step 0, got {header.episode_step}"
         )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-UNKNOWN = (1 << 64) - 1
-"""Episode step of a segment of version 1, which does not record it."""
-
 
 @dataclass(frozen=True)
 class Placed:
@@ -32,8 +29,8 @@ class Header:
             did not.
         nbytes: of the whole segment, checksum included.
         placed: the columns.
+        episode_step: number of the first step in its episode, counted from 0.
         features: see ``sharpwave.format.features``.
-        episode_step: number of the first step in its episode, counted from 0; ``UNKNOWN`` in version 1.
         metadata: JSON; see ``sharpwave.format.metadata``.
     """
 
@@ -45,11 +42,6 @@ class Header:
     context: int
     nbytes: int
     placed: tuple[Placed, ...]
+    episode_step: int
     features: int = 0
-    episode_step: int = UNKNOWN
     metadata: bytes = b""
-
-    @property
-    def known_episode_step(self) -> int:
-        """``episode_step``, or -1 where unknown."""
-        return -1 if self.episode_step == UNKNOWN else self.episode_step

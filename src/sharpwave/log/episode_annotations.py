@@ -126,7 +126,7 @@ class EpisodeAnnotations:
         said = read_metadata(header.metadata, header.steps)
         for row, values in said.episodes:
             began_before = not row and not (header.steps and flags[0] & START)
-            first = header.first_step - header.known_episode_step if began_before else header.first_step + row
+            first = header.first_step - header.episode_step if began_before else header.first_step + row
             self.update_encoded(lane, first, values)
         if said.following:
             self.update_encoded(lane, header.first_step + header.steps, dict(said.following))

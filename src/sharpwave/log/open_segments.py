@@ -211,7 +211,7 @@ class Lanes:
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.first_step[slot] = header.first_step
-        index.episode_step[slot] = header.known_episode_step
+        index.episode_step[slot] = header.episode_step
         for c, name in enumerate(self.layout.names):
             data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self.columns.of(c, slot, len(data))[:] = data

@@ -143,7 +143,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
     before = int(log.index.previous[opened])
     starts = packed[header.placed[FLAGS].offset] & START
     if before < 0 or header.first_step > expected or log.index.gap[before]:
-        return max(0, header.known_episode_step)
+        return header.episode_step
     last = log.arena.memory[log.index.offset[FLAGS, before] + log.index.rows[before] - 1]
     if bool(last & ENDED) != bool(starts):
         raise DamagedError(
@@ -151,7 +151,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
             f"episode, but the one before {'ended' if last & ENDED else 'did not end'} one; {NEW_WRITER}"
         )
     number = 0 if starts else log.opened.columns.next_episode_step(before)
-    if header.known_episode_step not in (-1, number):
+    if header.episode_step != number:
         raise DamagedError(
             f"segment: step {header.first_step} of lane {header.lane} is step {header.episode_step} of its episode, "
             f"expected {number}"

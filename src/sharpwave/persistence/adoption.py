@@ -211,7 +211,7 @@ class Adoption:
         index.offset[:, slot] = [column.offset for column in header.placed]
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.lane[slot], index.first_step[slot] = header.lane, header.first_step
-        index.episode_step[slot] = header.known_episode_step
+        index.episode_step[slot] = header.episode_step
         index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
@@ -279,7 +279,6 @@ class Adoption:
             slots.sort(key=lambda slot: int(index.first_step[slot]))
             chain = [*slots, int(log.opened.slots[lane])]
             log.inventory.chain(lane, slots, chain[-1])
-            self._number(chain)
             for slot, following in pairwise(chain):
                 index.gap[slot] = not adjoins(index, slot, following)
                 if index.gap[slot]:
@@ -288,17 +287,7 @@ class Adoption:
                     continue
                 elif not goes_on(index, log.arena, slot, following) and log.sealed.truncate(slot):
                     self.broken.add(slot)
-        opened = log.opened.slots
-        index.episode_step[opened] = np.maximum(index.episode_step[opened], 0)
         log.sealed.rewrite_truncated(sorted(self.broken))
-
-    def _number(self, slots: list[int]) -> None:
-        """Compute the episode steps of segments of version 1, in order, which do not record them."""
-        numbers = self.log.index.episode_step
-        for before, slot in zip([-1, *slots], slots, strict=False):
-            if numbers[slot] < 0:
-                going_on = before >= 0 and goes_on(self.log.index, self.log.arena, before, slot)
-                numbers[slot] = self.log.opened.columns.next_episode_step(before) if going_on else 0
 
     def _segment(self, number: int, record: Record) -> bytearray:
         if record.nbytes > self.log.layout.chunk_bytes:

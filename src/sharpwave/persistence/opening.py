@@ -25,7 +25,7 @@ from sharpwave.disk.ownership import (
 )
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_opening import open_all_files, open_regions
-from sharpwave.disk.store_folder import FOLDER, FORMAT, MANIFEST, Hold, read_manifest
+from sharpwave.disk.store_folder import FOLDER, MANIFEST, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations
@@ -243,8 +243,6 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             stack.callback(regions.close)
         try:
             records, damages = open_regions(regions, go_on=disk is not None)
-            if disk is not None and not left.checkpoint and left.manifest["format"] < FORMAT:
-                disk.describe(left.described)  # before older releases could not read the files
             log, report, states = _filled(settings, disk, left, regions, records, damages)
         except NewerVersionError:  # raised before anything is written but the links
             if disk is not None and left.checkpoint:

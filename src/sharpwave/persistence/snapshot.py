@@ -162,21 +162,16 @@ def _renew(generation: Ints, lost: Ints, state: dict[str, Any]) -> None:
 def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: Sequence[tuple[int, Record]]) -> None:
     log, count = adoption.log, len(opened)
     steps, begins = checked_array(state, "lane_steps", np.int64), checked_array(state, "open_begins", np.uint8)
-    rows = checked_array(state, "open_rows", np.int64)
-    shares = np.full(count, WHOLE, np.int32)  # as in all checkpoints that do not record it
-    if "open_shares" in state:
-        shares = checked_array(state, "open_shares", np.int32)
-    staged = np.ones(count, np.uint8)  # likewise
+    rows, numbers = checked_array(state, "open_rows", np.int64), checked_array(state, "open_episode_steps", np.int64)
+    shares = checked_array(state, "open_shares", np.int32)
+    staged = np.ones(count, np.uint8)  # as in checkpoints that do not record it
     if "open_staged" in state:
         staged = checked_array(state, "open_staged", np.uint8)
-    numbers = np.full(count, -1)  # version 1 does not record it
-    if "open_episode_steps" in state:
-        numbers = checked_array(state, "open_episode_steps", np.int64)
     if not count == len(steps) == len(rows) == len(begins) == len(shares) == len(numbers) == len(staged):
         raise ValueError(f"{len(shares):,} shares, {len(staged):,} marks for {count:,} lanes, expected one a lane")
     if count and not 0 < shares.min() <= shares.max() <= WHOLE:
         raise ValueError(f"open_shares from {shares.min()} to {shares.max()}, expected 1 to {WHOLE}")
-    if count and not -1 <= numbers.min() <= numbers.max() < MAX_NUMBER:
+    if count and not 0 <= numbers.min() <= numbers.max() < MAX_NUMBER:
         raise ValueError(f"open_episode_steps from {numbers.min()} to {numbers.max()}, expected 0 to {MAX_NUMBER}")
     if not count:
         return

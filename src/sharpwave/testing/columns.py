@@ -55,7 +55,9 @@ class ColumnsInMemory:
     def put(self, slot: int, codec: Codec, count: int, payload: bytes, dictionary: bytes = b"") -> None:
         """Write a column of ``count`` rows as the segment in ``slot``."""
         index, arena = self.index, self.arena
-        packed, (begin,) = segment.pack(0, 0, 0, count, 0, 0, [segment.Column(codec.number, count, payload)])
+        packed, (begin,) = segment.pack(
+            0, 0, 0, count, 0, 0, [segment.Column(codec.number, count, payload)], episode_step=0
+        )
         base, place = arena.allocate(len(packed)), self.table.add(dictionary) if dictionary else 0
         assert base is not None and place is not None
         arena.memory[base : base + len(packed)] = np.frombuffer(packed, np.uint8)

@@ -21,7 +21,6 @@ import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS
 from sharpwave.agents.protocol import Agent
 from sharpwave.errors import NewerVersionError
-from sharpwave.training import old_runs
 from sharpwave.training.config import CONFIG, VERSION, check_version
 from sharpwave.training.files import read_regular, real_folder, sync, write_new
 
@@ -189,10 +188,9 @@ def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> 
         state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_BYTES))
         check_version(checkpoint / STATE, state)
         _check(STATE, _figures(state), state)
-        plain = state["agent"] if "agent" in state else old_runs.agent_figures(state, agent)
         groups = [name for name in state["checksums"] if name not in (RANDOM, BEST, STATE)]
         tensors = {name.removesuffix(TENSORS): _load(checkpoint, name, state, agent.device) for name in groups}
-        agent.load({**plain, **tensors})
+        agent.load({**state["agent"], **tensors})
         if resume:
             _set_random_state(_load(checkpoint, RANDOM, state, torch.device("cpu")), agent.device)
     except NewerVersionError:

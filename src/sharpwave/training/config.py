@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sharpwave.errors import NewerVersionError, NotRegisteredError
-from sharpwave.training import old_runs
 from sharpwave.training.files import read_regular, sealed_json, write_text
 from sharpwave.training.recipes.recipe import Recipe, resumable
 from sharpwave.training.text import quoted
@@ -16,7 +15,7 @@ from sharpwave.training.text import quoted
 CONFIG = "config.json"
 VERSION = 2
 """Format version of config.json, of a checkpoint's state.json and of policies."""
-NAMES, OLDEST_NAMES = {"version", "run", "replay", "recipe", "settings", "checksum"}, {"recipe", "settings"}
+NAMES = {"version", "run", "replay", "recipe", "settings", "checksum"}
 MAX_BYTES = 1 << 20
 """Size limit of config.json."""
 
@@ -26,7 +25,7 @@ class Config(NamedTuple):
 
     Attributes:
         name: name of the recipe that the settings are based on.
-        run: the run's id, which its checkpoints carry too; "" in a run of a release that gave none.
+        run: the run's id, which its checkpoints carry too.
         replay: the id of its replay memory on disk; "": it has none on disk.
     """
 
@@ -58,14 +57,12 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         content = read_regular(path, MAX_BYTES)
         values = json.loads(content)
         check_version(path, values)
-        named = "version" in values  # the first release wrote only recipe and settings
-        if set(values) != (NAMES if named else OLDEST_NAMES):
+        if set(values) != NAMES:
             raise ValueError(f"it holds {', '.join(sorted(values))}")
-        if named and content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
+        if content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
             raise ValueError("its checksum does not match")
         recipe = recipe_of(values)
-        ids = (_checked_id("run", values), _checked_id("replay", values)) if named else ()
-        config = Config(str(values["recipe"]), recipe, *ids)
+        config = Config(str(values["recipe"]), recipe, _checked_id("run", values), _checked_id("replay", values))
     except NotRegisteredError as error:
         raise NotRegisteredError(
             f"{str(path)!r}: {error}. What a program of your own has registered is not known to this process: import "
@@ -84,13 +81,12 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
 
 
 def recipe_of(values: dict[str, Any]) -> Recipe:
-    """Return the recipe in the values of a config.json, of this release or an earlier one.
+    """Return the recipe in the values of a config.json.
 
     Raises:
         KeyError, TypeError, AttributeError, ValueError: they are not those of a recipe.
     """
-    settings = values["settings"]
-    return old_runs.recipe(settings) if values.get("version", 1) == 1 else Recipe.from_table(settings)
+    return Recipe.from_table(values["settings"])
 
 
 def check_imports(path: Path | str, recipe: Recipe) -> None:
@@ -108,15 +104,15 @@ def check_imports(path: Path | str, recipe: Recipe) -> None:
 
 
 def check_version(path: Path, values: dict[str, Any]) -> None:
-    """Check that this release reads the format version of a run's file; a file without one has version 1.
+    """Check that this release reads the format version of a run's file.
 
     Raises:
-        ValueError: the version is not a positive integer.
+        KeyError: there is none.  ValueError: it is none that a release wrote.
         NewerVersionError: a later release wrote the file.
     """
-    version = values.get("version", 1)
-    if type(version) is not int or version < 1:
-        raise ValueError(f"version {version!r}, expected an integer of at least 1")
+    version = values["version"]
+    if type(version) is not int or version < VERSION:
+        raise ValueError(f"version {version!r}, expected {VERSION}")
     if version > VERSION:
         raise NewerVersionError(f"{path}: version {version}, this release reads up to {VERSION}")
 

@@ -53,7 +53,7 @@ def evaluation(values: dict[str, Any]) -> tuple[int, list[float], list[float]]:
     found = scores(values, "scores")
     if not found:
         raise ValueError("scores is empty, expected the score of at least one episode")
-    return count(values, "steps"), found, scores({"fresh": [], **values}, "fresh")  # earlier releases confirmed none
+    return count(values, "steps"), found, scores(values, "fresh")
 
 
 def summary(values: Any) -> dict[str, Any]:
@@ -76,9 +76,8 @@ def report(values: Any) -> dict[str, Any]:
         count(values, name)
     for name in ("mean_reward", "bytes_per_step"):
         mean(values, name)
-    if "fixed_bytes" in values:  # reports of earlier releases lack both
-        count(values, "fixed_bytes")
-        mean(values, "encoded_bytes_per_step")
+    count(values, "fixed_bytes")
+    mean(values, "encoded_bytes_per_step")
     minutes(values)
     return values
 

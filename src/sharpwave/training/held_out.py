@@ -201,6 +201,5 @@ class HeldOut:
             if values[name] is not None:
                 setattr(held_out, name, Evaluation(*figures.evaluation(values[name])))
         held_out.count, held_out.minutes = figures.count(values, "count"), figures.minutes(values)
-        if "since_best" in values:  # earlier releases did not count them
-            held_out.since_best = figures.count(values, "since_best")
+        held_out.since_best = figures.count(values, "since_best")
         return held_out

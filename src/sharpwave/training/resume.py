@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -72,7 +71,7 @@ def resume(
         check_callbacks(callbacks)
         check_actor_callbacks(actor_callbacks, recipe.actors.count)
         check_own_parts(recipe)
-        config = found._replace(recipe=recipe, run=found.run or secrets.token_hex(16))
+        config = found._replace(recipe=recipe)
         stack.enter_context(setup.arithmetic(recipe))
         env = setup.environments(recipe, 1 if recipe.actors.count or recipe.offline else None)
         stack.callback(env.close)

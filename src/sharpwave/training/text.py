@@ -41,10 +41,8 @@ def step_bytes_text(figures: Mapping[str, Any]) -> str:
     """Format a replay memory's bytes a step, encoded, and apart from them its buffers of fixed size.
 
     Args:
-        figures: of ``Store.stats``; reports of earlier releases lack both numbers, and have all bytes by steps.
+        figures: of ``Store.stats``.
     """
-    if "fixed_bytes" not in figures:
-        return f"{number_text(figures['bytes_per_step'], 1)} bytes a step"
     encoded = figures["encoded_bytes_per_step"] or None  # nothing is sealed yet
     return f"{number_text(encoded, 1)} bytes a step + {byte_text(figures['fixed_bytes'])} of buffers"
 

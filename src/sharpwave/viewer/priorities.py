@@ -128,7 +128,7 @@ def _windows(segments: list[Segment], slots: Ints, stride: int, span: int, unpac
     parts: list[tuple[Ints, Ints, Ints]] = [(np.empty(0, np.int64),) * 3]
     for one, slot in zip(segments, slots.tolist(), strict=True):
         flags = unpack(one, ("flags",))["flags"]
-        number = episode_numbers(flags, one.header.known_episode_step)
+        number = episode_numbers(flags, one.header.episode_step)
         rows = np.flatnonzero((number >= 0) & (number % span == 0))
         lanes = np.full(len(rows), one.header.lane, np.int64)
         parts.append((slot * stride + np.arange(len(rows)), lanes, one.header.first_step + rows))

@@ -67,7 +67,7 @@ def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end
             values = arrays[name]
             parts = len(_labels(name, field))
             if name in sparse:
-                kept, at = _kept(arrays["flags"], one.header.known_episode_step, field.every or 1)
+                kept, at = _kept(arrays["flags"], one.header.episode_step, field.every or 1)
                 shown = (kept >= rows.start) & (kept < rows.stop) & (at < len(values))
                 for number, column in enumerate(_columns(values[at[shown]])):
                     found[place + number][2][kept[shown] + first - begin] = column

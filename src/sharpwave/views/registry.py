@@ -86,12 +86,12 @@ class Views(LogListener):
         return iter(found)
 
     def restore(self, number: int, state: dict[str, Any]) -> None:
-        """Keep a view's ``state`` until it is requested by its name; checkpoints of earlier releases have numbers.
+        """Keep a view's ``state`` until it is requested by its name.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError, OverflowError: not from ``states``.
         """
-        name = checked_name(state.get("name", "transitions" if number == 0 else f"transitions-{number + 1}"))
+        name = checked_name(state["name"])
         if name is None or name in self._saved:
             raise ValueError(f"view {number}: name {name!r}, expected one that no other view has")
         self._saved[name] = number - (1 << 32), SavedView.from_state(state, self._log)

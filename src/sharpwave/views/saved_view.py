@@ -75,15 +75,13 @@ class SavedView:
 
     @classmethod
     def from_state(cls, state: dict[str, Any], log: StepLog) -> SavedView:
-        """Return the view of a state from ``state``, or from an earlier release; ``log`` is as just restored.
+        """Return the view of a state from ``state``; ``log`` is as just restored.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        settings = state.get("settings")
-        if settings is None:  # as when all views were transitions
-            settings = {"kind": "transitions", "n_step": state["n_step"], "gamma": state["gamma"]}
-        max_times_sampled, sampler, remembered = state["max_times_sampled"], state["sampler"], state["remembered"]
+        settings, max_times_sampled = state["settings"], state["max_times_sampled"]
+        sampler, remembered = state["sampler"], state["remembered"]
         for name, value in {"settings": settings, "sampler": sampler, "sampler's state": remembered}.items():
             if not isinstance(value, dict):
                 raise ValueError(f"{name}: {type(value).__name__}, expected a dict")
@@ -99,7 +97,7 @@ class SavedView:
             _count(state, "samples"),
             log.inventory.total_steps - _count(state, "inserts"),
             [[checked(batch) for batch in batches] for batches in state["ahead"]],
-            checked_array(state, "generation", np.int64) if "generation" in state else _generations(log),
+            checked_array(state, "generation", np.int64),
         )
 
     def state(self, log: StepLog) -> dict[str, Any]:
