@@ -27,7 +27,7 @@ log
 persistence views
 offline
 data
-store_annotations store_episodes store_stats store_views store_writing
+store_stats writing
 segment_writer store
 environment_kinds
 loading

@@ -238,7 +238,8 @@ class Recorder:
             obs, reward, terminated, truncated, _ = result
             if not (terminated or truncated):
                 before, after = self._obs["obs"], self._spare.get("obs")
-                if self._plain._record(self._lane, before, after, obs, fields, reward, terminated, truncated) >= 0:
+                record = self._plain._writing.record
+                if record(self._lane, before, after, obs, fields, reward, terminated, truncated) >= 0:
                     self._obs, self._spare = self._spare, self._obs
                     self._stepping, self._ready = False, True
                     return result
@@ -272,7 +273,7 @@ class Recorder:
         return action.copy() if isinstance(action, np.ndarray) else action, given
 
     def _record_one(self, result: Result, given: dict[str, Any]) -> BaseException | None:
-        """Store a step of one environment that ends its episode, or that ``Store._record`` leaves; return its error."""
+        """Store a step of one environment that ends its episode, or that ``record`` leaves; return its error."""
         obs, reward, terminated, truncated, info = result
         before, after = self._obs["obs"], self._spare.get("obs")
         if not (

@@ -1,23 +1,29 @@
-"""Store: the log of steps that learners sample from."""
+"""Store: the log of steps that learners sample from. Each verb checks its arguments and asks a lower room."""
 
 from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, NoReturn, Self
+from typing import Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.disk.view_files import ViewFiles
 from sharpwave.errors import not_to_be_copied
-from sharpwave.log.appending import Appending
+from sharpwave.format import segment
+from sharpwave.json_values import decode
+from sharpwave.log import whole_episodes
+from sharpwave.log.annotation_lookup import annotations_of
+from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle
+from sharpwave.log.step_blocks import StepBlock, block_of
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
@@ -28,22 +34,41 @@ from sharpwave.persistence.lifetime import Life, close, flush
 from sharpwave.persistence.open_stores import check_same, open_here, remember, was_left_in
 from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
-from sharpwave.sampling.limiters import Gate
+from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
+from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.spec import Spec
-from sharpwave.store_annotations import StoreAnnotations
-from sharpwave.store_episodes import StoreEpisodes
 from sharpwave.store_stats import account
-from sharpwave.store_views import StoreViews
-from sharpwave.store_writing import StoreWriting
-from sharpwave.validation import check_flag, checked_folder
-from sharpwave.views.ids import Ids, Tag
+from sharpwave.validation import (
+    Missing,
+    check_flag,
+    check_missing,
+    checked_block,
+    checked_episode,
+    checked_final,
+    checked_folder,
+    checked_lane,
+    checked_places,
+    checked_rows,
+    checked_steps,
+    max_lanes,
+)
+from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
+from sharpwave.views.goals import Goals
+from sharpwave.views.hindsight import Hindsight
+from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.registry import Views
-from sharpwave.views.view import STEPS
+from sharpwave.views.replay import Replay, checked_errors
+from sharpwave.views.sequences import Sequences, Windows
+from sharpwave.views.transitions import NStep, Transitions
+from sharpwave.views.view import STEPS, View
+from sharpwave.writing import OTHERWISE, Writing
+
+B = TypeVar("B")
 
 
-class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
+class Store:
     """Compressed replay memory: steps are encoded once, when appended; batches are decoded when sampled.
 
     Args:
@@ -144,13 +169,12 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         if self._log.behind is not None:
             self._lock.settle = weakref.WeakMethod(self._log.behind.settle)
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
-        self._fed = set()
         self._step_tag = Tag(self._log.tag, STEPS)
-        self._appending = Appending(self._log, self._lock, Ids, self._step_tag)
+        self._writing = Writing(self._log, self._lock, self._gate, self._views, self._step_tag)
         if left is None or not left.writers_go_on:
             settle(self._log)
         else:
-            self._fed.update(range(self._log.lanes))
+            self._writing.fed.update(range(self._log.lanes))
         for number, state in states.items():
             try:
                 self._views.restore(number, state)
@@ -170,176 +194,6 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
         self._log.keep_limits(files=not same_files)
         if self._log.disk is not None and left is not None and not settings.manifest().items() <= left.manifest.items():
             self._log.disk.describe(self._manifest())  # what was given now are the next life's previous values
-
-    @property
-    def capacity(self) -> int | None:
-        """Limit in steps; ``None``: unlimited."""
-        return self._settings.capacity
-
-    @property
-    def ram(self) -> int | None:
-        """Limit in bytes of memory; ``None``: unlimited."""
-        return self._settings.ram
-
-    @property
-    def disk_limit(self) -> int | None:
-        """Limit in bytes of files; ``None``: unlimited."""
-        return self._settings.disk_limit
-
-    # accounting
-
-    def __len__(self) -> int:
-        """Return the number of steps held, including those in open segments."""
-        return self._log.inventory.held_steps
-
-    @property
-    def lanes(self) -> int:
-        """Number of lanes written to so far."""
-        return self._log.lanes
-
-    @property
-    def lane_steps(self) -> npt.NDArray[np.int64]:
-        """Number of each lane's next step, counted from 0; int64 [lanes]."""
-        with self._lock:
-            return self._log.opened.steps.copy()
-
-    @property
-    def total_steps(self) -> int:
-        """Number of steps ever appended, those evicted since included; also those that ``break_episode`` dropped, until
-        the store is opened again."""
-        return self._log.inventory.total_steps
-
-    def stats(self) -> dict[str, Any]:
-        """Return the store's contents and costs, with every byte accounted for.
-
-        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
-        ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, those of one step,
-        and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that look like resets or
-        follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
-        environment only reset, and that a ``Recorder`` or a drop-in passed over; ``bytes`` by use: ``arena_used``
-        (sealed segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
-        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
-        while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth
-        of the process; ``held_batch_bytes``: batches that the caller holds; ``encoded_bytes_per_step``: of sealed
-        segments, 0 before the first; ``fixed_bytes``: buffers whose size steps do not change (all but ``arena_used``,
-        ``index`` and ``samplers``); ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before
-        encoding; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
-        ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
-        With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
-        segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling
-        that waited for reads), ``bytes_written``, ``failures`` of writes, ``dropped_steps`` (on_full=), ``damaged``.
-        """
-        with self._lock:
-            return account(self._log, self._gate)
-
-    def flush(self, *, views: bool = True) -> None:
-        """Write all appended steps to disk, open segments included, and what views remember, and sync.
-
-        Without a disk: do nothing.
-
-        Args:
-            views: write what views remember: 8 bytes for each of their items. Else that is some seconds old after a
-                crash.
-
-        ``close`` does the same. Without either, a crash loses the steps that were not sealed yet (at most
-        ``segment_steps`` per lane), a power failure also the writes of the last 30 seconds or so.
-
-        Raises:
-            OSError: the disk is full or fails; steps flushed before are safe.
-        """
-        with self._lock:
-            self._log.check_open()
-            flush(self._log, views=views)
-
-    def checkpoint(self, path: str | os.PathLike[str]) -> None:
-        """Write a checkpoint to a folder, or atomically replace the one in it; or to a single file.
-
-        It holds every step with its id, open segments included, and every view's priorities, uses, random state and
-        prefetched batches. ``open`` restores the store: the same calls give the same batches. Writers and samplers
-        may continue meanwhile; their later calls are not part of the checkpoint.
-
-        With a disk nothing is copied: region files get hard links in the checkpoint (which should be on the same file
-        system), and take space until both names are deleted. Without a disk, all steps are written.
-
-        Args:
-            path: of the folder. A name that ends in ".sharpwave" is that of a single file, to be moved and shared; it
-                is packed from a folder beside it, and so takes the space twice while it is written.
-
-        Raises:
-            OSError: the disk is full or fails; an earlier checkpoint there is unchanged.
-            FileExistsError: the folder holds a store that is not a checkpoint, or the file is none.
-            StoreInUseError: another process has locked the folder.
-        """
-        folder = checked_folder("checkpoint", path)
-        with self._log.saving:  # one checkpoint at a time
-            views = self._views
-            with self._lock:
-                manifest = self._manifest()
-
-            def save_to(target: Path, then: Callable[[Directory], None] = lambda folder: None) -> None:
-                save(target, self._log, self._lock, self._gate.notify, manifest, views.states, Files(), then)
-
-            if is_file_name(folder):
-                save_file(folder, save_to, Files())
-            else:
-                save_to(folder)
-
-    def clear(self) -> None:
-        """Evict every step; limits, views and annotations of the store and its lanes stay.
-
-        Steps go on being counted, so no id and no lane's step number is used again. A lane's next step begins an
-        episode: reset environments first, or use a ``Recorder`` and call its ``reset``. With a disk the files are
-        deleted; of those shared with a checkpoint only the store's names.
-
-        Raises:
-            OSError: files could not be deleted: their steps come back when the store is opened again. Call it again.
-
-        Cost: O(steps) of removing them from the views' samplers.
-        """
-        with self._lock:
-            self._log.check_open()
-            for lane in list(self._fed):
-                self._settle(lane)
-            try:
-                self._log.clear()
-            finally:
-                self._views.written()
-
-    def resize(
-        self,
-        *,
-        capacity: int | EllipsisType | None = ...,
-        ram: int | str | EllipsisType | None = ...,
-        disk_limit: int | str | EllipsisType | None = ...,
-    ) -> None:
-        """Change limits while the store is in use; ``None`` removes one, omitted ones are unchanged.
-
-        Segments beyond the new limits are evicted at once; beyond ``ram`` with a disk they are uncached. Ids,
-        priorities and random states are unchanged. Growing beyond the initial limits moves the memory; with a disk it
-        is read again.
-
-        Raises:
-            ValueError: an invalid argument; nothing was changed.
-            MemoryError: no address space; nothing was changed.
-            OSError: the limits could not be written to the folder: they hold until the store is closed, and the next
-                opening has the earlier ones. Call it again.
-        """
-        with self._lock:
-            self._log.check_open()
-            now = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
-            now = {name: getattr(self, name) if value is ... else value for name, value in now.items()}
-            settings = self._settings.limited(**now)
-            self._views.check_capacity(settings.capacity)
-            self._log.resize(settings.capacity, settings.ram, settings.disk_limit, self._views.batch_bytes)
-            self._settings = settings
-            self._life.keep(self)
-            self._log.keep_limits()
-            if self._log.disk is not None:
-                self._log.disk.describe(self._manifest())
-            self._gate.notify()
-
-    def _manifest(self) -> dict[str, Any]:
-        return self._settings.manifest() | self._log.identity | self._log.annotations.manifest()
 
     @classmethod
     def open(
@@ -412,6 +266,693 @@ class Store(StoreWriting, StoreAnnotations, StoreViews, StoreEpisodes):
                     f"open: not enough memory to read {left.folder}; give a lower ram= or capacity="
                 ) from error
         return store
+
+    # what it holds
+
+    @property
+    def capacity(self) -> int | None:
+        """Limit in steps; ``None``: unlimited."""
+        return self._settings.capacity
+
+    @property
+    def ram(self) -> int | None:
+        """Limit in bytes of memory; ``None``: unlimited."""
+        return self._settings.ram
+
+    @property
+    def disk_limit(self) -> int | None:
+        """Limit in bytes of files; ``None``: unlimited."""
+        return self._settings.disk_limit
+
+    def __len__(self) -> int:
+        """Return the number of steps held, including those in open segments."""
+        return self._log.inventory.held_steps
+
+    @property
+    def lanes(self) -> int:
+        """Number of lanes written to so far."""
+        return self._log.lanes
+
+    @property
+    def lane_steps(self) -> npt.NDArray[np.int64]:
+        """Number of each lane's next step, counted from 0; int64 [lanes]."""
+        with self._lock:
+            return self._log.opened.steps.copy()
+
+    @property
+    def total_steps(self) -> int:
+        """Number of steps ever appended, those evicted since included; also those that ``break_episode`` dropped, until
+        the store is opened again."""
+        return self._log.inventory.total_steps
+
+    def stats(self) -> dict[str, Any]:
+        """Return the store's contents and costs, with every byte accounted for.
+
+        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
+        ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, those of one step,
+        and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that look like resets or
+        follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
+        environment only reset, and that a ``Recorder`` or a drop-in passed over; ``bytes`` by use: ``arena_used``
+        (sealed segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
+        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
+        while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth
+        of the process; ``held_batch_bytes``: batches that the caller holds; ``encoded_bytes_per_step``: of sealed
+        segments, 0 before the first; ``fixed_bytes``: buffers whose size steps do not change (all but ``arena_used``,
+        ``index`` and ``samplers``); ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before
+        encoding; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
+        ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
+        With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
+        segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling
+        that waited for reads), ``bytes_written``, ``failures`` of writes, ``dropped_steps`` (on_full=), ``damaged``.
+        """
+        with self._lock:
+            return account(self._log, self._gate)
+
+    # writing
+
+    def extend(
+        self,
+        *,
+        obs: Any,
+        action: Any,
+        reward: npt.ArrayLike,
+        terminated: npt.ArrayLike,
+        truncated: npt.ArrayLike,
+        final_obs: Any = None,
+        next_obs: Any = None,
+        lanes: npt.ArrayLike | None = None,
+        timeout: float | None = None,
+        **extra: npt.ArrayLike,
+    ) -> Ids:
+        """Append one step to each of several lanes, or with a leading axis of time several. Everything is copied.
+
+        Args:
+            obs: [rows, *shape] (or dicts and tuples of those, as the spec has them): the newest frame of the
+                observation the action was chosen for. All arguments but ``lanes`` may be [T, rows, *shape] instead, as
+                a rollout is: then T steps a lane.
+            action: [rows, *shape], or dicts and tuples of those.
+            reward, terminated, truncated, extra: [rows, *shape]: the action's outcome, and further fields. Floats are
+                rounded to the field's dtype (a reward's is float32); integers must be exact in it; no array is masked.
+            final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
+                required where it was truncated. Where it terminated ``obs`` may stand in: the discount is 0.
+            next_obs: [rows, *shape], the newest frame after the step; used as ``final_obs`` where that is absent. If a
+                lane's next ``obs`` has another value anywhere, the episode was broken off: the earlier step becomes
+                truncated, with this as its final observation, and the later one begins an episode
+                (``stats()["broken_episodes"]``). NaN equals itself, -0.0 equals 0.0; values that were rounded differ,
+                which is warned of. Without it, consecutive steps are assumed to follow each other.
+            lanes: int [rows], all different. Default 0, 1, ...; new lanes are created.
+            timeout: seconds to wait for the views' rate limiters; default 60.
+
+        Returns:
+            int64 [rows] or [T, rows], the steps' ids, as ``batch.ids`` has them.
+        Raises:
+            ValueError, TypeError, KeyError: an argument does not fit the spec; nothing was changed.
+            LimiterTimeoutError: a rate limiter did not admit the steps in time; nothing was changed.
+            MemoryError: ``ram`` is too small for so many lanes.
+            With an axis of time, the latter two and OSError leave the steps appended by then, whose episodes are
+            truncated there; a note at the error says how many.
+
+        Cost: 2 to 3 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 4 us for 8 rows of 17 floats,
+        sealing included (benchmarks/vectors.py), and more where arrays are of dtypes that may not fit.
+        """
+        if timeout is None:
+            extra["action"] = action
+            with self._lock.interruptible:
+                if self._writing.takes_small_steps():
+                    appending = self._writing.appending
+                    ids: Ids | int = appending.extend(
+                        lanes, obs, extra, reward, terminated, truncated, final_obs, next_obs
+                    )
+                    if isinstance(ids, int) and ids != OTHERWISE:
+                        others = extra, reward, terminated, truncated, final_obs, next_obs
+                        ids = appending.again(ids, appending.extend, lanes, obs, *others)
+                    if not isinstance(ids, int):
+                        return ids
+            del extra["action"]
+        if np.ndim(reward) == 2:
+            whole = checked_block(
+                self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
+            )
+            block = block_of(*whole, self.spec.obs_names)
+            return self._writing.block("extend", block, lambda: None, timeout)
+        numbers, steps = checked_rows(
+            self.spec, lanes, obs, action, reward, terminated, truncated, final_obs, next_obs, extra
+        )
+        return self._writing.rows(numbers, *steps, timeout)
+
+    def append(
+        self,
+        *,
+        lane: int = 0,
+        obs: Any,
+        action: Any,
+        reward: npt.ArrayLike,
+        terminated: bool,
+        truncated: bool,
+        final_obs: Any = None,
+        next_obs: Any = None,
+        timeout: float | None = None,
+        **extra: npt.ArrayLike,
+    ) -> int:
+        """Append one step to one lane, and return its id: as ``extend``, without the leading axis."""
+        if timeout is None and type(lane) is int:
+            extra["action"] = action
+            with self._lock.interruptible:
+                if self._writing.takes_small_steps():
+                    appending = self._writing.appending
+                    id_ = appending.append(lane, obs, extra, reward, terminated, truncated, final_obs, next_obs)
+                    if id_ < OTHERWISE:
+                        others = extra, reward, terminated, truncated, final_obs, next_obs
+                        id_ = appending.again(id_, appending.append, lane, obs, *others)
+                    if id_ >= 0:
+                        return id_
+            del extra["action"]
+        number = checked_lane("append", lane)
+        steps = checked_steps(self.spec, None, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
+        return int(self._writing.rows(number, *steps, timeout)[0])
+
+    def add_episode(
+        self,
+        *,
+        lane: int = 0,
+        obs: Any,
+        action: Any,
+        reward: npt.ArrayLike,
+        terminated: bool,
+        truncated: bool | None = None,
+        whole: bool = False,
+        timeout: float | None = None,
+        **extra: npt.ArrayLike,
+    ) -> Ids:
+        """Append a whole episode of T steps to one lane, which has no unfinished one.
+
+        Args:
+            obs: [T + 1, *shape], or dicts and tuples of those: the newest frame of each observation, the final one
+                last.
+            action, extra: [T, *shape]. ``reward``: [T].
+            terminated: whether the last step terminated the episode; else it was truncated there.
+            truncated: whether it was truncated there, in case both hold; default: ``not terminated``.
+            whole: leave nothing of it after an error. It begins in a segment of its own if it does not fit into the
+                lane's open one, so that ``drop_steps`` can remove what a killed process left of it.
+            timeout: as for ``extend``, for each of the parts in which it is appended.
+
+        Returns:
+            int64 [T], the steps' ids.
+        Raises:
+            ValueError, TypeError, KeyError: an argument does not fit the spec, or the lane's episode is unfinished;
+                nothing was changed.
+            LimiterTimeoutError, MemoryError, OSError: as for ``extend``. Unless ``whole``, what was appended by then
+                remains, as an episode that was truncated there; a note at the error says how much.
+
+        Cost: a copy of the arrays, and encoding: a tenth of ``append``'s time for vectors (benchmarks/episodes.py).
+        """
+        lanes = checked_lane("add_episode", lane)
+        rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, truncated, extra)
+        finals = {name: np.broadcast_to(values, (len(flags), *values.shape)) for name, values in final.items()}
+        over_time = {name: values[:, None] for name, values in rows.items()}
+        never = np.zeros((len(flags), 1), np.bool_)
+        block = StepBlock(lanes, flags[:, None], over_time, finals, None, never, one_episode=True, whole=whole)
+
+        def check() -> None:
+            number = int(lanes[0])
+            if number < self._log.lanes and not self._log.opened.ended(number):
+                raise ValueError(
+                    f"add_episode: lane {number} has an unfinished episode; end it with break_episode({number}), or "
+                    "give another lane="
+                )
+
+        ids = self._writing.block("add_episode", block, check, timeout)
+        return tagged(ids[:, 0], self._step_tag)
+
+    def add_segment(
+        self,
+        packed: bytes,
+        dictionaries: Mapping[int, bytes],
+        *,
+        td_error: npt.ArrayLike | None = None,
+        noticed: Sequence[int] | None = None,
+        timeout: float | None = None,
+    ) -> None:
+        """Append a segment of a ``SegmentWriter``, in this process or another, without decoding it.
+
+        The segment contains its lane and the number of its first step. A lane's segments must arrive in order; if some
+        are missing, the episode is truncated there. Nothing else may append to the lane meanwhile.
+
+        Args:
+            packed: the segment, of at most ``segment_steps`` steps. It is validated before anything is changed.
+            dictionaries: the dictionaries that it refers to, by key; others are ignored.
+            td_error: [steps], the steps' initial priorities, applied once they can be sampled; default: the largest
+                priority so far. A checkpoint taken before that does not contain them.
+            noticed: the segment's, as the writer has it: it is counted in ``stats()``.
+            timeout: as for ``extend``.
+
+        Raises:
+            DamagedError: the segment is damaged, of another spec, or not after its lane's last step; nothing was
+                changed.
+            ValueError: the lane has steps appended in another way, or an argument is invalid.
+            LimiterTimeoutError, MemoryError, OSError: as for ``extend``.
+        """
+        steps = segment.parse(packed, self.spec).steps
+        errors = None if td_error is None else checked_errors(td_error, (steps,), "add_segment").astype(np.float32)
+        counts = None if noticed is None else checked_counts(noticed)
+        self._writing.segment(packed, dictionaries, steps, errors, counts, timeout)
+
+    def end_episode(self, lane: int, final_obs: Any) -> None:
+        """Truncate the lane's episode after its last step.
+
+        Args:
+            final_obs: the observation after that step (one, without a leading axis).
+
+        Raises:
+            ValueError: the lane has no unfinished episode.
+        """
+        final = checked_final(self.spec, final_obs)
+        with self._lock:
+            self._log.check_open()
+            if not is_integer(lane) or not 0 <= lane < self._log.lanes:
+                raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
+            if not self._writing.end_episode(int(lane), final):
+                raise ValueError(f"end_episode: the last episode of lane {lane} has ended already")
+
+    def break_episode(self, lane: int) -> bool:
+        """Break off the lane's unfinished episode, if there is one; the next step begins another.
+
+        The last step becomes truncated, with its ``next_obs`` as the final observation. If it was appended without
+        one, it cannot be learned from and is dropped: its observation becomes the previous step's final one. Its id is
+        stale, and the lane's next step begins another segment.
+
+        Returns:
+            whether the lane had an unfinished episode; one without steps has none.
+        Raises:
+            ValueError: ``lane`` is not a lane's number.
+        """
+        with self._lock.interruptible:  # nothing is changed where it has none, as at most resets: 2 us less
+            self._log.check_open()
+            if not is_integer(lane) or lane < 0:
+                raise ValueError(f"break_episode: lane {lane!r}, expected an integer of at least 0")
+            if lane >= self._log.lanes or (lane not in self._writing.fed and self._log.opened.ended(lane)):
+                return False
+        with self._lock:
+            self._log.check_open()
+            return self._writing.end_episode(lane, None)
+
+    def clear(self) -> None:
+        """Evict every step; limits, views and annotations of the store and its lanes stay.
+
+        Steps go on being counted, so no id and no lane's step number is used again. A lane's next step begins an
+        episode: reset environments first, or use a ``Recorder`` and call its ``reset``. With a disk the files are
+        deleted; of those shared with a checkpoint only the store's names.
+
+        Raises:
+            OSError: files could not be deleted: their steps come back when the store is opened again. Call it again.
+
+        Cost: O(steps) of removing them from the views' samplers.
+        """
+        with self._lock:
+            self._log.check_open()
+            for lane in list(self._writing.fed):
+                self._writing.settle(lane)
+            try:
+                self._log.clear()
+            finally:
+                self._views.written()
+
+    # views
+
+    def transitions(
+        self,
+        *,
+        name: str | None = None,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        relabel: Goals | None = None,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+    ) -> Transitions:
+        """Make a view that samples n-step transitions. A store may have several views.
+
+        Args:
+            name: name of the view in checkpoints; default "transitions". A newer view replaces one of the same name.
+            n_step: rewards summed; fewer at an episode's end.
+            gamma: discount factor.
+            relabel: ``Future(k=4, reward_fn=...)``, ``Final`` or ``Episode``: hindsight experience replay, for
+                ``n_step=1``. Of ``k + 1`` transitions ``k`` get a goal that their episode achieved later (at its end;
+                anywhere), and its reward. A step can then be sampled once its episode has ended.
+            sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
+                ``Mixture([...])`` of them, or your own (``sharpwave.sampling.protocol.Sampler``); one instance per
+                view.
+            max_times_sampled: limit on how often this view samples a step, also within a batch.
+            limiter: rate limiter: ``MinSize``, ``SamplesPerInsert`` or ``Queue``. It makes this view's ``sample`` and
+                the store's ``append`` and ``extend`` wait for each other.
+            seed: seed of the view; default: derived from the store's seed and the number of views made before.
+
+        In a store opened from a checkpoint this restores the view of that name, and ``seed`` is ignored; steps evicted
+        since are missing from it, those appended since are new. A warning names what is lost if the settings differ or
+        the view was restored before. Views that are not restored yet are listed in ``recovery.views`` and remain in the
+        next checkpoint. A store on disk that is opened without a checkpoint restores its views likewise, without a
+        warning: after a clean exit and a ``flush`` exactly, after a crash as they were some seconds before.
+
+        Raises:
+            ValueError, TypeError: an invalid argument.
+        """
+        with self._lock:
+            step = NStep(n_step, gamma) if relabel is None else Hindsight(relabel, n_step, gamma)
+            name = NStep.kind if name is None else name
+            return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed)
+
+    def sequences(
+        self,
+        length: int,
+        *,
+        burn_in: int = 0,
+        stride: int | None = None,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        eta: float = 0.9,
+        name: str | None = None,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+    ) -> Sequences:
+        """Make a view that samples windows of consecutive steps of an episode, as recurrent agents learn from.
+
+        Windows begin with the steps whose number in their episode is a multiple of ``stride``. One can be sampled once
+        the n-step returns of all its steps are known, and until a step of it is evicted, its burn-in included.
+
+        Args:
+            length: steps that are trained; fewer at an episode's end.
+            burn_in: steps before them, from which a recurrent state is computed; fewer at an episode's start.
+            stride: default ``length``: windows don't overlap; at most that, so that every step is trained.
+            n_step: rewards that each step's return sums, at most.
+            eta: a window's priority is ``eta max |td_error| + (1 - eta) mean |td_error|`` over its trained steps
+                (Kapturowski et al. 2019): ``update_priorities(ids, td_error)`` takes float [B, length], and ignores
+                what is beyond an episode's end.
+            name: default "sequences". ``gamma`` and all else is as for ``transitions``; ``max_times_sampled=1`` with
+                ``Fifo()`` makes a queue of windows.
+
+        Batches are a ``SequenceBatch``. Where observations have a stack, each frame is in a batch
+        ``stack`` times. Cost: as ``sample`` of as many frames.
+
+        Raises:
+            ValueError, TypeError: naming the argument.
+        """
+        with self._lock:
+            windows = Windows(length, burn_in, stride, n_step, gamma, eta)
+            return self._views.make(Sequences, windows, name, sampler, max_times_sampled, limiter, seed)
+
+    def view(
+        self,
+        view: View[B],
+        *,
+        name: str | None = None,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+    ) -> Replay[B]:
+        """Make a view of items of your own kind.
+
+        Args:
+            view: definition of the items and of their batches (``sharpwave.views.view.View``); one instance per call.
+            name: name of the view in checkpoints; default ``view.kind``. Other arguments are as for ``transitions``.
+
+        Raises:
+            ValueError, TypeError: an invalid argument.
+        """
+        with self._lock:
+            return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
+
+    # steps and episodes
+
+    def ids(self, lanes: npt.ArrayLike, steps: npt.ArrayLike, *, missing: Missing = "raise") -> Ids:
+        """Find the ids of steps by where they are in the log, as ``batch.lane`` and ``batch.step`` say.
+
+        Args:
+            lanes, steps: integers [n], or one for all: the lane, and the step's number in it, counted from 0 over all
+                its episodes (``lane_steps`` is the next one's).
+            missing: "raise", or "mask": the id of a step that is not held is -1.
+
+        Returns int64 [n]. Cost: sorting the segments held, and a search among them for each.
+
+        Raises:
+            KeyError: a step that was evicted, or not appended yet.
+            ValueError, TypeError: an invalid argument.
+        """
+        check_missing("ids", missing)
+        where = checked_places(lanes, steps)
+        with self._lock:
+            self._log.check_open()
+            found = self._log.index.find(*where)
+        gone = np.flatnonzero(found < 0)
+        if gone.size and missing == "raise":
+            lane, step = where[0][gone[0]], where[1][gone[0]]
+            raise KeyError(f"ids: step {step} of lane {lane} was evicted, or not appended yet; {gone.size} are missing")
+        return tagged(found, self._step_tag)
+
+    def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
+        """Find the episodes of which steps are held, those under way included.
+
+        Args:
+            order: "return" (the highest first), "length" (the longest first), "newest" (the fewest steps of its lane
+                since its last one first) or "oldest".
+            lanes: number of a lane, or several; default all.
+
+        Returns:
+            a sequence of ``StoredEpisode``, of what was there at the time of the call. Finding them reads flags and
+            rewards, which are always in memory; observations and fields are decoded when they are asked for.
+        Raises:
+            ValueError, TypeError: an invalid argument.
+
+        Cost: some 12 us a segment held, under the store's lock.
+        """
+        checked = checked_order(order)
+        with self._lock:
+            self._log.check_open()
+            table = find(self._log, checked_lanes(lanes, self._log.lanes))
+            table = ordered(table, checked, self._log.opened.steps)
+        return Episodes(table, EpisodeReader(self._log, self._lock, self._life))
+
+    def export(
+        self,
+        target: str,
+        *,
+        order: Order = "oldest",
+        lanes: Any = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Write the whole episodes as a data set; those without their first or last step are left out.
+
+        Args:
+            target: format and place: ``"minari:NAME"`` (a new local data set), ``"npz:FILE"`` and ``"hdf5:FILE"`` (the
+                D4RL layout, with ``next_observations``), ``"parquet:FILE"`` (a row a step, and one for the final
+                observation). Nothing that exists is overwritten, and nothing has the name before it is complete.
+            order, lanes: as for ``episodes``.
+            progress: show it; default: in a terminal, if rich is installed. A function receives steps done and in
+                total.
+
+        Returns:
+            how many episodes were written.
+        Raises:
+            FileExistsError: there is something of that name.
+            ValueError: an unknown format, or there are no whole episodes.
+            KeyError: an episode was evicted meanwhile.
+            ModuleNotFoundError, OSError: naming what is missing or fails. Then nothing was written.
+
+        Cost: an episode is in memory at a time.
+        """
+        from sharpwave.data.exporting import export  # formats of data sets, which few programs write
+
+        return export(self, target, order, lanes, progress)
+
+    def drop_steps(self, lane: int, first: int, end: int) -> int:
+        """Evict the lane's steps ``first`` to ``end - 1``: an episode that is not whole.
+
+        They lie in segments of their own, as those of ``add_episode(whole=True)`` do. If the lane's last step is among
+        them, its next begins an episode; its number goes on counting.
+
+        Returns:
+            how many of the steps were held.
+        Raises:
+            ValueError: an invalid argument, or other steps share a segment with these; nothing was changed.
+            OSError: the disk is full or fails; the steps may be back when the store is opened after a crash.
+        """
+        number = int(checked_lane("drop_steps", lane)[0])
+        if not all(is_integer(one) for one in (first, end)):
+            raise ValueError(
+                f"drop_steps: first={first!r}, end={end!r}, expected integers: numbers of the lane's steps"
+            )
+        with self._lock:
+            self._log.check_open()
+            if number >= self._log.lanes:
+                raise ValueError(f"drop_steps: lane {lane}, expected one of the {self._log.lanes} lanes written to")
+            try:
+                return whole_episodes.drop(self._log, number, int(first), int(end))
+            finally:
+                self._views.written()
+
+    # annotations
+
+    def annotate(self, lane: int | None, values: Mapping[str, Any], *, episode: bool = False) -> None:
+        """Annotate a lane, its episode or the store, with an environment's id, a seed, a policy's version.
+
+        Annotations are stored with the steps, in memory, on disk and in checkpoints; ``flush`` makes them durable.
+        ``sharpwave inspect`` shows them.
+
+        Args:
+            lane: number of the lane; ``None``: annotate the store.
+            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are merged into earlier
+                annotations: a key replaces its earlier value, and ``None`` removes it.
+            episode: annotate the lane's unfinished episode, or else its next one. Segments that are sealed from now on
+                carry the annotations.
+
+        Raises:
+            TypeError, ValueError: invalid values, or more than 4 KiB for an episode or 512 KiB for the store and its
+                lanes, as JSON; nothing was changed.
+        """
+        with self._lock:
+            self._log.check_open()
+            self._check_annotated("annotate", lane, episode)
+            if not episode:
+                self._log.annotations.update(None if lane is None else int(lane), values)
+                return
+            assert lane is not None
+            if lane in self._writing.fed:
+                raise ValueError(
+                    f"annotate: the episodes of lane {lane} come in segments; annotate them in the SegmentWriter"
+                )
+            self._log.open_lanes(int(lane) + 1)
+            self._log.inventory.changes += 1
+            self._log.opened.annotations.update(int(lane), self._log.opened.running_episode(int(lane)), values)
+
+    def annotations(self, lane: int | None = None, *, episode: bool = False) -> dict[str, Any]:
+        """Return the annotations of a lane, of its episode or (by default) of the store."""
+        with self._lock:
+            self._log.check_open()
+            self._check_annotated("annotations", lane, episode)
+            if not episode:
+                found = self._log.annotations.of(lane)
+            elif lane is not None and lane < self._log.lanes:
+                found = self._log.opened.annotations.of(lane, self._log.opened.running_episode(lane))
+            else:
+                found = {}
+            decoded: dict[str, Any] = decode(found)
+            return decoded
+
+    def annotations_of(self, ids: npt.ArrayLike) -> list[dict[str, Any]]:
+        """Return the annotations of each item's episode, by ids such as ``batch.ids``; reads segments from disk.
+
+        A segment contains the annotations that were made before it was sealed. Plain numbers, as ``np.asarray(ids)``
+        and tensors have them, are taken for ids of steps.
+
+        Raises:
+            KeyError: a step was evicted.
+            ValueError: ids of another store, or of windows of a view that is gone.
+            DamagedError: a segment cannot be read.
+        """
+        with self._lock:
+            self._log.check_open()
+            steps = self._views.step_ids("annotations_of", ids)
+            return [decode(values) for values in annotations_of(self._log, steps.tolist())]
+
+    def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
+        if lane is None and episode:
+            raise ValueError(f"{what}: episode=True, expected the number of the episode's lane")
+        lane_limit = max_lanes(self._log.admission.capacity)
+        if lane is not None and not (is_integer(lane) and 0 <= lane < lane_limit):
+            raise ValueError(f"{what}: lane {lane!r}, expected None or an integer from 0 to {lane_limit - 1}")
+
+    # durability
+
+    def flush(self, *, views: bool = True) -> None:
+        """Write all appended steps to disk, open segments included, and what views remember, and sync.
+
+        Without a disk: do nothing.
+
+        Args:
+            views: write what views remember: 8 bytes for each of their items. Else that is some seconds old after a
+                crash.
+
+        ``close`` does the same. Without either, a crash loses the steps that were not sealed yet (at most
+        ``segment_steps`` per lane), a power failure also the writes of the last 30 seconds or so.
+
+        Raises:
+            OSError: the disk is full or fails; steps flushed before are safe.
+        """
+        with self._lock:
+            self._log.check_open()
+            flush(self._log, views=views)
+
+    def checkpoint(self, path: str | os.PathLike[str]) -> None:
+        """Write a checkpoint to a folder, or atomically replace the one in it; or to a single file.
+
+        It holds every step with its id, open segments included, and every view's priorities, uses, random state and
+        prefetched batches. ``open`` restores the store: the same calls give the same batches. Writers and samplers
+        may continue meanwhile; their later calls are not part of the checkpoint.
+
+        With a disk nothing is copied: region files get hard links in the checkpoint (which should be on the same file
+        system), and take space until both names are deleted. Without a disk, all steps are written.
+
+        Args:
+            path: of the folder. A name that ends in ".sharpwave" is that of a single file, to be moved and shared; it
+                is packed from a folder beside it, and so takes the space twice while it is written.
+
+        Raises:
+            OSError: the disk is full or fails; an earlier checkpoint there is unchanged.
+            FileExistsError: the folder holds a store that is not a checkpoint, or the file is none.
+            StoreInUseError: another process has locked the folder.
+        """
+        folder = checked_folder("checkpoint", path)
+        with self._log.saving:  # one checkpoint at a time
+            views = self._views
+            with self._lock:
+                manifest = self._manifest()
+
+            def save_to(target: Path, then: Callable[[Directory], None] = lambda folder: None) -> None:
+                save(target, self._log, self._lock, self._gate.notify, manifest, views.states, Files(), then)
+
+            if is_file_name(folder):
+                save_file(folder, save_to, Files())
+            else:
+                save_to(folder)
+
+    def resize(
+        self,
+        *,
+        capacity: int | EllipsisType | None = ...,
+        ram: int | str | EllipsisType | None = ...,
+        disk_limit: int | str | EllipsisType | None = ...,
+    ) -> None:
+        """Change limits while the store is in use; ``None`` removes one, omitted ones are unchanged.
+
+        Segments beyond the new limits are evicted at once; beyond ``ram`` with a disk they are uncached. Ids,
+        priorities and random states are unchanged. Growing beyond the initial limits moves the memory; with a disk it
+        is read again.
+
+        Raises:
+            ValueError: an invalid argument; nothing was changed.
+            MemoryError: no address space; nothing was changed.
+            OSError: the limits could not be written to the folder: they hold until the store is closed, and the next
+                opening has the earlier ones. Call it again.
+        """
+        with self._lock:
+            self._log.check_open()
+            now = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
+            now = {name: getattr(self, name) if value is ... else value for name, value in now.items()}
+            settings = self._settings.limited(**now)
+            self._views.check_capacity(settings.capacity)
+            self._log.resize(settings.capacity, settings.ram, settings.disk_limit, self._views.batch_bytes)
+            self._settings = settings
+            self._life.keep(self)
+            self._log.keep_limits()
+            if self._log.disk is not None:
+                self._log.disk.describe(self._manifest())
+            self._gate.notify()
+
+    def _manifest(self) -> dict[str, Any]:
+        return self._settings.manifest() | self._log.identity | self._log.annotations.manifest()
 
     def close(self) -> None:
         """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.

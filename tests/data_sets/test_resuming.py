@@ -57,7 +57,7 @@ def test_interrupted_anywhere_and_repeated(tmp_path: Path, monkeypatch: pytest.M
     disk = tmp_path / "store" if on_disk else None
     spec = sw.load(source).spec
     store = sw.Store(spec, capacity=sum(LENGTHS), disk=disk)
-    original, left = type(store)._change, 0
+    original, left = type(store._writing)._change, 0
 
     def failing(self: Any, *arguments: Any) -> Any:
         nonlocal left
@@ -66,7 +66,7 @@ def test_interrupted_anywhere_and_repeated(tmp_path: Path, monkeypatch: pytest.M
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    monkeypatch.setattr(type(store), "_change", failing)
+    monkeypatch.setattr(type(store._writing), "_change", failing)
     rng, broken = np.random.default_rng(0), 0
     while len(store) < sum(LENGTHS):
         left = int(rng.integers(1, 40))

@@ -187,7 +187,7 @@ def test_block_waits_until_others_free_space(tmp_path: Path, monkeypatch: pytest
             if len(slept) == 3:
                 theirs.unlink()
 
-        monkeypatch.setattr("sharpwave.store_writing.time.sleep", sleep)
+        monkeypatch.setattr("sharpwave.writing.time.sleep", sleep)
         play(store, 1000, 1500)
         assert len(store) == 2500 and len(slept) == 3 and store.stats()["disk"]["dropped_steps"] == 0
         store.close()

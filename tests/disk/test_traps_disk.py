@@ -14,7 +14,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave import store as store_module
-from sharpwave import store_writing
+from sharpwave import writing
 from sharpwave.native.files import Files
 
 SPEC = sw.Spec(obs=sw.Field((64, 64), "uint8"), action=sw.Field((), "int64"))
@@ -90,7 +90,7 @@ def test_trap_22_a_full_disk_is_not_retried_for_ever_and_is_counted(
             super().pwrite(*args)
 
     monkeypatch.setattr(store_module, "Files", Full)
-    monkeypatch.setattr(store_writing, "MAX_BLOCK_S", 0.3)
+    monkeypatch.setattr(writing, "MAX_BLOCK_S", 0.3)
     for on_full in ("raise", "block"):
         store = sw.Store(SPEC, capacity=4000, segment_steps=16, disk=tmp_path / on_full, on_full=on_full)
         Full.full, Full.tries = False, 0

@@ -30,15 +30,15 @@ SPECS = {
 def pair(spec: sw.Spec, **settings: Any) -> tuple[sw.Store, sw.Store, list[bool]]:
     """Two stores, the second of which goes the long way; and whether each call to the first went the short one."""
     short, long = sw.Store(spec, **settings), sw.Store(spec, **settings)
-    long._appending.serves, long._log.turnover = False, None
+    long._writing.appending.serves, long._log.turnover = False, None
     went: list[bool] = []
-    write = short._write
+    write = short._writing.rows
 
     def counted(*args: Any) -> Any:
         went[-1:] = [False]
         return write(*args)
 
-    short._write = counted  # type: ignore[method-assign, assignment]
+    short._writing.rows = counted  # type: ignore[method-assign, assignment]
     return short, long, went
 
 
@@ -144,7 +144,7 @@ def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path
         short, long, went = pair(spec, capacity=200, segment_steps=4)
         (tmp_path / "a").mkdir()
         short, long = (sw.Store(spec, capacity=200, segment_steps=4, disk=tmp_path / name) for name in "ab")
-        long._appending.serves, long._log.turnover = False, None
+        long._writing.appending.serves, long._log.turnover = False, None
     else:
         short, long, went = pair(spec, segment_steps=4, **settings)
     views = [store.transitions(n_step=2, sampler=sw.Prioritized()) for store in (short, long)]
@@ -390,13 +390,13 @@ def test_a_step_is_refused_that_is_staged_when_a_handler_closes_the_store(tmp_pa
     store = sw.Store(SPECS["vectors"], capacity=100, disk=tmp_path / "store")
     store.append(**step)
     store.flush()
-    original = store._appending._bind
+    original = store._writing.appending._bind
 
     def closing(changes: int) -> None:
         store.close()
         original(changes)
 
-    store._appending._bind = closing  # type: ignore[method-assign]
+    store._writing.appending._bind = closing  # type: ignore[method-assign]
     with pytest.raises(ValueError, match="store: closed"):
         store.append(**step)
 

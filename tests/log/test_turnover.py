@@ -46,7 +46,7 @@ class Pair:
         self.rng, self.lanes = rng, int(rng.integers(1, 6))
         self.stores = [sw.Store(self.spec, seed=7, **settings) for _ in range(2)]
         long = self.stores[1]
-        long._appending.serves, long._log.turnover, long._log.admission.release = False, None, None
+        long._writing.appending.serves, long._log.turnover, long._log.admission.release = False, None, None
         self.films = {
             name: film(rng, field.shape, 80)
             if len(field.shape) == 2
@@ -56,13 +56,13 @@ class Pair:
         }
         self.at = rng.integers(0, 80, self.lanes)
         self.rolled = 0
-        again = self.stores[0]._appending.again
+        again = self.stores[0]._writing.appending.again
 
         def counted(*args: Any) -> Any:
             self.rolled += 1
             return again(*args)
 
-        self.stores[0]._appending.again = counted  # type: ignore[method-assign, assignment]
+        self.stores[0]._writing.appending.again = counted  # type: ignore[method-assign, assignment]
 
     def observed(self, lanes: Frames) -> Any:
         rows = {name: frames[self.at[lanes]] for name, frames in self.films.items()}

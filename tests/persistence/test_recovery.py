@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave import store as store_module
-from sharpwave import store_writing
+from sharpwave import writing
 from sharpwave.native.files import Files
 from tests.support.faults import killed
 from tests.support.oracle import Oracle, Stacking, assert_same_view
@@ -220,7 +220,7 @@ def test_block_waits_until_the_disk_takes_the_segment(tmp_path: Path, monkeypatc
     assert len(writer.store) == 100 and writer.store.stats()["disk"]["failures"] == 4
     writer.store.close()
     store = full_store(tmp_path / "b", monkeypatch, "block", 5, 10**9)
-    monkeypatch.setattr(store_writing, "MAX_BLOCK_S", 0.2)
+    monkeypatch.setattr(writing, "MAX_BLOCK_S", 0.2)
     with pytest.raises(OSError, match=r"could not be written to .* another on_full= .* after 0.2 s of retries"):
         writer = Writer(store)
         for _ in range(100):

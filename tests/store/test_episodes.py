@@ -250,7 +250,7 @@ def test_an_error_leaves_nothing_of_a_whole_episode(monkeypatch: pytest.MonkeyPa
     rng = np.random.default_rng(7)
     store = sw.Store(SPEC, capacity=10_000, segment_steps=8)
     store.add_episode(whole=True, **episode(rng, 5))
-    original, calls = type(store)._change, 0
+    original, calls = type(store._writing)._change, 0
 
     def failing(self: Any, *arguments: Any) -> Any:
         nonlocal calls
@@ -259,7 +259,7 @@ def test_an_error_leaves_nothing_of_a_whole_episode(monkeypatch: pytest.MonkeyPa
             raise KeyboardInterrupt
         return original(self, *arguments)
 
-    monkeypatch.setattr(type(store), "_change", failing)
+    monkeypatch.setattr(type(store._writing), "_change", failing)
     with pytest.raises(KeyboardInterrupt):
         store.add_episode(whole=True, **episode(rng, 60))
     assert len(store) == 5 and len(store.episodes()) == 1

@@ -109,7 +109,7 @@ class FrameWriter:
             if odd is not None:
                 break
         for lane in lanes[~follows & ~self.ends.ended[lanes]].tolist():
-            self.store._break_off(lane)
+            self.store._writing.break_off(lane)
         frames = [{name: stack.newest(one[name]) for name, stack in self.stacks.items()} for one in (before, after)]
         rows: dict[str, Any] = {
             "action": action, "reward": reward, "terminated": terminated, "truncated": truncated, "lanes": lanes

@@ -1,5 +1,5 @@
 """Short way of appending: steps whose arrays fit the spec as they are are checked, written and counted by one call of
-the core. Everything else takes the way that validates, waits and reports (``sharpwave.store_writing``)."""
+the core. Everything else takes the way that validates, waits and reports (``sharpwave.writing``)."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sharpwave as sw
-from sharpwave import store_writing
+from sharpwave import writing
 from sharpwave.disk import disk_budget, mergeable_regions, region_files
 from sharpwave.persistence import settings as store_settings
 from sharpwave.testing.torture.faults import Faults, faults
@@ -58,7 +58,7 @@ def small(region_bytes: int) -> None:
     store_settings.MIN_DISK_BYTES = region_bytes
     region_files.FIRST_EXTENT, region_files.MAX_EXTENT = region_bytes // 4, region_bytes // 2
     mergeable_regions.MIN_COPY_BYTES = region_bytes // 4
-    store_writing.MAX_BLOCK_S, store_writing.RETRY_S = 0.1, 0.005
+    writing.MAX_BLOCK_S, writing.RETRY_S = 0.1, 0.005
 
 
 class Life:

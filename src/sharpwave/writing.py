@@ -1,0 +1,203 @@
+"""Writing: changes of a store's log, made under its lock once rate limiters admit them; then views are notified."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import StoreInUseError
+from sharpwave.log.appending import Appending
+from sharpwave.log.remote_segments import settle_lane, take_in
+from sharpwave.log.step_blocks import StepBlock
+from sharpwave.log.step_log import StepLog
+from sharpwave.native import core
+from sharpwave.native.interrupts import Lock
+from sharpwave.sampling.limiters import Gate
+from sharpwave.views.ids import Ids, Tag, tagged
+from sharpwave.views.registry import Views
+
+Ints = npt.NDArray[np.int64]
+W = TypeVar("W")
+
+MAX_BLOCK_S = 60.0
+"""Time for which an append retries a failing disk with on_full="block"."""
+RETRY_S = 0.05
+OTHERWISE = core.OTHERWISE
+
+
+class Writing:
+    """Writing half of a store.
+
+    Args:
+        tag: of the ids of steps.
+
+    Attributes:
+        appending: appends small steps by one call of the core each, where ``takes_small_steps``.
+        fed: lanes whose last steps came with ``segment``.
+    """
+
+    def __init__(self, log: StepLog, lock: Lock, gate: Gate, views: Views, tag: Tag) -> None:
+        self._log, self._lock, self._gate, self._views, self._tag = log, lock, gate, views, tag
+        self.appending = Appending(log, lock, Ids, tag)
+        self.fed = set[int]()
+
+    def takes_small_steps(self) -> bool:
+        """Return whether an append now has nothing to wait for, and nobody to tell."""
+        log = self._log
+        return (
+            self.appending.serves
+            and self._views.passive
+            and not (
+                log.closed
+                or self.fed
+                or log.copying is not None
+                or log.opened.annotations.heavy
+                or self._gate.waiting
+                or (log.disk is not None and log.disk.forked)
+            )
+        )
+
+    def record(
+        self, lane: int, before: Any, after: Any, obs: Any, given: dict[str, Any], reward: Any, terminated: Any,
+        truncated: Any,
+    ) -> int:  # fmt: skip
+        """Append a step as ``Appending.record`` does; return its id, or less than 0 where ``append`` must do it."""
+        with self._lock.interruptible:
+            if not self.takes_small_steps():
+                return OTHERWISE
+            return self.appending.record(lane, before, after, obs, given, reward, terminated, truncated)
+
+    def rows(
+        self,
+        lanes: Ints,
+        rows: dict[str, npt.NDArray[Any]],
+        flags: npt.NDArray[np.uint8],
+        finals: dict[str, npt.NDArray[Any]] | None,
+        nexts: dict[str, npt.NDArray[Any]] | None,
+        timeout: float | None,
+    ) -> Ids:
+        """Append a validated step to each of ``lanes`` [n]; return ids [n]."""
+
+        def write() -> None:
+            self._settle_all(lanes)
+            if len(lanes):
+                self._log.open_lanes(core.highest(lanes) + 1, lanes)
+                self._log.write(lanes, flags, rows, finals, nexts)
+                self._log.write_last_ids(lanes, ids)
+
+        ids = np.empty(len(lanes), np.int64)  # before anything is written
+        self._change(write, len(lanes), timeout)
+        return tagged(ids, self._tag)
+
+    def block(self, call: str, block: StepBlock, check: Callable[[], None], timeout: float | None) -> Ids:
+        """Append a block part by part; return ids [T, N]. ``check``: called first, under the lock; may raise."""
+
+        def write() -> None:
+            self._settle_all(block.lanes)
+            if not block.done.any():
+                check()
+            block.write(self._log, most)
+
+        most = 1 if self._views.limited else self._log.stride
+        try:
+            while not block.over:
+                self._change(write, block.part(most), timeout)
+        except BaseException as error:
+            if block.done.any() and not block.over:
+                with self._lock:
+                    if not self._log.closed:
+                        block.end_unfinished(self._log)
+                        self._views.written()
+                if not block.whole:
+                    what = "a truncated episode" if len(block.lanes) == 1 else "episodes that are truncated there"
+                    error.add_note(f"{call}: {block.done.sum()} of {block.ids.size} steps were appended, as {what}")
+            raise
+        return tagged(block.ids, self._tag)
+
+    def segment(
+        self,
+        packed: bytes,
+        dictionaries: Mapping[int, bytes],
+        steps: int,
+        errors: npt.NDArray[np.float32] | None,
+        noticed: tuple[int, ...] | None,
+        timeout: float | None,
+    ) -> None:
+        """Append a segment of ``steps`` steps that another writer encoded."""
+
+        def write() -> None:
+            slot, header = take_in(self._log, packed, dictionaries)
+            self.fed.add(header.lane)
+            if noticed is not None:
+                self._log.boundaries.add(noticed)
+            if errors is not None and slot >= 0:
+                self._views.expect(slot, errors)
+
+        self._change(write, steps, timeout)
+
+    def end_episode(self, lane: int, final: dict[str, npt.NDArray[Any]] | None) -> bool:
+        """End a lane's unfinished episode, by its final observation or as ``break_episode`` does, with the lock held.
+
+        Returns whether it had one. With a final observation that of segments is broken off nevertheless.
+        """
+        if self.settle(lane):
+            return True
+        if self._log.opened.ended(lane):
+            return False
+        self._log.end_episode(lane, final)
+        self._views.written()
+        return True
+
+    def break_off(self, lane: int) -> None:
+        """Do as ``break_episode``, where the lane's next step observes something else than the last one led to."""
+        with self._lock:
+            self._log.check_open()
+            if lane < self._log.lanes and not self.settle(lane) and not self._log.opened.ended(lane):
+                self._log.break_off(lane)
+                self._views.written()
+
+    def settle(self, lane: int) -> bool:
+        """Break off the episode of a lane whose steps arrive in segments; return whether it had an unfinished one."""
+        if lane not in self.fed:
+            return False
+        self.fed.discard(lane)
+        ended = settle_lane(self._log, lane)
+        if ended:
+            self._views.written()
+        return ended
+
+    def _settle_all(self, lanes: Ints) -> None:
+        if self.fed:
+            for lane in self.fed.intersection(lanes.tolist()):
+                self.settle(lane)
+
+    def _change(self, write: Callable[[], None], steps: int, timeout: float | None) -> None:
+        """Append ``steps`` steps by ``write`` once rate limiters admit them, then notify views."""
+        deadline: float | None = None
+        while True:
+            with self._lock:
+                self._gate.wait("append", lambda: self._waits(steps), timeout)
+                try:
+                    write()
+                    self._views.written()
+                    return
+                except OSError as error:  # and nothing was appended
+                    if self._log.admission.on_full != "block" or isinstance(error, StoreInUseError):
+                        raise
+                    now = time.monotonic()
+                    deadline = now + MAX_BLOCK_S if deadline is None else deadline
+                    if now > deadline:
+                        raise OSError(error.errno, f"{error.strerror}, after {MAX_BLOCK_S:g} s of retries") from error
+            time.sleep(RETRY_S)  # without the lock, so that other threads continue
+
+    def _waits(self, steps: int) -> str | None:
+        """Return what ``steps`` steps must wait for; ``None``: nothing. Raises if the store is closed."""
+        self._log.check_open()
+        if not steps:
+            return None
+        reason = self._views.append_waits(steps)
+        return self._log.copying.waits() if reason is None and self._log.copying is not None else reason
