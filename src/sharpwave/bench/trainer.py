@@ -18,7 +18,7 @@ from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.experience import LocalExperience
 from sharpwave.training.loop import train
 from sharpwave.training.progress import Metrics, TrainingState
-from sharpwave.training.recipes import RECIPES, load_recipe
+from sharpwave.training.recipes import load_recipe, tables
 from sharpwave.training.recipes.recipe import Recipe
 
 WARMUP_STEPS = 2_000
@@ -30,7 +30,7 @@ NEVER = 10**12
 
 def recipe_for(env: str) -> tuple[str, Recipe]:
     """Return the recipe that trains ``env``, and its name."""
-    for name in RECIPES:
+    for name in tables():
         recipe = load_recipe(name)
         if recipe.env.name == env:
             return name, recipe

@@ -115,12 +115,12 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
     Raises: ValueError: an unknown recipe.
     """
     from sharpwave.bench.setups import installed
-    from sharpwave.training.recipes import RECIPES, load_recipe
+    from sharpwave.training.recipes import load_recipe, tables
 
     if recipe == "none":
         return None, ""
-    if recipe is not None and recipe not in RECIPES:
-        raise ValueError(f"--recipe: got {recipe!r}, expected none or one of {', '.join(RECIPES)}")
+    if recipe is not None and recipe not in tables():
+        raise ValueError(f"--recipe: got {recipe!r}, expected none or one of {', '.join(tables())}")
     for package in ("torch", "gymnasium", "ale_py"):
         if not installed(package):
             return None, f"not measured, {package} is not installed: {install('train')}"

@@ -141,10 +141,10 @@ def record(
 
 def _training(what: str, recipe: Recipe) -> str:
     """Return the arguments that train an agent in this environment from demonstrations."""
-    from sharpwave.training.recipes import RECIPES, load_recipe
+    from sharpwave.training.recipes import load_recipe, tables
     from sharpwave.training.recorded_env import options
 
-    demonstrated = what in RECIPES and hasattr(load_recipe(what).agent, "demonstrations")
+    demonstrated = what in tables() and hasattr(load_recipe(what).agent, "demonstrations")
     name = what if demonstrated else FROM_DEMONSTRATIONS[recipe.env.kind]
     own, usual = options(recipe.env), options(load_recipe(name).env)
     return " ".join([name, *(own[key] for key in own if key != "num_envs" and own[key] != usual[key])])
@@ -161,7 +161,7 @@ def _recipe(what: str, policy: Path | None, trust: bool, changes: dict[str, Any]
     from sharpwave.envs import games
     from sharpwave.training.config import read_config
     from sharpwave.training.evaluation import chosen_checkpoint
-    from sharpwave.training.recipes import RECIPES, load_recipe
+    from sharpwave.training.recipes import load_recipe, tables
     from sharpwave.training.recipes.recipe import Recipe
 
     if policy is not None:
@@ -173,7 +173,7 @@ def _recipe(what: str, policy: Path | None, trust: bool, changes: dict[str, Any]
                 f"sharpwave record {config.recipe.env.name}"
             )
         recipe = config.recipe.override(device="cpu")
-    elif what in RECIPES:
+    elif what in tables():
         recipe = load_recipe(what)
     else:
         recipe = Recipe(env=Atari(what) if what in games() else Gymnasium(what))
