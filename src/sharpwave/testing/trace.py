@@ -1,0 +1,163 @@
+"""The data's way: the calls of one ``extend``, ``sample`` or ``update_priorities``, and what must be read for a part.
+
+    python -m sharpwave.testing.trace [extend | append | sample | update_priorities | table]
+
+Prints a call's tree of Python functions, each with its place; ``table`` (the default) counts, for each verb and for
+some parts, the calls, the files and their lines. The core's functions are not seen by Python's profiler.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+
+import sharpwave as sw
+
+ROOT = Path(sw.__file__).parent
+LANES, BATCH = 8, 32
+
+PARTS = {
+    "DQN": ("agents/dqn.py", ("agents",)),
+    "SAC": ("agents/sac.py", ("agents",)),
+    "the delta codec": ("codecs/delta.py", ("codecs", "native")),
+    "recovery of a disk": ("persistence/opening.py", ("persistence", "disk", "format")),
+    "a cluster's draw": ("serve/cluster_views.py", ("serve",)),
+    "a run": ("training/run.py", ("training", "agents")),
+    "store.py and all that it imports": ("store.py", ()),
+}
+"""Entry of each part, and the rooms of the files that count; ``()``: all."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """Call of a function of the package. ``where``: file and line below the package; ``depth`` 1: called first."""
+
+    name: str
+    where: str
+    depth: int
+
+
+def traced(act: Callable[[], object]) -> list[Call]:
+    """Return the calls of the package's functions while ``act`` runs a second time, in order."""
+    calls: list[Call] = []
+    inside: list[bool] = []
+
+    def watch(frame: FrameType, event: str, _: Any) -> None:
+        if event == "call":
+            path = frame.f_code.co_filename
+            ours = path.startswith(str(ROOT)) and path != __file__ and not frame.f_code.co_name.startswith("<")
+            inside.append(ours)
+            if ours:
+                where = f"{Path(path).relative_to(ROOT)}:{frame.f_code.co_firstlineno}"
+                calls.append(Call(frame.f_code.co_qualname, where, sum(inside)))
+        elif event == "return" and inside:
+            inside.pop()
+
+    act()  # what the first call binds
+    sys.setprofile(watch)
+    try:
+        act()
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def verbs() -> dict[str, Callable[[], object]]:
+    """Return what is traced, on a full store of small vectors with a prioritized view."""
+    spec = sw.Spec(obs=sw.Field((11,), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=4_096)
+    view = store.transitions(sampler=sw.Prioritized(), n_step=3)
+    obs = np.random.default_rng(0).normal(size=(LANES, 11)).astype(np.float32)
+    steps: dict[str, Any] = {
+        "obs": obs,
+        "action": np.zeros(LANES, np.int64),
+        "reward": np.zeros(LANES, np.float32),
+        "terminated": np.zeros(LANES, np.bool_),
+        "truncated": np.zeros(LANES, np.bool_),
+    }
+    one = {name: values[0] for name, values in steps.items()} | {"terminated": False, "truncated": False}
+    for _ in range(1_030):
+        store.extend(**steps)
+    batch = view.sample(BATCH)
+    view.update_priorities(batch.ids, np.ones(BATCH, np.float32))
+    store.append(lane=LANES, **one)
+    view.sample(BATCH)
+    return {
+        "append": lambda: store.append(lane=LANES, **one),
+        "extend": lambda: store.extend(**steps),
+        "sample": lambda: view.sample(BATCH),
+        "update_priorities": lambda: view.update_priorities(batch.ids, np.ones(BATCH, np.float32)),
+    }
+
+
+def tree(calls: list[Call]) -> str:
+    """Return the calls as an indented tree."""
+    return "\n".join(f"{'  ' * (call.depth - 1) + call.name:60} {call.where}" for call in calls)
+
+
+def imported(entry: Path, rooms: tuple[str, ...] = ()) -> set[Path]:
+    """Return a file and all that it imports of the package, not only for type checkers, directly or not.
+
+    Args:
+        rooms: folders whose files count; ``()``: all.
+    """
+    found, left = set[Path](), [entry]
+    while left:
+        path = left.pop()
+        if path in found or (rooms and path.relative_to(ROOT).parts[0] not in rooms):
+            continue
+        found.add(path)
+        parsed = ast.parse(path.read_text())
+        typing = {
+            inner
+            for node in ast.walk(parsed)
+            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+            for inner in ast.walk(node)
+        }
+        for node in ast.walk(parsed):
+            if isinstance(node, ast.ImportFrom) and node not in typing and (node.module or "").startswith("sharpwave"):
+                base = ROOT.joinpath(*(node.module or "").split(".")[1:])
+                names = [base / f"{alias.name}.py" for alias in node.names] if base.is_dir() else []
+                left += [one for one in [*names, base.with_suffix(".py")] if one.is_file()]
+    return found
+
+
+def table() -> str:
+    """Return what a reader has to look at: for each verb its calls, and for each part its files."""
+    rows = [f"{'to understand':36} {'calls':>6} {'files':>6} {'depth':>6} {'lines':>7}"]
+    for name, act in verbs().items():
+        calls = traced(act)
+        files = {call.where.partition(":")[0] for call in calls}
+        rows.append(f"{name:36} {len(calls):6} {len(files):6} {max(call.depth for call in calls):6}")
+    for name, (entry, rooms) in PARTS.items():
+        paths = imported(ROOT / entry, rooms)
+        rows.append(f"{name:36} {'':6} {len(paths):6} {'':6} {sum(map(_lines, paths)):7,}")
+    whole = sorted(ROOT.rglob("*.py"))
+    rows.append(f"{'src, Python':36} {'':6} {len(whole):6} {'':6} {sum(map(_lines, whole)):7,}")
+    return "\n".join(rows)
+
+
+def _lines(path: Path) -> int:
+    return len(path.read_text().splitlines())
+
+
+def main() -> None:
+    """Print a verb's calls, or the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "what", nargs="?", default="table", choices=("append", "extend", "sample", "update_priorities", "table")
+    )
+    what = parser.parse_args().what
+    print(table() if what == "table" else tree(traced(verbs()[what])))
+
+
+if __name__ == "__main__":
+    main()
