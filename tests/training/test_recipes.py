@@ -167,7 +167,7 @@ def test_settings_that_a_resumed_run_may_change_are_settings():
 
 def test_an_algorithm_is_a_recipe_of_its_own_defaults():
     assert load_recipe("dqn") == Recipe(env=Gymnasium(), agent=DQN.Settings())
-    with pytest.raises(ValueError, match="unknown recipe 'chess', expected one of cartpole, .*pong"):
+    with pytest.raises(ValueError, match=r"unknown recipe 'chess', expected one of cartpole, .*pong"):
         load_recipe("chess")
 
 
