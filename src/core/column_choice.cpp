@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <tuple>
+#include <utility>
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
@@ -24,6 +25,8 @@ constexpr int64_t max_wait = 256;
 // Segments of all lanes between two trials of rows that stay raw, at most: a trial takes many times as long as
 // sealing a raw segment.
 constexpr int64_t max_pause = 256;
+// Segments of all lanes that are sealed during a trial for later ones, at most; fewer if its lane's next one is full.
+constexpr int64_t trial_segments = 256;
 
 }  // namespace
 
@@ -64,7 +67,7 @@ bool LaneCodecs::are_few(int64_t rows) const { return codecs_.empty() || rows < 
 
 // Returns whether codecs are to be tried on the lane's next segment, whatever it takes.
 bool LaneCodecs::is_due(const LaneCodec& one) const {
-    return one.segments + 1 >= one.next_trial && (one.codec || pause_ <= 1);
+    return one.segments + 1 >= one.next_trial && (one.codec || pause_ <= 1) && !tries_later(one);
 }
 
 // Returns whether they are, because rows take more bytes than they did.
@@ -82,6 +85,7 @@ Next LaneCodecs::next(const LaneCodec& one, int64_t rows, std::optional<bool> ma
 void LaneCodecs::count(LaneCodec& one) {
     ++one.segments;
     pause_ -= pause_ > 0;
+    until_ -= until_ > 0;
 }
 
 bool LaneCodecs::takes_long(int64_t lane, int64_t rows) const {
@@ -92,10 +96,27 @@ bool LaneCodecs::takes_long(int64_t lane, int64_t rows) const {
 }
 
 bool LaneCodecs::depends_on_others(int64_t lane, int64_t rows) const {
-    if (are_few(rows) || !are_large(rows)) return false;
+    if (are_few(rows)) return false;
     const LaneCodec& one = choice_of(lane);
-    return !one.codec && one.segments + 1 >= one.next_trial;
+    return trying_ >= 0 || (!one.codec && one.segments + 1 >= one.next_trial && (later || are_large(rows)));
 }
+
+bool LaneCodecs::begins_trial(int64_t lane, int64_t rows) const {
+    const LaneCodec& one = choice_of(lane);
+    return trying_ < 0 && tries_later(one) && pause_ <= 1 && one.segments + 1 >= one.next_trial && !are_few(rows);
+}
+
+void LaneCodecs::begin_trial(int64_t lane) {
+    require(trying_ < 0 && lane >= 0, "one trial at a time is under way");
+    trying_ = lane;
+    until_ = trial_segments;
+}
+
+bool LaneCodecs::ends_trial(int64_t lane, int64_t rows) const {
+    return trying_ >= 0 && !are_few(rows) && (until_ <= 0 || (lane == trying_ && until_ < trial_segments));
+}
+
+int64_t LaneCodecs::end_trial() { return std::exchange(trying_, -1); }
 
 bool LaneCodecs::reserve_trial(int64_t lane, int64_t rows) {
     const bool allowed = trials_left > 0;
@@ -110,6 +131,7 @@ void LaneCodecs::undo(int64_t lane, const Mark& before) {
         lanes_[static_cast<std::size_t>(lane)].reset();
     }
     pause_ = before.pause;
+    until_ = before.until;
 }
 
 std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try) {
@@ -118,6 +140,7 @@ std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows
         at(lane);
         return Encoded{};
     }
+    if (!may_try && (ends_trial(lane, rows.rows) || begins_trial(lane, rows.rows))) return std::nullopt;
     const LaneCodec& one = choice_of(lane);
     if (is_due(one) && next(one, rows.rows, may_try) != Next::stays) return std::nullopt;
     Encoded made;
@@ -207,7 +230,9 @@ void define_column_choice(nb::module_& module) {
     nb::class_<LaneCodecs>(module, "LaneCodecs",
                            "Choices of codecs for one field, by lane.\n\n"
                            "Attributes:\n    trials_left: trials that the present call may make still.\n"
-                           "    leading: number of the latest choice of any lane.")
+                           "    leading: number of the latest choice of any lane.\n"
+                           "    later: whether trials are made for later segments, where the latest one left rows raw, "
+                           "and the lane's are\n        raw.")
         .def(nb::init<int64_t, bool, int64_t, Grid<const uint8_t>, DictionaryUses&>(), "line_bytes"_a, "automatic"_a,
              "slow_bytes"_a, "references"_a, "uses"_a, nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
         .def("add_codec", &LaneCodecs::add_codec, "number"_a, "slow"_a, "patches"_a.none(), nb::keep_alive<1, 4>(),
@@ -220,8 +245,17 @@ void define_column_choice(nb::module_& module) {
         .def("takes_long", &LaneCodecs::takes_long, "lane"_a, "rows"_a,
              "Return whether encoding so many rows of the lane takes long: by a slow codec, or for a trial.")
         .def("depends_on_others", &LaneCodecs::depends_on_others, "lane"_a, "rows"_a,
-             "Return whether what ``takes_long`` says depends on other lanes' segments: on trials of rows that stayed "
-             "raw.")
+             "Return whether what is done for the lane's next segment depends on other lanes' segments: on trials of "
+             "rows that\nstayed raw.")
+        .def("begins_trial", &LaneCodecs::begins_trial, "lane"_a, "rows"_a,
+             "Return whether a trial begins with the lane's next segment, of so many rows, whose outcome is for later "
+             "ones: the\nsegment stays raw.")
+        .def("begin_trial", &LaneCodecs::begin_trial, "lane"_a, "Count a trial for later segments as under way.")
+        .def(
+            "ends_trial", &LaneCodecs::ends_trial, "lane"_a, "rows"_a,
+            "Return whether the outcome of the trial under way is due before the lane's next segment, of so many rows, "
+            "is\nencoded: at its own lane's next one, or 256 segments later.")
+        .def("end_trial", &LaneCodecs::end_trial, "End the trial under way; return the lane that it was made for.")
         .def("reserve_trial", &LaneCodecs::reserve_trial, "lane"_a, "rows"_a,
              "Return whether encoding so many rows may make a trial, later; one that is due counts from now on.")
         .def("encode", &encode_in_python, "lane"_a, "rows"_a, "may_try"_a.none(),
@@ -234,7 +268,8 @@ void define_column_choice(nb::module_& module) {
         .def("tried", &LaneCodecs::tried, "lane"_a,
              "Set when codecs are tried next, after a trial on the segment that was counted last.")
         .def_rw("trials_left", &LaneCodecs::trials_left)
-        .def_rw("leading", &LaneCodecs::leading);
+        .def_rw("leading", &LaneCodecs::leading)
+        .def_rw("later", &LaneCodecs::later);
 }
 
 }  // namespace sharpwave

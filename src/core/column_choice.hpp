@@ -66,8 +66,20 @@ class LaneCodecs {
     // Returns whether encoding so many rows of the lane takes long: by a slow codec, or for a trial.
     bool takes_long(int64_t lane, int64_t rows) const;
 
-    // Returns whether what ``takes_long`` says depends on other lanes' segments: on trials of rows that stayed raw.
+    // Returns whether what is done for the lane's next segment depends on other lanes' segments: on trials of rows that
+    // stayed raw.
     bool depends_on_others(int64_t lane, int64_t rows) const;
+
+    // Returns whether a trial begins with the lane's next segment whose outcome is for later ones: the segment stays
+    // raw.
+    bool begins_trial(int64_t lane, int64_t rows) const;
+    void begin_trial(int64_t lane);
+
+    // Returns whether the outcome of the trial under way is due before the lane's next segment is encoded. So it does
+    // not matter how fast a trial is made.
+    bool ends_trial(int64_t lane, int64_t rows) const;
+    // Ends the trial under way; returns the lane that it was made for.
+    int64_t end_trial();
 
     // Returns whether encoding so many rows may make a trial, later; one that is due counts from now on.
     bool reserve_trial(int64_t lane, int64_t rows);
@@ -83,9 +95,9 @@ class LaneCodecs {
     struct Mark {
         bool known;
         LaneCodec one;
-        int64_t pause;
+        int64_t pause, until;
     };
-    Mark mark(int64_t lane) const { return {find(lane) != nullptr, choice_of(lane), pause_}; }
+    Mark mark(int64_t lane) const { return {find(lane) != nullptr, choice_of(lane), pause_, until_}; }
     void undo(int64_t lane, const Mark& before);
 
     // Counts the lane's next segment, whose rows the lane's codec encodes in ``nbytes``, and returns what becomes of
@@ -97,6 +109,8 @@ class LaneCodecs {
 
     double trials_left = std::numeric_limits<double>::infinity();  // which the present call may make still
     int64_t leading = 0;                                           // number of the latest choice of any lane
+    // Whether trials are made for later segments, where the latest one left rows raw, and the lane's are raw.
+    bool later = false;
 
   private:
     struct Candidate {
@@ -110,6 +124,7 @@ class LaneCodecs {
     bool are_few(int64_t rows) const;
     bool are_large(int64_t rows) const { return rows * references_.columns >= slow_bytes_; }
     bool is_due(const LaneCodec& one) const;
+    bool tries_later(const LaneCodec& one) const { return later && raw_trials_ > 0 && !one.codec; }
     bool is_worse(const LaneCodec& one, int64_t rows, int64_t nbytes) const;
     Next next(const LaneCodec& one, int64_t rows, std::optional<bool> may_try) const;
     void count(LaneCodec& one);
@@ -123,6 +138,8 @@ class LaneCodecs {
     std::deque<std::optional<LaneCodec>> lanes_;
     int64_t raw_trials_ = 0;  // in a row, of any lane, after which rows stayed raw
     int64_t pause_ = 0;       // segments before the next trial of a lane whose rows are raw
+    int64_t trying_ = -1;     // lane of the trial under way, if there is one
+    int64_t until_ = 0;       // segments of all lanes before its outcome is due
 };
 
 }  // namespace sharpwave

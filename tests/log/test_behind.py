@@ -18,7 +18,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.codecs import zstd
-from sharpwave.log import behind
+from sharpwave.log import behind, column_encoder
 from sharpwave.log.column_encoder import ColumnEncoder
 
 SPEC = sw.Spec(obs=sw.Field((48, 48), "uint8", codec="zstd", stack=2), action=sw.Field((), "int64"))
@@ -188,6 +188,42 @@ def test_lanes_that_are_full_together_are_encoded_alike_whether_the_thread_is_fa
         with monkeypatch.context() as slow:
             slow.setattr(behind.Works, "advance", late)
             assert made(True)[0] == at_once
+
+
+@pytest.mark.parametrize("lanes", [1, 6])
+def test_trials_for_later_segments_decide_the_same_however_fast_the_thread_is(
+    held_up: threading.Event, monkeypatch: pytest.MonkeyPatch, lanes: int
+) -> None:
+    """Noise, and later what compresses: the caller makes the trials that the thread has not made when they count."""
+    spec = sw.Spec(obs=sw.Field((40, 50), "float32"), action=sw.Field((3,), "float32"))
+    run, makers = column_encoder.Trial.run, list[str]()
+
+    def made(trial: column_encoder.Trial) -> None:
+        makers.append(threading.current_thread().name)
+        run(trial)
+
+    def filled(limited: bool) -> tuple[dict[int, bytes], list[str]]:
+        makers.clear()
+        one, rng = sw.Store(spec, capacity=100_000, segment_steps=16, seed=3), np.random.default_rng(0)
+        no, zeros = np.zeros(lanes, np.bool_), np.zeros((lanes, 3), np.float32)
+        for step in range(1300):
+            obs = rng.standard_normal((lanes, 40, 50)).astype(np.float32) * np.float32(step < 500)
+            one.extend(obs=obs, action=zeros, reward=zeros[:, 0], terminated=no, truncated=no)
+            if limited and step == 400:
+                one.resize(ram=1 << 30)
+        return segments(one), list(makers)
+
+    monkeypatch.setattr(column_encoder.Trial, "run", made)
+    late, by = filled(False)
+    assert by and set(by) == {"MainThread"} and len(late[0]) > 16 * 8000 / 2
+    assert min(map(len, late.values())) < 16 * 8000 / 4
+    makers_late = by
+    held_up.set()
+    time.sleep(0.1)
+    early, by = filled(False)
+    assert early == late and len(by) == len(makers_late) and behind.NAME in by
+    one, _ = filled(True)
+    assert one.keys() == late.keys()
 
 
 def test_without_a_thread_segments_are_encoded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -193,6 +193,6 @@ def test_one_call_makes_two_trials_at_most(monkeypatch: pytest.MonkeyPatch) -> N
             before = trials
             store.extend(obs=obs, action=zeros, reward=zeros, terminated=no, truncated=no)
             most = max(most, trials - before)
-        assert most == 2 and trials >= 10
+        assert most == 2 and trials >= 7  # and others are made behind the caller, one at a time
         batch = store.transitions(seed=0).sample(64)
         assert len(batch.obs) == 64

@@ -85,6 +85,11 @@ class Works:
         while not work.done:
             self.advance()
 
+    def finish_all(self) -> None:
+        """Return once all are done."""
+        while self._left:
+            self.advance()
+
 
 class _Thread:
     """The thread of this process that encodes; it is started with the first work."""
@@ -194,6 +199,7 @@ class Behind(LogListener):
         self.pending: deque[Pending] = deque()
         self.works = Works()
         self._spare: list[int] = []
+        self._unasked = 0
 
     def take(self, lane: int, slot: int, following: int) -> bool:
         """Have the lane's open segment, which is in ``slot``, encoded behind the caller. The lane's next segment, in
@@ -206,8 +212,6 @@ class Behind(LogListener):
         if self._ledger.ram is not None or opened.annotations or len(self.pending) >= MAX_PENDING:
             return False
         rows = opened.columns.all_so_far(slot)
-        if self.pending and self._sealed.depends_on_others(lane, rows):
-            self.settle()
         if not self._sealed.takes_long(lane, rows) or not (self._spare or self._add()) or not THREAD.there():
             return False
         one = Pending(lane, slot, opened.staging.item(lane), self._sealed.reserve_trials(lane, rows))
@@ -230,6 +234,25 @@ class Behind(LogListener):
         self._spare += [offset - arena.begin_of(0) for offset in offsets]
         self._space.staged += len(offsets)
         return bool(offsets)
+
+    def begin(self, work: Callable[[], None]) -> Callable[[], None]:
+        """Have work done behind the caller, from ``wake`` on; return what waits until it is done, and raises its
+        error."""
+        one = Work(work)
+
+        def finish() -> None:
+            self.works.finish(one)
+            one.result()
+
+        self.works.add(one)
+        self._unasked += 1
+        return finish
+
+    def wake(self) -> None:
+        """Ask the thread to do what was begun. Last in a call: the thread takes the interpreter's lock."""
+        while self._unasked and THREAD.there():
+            THREAD.ask(self.works)
+            self._unasked -= 1
 
     def _work(self, one: Pending) -> Work:
         return Work(lambda: self._encode(one))
@@ -273,9 +296,7 @@ class Behind(LogListener):
 
     def wait(self) -> None:
         """Wait until nothing is being encoded: a forked child has no thread for it."""
-        for one in self.pending:
-            if one.work is not None:
-                self.works.finish(one.work)
+        self.works.finish_all()
 
     @property
     def follows(self) -> bool:

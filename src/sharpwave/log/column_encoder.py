@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
 import numpy as np
 import numpy.typing as npt
 
@@ -14,6 +17,8 @@ from sharpwave.native import core
 from sharpwave.spec import Field
 
 Bytes = npt.NDArray[np.uint8]
+Begin = Callable[[Callable[[], None]], Callable[[], None]]
+"""Begins work elsewhere; returns what waits for its end and raises its error, however often it is called."""
 
 ALL_AGAIN = 16
 """Segments of a lane from which on every codec is tried, not only the latest choice of other lanes."""
@@ -23,6 +28,38 @@ MAX_TRIALS = 2
 """Trials in one call, at most, of columns from ``SLOW_BYTES`` on: further lanes wait for later calls."""
 HORIZON = 64
 """Segments over which a new dictionary must save its own bytes and its decoder's."""
+
+
+@dataclass
+class Trial:
+    """Trial of codecs on a copy of a segment's rows, whose outcome is for later segments of the lane.
+
+    Attributes:
+        candidates: what is tried. ``shared``: by codec, the latest dictionary of other lanes.
+        found: codec, dictionary, payload and share of the dictionary's bytes of each try.
+        finish: waits until it is made.
+    """
+
+    rows: Bytes
+    line_bytes: int
+    candidates: Sequence[Codec]
+    shared: Mapping[int, bytes]
+    found: list[tuple[int, bytes, bytes | None, int]] = field(default_factory=list)
+    finish: Callable[[], None] = lambda: None
+
+    def run(self) -> None:
+        """Try the codecs, in any thread."""
+        rows, found = self.rows, list[tuple[int, bytes, bytes | None, int]]()
+        for codec in self.candidates:
+            if not _worth_trying(codec, rows, [payload for _, _, payload, _ in found]):
+                continue
+            shared = self.shared.get(codec.number, b"")
+            found.append((codec.number, shared, codec.encode(rows, shared, self.line_bytes), 0))
+            own = codec.train(rows[::2])
+            if own:
+                payload = codec.encode(rows, own, self.line_bytes)
+                found.append((codec.number, own, payload, _share(codec, own, payload, len(rows))))
+        self.found = found
 
 
 class ColumnEncoder:
@@ -35,6 +72,10 @@ class ColumnEncoder:
     dictionary must save its own bytes. While rows stay raw, lanes are tried in turn, up to 256 segments apart; and no
     call makes more than two trials of large columns: a lane that has to wait takes the last winner untried, or stays as
     it is. For a codec given by name only dictionaries are chosen.
+
+    After ``try_elsewhere``, a trial of a lane whose rows are raw, after one that left rows raw, is made behind the
+    caller: the segment is raw, and the outcome counts from the lane's next one on, or 256 segments of all lanes later.
+    Until then there is no other such trial.
 
     Attributes:
         lanes: each lane's codec and dictionary, and when they are tried again.
@@ -58,11 +99,66 @@ class ColumnEncoder:
         for one in self.candidates:
             self.lanes.add_codec(one.number, one.slow, self._encoders[one.number].patches)
         self._newest: dict[int, int] = {}  # by codec, place of the latest dictionary, tried by lanes without one
+        self._begin: Begin | None = None
+        self._trying: Trial | None = None
 
     @property
     def nbytes(self) -> int:
         """Bytes of working memory."""
-        return sum(encoder.nbytes for encoder in self._encoders.values())
+        trying = 0 if self._trying is None else self._trying.rows.nbytes
+        return sum(encoder.nbytes for encoder in self._encoders.values()) + trying
+
+    def try_elsewhere(self, begin: Begin | None) -> None:
+        """Have trials for later segments made by ``begin``; ``None``: make every trial at once again."""
+        self._begin, self.lanes.later = begin, begin is not None
+
+    def try_later(self, lane: int, rows: Bytes) -> bool:
+        """Before the lane's next segment is packed, take the outcome of a trial that is due, and begin one that is.
+
+        Args:
+            rows: uint8 [n, row_bytes] of the segment, with or without the next step's.
+
+        Returns whether either was done. An error of the trial is raised, and forgotten with it.
+        """
+        ends = self.lanes.ends_trial(lane, len(rows))
+        if ends:
+            self._end_trial()
+        begins = self._begin is not None and self.lanes.begins_trial(lane, len(rows))
+        if begins:
+            assert self._begin is not None
+            shared = {number: self.table.data(place) for number, place in self._newest.items()}
+            trial = Trial(rows.copy(), self.field.line_bytes, self.candidates, shared)
+            trial.finish = self._begin(trial.run)
+            self.lanes.begin_trial(lane)
+            self._trying = trial
+        return ends or begins
+
+    def _end_trial(self) -> None:
+        """Take the outcome of the trial under way: the lane's choice from now on, unless it has made another."""
+        trial = self._trying
+        assert trial is not None
+        try:
+            trial.finish()
+        except Exception:
+            self._trying = None
+            self.lanes.end_trial()
+            raise
+        self._trying, lane = None, self.lanes.end_trial()
+        state = self.lanes.at(lane)
+        if state.codec:
+            return
+        found, added = list[tuple[int, int, bytes | None, int]](), list[int]()
+        try:
+            for number, dictionary, payload, share in trial.found:
+                place = self.table.add(dictionary) if dictionary else 0
+                if place is not None:
+                    added += [place] if place else []
+                    found.append((number, place, payload, share))
+            self._take_best(state, trial.rows, found, added)
+        finally:
+            for place in added:
+                self.table.drop(place)
+        self.lanes.tried(lane)
 
     def pack(self, lane: int, rows: Bytes, may_try: bool | None = None) -> tuple[Column, int]:
         """Pack ``rows`` uint8 [n, row_bytes]; return the column and the place of its dictionary, with a reference to
@@ -71,6 +167,8 @@ class ColumnEncoder:
         Args:
             may_try: from ``lanes.reserve_trial`` of the same arguments; ``None``: as ``lanes.trials_left`` has it.
         """
+        if may_try is None:
+            self.try_later(lane, rows)
         packed = self.lanes.encode(lane, rows, may_try) or self._pack(lane, rows, may_try)
         codec, payload, key, place = packed
         return Column(codec, len(rows), rows.tobytes() if payload is None else payload, key), place
@@ -116,9 +214,8 @@ class ColumnEncoder:
         for codec in self.candidates:
             if state.segments < ALL_AGAIN and leading not in (RAW, codec.number):
                 continue
-            least = min((len(payload) for _, _, payload, _ in tried if payload is not None), default=rows.nbytes)
-            rules = codec.competition
-            if codec.number != state.codec and rules and least <= rules.tried_above * rows.nbytes:
+            payloads = [payload for _, _, payload, _ in tried]
+            if codec.number != state.codec and not _worth_trying(codec, rows, payloads):
                 continue
             shared = self._newest.get(codec.number, 0)
             tried.append((codec.number, shared, self._encode(codec.number, rows, shared), 0))
@@ -127,8 +224,13 @@ class ColumnEncoder:
             if place is not None:
                 added.append(place)
                 payload = self._encode(codec.number, rows, place)
-                memorized = codec.memorized_bytes(payload, len(rows)) if payload else 0
-                tried.append((codec.number, place, payload, (len(own) + codec.decoder_bytes) // HORIZON + memorized))
+                tried.append((codec.number, place, payload, _share(codec, own, payload, len(rows))))
+        return self._take_best(state, rows, tried, added)
+
+    def _take_best(
+        self, state: core.LaneCodec, rows: Bytes, tried: list[tuple[int, int, bytes | None, int]], added: list[int]
+    ) -> bytes | None:
+        """Make the best of what was ``tried`` the lane's choice, and the leading one; return its payload."""
         best: tuple[float, int, int, bytes | None] = (np.inf, RAW, 0, None)
         for number, place, payload, share in tried:
             codec = self._codecs[number]
@@ -159,3 +261,15 @@ class ColumnEncoder:
         self.table.uses.use(place)
         self.table.drop(instead_of)
         return place
+
+
+def _worth_trying(codec: Codec, rows: Bytes, payloads: Sequence[bytes | None]) -> bool:
+    """Return whether a codec is to be tried, beside the ``payloads`` of others."""
+    least = min((len(payload) for payload in payloads if payload is not None), default=rows.nbytes)
+    return codec.competition is None or least > codec.competition.tried_above * rows.nbytes
+
+
+def _share(codec: Codec, dictionary: bytes, payload: bytes | None, count: int) -> int:
+    """Return the bytes that a new dictionary costs each of the segments over which it must save them."""
+    memorized = codec.memorized_bytes(payload, count) if payload else 0
+    return (len(dictionary) + codec.decoder_bytes) // HORIZON + memorized

@@ -12,6 +12,7 @@ from sharpwave.log.admission import Admission, is_refusal
 from sharpwave.log.behind import Behind
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes
+from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.memory.segment_index import SegmentIndex
 
@@ -27,9 +28,15 @@ class Rollover:
     """
 
     def __init__(
-        self, index: SegmentIndex, opened: Lanes, sealing: Sealing, admission: Admission, inventory: Inventory
+        self,
+        index: SegmentIndex,
+        opened: Lanes,
+        sealed: Sealed,
+        sealing: Sealing,
+        admission: Admission,
+        inventory: Inventory,
     ) -> None:
-        self._index, self._opened, self.sealing = index, opened, sealing
+        self._index, self._opened, self._sealed, self.sealing = index, opened, sealed, sealing
         self._admission, self._inventory = admission, inventory
         self.behind: Behind | None = None
 
@@ -57,8 +64,17 @@ class Rollover:
             self._inventory.dropped_steps += int(index.rows[slot])
         self.go_on(lane, following, kept, context, going_on, known)
 
+    def try_codecs(self, lane: int) -> bool:
+        """Take the outcome of a trial of codecs that is due before the lane's segment is sealed, and begin one whose
+        outcome is for later segments; return whether either was done."""
+        rows = self._opened.columns.all_so_far(int(self._opened.slots[lane]))
+        if self.behind is not None and self.behind.pending and self._sealed.depends_on_others(lane, rows):
+            self.behind.settle()
+        return self._sealed.try_later(lane, rows)
+
     def _seal(self, lane: int, slot: int, following: int) -> bool:
         """Seal the lane's open segment, or have it encoded; return False if it is not kept."""
+        self.try_codecs(lane)
         if self.behind is not None:
             if self.behind.take(lane, slot, following):
                 return True

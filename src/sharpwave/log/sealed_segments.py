@@ -15,7 +15,7 @@ from sharpwave.disk.region_files import FULL
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Placed
-from sharpwave.log.column_encoder import ColumnEncoder
+from sharpwave.log.column_encoder import Begin, ColumnEncoder
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.marks import ENDED
 from sharpwave.log.segment_space import SegmentSpace
@@ -67,8 +67,18 @@ class Sealed:
         return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self._encoders.items())
 
     def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
-        """Return whether what ``takes_long`` says depends on segments of other lanes."""
+        """Return whether what is done for the lane's next segment depends on segments of other lanes."""
         return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self._encoders.items())
+
+    def try_later(self, lane: int, rows: Sequence[Bytes]) -> bool:
+        """Take and begin trials as ``ColumnEncoder.try_later`` does; return whether there were any."""
+        done = [one.try_later(lane, rows[c]) for c, one in self._encoders.items()]
+        return any(done)
+
+    def try_elsewhere(self, begin: Begin | None) -> None:
+        """Have trials for later segments made by ``begin``; ``None``: make every trial at once."""
+        for encoder in self._encoders.values():
+            encoder.try_elsewhere(begin)
 
     def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
         """Return what ``encode`` of the same arguments takes as ``may_try``, later."""

@@ -138,12 +138,13 @@ class StepLog:
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
         )
         sealing = Sealing(self.index, disk, self.opened, self.sealed, self.admission, retention)
-        self.rollover = Rollover(self.index, self.opened, sealing, self.admission, self.inventory)
+        self.rollover = Rollover(self.index, self.opened, self.sealed, sealing, self.admission, self.inventory)
         self.behind: Behind | None = None
         if disk is None and retention.in_order:
             self.behind = Behind(space, self.opened, self.sealed, sealing, self.admission, ledger)
             self.rollover.behind = self.behind
             self.inventory.tell(self.behind)
+            self.sealed.try_elsewhere(self.behind.begin if ram is None else None)
         self.turnover: Turnover | None = None
         if disk is None and type(retention) is Fifo and not spec.sparse_names:
             self.turnover = Turnover(
@@ -281,6 +282,7 @@ class StepLog:
         check_lanes(capacity, self.lanes)
         if ram is not None and self.behind is not None:
             self.behind.let_go()
+            self.sealed.try_elsewhere(None)
         self.batches.check_ram(ram, batch_bytes)
         self.admission.resize(capacity, ram, disk_limit, self.opened.slots)
         self.batches.pool.trim()
@@ -358,12 +360,16 @@ class StepLog:
             while full:
                 if self.turnover is not None and not (self.behind is not None and self.behind.pending):
                     full = self.turnover.seal(full, lanes, rows)
+                if full and self.rollover.try_codecs(int(lanes[full[0]])):
+                    continue
                 for i in full[:1]:
                     successor = {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns}
                     self.rollover.roll(int(lanes[i]), successor)
                 full = full[1:]
         finally:
             self.sealed.limit_trials(math.inf)
+            if self.behind is not None:
+                self.behind.wake()
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
         """Append the first of several steps of one episode to one lane, which is open: as many as fit into a segment.
