@@ -2,6 +2,8 @@
 //
 // No signal handler of Python runs inside, so steps are appended whole or not at all. Values that need what this call
 // does not do (other types, errors, waiting, sealing) are left to the caller.
+#include <nanobind/stl/optional.h>
+
 #include <array>
 #include <cstring>
 #include <optional>
@@ -36,8 +38,8 @@ struct Log {
     Ints counts;
     int64_t stride = 0, max_rows = 0, max_frames = 0, capacity = 0, seen = 0;
     nb::object held_turnover;
-    Turnover* turnover = nullptr;  // makes room for steps; null: the caller must
-    bool evicts = false;           // for them
+    Turnover* turnover = nullptr;        // makes room for steps; null: the caller must
+    std::optional<Followers> followers;  // which it tells of evictions; none: it evicts nothing
     std::span<int32_t> oldest;
     int64_t first_lane = 0;
 };
@@ -68,14 +70,17 @@ class Appender {
     }
 
     void bind(Bytes memory, nb::object index, nb::object lanes, Ints counts, int64_t stride, int64_t max_rows,
-              int64_t max_frames, int64_t capacity, int64_t seen, nb::object turnover, bool evicts,
-              std::span<int32_t> oldest, int64_t first_lane) {
+              int64_t max_frames, int64_t capacity, int64_t seen, nb::object turnover,
+              std::optional<nb::typed<nb::sequence, nb::object>> followers, std::span<int32_t> oldest,
+              int64_t first_lane) {
         const auto& index_arrays = nb::cast<const IndexArrays&>(index);
         const auto& lane_arrays = nb::cast<const LaneArrays&>(lanes);
         auto* const turns = turnover.is_none() ? nullptr : &nb::cast<Turnover&>(turnover);
+        std::optional<Followers> told;
+        if (followers) told.emplace(*followers);
         log_ = {memory, std::move(index), std::move(lanes), &index_arrays, &lane_arrays, counts,
                 stride, max_rows,         max_frames,       capacity,      seen,         std::move(turnover),
-                turns,  evicts,           oldest,           first_lane};
+                turns,  std::move(told),  oldest,           first_lane};
     }
 
     // Appends one step to one lane; returns its id.
@@ -239,9 +244,9 @@ class Appender {
     bool makes_room() {
         const ConstInts which(values_.lanes, static_cast<std::size_t>(values_.count));
         return log_.turnover &&
-               log_.turnover->make_room(
-                   {log_.memory, *log_.index, *log_.lanes, log_.oldest, log_.counts, log_.first_lane}, which,
-                   values_.rows[here], log_.max_rows, log_.max_frames, log_.capacity, log_.evicts);
+               log_.turnover->make_room({log_.memory, *log_.index, *log_.lanes, log_.oldest, log_.counts,
+                                         log_.first_lane, log_.followers ? &*log_.followers : nullptr},
+                                        which, values_.rows[here], log_.max_rows, log_.max_frames, log_.capacity);
     }
 
     // Returns whether step ``i`` observes what the lane's last step led to.
@@ -345,10 +350,12 @@ void define_append(nb::module_& module) {
             "    ids_type, tag: of the arrays of ids.")
         .def(
             "bind", &Appender::bind, "memory"_a, "index"_a, "lanes"_a, "counts"_a, "stride"_a, "max_rows"_a,
-            "max_frames"_a, "capacity"_a, "seen"_a, "turnover"_a.none(), "evicts"_a, "oldest"_a, "first_lane"_a,
+            "max_frames"_a, "capacity"_a, "seen"_a, "turnover"_a.none(), "followers"_a.none(), "oldest"_a,
+            "first_lane"_a,
             "Bind the arena's memory, ``IndexArrays`` and ``LaneArrays``, valid while ``counts`` says that the log has "
             "had\n``seen`` changes.\n\n"
-            "Args:\n    turnover: seals where steps need it, and ``evicts``; ``None``: the caller must.")
+            "Args:\n    turnover: seals where steps need it, and evicts; ``None``: the caller must.\n"
+            "    followers: ``Items`` of views, which are told of evictions; ``None``: nothing is evicted.")
         .def("append", &Appender::append, "lane"_a, "obs"_a.none(), "given"_a, "reward"_a.none(), "terminated"_a.none(),
              "truncated"_a.none(), "final_obs"_a.none(), "next_obs"_a.none(),
              "Append one step to a lane, or change nothing.\n\n"

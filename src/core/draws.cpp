@@ -2,7 +2,6 @@
 // uses.
 #include "draws.hpp"
 
-#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <numpy/random/bitgen.h>
 
@@ -25,14 +24,15 @@ void draw_by_value(const SumTree& tree, ConstFloats uniforms, Ints items, Floats
 }
 
 // Items alike, by a tree over groups that counts their items; of a group, those that are not excluded.
-void draw_alike(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded, ConstFloats uniforms,
-                Ints items, Floats probabilities, Floats rest) {
+void draw_alike(const Leaves& leaves, ConstFloats uniforms, Ints items, Floats probabilities, Floats rest) {
+    const SumTree& tree = leaves.tree();
+    const std::optional<ConstBytes> excluded = leaves.excluded();
     tree.draw_counts(uniforms, items, probabilities, rest);
     const double probability = 1.0 / tree.total();
     for (std::size_t i = 0; i < items.size(); ++i) {
         // What is left in the group is the item's number there, as counts are whole numbers.
         auto before = static_cast<int64_t>(std::min(rest[i], probabilities[i] - 1.0));
-        int64_t item = items[i] * group_size;
+        int64_t item = items[i] * leaves.group_size();
         if (excluded) {
             for (;; ++item) {
                 require(static_cast<std::size_t>(item) < excluded->size(), "a group has as many items as it counts");
@@ -90,6 +90,11 @@ std::pair<int64_t, int64_t> count_uses(Ints items, Floats probabilities, std::sp
     return {kept, found};
 }
 
+void draw(const Leaves& leaves, ConstFloats uniforms, Ints items, Floats probabilities, Floats rest) {
+    if (leaves.counts()) return draw_alike(leaves, uniforms, items, probabilities, rest);
+    draw_by_value(leaves.tree(), uniforms, items, probabilities, rest);
+}
+
 }  // namespace
 
 double set_priorities(SumTree& tree, ConstInts items, ConstFloats errors, double eps, double alpha) {
@@ -108,14 +113,9 @@ void Generator::fill(Floats values) const {
     for (double& value : values) value = bits_->next_double(bits_->state);
 }
 
-void draw_shuffled(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded,
-                   const Generator& generator, double beta, const Drawing& out) {
+void draw_shuffled(const Leaves& leaves, const Generator& generator, double beta, const Drawing& out) {
     generator.fill(out.uniforms);
-    if (group_size) {
-        draw_alike(tree, group_size, excluded, out.uniforms, out.items, out.probabilities, out.rest);
-    } else {
-        draw_by_value(tree, out.uniforms, out.items, out.probabilities, out.rest);
-    }
+    draw(leaves, out.uniforms, out.items, out.probabilities, out.rest);
     generator.fill(out.uniforms);
     shuffle(out.uniforms, out.items, out.probabilities);
     weigh(out.probabilities, beta, out.weights);
@@ -123,7 +123,6 @@ void draw_shuffled(const SumTree& tree, int64_t group_size, std::optional<ConstB
 
 void define_draws(nanobind::module_& module) {
     using namespace nanobind::literals;
-    using OptionalBytes = std::optional<ConstBytes>;
     module.def(
         "stratify",
         [](ConstFloats points, Floats uniforms) {
@@ -133,22 +132,15 @@ void define_draws(nanobind::module_& module) {
         },
         "points"_a, "uniforms"_a, "Write the ``uniforms`` with which a stratified draw draws at ``points``.");
     module.def(
-        "draw_by_value",
-        [](const SumTree& tree, Ints items, Floats probabilities, Floats rest, ConstFloats uniforms) {
+        "draw",
+        [](const Leaves& leaves, Ints items, Floats probabilities, Floats rest, ConstFloats uniforms) {
             const Unlocked unlocked(items.size());
-            draw_by_value(tree, uniforms, items, probabilities, rest);
+            draw(leaves, uniforms, items, probabilities, rest);
         },
-        "tree"_a, "items"_a, "probabilities"_a, "rest"_a, "uniforms"_a,
-        "Draw items in proportion to their values, one from each nth of the total, in order.");
-    module.def(
-        "draw_alike",
-        [](const SumTree& tree, int64_t group_size, OptionalBytes excluded, Ints items, Floats probabilities,
-           Floats rest, ConstFloats uniforms) {
-            const Unlocked unlocked(items.size());
-            draw_alike(tree, group_size, excluded, uniforms, items, probabilities, rest);
-        },
-        "tree"_a, "group_size"_a, "excluded"_a.none(), "items"_a, "probabilities"_a, "rest"_a, "uniforms"_a,
-        "Draw items equally often by a tree that counts each group's, one from each nth of them, in order.");
+        "leaves"_a, "items"_a, "probabilities"_a, "rest"_a, "uniforms"_a,
+        "Draw items, one from each nth of the total, in order: in proportion to their values where each is a leaf, "
+        "else "
+        "equally often.");
     module.def(
         "shuffle",
         [](ConstFloats uniforms, Ints items, Floats probabilities) {

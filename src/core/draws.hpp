@@ -1,10 +1,8 @@
 // How is a batch drawn in one call? By a tree, shuffled and weighed.
 #pragma once
 
-#include <optional>
-
+#include "leaves.hpp"
 #include "numpy_arrays.hpp"
-#include "sum_tree.hpp"
 
 struct bitgen;  // numpy's, of random numbers
 
@@ -30,9 +28,8 @@ struct Drawing {
     Floats rest, uniforms;  // working memory
 };
 
-// Draws items alike, or by value where ``group_size`` is 0; shuffles and weighs them.
-void draw_shuffled(const SumTree& tree, int64_t group_size, std::optional<ConstBytes> excluded,
-                   const Generator& generator, double beta, const Drawing& out);
+// Draws items alike, or by value where each is a leaf; shuffles and weighs them.
+void draw_shuffled(const Leaves& leaves, const Generator& generator, double beta, const Drawing& out);
 
 // Sets p^alpha with p = |error| + eps; returns the largest p.
 double set_priorities(SumTree& tree, ConstInts items, ConstFloats errors, double eps, double alpha);

@@ -1,6 +1,8 @@
 // Which steps' returns are known? Those whose episode ends soon enough, or which enough observations follow.
 #include "known_steps.hpp"
 
+#include <algorithm>
+
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 
@@ -8,24 +10,6 @@ namespace sharpwave {
 namespace {
 
 namespace nb = nanobind;
-
-// Finds the steps before the segment in ``slot`` whose returns reach into it, the last first; returns their number.
-int64_t lose_reaching(const Log& log, int64_t slot, Grid<int32_t> spans, Ints steps) {
-    int64_t found = 0;
-    std::size_t walked = 0;
-    for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at]; at = log.previous[at]) {
-        const ConstBytes flags = log.flags(at);
-        for (int64_t row = log.rows[at] - 1; row >= 0; --row) {
-            if (walked == steps.size() || flags[row] & ended) return found;
-            ++walked;
-            if (row < spans[at][1]) {
-                spans[at][1] = static_cast<int32_t>(row);
-                steps[found++] = at * log.stride + row;
-            }
-        }
-    }
-    return found;
-}
 
 // Finds each step's newest frame, and the frame below which its stack is padded.
 void frames_of(const Log& log, ConstInts slots, ConstInts rows, Ints newest, Ints first) {
@@ -37,28 +21,32 @@ void frames_of(const Log& log, ConstInts slots, ConstInts rows, Ints newest, Int
 
 }  // namespace
 
-int64_t find_known(const Log& log, ConstBytes successor_known, std::span<int32_t> cursor, Grid<int32_t> spans,
-                   int64_t n_step, Grid<int64_t> runs) {
+void KnownSteps::follow(std::span<const int32_t> oldest) {
+    const auto some = oldest.subspan(std::min(cursor_.size(), oldest.size()));
+    cursor_.insert(cursor_.end(), some.begin(), some.end());
+}
+
+int64_t KnownSteps::find(const Log& log, ConstBytes successor_known, Grid<int32_t> spans, Grid<int64_t> runs) {
     const Ints slots = runs[0], begins = runs[1], ends = runs[2];
     int64_t found = 0;
-    for (std::size_t lane = 0; lane < cursor.size(); ++lane) {
-        int64_t slot = cursor[lane];
+    for (std::size_t lane = 0; lane < cursor_.size(); ++lane) {
+        int64_t slot = cursor_[lane];
         while (slot >= 0 && found < runs.columns) {
             const int64_t count = log.rows[slot];
             int32_t& known = spans[slot][1];
             int64_t last_end = last_flagged(log.flags(slot), known, count, ended);
             int64_t total = count, at = slot;
-            while (last_end < count && log.next[at] >= 0 && !log.gap[at] && total < count + n_step) {
+            while (last_end < count && log.next[at] >= 0 && !log.gap[at] && total < count + n_step_) {
                 at = log.next[at];
-                const int64_t reach = count + n_step - total, length = log.rows[at];
+                const int64_t reach = count + n_step_ - total, length = log.rows[at];
                 const int64_t end = last_flagged(log.flags(at), 0, std::min(length, reach), ended);
                 if (end >= 0) last_end = total + end;
                 total += length;
             }
-            const bool cut = log.gap[at] && total < count + n_step;
-            const bool foreseen = log.next[at] < 0 && successor_known[lane];
+            const bool cut = log.gap[at] && total < count + n_step_;
+            const bool foreseen = log.next[at] < 0 && !successor_known.empty() && successor_known[lane];
             total += cut || foreseen;
-            const int64_t prefix = std::min(std::max(total - n_step, last_end + 1), count);
+            const int64_t prefix = std::min(std::max(total - n_step_, last_end + 1), count);
             if (prefix > known) {
                 slots[found] = slot, begins[found] = known, ends[found] = prefix;
                 ++found;
@@ -67,9 +55,37 @@ int64_t find_known(const Log& log, ConstBytes successor_known, std::span<int32_t
             if ((prefix < count && !cut) || !log.sealed[slot] || log.next[slot] < 0) break;
             slot = log.next[slot];
         }
-        cursor[lane] = static_cast<int32_t>(slot);
+        cursor_[lane] = static_cast<int32_t>(slot);
     }
     return found;
+}
+
+int64_t KnownSteps::most_lost(const Log& log, int64_t slot) const {
+    return log.previous[slot] < 0 || log.gap[log.previous[slot]] ? 0 : n_step_ - 1;
+}
+
+int64_t KnownSteps::lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) {
+    // What the returns of steps before the segment reach is lost with it; the walk finds the last of them first.
+    const std::size_t most = std::min(lost.size(), static_cast<std::size_t>(n_step_ - 1));
+    std::size_t found = 0, walked = 0;
+    const auto walk = [&](int64_t at) {
+        const ConstBytes flags = log.flags(at);
+        for (int64_t row = log.rows[at] - 1; row >= 0; --row) {
+            if (walked == most || flags[row] & ended) return false;
+            ++walked;
+            if (row < spans[at][1]) {
+                spans[at][1] = static_cast<int32_t>(row);
+                lost[found++] = at * log.stride + row;
+            }
+        }
+        return true;
+    };
+    for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at] && walk(at); at = log.previous[at]) {
+    }
+    const auto lane = static_cast<std::size_t>(log.lane[slot]);
+    if (lane < cursor_.size() && cursor_[lane] == slot) cursor_[lane] = log.next[slot];
+    std::ranges::sort(lost.first(found));
+    return static_cast<int64_t>(found);
 }
 
 void define_known_steps(nb::module_& module) {
@@ -87,27 +103,31 @@ void define_known_steps(nb::module_& module) {
             },
             "memory"_a, "offset"_a, "rows"_a, "next"_a, "previous"_a, "gap"_a, "sealed"_a, "context"_a,
             "episode_step"_a, "lane"_a, "first_step"_a, "frames"_a, "stride"_a);
-    module.def("find_known", &find_known, "log"_a, "successor_known"_a, "cursor"_a, "spans"_a, "n_step"_a, "runs"_a,
-               R"(Find the steps whose n-step successor has become known since the last call.
+    nb::class_<Finder>(module, "Finder", "Finder of a view's items, as far as evictions go.")
+        .def("most_lost", &Finder::most_lost, "log"_a, "slot"_a, "Return a bound of the items that ``lose`` finds.")
+        .def("lose", &Finder::lose, "log"_a, "slot"_a, "spans"_a, "lost"_a,
+             R"(Narrow the ``spans`` of other segments, as the one in ``slot`` is about to be evicted.
+
+Args:
+    lost: int64 [most_lost], receives their items that need it, ``slot * log.stride + k``, ascending.
+
+Returns how many there are.)");
+    nb::class_<KnownSteps, Finder>(module, "KnownSteps", "Finder of steps whose n-step successor is known.")
+        .def(nb::init<int64_t>(), "n_step"_a)
+        .def_prop_ro("lanes", &KnownSteps::lanes, "Number of lanes that are followed.")
+        .def("follow", &KnownSteps::follow, "oldest"_a,
+             "Follow further lanes, each from its ``oldest`` segment on: int32 [lanes].")
+        .def("find_known", &KnownSteps::find, "log"_a, "successor_known"_a, "spans"_a, "runs"_a,
+             R"(Find the steps whose n-step successor has become known since the last call.
 
 Args:
     successor_known: uint8 [lanes], whether the frame after the last one of each lane is known to be the next
-        observation.
-    cursor: int32 [lanes], the slot up to which each lane has been followed; advanced.
+        observation; [0]: of no lane.
     spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
     runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
 
 Returns the number of runs, at most as many as fit: call again while it equals their size. Cost: 10 ns a lane, and
 0.2 for each of the next ``n_step`` steps.)");
-    module.def(
-        "lose_reaching", &lose_reaching, "log"_a, "slot"_a, "spans"_a, "steps"_a,
-        R"(Find the steps before the segment in ``slot`` whose returns reach into it: they cannot be sampled without it.
-
-Args:
-    spans: int32 [slots, 2]; the second is the number of a slot's rows that can be sampled; lowered.
-    steps: int64 [n_step - 1], receives those that could be sampled, ``slot * stride + row``, the last first.
-
-Returns their number.)");
     module.def("frames_of", &frames_of, "log"_a, "slots"_a, "rows"_a, "newest"_a, "first"_a,
                "Find each step's newest frame, and the frame below which its stack is padded: all int64 [n].");
 }

@@ -1,17 +1,50 @@
-// Which steps' returns became known since the last call?
+// Which steps' returns became known since the last call, and which does an eviction take?
 #pragma once
+
+#include <vector>
 
 #include "log.hpp"
 
 namespace sharpwave {
 
-// Finds the steps whose n-step successor has become known since the last call, by lanes; returns the number of runs.
-//
+// Finder of a view's items, as far as evictions go.
+class Finder {
+  public:
+    Finder() = default;
+    Finder(const Finder&) = delete;
+    Finder& operator=(const Finder&) = delete;
+    virtual ~Finder() = default;
+
+    // Returns a bound of the items that ``lose`` finds.
+    virtual int64_t most_lost(const Log& log, int64_t slot) const = 0;
+    // Narrows the spans of other segments, as the segment in ``slot`` is about to be evicted. ``lost`` receives their
+    // items that need it, ascending; returns how many there are.
+    virtual int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) = 0;
+};
+
 // A step can be sampled when an episode's end lies within the n steps that begin with it, or when the observation n
 // steps later is known: that step has been appended, or the one before it came with its ``next_obs``. Such steps are a
 // prefix of their segment, because steps arrive in order. Where steps in between were evicted, a return may reach up to
 // the last step before them, whose successor frame its segment holds.
-int64_t find_known(const Log& log, ConstBytes successor_known, std::span<int32_t> cursor, Grid<int32_t> spans,
-                   int64_t n_step, Grid<int64_t> runs);
+class KnownSteps final : public Finder {
+  public:
+    explicit KnownSteps(int64_t n_step) : n_step_(n_step) {}
+
+    // Follows all lanes from now on, new ones from their ``oldest`` segment on.
+    void follow(std::span<const int32_t> oldest);
+
+    // Finds the steps that became known since the last call, by lanes; returns the number of runs. ``successor_known``:
+    // by lane; empty: for none.
+    int64_t find(const Log& log, ConstBytes successor_known, Grid<int32_t> spans, Grid<int64_t> runs);
+
+    int64_t most_lost(const Log& log, int64_t slot) const override;
+    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override;
+
+    int64_t lanes() const { return std::ssize(cursor_); }
+
+  private:
+    int64_t n_step_;
+    std::vector<int32_t> cursor_;  // by lane, the slot of the segment up to which it was followed
+};
 
 }  // namespace sharpwave

@@ -15,6 +15,8 @@ NB_MODULE(_core, module) {
     sharpwave::define_checksum(module);
     sharpwave::define_codecs(module);
     sharpwave::define_known_steps(module);
+    sharpwave::define_leaves(module);
+    sharpwave::define_items(module);
     sharpwave::define_transitions(module);
     sharpwave::define_hindsight(module);
     sharpwave::define_gather(module);

@@ -26,6 +26,8 @@ void define_draws(nanobind::module_& module);
 void define_orders(nanobind::module_& module);
 void define_index(nanobind::module_& module);
 void define_checks(nanobind::module_& module);
+void define_items(nanobind::module_& module);
+void define_leaves(nanobind::module_& module);
 void define_learning(nanobind::module_& module);
 void define_rows(nanobind::module_& module);
 void define_sampling(nanobind::module_& module);

@@ -13,7 +13,7 @@
 #include "draws.hpp"
 #include "gather.hpp"
 #include "ids.hpp"
-#include "known_steps.hpp"
+#include "items.hpp"
 #include "rooms.hpp"
 #include "segments.hpp"
 #include "transitions.hpp"
@@ -127,30 +127,28 @@ class Sampling {
     struct Arrays {
         Ints counts;
         ConstInts generation;
-        std::span<int32_t> cursor;
         Grid<int32_t> spans;
         Grid<int64_t> runs;
         ConstBytes endings;
-        std::optional<ConstBytes> excluded, resident;
+        std::optional<ConstBytes> resident;
     };
 
-    Sampling(const nb::dict& objects, const Arrays& arrays, int64_t group_size, const Settings& settings)
+    Sampling(const nb::dict& objects, const Arrays& arrays, const Settings& settings)
         : held_(objects),
           sampler_(objects["sampler"]),
           cache_(objects["cache"]),
           generator_(objects["generator"]),
+          expected_(objects["expected"]),
           log_(nb::cast<const Log&>(objects["log"])),
-          tree_(nb::cast<SumTree&>(objects["tree"])),
+          leaves_(nb::cast<Leaves&>(objects["leaves"])),
+          known_(nb::cast<KnownSteps&>(objects["known"])),
           pool_(nb::cast<Pool&>(objects["pool"])),
           bits_(nb::cast<nb::capsule>(nb::getattr(generator_, "capsule"))),
           arrays_(arrays),
-          group_size_(group_size),
-          settings_(settings),
-          nothing_(arrays.cursor.size()) {
+          settings_(settings) {
         for (nb::handle one : nb::borrow<nb::list>(objects["same"])) {
             same_.push_back({nb::borrow(one[0]), Name(one[1]), nb::borrow(one[2])});
         }
-        for (nb::handle one : nb::borrow<nb::list>(objects["empty"])) empty_.push_back(nb::borrow(one));
         for (nb::handle one : nb::borrow<nb::list>(objects["columns"])) {
             columns_.push_back(&nb::cast<const Column&>(one));
         }
@@ -159,9 +157,9 @@ class Sampling {
     bool is_stale() const { return stale_; }
 
     // Draws a batch; None, and nothing was drawn, where it takes more.
-    nb::object sample(nb::handle items, Filling& filling, double beta) {
+    nb::object sample(Items& items, Filling& filling, double beta) {
         if (stale_ || (arrays_.counts[changes] != seen_ && !follow(items))) return nb::none();
-        if (!(tree_.total() > 0.0) || (!cache_.is_none() && nb::len(damaged_.of(cache_)))) return nb::none();
+        if (!(leaves_.tree().total() > 0.0) || (!cache_.is_none() && nb::len(damaged_.of(cache_)))) return nb::none();
         if (!take_blocks(filling)) return nb::none();
         try {
             draw(filling, beta);
@@ -176,7 +174,7 @@ class Sampling {
     }
 
     // Sets the priorities of those of ``ids`` that can be sampled; returns their number, -1 where the view has to.
-    int64_t update(nb::handle items, ConstInts ids, ConstFloats errors) {
+    int64_t update(Items& items, ConstInts ids, ConstFloats errors) {
         require(ids.size() == errors.size(), "each id has an error");
         if (stale_ || (arrays_.counts[changes] != seen_ && !follow(items))) return -1;
         updated_.resize(ids.size()), errors_.assign(errors.begin(), errors.end()), there_.resize(ids.size());
@@ -186,10 +184,11 @@ class Sampling {
             updated_[kept] = updated_[i], errors_[kept] = errors_[i];
             kept += there_[i];
         }
-        if (!group_size_) {
+        if (!leaves_.counts()) {
             const double alpha = nb::cast<double>(alpha_.of(sampler_)), eps = nb::cast<double>(eps_.of(sampler_));
             const double before = nb::cast<double>(max_priority_.of(sampler_));
-            const double largest = set_priorities(tree_, {updated_.data(), kept}, {errors_.data(), kept}, eps, alpha);
+            const double largest =
+                set_priorities(leaves_.tree(), {updated_.data(), kept}, {errors_.data(), kept}, eps, alpha);
             if (largest > before) max_priority_.set(sampler_, nb::float_(largest));
         }
         return static_cast<int64_t>(kept);
@@ -202,24 +201,18 @@ class Sampling {
         nb::object value;
     };
     // Finds the items that became known; returns false where the view has to.
-    bool follow(nb::handle items) {
+    bool follow(Items& items) {
         for (const Same& one : same_) stale_ |= !one.name.of(one.owner).is(one.value);
-        if (stale_ || !found_.of(items).is_none()) return false;
-        for (const nb::object& one : empty_) {
-            if (nb::len(one)) return false;
-        }
+        if (stale_ || !items.settled() || nb::len(expected_)) return false;
         const int64_t now = arrays_.counts[changes];
         int64_t came = 0, found = arrays_.runs.columns;
         while (found == arrays_.runs.columns) {
-            found = find_known(log_, nothing_, arrays_.cursor, arrays_.spans, settings_.n_step, arrays_.runs);
+            found = known_.find(log_, {}, arrays_.spans, arrays_.runs);
             came += insert(found);
         }
-        if (came) {
-            count_.add(items, came);
-            grew_.set(items, nb::bool_(true));
-        }
-        items_seen_.set(items, nb::int_(now));
-        seen_ = now;
+        items.count += came;
+        items.grew |= came > 0;
+        items.seen = seen_ = now;
         return true;
     }
 
@@ -231,14 +224,12 @@ class Sampling {
         int64_t came = 0;
         for (std::size_t i = 0; i < some; ++i) came += ends[i] - begins[i];
         if (!came) return 0;
-        if (group_size_) {
-            for (std::size_t i = 0; i < some; ++i) tree_.leaf(slots[i]) += static_cast<double>(ends[i] - begins[i]);
-            tree_.refresh(slots);
-        } else {
+        double value = 1.0;
+        if (!leaves_.counts()) {
             const double largest = nb::cast<double>(max_priority_.of(sampler_));
-            const double value = std::pow(largest, nb::cast<double>(alpha_.of(sampler_)));
-            tree_.set_runs(log_.stride, slots, begins, ends, value);
+            value = std::pow(largest, nb::cast<double>(alpha_.of(sampler_)));
         }
+        leaves_.insert(slots, begins, ends, value);
         return came;
     }
 
@@ -258,7 +249,7 @@ class Sampling {
     void draw(const Filling& filling, double beta) {
         const Drawing out{filling.items, filling.column<double>(probabilities_at), filling.column<float>(weights_at),
                           filling.rest, filling.uniforms};
-        draw_shuffled(tree_, group_size_, arrays_.excluded, bits_, beta, out);
+        draw_shuffled(leaves_, bits_, beta, out);
     }
 
     void give_back(Filling& filling) {
@@ -275,7 +266,7 @@ class Sampling {
     }
 
     // Makes the batch, and counts it.
-    nb::object made(nb::handle items, Filling& filling) {
+    nb::object made(Items& items, Filling& filling) {
         const auto count = std::ssize(filling.items);
         std::vector<Layout::Root> roots;
         while (roots.size() < filling.blocks.size()) {
@@ -285,7 +276,7 @@ class Sampling {
         }
         filling.blocks.clear();
         nb::object batch = filling.batch(roots);
-        samples_.add(items, count);
+        items.samples += count;
         if (!cache_.is_none()) hits_.add(cache_, settings_.n_step == 1 ? count : 2 * count);
         return batch;
     }
@@ -319,22 +310,19 @@ class Sampling {
         return all;
     }
 
-    const Name count_{"count"}, samples_{"samples"}, grew_{"grew"}, items_seen_{"seen"}, found_{"found"};
     const Name damaged_{"damaged"}, hits_{"hits"}, max_priority_{"max_priority"}, alpha_{"alpha"}, eps_{"eps"};
-    nb::object held_, sampler_, cache_, generator_;
+    nb::object held_, sampler_, cache_, generator_, expected_;
     const Log& log_;
-    SumTree& tree_;
+    Leaves& leaves_;
+    KnownSteps& known_;
     Pool& pool_;
     Generator bits_;
     Arrays arrays_;
-    int64_t group_size_;
     Settings settings_;
     std::vector<int64_t> updated_;  // items of an update, their errors, and which ids name one
     std::vector<double> errors_;
     std::vector<uint8_t> there_;
-    std::vector<uint8_t> nothing_;  // by lane: no step is known before another follows
     std::vector<Same> same_;
-    std::vector<nb::object> empty_;
     std::vector<const Column*> columns_;
     int64_t seen_ = -1;
     bool stale_ = false;
@@ -358,36 +346,35 @@ void define_sampling(nb::module_& module) {
         .def(
             "__init__",
             [](Sampling* self, const nb::typed<nb::dict, nb::str, nb::object>& objects, Ints counts,
-               ConstInts generation, std::span<int32_t> cursor, Grid<int32_t> spans, Grid<int64_t> runs,
-               ConstBytes endings, std::optional<ConstBytes> excluded, std::optional<ConstBytes> resident,
-               int64_t group_size, int64_t n_step, double gamma, bool stacks, int64_t threads, int64_t thread_bytes,
-               int64_t chunk_bytes) {
-                new (self) Sampling(objects, {counts, generation, cursor, spans, runs, endings, excluded, resident},
-                                    group_size, {n_step, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
+               ConstInts generation, Grid<int32_t> spans, Grid<int64_t> runs, ConstBytes endings,
+               std::optional<ConstBytes> resident, int64_t n_step, double gamma, bool stacks, int64_t threads,
+               int64_t thread_bytes, int64_t chunk_bytes) {
+                new (self) Sampling(objects, {counts, generation, spans, runs, endings, resident},
+                                    {n_step, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
             },
-            "objects"_a, "counts"_a, "generation"_a, "cursor"_a, "spans"_a, "runs"_a, "endings"_a, "excluded"_a.none(),
-            "resident"_a.none(), "group_size"_a, "n_step"_a, "gamma"_a, "stacks"_a, "threads"_a, "thread_bytes"_a,
-            "chunk_bytes"_a,
+            "objects"_a, "counts"_a, "generation"_a, "spans"_a, "runs"_a, "endings"_a, "resident"_a.none(), "n_step"_a,
+            "gamma"_a, "stacks"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
             R"(Args:
     objects: by name; all that the arrays belong to is among them.
-        sampler: with ``max_priority``, ``alpha`` and ``eps``, if it draws by value. ``tree``: its ``SumTree``.
+        sampler: with ``max_priority``, ``alpha`` and ``eps``, if it draws by value. ``leaves``: its ``Leaves``.
         generator: numpy's bit generator. ``pool``: ``Pool``. ``log``: ``Log``.
         cache: with ``damaged`` and ``hits``; None: all segments are in memory.
         columns: list of ``Column``, of each window.
         same: list of an object, an attribute's name, and its value: with another one this is stale.
-        empty: list of lists and dicts: with anything in them, items are found by the view.
+        known: ``KnownSteps``, which follow all lanes.
+        expected: dict: with anything in it, items are found by the view.
     counts: int64 [3], the third counts changes of the log.
-    generation, resident: by slot. ``cursor``, ``spans``, ``runs``: as of ``find_known``.
+    generation, resident: by slot. ``spans``, ``runs``: as of ``find_known``.
     endings: uint8, of each window, as of ``fill_transitions``.
-    excluded, group_size, n_step, gamma, stacks, threads, thread_bytes, chunk_bytes: as of the draw, and ``fill_transitions``.)")
+    n_step, gamma, stacks, threads, thread_bytes, chunk_bytes: as of ``fill_transitions``.)")
         .def_prop_ro("stale", &Sampling::is_stale, "Whether another is to take its place.")
         .def("sample", &Sampling::sample,
-             nb::sig("def sample(self, items: object, filling: Filling, beta: float) -> typing.Any"), "items"_a,
+             nb::sig("def sample(self, items: Items, filling: Filling, beta: float) -> typing.Any"), "items"_a,
              "filling"_a, "beta"_a,
              R"(Draw a batch and return it; None, and nothing was drawn, where that takes more than this call does.
 
 Args:
-    items: with attributes ``count``, ``samples``, ``grew``, ``seen`` and ``found``. They are not kept: they keep this.)")
+    items: they are not kept: they keep this.)")
         .def("update", &Sampling::update, "items"_a, "ids"_a, "errors"_a,
              "Set the priorities of those of ``ids`` that can be sampled by ``errors``; return their number, -1 where "
              "that\ntakes more.");

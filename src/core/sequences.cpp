@@ -2,10 +2,12 @@
 //
 // A window is named by the step that is trained first in it, whose number in its episode is a multiple of ``stride``:
 // item k of a segment is the k-th such step in it, from 0.
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <vector>
 
-#include "log.hpp"
+#include "known_steps.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 #include "unlocked.hpp"
@@ -94,11 +96,11 @@ int64_t windows_of_steps(const Log& log, Grid<const int64_t> steps, int64_t coun
     return found;
 }
 
-// Finds the windows that begin with ``steps``, of one lane, the last first; returns how many there are.
+// Finds the windows that begin with ``steps``, ascending ones of one lane; returns how many there are.
 int64_t lose_ahead(const Log& log, ConstInts steps, int64_t stride, Grid<int32_t> spans, Ints lost) {
     int64_t found = 0;
-    for (const int64_t step : steps) {
-        const int64_t slot = log.slot_of(step), row = step - slot * log.stride;
+    for (std::size_t i = steps.size(); i-- > 0;) {  // a segment's last first
+        const int64_t step = steps[i], slot = log.slot_of(step), row = step - slot * log.stride;
         if (step_number(log.flags(slot), log.episode_step[slot], row) % stride) continue;
         const int64_t k = count_windows(log, slot, row, stride);
         if (spans[slot][0] <= k && k < spans[slot][1]) {
@@ -301,6 +303,51 @@ void spread_stacks(Cube<uint8_t> out, Grid<const int64_t> places, int64_t stack)
     }
 }
 
+// A window needs the steps of its burn-in, and those that its returns reach.
+class KnownWindows final : public Finder {
+  public:
+    // steps: spans of the steps that begin whole windows, which ``known`` finds: of each, ``reach`` steps are known.
+    KnownWindows(nb::object known, nb::object steps, int64_t reach, int64_t burn_in, int64_t stride)
+        : held_known_(std::move(known)),
+          held_steps_(std::move(steps)),
+          known_(nb::cast<KnownSteps&>(held_known_)),
+          steps_(nb::cast<Grid<int32_t>>(held_steps_)),
+          burn_in_(burn_in),
+          stride_(stride),
+          ahead_(reach - 1) {}
+
+    int64_t most_lost(const Log& log, int64_t slot) const override {
+        return 2 * known_.most_lost(log, slot) + burn_in_;  // the steps among them
+    }
+
+    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override {
+        const Ints ahead = lost.last(std::min(lost.size(), static_cast<std::size_t>(ahead_)));
+        steps_[slot][0] = steps_[slot][1] = 0;
+        const auto steps = static_cast<std::size_t>(known_.lose(log, slot, steps_, ahead));
+        auto found = static_cast<std::size_t>(lose_ahead(log, ahead.first(steps), stride_, spans, lost));
+        found += static_cast<std::size_t>(lose_behind(log, slot, burn_in_, stride_, spans, lost.subspan(found)));
+        std::ranges::sort(lost.first(found));
+        return static_cast<int64_t>(found);
+    }
+
+    // For the garbage collector.
+    const nb::object& known() const { return held_known_; }
+
+  private:
+    nb::object held_known_, held_steps_;
+    KnownSteps& known_;
+    Grid<int32_t> steps_;
+    int64_t burn_in_, stride_, ahead_;
+};
+
+int traverse(PyObject* self, visitproc visit, void* arg) {
+    Py_VISIT(Py_TYPE(self));
+    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<KnownWindows>(self)->known().ptr());
+    return 0;
+}
+
+std::array<PyType_Slot, 2> slots{{{Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {0, nullptr}}};
+
 }  // namespace
 
 void define_sequences(nb::module_& module) {
@@ -316,22 +363,13 @@ Args:
     keep: also runs without any window.
 
 Returns how many runs there are. Cost: counting the windows of each run's segment two or three times.)");
-    module.def(
-        "lose_ahead", &lose_ahead, "log"_a, "steps"_a, "stride"_a, "spans"_a, "lost"_a,
-        R"(Find the windows that begin with ``steps`` [n], of one lane, the last first; lower the ends of ``spans``.
-
-Args:
-    lost: int64 [n], receives the items, ``slot * log.stride + k``.
-
-Returns how many there are.)");
-    module.def(
-        "lose_behind", &lose_behind, "log"_a, "slot"_a, "burn_in"_a, "stride"_a, "spans"_a, "lost"_a,
-        R"(Find the windows whose burn-in reaches back into the segment in ``slot``; raise the begins of ``spans``.
-
-Args:
-    lost: int64 [burn_in], receives the items.
-
-Returns how many there are.)");
+    nb::class_<KnownWindows, Finder>(module, "KnownWindows", "Finder of windows, as far as evictions go.",
+                                     nb::type_slots(slots.data()))
+        .def(nb::init<nb::object, nb::object, int64_t, int64_t, int64_t>(), "known"_a, "steps"_a, "reach"_a,
+             "burn_in"_a, "stride"_a,
+             "Args:\n    known, steps: ``KnownSteps`` of ``reach``, and their spans int32 [slots, 2]: the steps that "
+             "begin "
+             "whole windows.");
     module.def("locate_windows", &locate_windows, "log"_a, "items"_a, "stride"_a, "burn_in"_a, "n_step"_a, "gamma"_a,
                "step_reward"_a, "reward"_a, "discount"_a, "bootstrap"_a, "mask"_a, "first"_a, "terminated"_a,
                "truncated"_a, "n"_a, "lane"_a, "step"_a, "places"_a, "runs"_a,

@@ -1,6 +1,8 @@
 // How do full segments give way to their lanes' next ones? They are encoded, placed and linked, and the oldest evicted.
 #include "turnover.hpp"
 
+#include <nanobind/stl/optional.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -127,7 +129,7 @@ void Turnover::write(const LogState& log, int64_t lane, int32_t slot, int64_t fr
     store(begin + at, crc32({begin, static_cast<std::size_t>(at)}));
 }
 
-Turnover::Sealed Turnover::seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts) {
+Turnover::Sealed Turnover::seal_one(const LogState& log, int64_t lane, Coming coming) {
     const IndexArrays& index = log.index;
     const int32_t slot = log.lanes.slots[lane];
     const int64_t steps = index.rows[slot], held = index.frames[slot];
@@ -147,7 +149,7 @@ Turnover::Sealed Turnover::seal_one(const LogState& log, int64_t lane, Coming co
 
     const int64_t used = slots_.highest;
     int64_t next = slots_.take(index);
-    while (next < 0 && evicts && evict_oldest(log)) next = slots_.take(index);
+    while (next < 0 && evict_oldest(log)) next = slots_.take(index);
     if (next < 0) return Sealed::no_room;
     std::optional<int64_t> base;
     int64_t size = 0;
@@ -157,7 +159,7 @@ Turnover::Sealed Turnover::seal_one(const LogState& log, int64_t lane, Coming co
         if (packed) {
             size = nbytes();
             base = ranges_.allocate(size);
-            while (!base && evicts && evict_oldest(log)) base = ranges_.allocate(size);
+            while (!base && evict_oldest(log)) base = ranges_.allocate(size);
             if (base) queue_.slots.push_back(slot);
         }
     } catch (...) {
@@ -214,10 +216,10 @@ Turnover::Sealed Turnover::seal_one(const LogState& log, int64_t lane, Coming co
     return Sealed::yes;
 }
 
-int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool evicts) {
+int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming) {
     ++log.counts[changes];
     for (std::size_t i = 0; i < which.size(); ++i) {
-        const Sealed sealed = seal_one(log, which[i], {coming, positions[i]}, evicts);
+        const Sealed sealed = seal_one(log, which[i], {coming, positions[i]});
         const auto done = static_cast<int64_t>(i);
         if (sealed != Sealed::yes) return sealed == Sealed::no_room ? -1 - done : done;
     }
@@ -225,31 +227,38 @@ int64_t Turnover::seal(const LogState& log, ConstInts which, ConstInts positions
 }
 
 bool Turnover::make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
-                         int64_t capacity, bool evicts) {
+                         int64_t capacity) {
     ++log.counts[changes];
     for (int64_t i = 0; i < std::ssize(which); ++i) {
         if (is_full(log.index, log.lanes, which[i], max_rows, max_frames) &&
-            seal_one(log, which[i], {coming, i}, evicts) != Sealed::yes)
+            seal_one(log, which[i], {coming, i}) != Sealed::yes)
             return false;
     }
     while (capacity >= 0 && log.counts[held_steps] + std::ssize(which) > capacity) {
-        if (!evicts || !evict_oldest(log)) return false;
+        if (!evict_oldest(log)) return false;
     }
     return true;
 }
 
 bool Turnover::evict_oldest(const LogState& log) {
-    if (queue_.slots.empty() || !release(log, queue_.slots.front())) return false;
+    if (!log.followers || queue_.slots.empty()) return false;
+    const int64_t slot = queue_.slots.front();
+    if (!releases(log.index, slot) || !log.followers->forget(slot)) return false;
+    release(log, slot);
     queue_.slots.pop_front();
     return true;
 }
 
-bool Turnover::release(const LogState& log, int64_t slot) {
-    const IndexArrays& index = log.index;
+bool Turnover::releases(const IndexArrays& index, int64_t slot) const {
     for (int64_t c = 0; c < std::ssize(packed_); ++c) {
         const int64_t place = index.dictionary[c][slot];
         if (place && uses_[static_cast<std::size_t>(c)]->count(place) == 1) return false;
     }
+    return true;
+}
+
+void Turnover::release(const LogState& log, int64_t slot) {
+    const IndexArrays& index = log.index;
     for (int64_t c = 0; c < std::ssize(packed_); ++c) {
         const int64_t place = index.dictionary[c][slot];
         if (place) uses_[static_cast<std::size_t>(c)]->drop(place);
@@ -263,7 +272,6 @@ bool Turnover::release(const LogState& log, int64_t slot) {
     log.counts[evicted_steps] += steps;
     ++log.counts[evicted_segments];
     ++log.counts[changes];
-    return true;
 }
 
 void define_turnover(nb::module_& module) {
@@ -288,24 +296,29 @@ void define_turnover(nb::module_& module) {
             "seal",
             [](Turnover& self, Bytes memory, const IndexArrays& index, const LaneArrays& lanes,
                std::span<int32_t> oldest, Ints counts, int64_t first_lane, ConstInts which, ConstInts positions,
-               nb::handle rows, int64_t row_count, bool evicts) {
+               nb::handle rows, int64_t row_count, std::optional<nb::typed<nb::sequence, nb::object>> followers) {
                 const Values coming(self.columns(), rows, row_count, Which::framed);
-                return self.seal({memory, index, lanes, oldest, counts, first_lane}, which, positions, coming.rows(),
-                                 evicts);
+                std::optional<Followers> told;
+                if (followers) told.emplace(*followers);
+                return self.seal({memory, index, lanes, oldest, counts, first_lane, told ? &*told : nullptr}, which,
+                                 positions, coming.rows());
             },
             "memory"_a, "index"_a, "lanes"_a, "oldest"_a, "counts"_a, "first_lane"_a, "which"_a, "positions"_a,
-            "rows"_a, "row_count"_a, "evicts"_a,
+            "rows"_a, "row_count"_a, "followers"_a.none(),
             "Seal the open segments of the lanes ``which`` [n] and open their next ones, up to the first that is not "
             "the core's to\nencode, or for which there is no room; return how many were sealed, and for lack of room "
             "-1 minus that.\n\n"
             "Args:\n    rows: observations by field [row_count, *shape], at ``positions`` [n] those of the next steps."
-            "\n    evicts: the oldest segments, where there is no room.\n\n"
+            "\n    followers: ``Items`` of views, which are told of evictions; ``None``: nothing is evicted.\n\n"
             "Cost: the encoding, a copy and a checksum.  Raises: MemoryError: some may be sealed.")
         .def(
             "release",
             [](Turnover& self, Bytes memory, const IndexArrays& index, const LaneArrays& lanes,
-               std::span<int32_t> oldest, Ints counts,
-               int64_t slot) { return self.release({memory, index, lanes, oldest, counts, 0}, slot); },
+               std::span<int32_t> oldest, Ints counts, int64_t slot) {
+                if (!self.releases(index, slot)) return false;
+                self.release({memory, index, lanes, oldest, counts, 0, nullptr}, slot);
+                return true;
+            },
             "memory"_a, "index"_a, "lanes"_a, "oldest"_a, "counts"_a, "slot"_a,
             "Free a segment that is evicted, and its slot; return whether that was done: not where a dictionary goes "
             "with it.");

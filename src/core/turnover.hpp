@@ -9,6 +9,7 @@
 
 #include "arena.hpp"
 #include "column_choice.hpp"
+#include "items.hpp"
 #include "slots.hpp"
 
 namespace sharpwave {
@@ -20,7 +21,8 @@ struct LogState {
     const LaneArrays& lanes;
     std::span<int32_t> oldest;  // by lane
     Ints counts;
-    int64_t first_lane;  // number of lane 0 in segments
+    int64_t first_lane;          // number of lane 0 in segments
+    const Followers* followers;  // views that are told of evictions; null: nothing is evicted here
 };
 
 // Observations of the coming steps: where each field's rows lie, and which of them a lane's has.
@@ -47,16 +49,18 @@ class Turnover {
     // core's to encode, or where there is no room for it; returns how many were sealed, and for lack of room -1 minus
     // that.
     //
-    // which: lanes. positions: rows of their coming observations. evicts: whether segments are evicted for them.
-    int64_t seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming, bool evicts);
+    // which: lanes. positions: rows of their coming observations.
+    int64_t seal(const LogState& log, ConstInts which, ConstInts positions, Pointers coming);
 
-    // Seals, and ``evicts``, for a step of each of the lanes ``which``, whose observations are ``coming``; returns
+    // Seals and evicts for a step of each of the lanes ``which``, whose observations are ``coming``; returns
     // whether there is room for all. If not, sharpwave.log.step_log goes on from what was done.
     bool make_room(const LogState& log, ConstInts which, Pointers coming, int64_t max_rows, int64_t max_frames,
-                   int64_t capacity, bool evicts);
+                   int64_t capacity);
 
-    // Frees a segment that was evicted, and its slot. Returns whether it did: not where a dictionary goes with it.
-    bool release(const LogState& log, int64_t slot);
+    // Whether no dictionary goes with a segment: then it can be released here.
+    bool releases(const IndexArrays& index, int64_t slot) const;
+    // Frees a segment that was evicted, and its slot.
+    void release(const LogState& log, int64_t slot);
 
   private:
     struct Packed {  // a column's payload
@@ -78,7 +82,7 @@ class Turnover {
     std::vector<LaneCodecs::Mark> marks_;  // by field, what encoding it changes
 
     enum class Sealed : uint8_t { yes, otherwise, no_room };
-    Sealed seal_one(const LogState& log, int64_t lane, Coming coming, bool evicts);
+    Sealed seal_one(const LogState& log, int64_t lane, Coming coming);
     bool pack_columns(const LogState& log, int64_t lane, int32_t slot, int64_t frames);
     void forget_columns(int64_t lane);
     int64_t nbytes() const;

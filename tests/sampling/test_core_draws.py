@@ -70,7 +70,7 @@ def test_counts_are_drawn_as_any_values(
     leaves, values, rest = np.empty(n, np.int64), np.empty(n), np.empty(n)
     tree.draw(uniforms, leaves, values, rest)
     items, probabilities, other = np.empty(n, np.int64), np.empty(n), np.empty(n)
-    core.draw_alike(tree.sums, size, None, items, probabilities, other, uniforms)
+    core.draw(core.Leaves(tree.sums, size, np.zeros(groups * size, np.uint8)), items, probabilities, other, uniforms)
     assert items.tolist() == (leaves * size + np.minimum(rest, values - 1).astype(np.int64)).tolist()
     assert other.tolist() == rest.tolist()
     assert probabilities.tolist() == [1 / counts.sum()] * n

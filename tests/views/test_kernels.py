@@ -88,11 +88,11 @@ def naive_used(flags: Array, t: int, n_step: int) -> int | None:
     return n_step if t + n_step < len(flags) else None
 
 
-def run_sync(log: Log, cursor: Array, spans: Array, n_step: int, room: int) -> list[tuple[int, int, int]]:
+def run_sync(log: Log, known: core.KnownSteps, spans: Array, room: int) -> list[tuple[int, int, int]]:
     out = np.zeros((3, room), np.int64)
     runs: list[tuple[int, int, int]] = []
     while True:
-        found = core.find_known(log.arrays, log.successor_known, cursor, spans, n_step, out)
+        found = known.find_known(log.arrays, log.successor_known, spans, out)
         runs += zip(*out[:, :found].tolist(), strict=True)
         if found < room:
             return runs
@@ -106,7 +106,8 @@ def test_find_known_finds_each_step_once_when_its_successor_is_known(
     """The steps come one by one, some with what follows; ``room`` is smaller than the number of runs now and then."""
     whole, following = log.rows.copy(), log.following.copy()
     log.rows[:], log.following[:], log.sealed[:] = 0, -1, 0
-    cursor, spans = np.zeros(1, np.int32), np.zeros((len(log.rows), 2), np.int32)
+    found, spans = core.KnownSteps(n_step), np.zeros((len(log.rows), 2), np.int32)
+    found.follow(np.zeros(1, np.int32))
     seen: list[int] = []
     s = 0
     for t in range(len(log.flags)):
@@ -116,7 +117,7 @@ def test_find_known_finds_each_step_once_when_its_successor_is_known(
         log.rows[s] += 1
         ended = bool(log.flags[t] & (TERMINATED | TRUNCATED))
         log.successor_known[0] = foreseen = not ended and data.draw(st.booleans(), "next_obs")
-        for slot, begin, end in run_sync(log, cursor, spans, n_step, room):
+        for slot, begin, end in run_sync(log, found, spans, room):
             seen += [slot * log.stride + r for r in range(begin, end)]
         known = [naive_used(log.flags[: t + 1], k, n_step) is not None for k in range(t + 1)]
         if foreseen and t + 1 >= n_step:

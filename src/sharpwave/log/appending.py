@@ -81,5 +81,5 @@ class Appending(core.Appender):
             log.arena.memory, index.arrays, opened.arrays, log.inventory.counts, log.stride,
             log.max_rows(len(opened)), log.layout.max_frames - 3, -1 if capacity is None else capacity, changes,
             turnover.core if turnover is not None and turnover.seals and not pending else None,
-            turnover is not None and turnover.evicts, log.inventory.oldest, opened.first_lane,
+            None if turnover is None else turnover.followers, log.inventory.oldest, opened.first_lane,
         )  # fmt: skip

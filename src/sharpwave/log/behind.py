@@ -19,6 +19,7 @@ from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.ledger import MemoryLedger
+from sharpwave.native import core
 
 MAX_PENDING = 16
 """Segments that wait to be encoded at most: each keeps the memory of an open segment."""
@@ -299,9 +300,9 @@ class Behind(LogListener):
         self.works.finish_all()
 
     @property
-    def follows(self) -> bool:
-        """Whether segments are being encoded, which are sealed before others."""
-        return bool(self.pending)
+    def followers(self) -> list[core.Items] | None:
+        """None where segments are being encoded, which are sealed before others."""
+        return None if self.pending else []
 
     def growing(self, slots: int) -> None:
         """Seal them: memory is about to move."""

@@ -20,9 +20,10 @@ class LogListener:
     """Base class for listeners to a log's segments; methods do nothing unless overridden."""
 
     @property
-    def follows(self) -> bool:
-        """Whether it must be told of evictions now. A listener that begins to follow changes the log."""
-        return True
+    def followers(self) -> list[core.Items] | None:
+        """Items of views of which the core can drop what an eviction takes; ``None``: ``evicting`` must be called. A
+        listener that has others changes the log, unless some were dropped."""
+        return None
 
     def evicting(self, slot: int) -> None:
         """Forget the segment in ``slot``, whose rows can be read for the last time. A call that raised is repeated."""
@@ -113,9 +114,14 @@ class Inventory:
         self.changes += 1
 
     @property
-    def followed(self) -> bool:
-        """Whether anybody must be told of evictions now."""
-        return any(listener.follows for listener in self.listeners)
+    def followers(self) -> list[core.Items] | None:
+        """Those of all listeners, in order; ``None``: one must be told of evictions by ``announce``."""
+        found: list[core.Items] = []
+        for listener in self.listeners:
+            if (followers := listener.followers) is None:
+                return None
+            found += followers
+        return found
 
     @property
     def lanes(self) -> int:

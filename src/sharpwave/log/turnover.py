@@ -59,9 +59,10 @@ class Turnover:
         return self._ledger.ram is None and not self._opened.annotations
 
     @property
-    def evicts(self) -> bool:
-        """Whether nobody must know of evictions. It stays so until the log has changed."""
-        return not (self._sealed.damaged or self._admission.interrupted or self._inventory.followed)
+    def followers(self) -> list[core.Items] | None:
+        """Items of views, which the core tells of evictions; ``None``: they are Python's to tell, or to be finished. It
+        stays so until the log has changed."""
+        return None if self._sealed.damaged or self._admission.interrupted else self._inventory.followers
 
     def seal(self, positions: Sequence[int], lanes: Ints, frames: Mapping[str, npt.NDArray[Any]]) -> Sequence[int]:
         """Seal the open segments of the lanes at those ``positions``, one after the other, up to the first that is not
@@ -81,7 +82,7 @@ class Turnover:
             self._admission.fit_memory()
             some = np.array(positions)
             arrays, first = self._arrays(), opened.first_lane
-            found = self.core.seal(*arrays, first, lanes[some], some, rows, len(lanes), self.evicts)
+            found = self.core.seal(*arrays, first, lanes[some], some, rows, len(lanes), self.followers)
             done = found if found >= 0 else -1 - found
             positions = positions[done:]
             if done < len(some) and (found >= 0 or self._admission.free_memory() is not Made.ROOM):

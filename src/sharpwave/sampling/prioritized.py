@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.arguments import is_number
 from sharpwave.native import core
@@ -61,24 +60,24 @@ class Prioritized:
     def bind(self, groups: int, group_size: int) -> None:
         """Allocate a tree over items."""
         check_unbound(self, self._tree)
-        self._tree = SumTree(groups * group_size)
         self._group_size = group_size
+        self._place(SumTree(groups * group_size))
+
+    def _place(self, tree: SumTree) -> None:
+        self._tree, self._leaves = tree, core.Leaves(tree.sums, self._group_size, None)
 
     def grow(self, groups: int) -> None:
         """Enlarge the tree. Cost: O(items)."""
         assert self._tree is not None
-        self._tree = self._tree.grown(groups * self._group_size)
+        self._place(self._tree.grown(groups * self._group_size))
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add items with the largest priority so far. Cost: O(items + runs log8 leaves)."""
-        assert self._tree is not None
-        tree, value = self._tree, self.max_priority**self.alpha
-        tree.sums.set_runs(self._group_size, groups, begins, ends, value)
+        self._leaves.insert(groups, begins, ends, self.max_priority**self.alpha)
 
     def remove(self, group: int) -> None:
         """Set a group's priorities to 0. Cost: O(group_size + log8 leaves)."""
-        assert self._tree is not None
-        self._tree.set_run(group * self._group_size, (group + 1) * self._group_size, 0.0)
+        self._leaves.remove(group)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Set the items' priorities to 0. Cost: O(n log8 leaves)."""
@@ -96,10 +95,9 @@ class Prioritized:
         rng.random(out=draw.uniforms)
         self._draw(draw)
 
-    def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
+    def tree(self) -> core.Leaves:
         """Return the tree over items."""
-        assert self._tree is not None
-        return self._tree.sums, 0, None
+        return self._leaves
 
     @property
     def mass(self) -> float:
@@ -113,8 +111,7 @@ class Prioritized:
         self._draw(draw)
 
     def _draw(self, draw: Draw) -> None:
-        assert self._tree is not None
-        core.draw_by_value(self._tree.sums, draw.items, draw.probabilities, draw.rest, draw.uniforms)
+        core.draw(self._leaves, draw.items, draw.probabilities, draw.rest, draw.uniforms)
 
     def probabilities(self, items: Ints) -> Floats:
         """Return ``p^alpha / sum``. Cost: O(n)."""

@@ -149,9 +149,8 @@ class DrawsByTree(Protocol):
     have no priorities.
     """
 
-    def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
-        """Return the tree that counts the items of groups, their size, and which items are excluded, if any is; or
-        the tree over items, 0 and ``None``. It stays the same until ``grow`` or ``exclude`` is called."""
+    def tree(self) -> core.Leaves:
+        """Return the tree over groups, or over items. It stays the same until ``grow`` is called."""
 
 
 class Readmits(Protocol):
@@ -170,10 +169,11 @@ def draws_by_mass(sampler: Any) -> bool:
 
 
 def draws_by_tree(sampler: Any) -> bool:
-    """Return whether a sampler is a ``DrawsByTree``: the class that has its ``draw`` has its ``tree``, ``insert`` and
-    ``update``, which the core does as well."""
+    """Return whether a sampler is a ``DrawsByTree``: the class that has its ``draw`` has its ``tree``, and the
+    changes of items, which the core does as well."""
     own = next((kind for kind in type(sampler).__mro__ if "draw" in vars(kind)), object)
-    return all(getattr(type(sampler), name, None) is vars(own).get(name, 0) for name in ("tree", "insert", "update"))
+    names = "tree", "insert", "update", "remove", "exclude"
+    return all(getattr(type(sampler), name, None) is vars(own).get(name, 0) for name in names)
 
 
 def check_sampler(argument: str, sampler: Any) -> None:

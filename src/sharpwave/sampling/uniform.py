@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
@@ -30,49 +29,34 @@ class Uniform:
     def bind(self, groups: int, group_size: int) -> None:
         """Allocate a tree over groups, whose values count their items: far smaller than a tree over items."""
         check_unbound(self, self._tree)
-        self._tree = SumTree(groups)
-        self._group_size = group_size
-        self._excluded = zeros(groups * group_size, np.uint8)  # untouched, it takes no memory
-        self._any_excluded = False
+        self._tree, self._marks = SumTree(groups), zeros(groups * group_size, np.uint8)  # untouched, no memory
+        self._group_size, self._leaves = group_size, core.Leaves(self._tree.sums, group_size, self._marks)
 
     def grow(self, groups: int) -> None:
         """Enlarge the tree. Cost: O(groups)."""
         assert self._tree is not None
-        self._tree, self._excluded = self._tree.grown(groups), extended(self._excluded, groups * self._group_size)
+        tree, marks = self._tree.grown(groups), extended(self._marks, groups * self._group_size)
+        leaves = core.Leaves(tree.sums, self._group_size, marks)
+        leaves.any_excluded = self._leaves.any_excluded
+        self._tree, self._marks, self._leaves = tree, marks, leaves
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add to the groups' counts. Cost: O(runs log8 groups)."""
-        assert self._tree is not None
-        self._tree.set(groups, self._tree.get(groups) + (ends - begins))
+        self._leaves.insert(groups, begins, ends)
 
     def remove(self, group: int) -> None:
         """Set a group's count to 0. Cost: O(log8 groups)."""
-        assert self._tree is not None
-        self._tree.set_run(group, group + 1, 0.0)
-        if self._any_excluded:
-            self._excluded[group * self._group_size : (group + 1) * self._group_size] = 0
+        self._leaves.remove(group)
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Mark items excluded and lower their groups' counts. Cost: O(n log8 groups)."""
-        assert self._tree is not None
-        items, self._any_excluded = items.copy(), True
-        excluded, left = np.ones(len(items), np.uint8), np.zeros(len(items), np.uint8)
-        groups, counts = np.unique(items // self._group_size, return_counts=True)
-        undo_counts = self._tree.swap(groups, self._tree.get(groups) - counts)
-        self._excluded[items] = excluded
-
-        def undo() -> None:
-            self._excluded[items] = left
-            undo_counts()
-
-        return undo
+        items = items.copy()
+        self._leaves.exclude(items)
+        return lambda: self._leaves.readmit(items)
 
     def readmit(self, items: Ints) -> bool:
         """Take excluded items back. Cost: O(n log8 groups)."""
-        assert self._tree is not None
-        self._excluded[items] = 0
-        groups, counts = np.unique(items // self._group_size, return_counts=True)
-        self._tree.swap(groups, self._tree.get(groups) + counts)
+        self._leaves.readmit(items)
         return True
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
@@ -80,10 +64,9 @@ class Uniform:
         rng.random(out=draw.uniforms)
         self._draw(draw)
 
-    def tree(self) -> tuple[core.SumTree, int, npt.NDArray[np.uint8] | None]:
+    def tree(self) -> core.Leaves:
         """Return the tree over groups."""
-        assert self._tree is not None
-        return self._tree.sums, self._group_size, self._excluded if self._any_excluded else None
+        return self._leaves
 
     @property
     def mass(self) -> float:
@@ -97,7 +80,7 @@ class Uniform:
         self._draw(draw)
 
     def _draw(self, draw: Draw) -> None:
-        core.draw_alike(*self.tree(), draw.items, draw.probabilities, draw.rest, draw.uniforms)
+        core.draw(self._leaves, draw.items, draw.probabilities, draw.rest, draw.uniforms)
 
     def probabilities(self, items: Ints) -> Floats:
         """Return 1/N for every item."""
@@ -123,4 +106,4 @@ class Uniform:
         """Bytes of memory in use."""
         if self._tree is None:
             return 0
-        return self._tree.nbytes + (len(self._tree.leaves) * self._group_size if self._any_excluded else 0)
+        return self._tree.nbytes + (len(self._tree.leaves) * self._group_size if self._leaves.any_excluded else 0)

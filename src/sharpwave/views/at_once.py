@@ -26,11 +26,10 @@ def sampling(log: StepLog, items: Items, view: Any, rng: np.random.Generator) ->
     ):
         return None
     arrays, columns, endings = view.dense_columns()
-    tree, group_size, excluded = sampler.tree()
     index, known = log.index, view.known
     objects = {
         "sampler": sampler,
-        "tree": tree,
+        "leaves": sampler.tree(),
         "generator": rng.bit_generator,
         "pool": log.batches.pool,
         "log": arrays,
@@ -41,13 +40,12 @@ def sampling(log: StepLog, items: Items, view: Any, rng: np.random.Generator) ->
             (log.inventory, "oldest", log.inventory.oldest),
             (log.arena, "memory", log.arena.memory),
             (index, "offset", index.offset),
-            (known, "cursor", known.cursor),
         ],
-        "empty": [items.losing, view.expected],
+        "known": known,
+        "expected": view.expected,
     }
     resident = None if log.segment_cache is None else index.resident
     return core.Sampling(
-        objects, log.inventory.counts, index.generation, known.cursor, items.spans, known.runs, endings, excluded,
-        resident, group_size, view.n_step, view.gamma, view.stacks, gather.THREADS, gather.THREAD_BYTES,
-        gather.CHUNK_BYTES,
+        objects, log.inventory.counts, index.generation, items.spans, known.runs, endings, resident, view.n_step,
+        view.gamma, view.stacks, gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
     )  # fmt: skip

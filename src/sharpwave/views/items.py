@@ -13,7 +13,8 @@ import numpy.typing as npt
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Draw, Sampler
+from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree
+from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.uses import Uses
 from sharpwave.views.view import MAX_RUNS, View
 
@@ -35,7 +36,7 @@ class Kept(Protocol):
         """Note it, and return True, unless something is due."""
 
 
-class Items:
+class Items(core.Items):
     """Items of ``view``, reported to ``sampler``. The store's lock is held throughout.
 
     An item's id is ``generation << 32 | item``, where the generation is that of its segment's slot: so ids are never
@@ -55,15 +56,14 @@ class Items:
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
+        super().__init__()
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         sampler.bind(log.index.slots, log.stride)
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = zeros((log.index.slots, 2), np.int32)
-        self.count = self.samples = 0
-        self.grew = False
-        self.found: Ints | None = None
-        self.losing: list[Ints] = []  # items that await exclusion, for lack of memory
-        self.seen = -1
+        self._arrays = LogArrays(log)
+        self._bound: core.Log | None = None
+        self._in_core = uses is None and draws_by_tree(sampler) and view.lost_by() is not None
         self.sampling: core.Sampling | None = None
         self.kept: Kept | None = None
 
@@ -269,6 +269,16 @@ class Items:
         known = self.spans[slots, 1] - self.spans[slots, 0]
         return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
 
+    def binds(self) -> bool:
+        """Bind the arrays by which the core drops a segment's items, as they are until the log grows; return whether it
+        does: not where uses are limited, nor for samplers and views that do more than theirs."""
+        if self._in_core and self._bound is not self._arrays.current():
+            arrays, lost_by = self._arrays.current(), self._view.lost_by()
+            assert lost_by is not None
+            self.bind(arrays, self.spans, self.sampler.tree(), *lost_by)  # type: ignore[attr-defined]
+            self._bound = arrays
+        return self._in_core
+
     def forget(self, slot: int, evicted: bool = True) -> None:
         """Drop all items that need the segment in ``slot``. A call that raised is repeated.
 
@@ -277,6 +287,9 @@ class Items:
                 it may be readable when a checkpoint is opened.
         """
         self._insert_found()
+        if self.binds():
+            self.lose_segment(slot)
+            return
         self._drop(slot, evicted)
         self.losing.append(self._view.lose(slot, self.spans))  # which reports an item once
         self._exclude_lost(slot)
@@ -299,7 +312,6 @@ class Items:
     def _exclude(self, items: Ints) -> None:
         """Exclude ``items``, whose spans end before them already.  Raises: MemoryError; then none is excluded."""
         left = 0 if self.uses is None else self.uses.left_of(items)
-        self.sampling = None  # it may not know that any are excluded
         self.sampler.exclude(items)
         self._lose(len(items), left)
 
@@ -326,7 +338,8 @@ class Items:
     def grow(self, slots: int) -> None:
         """Enlarge for ``slots`` slots; the log may come to have fewer.  Raises: MemoryError."""
         if slots > len(self.spans):
-            self.sampling = None  # first: of arrays that are about to be replaced
+            self.sampling = self._bound = None  # first: of arrays that are about to be replaced
+            self.unbind()
             self.sampler.grow(slots)
             self._view.grow(slots)
             if self.uses is not None:

@@ -15,6 +15,7 @@ from sharpwave.arguments import is_integer
 from sharpwave.disk.view_files import ViewFiles
 from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_MASK
+from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, as_json, described
 from sharpwave.sampling.uniform import Uniform
@@ -345,9 +346,14 @@ class Views(LogListener):
         return max((view.source.batch_bytes for view in self), default=0)
 
     @property
-    def follows(self) -> bool:
-        """Whether there are views."""
-        return any(True for _ in self)
+    def followers(self) -> list[core.Items] | None:
+        """Return the items of all views, if the core can drop items of each."""
+        found: list[core.Items] = []
+        for view in self:
+            if not view.source.items.binds():
+                return None
+            found.append(view.source.items)
+        return found
 
     def evicting(self, slot: int) -> None:
         """Drop items of the segment in ``slot``, which is about to be evicted."""

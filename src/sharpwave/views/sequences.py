@@ -13,7 +13,7 @@ from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, FieldReaders, Read, RowReader
-from sharpwave.views.known_steps import KnownSteps
+from sharpwave.views.known_steps import KnownSteps, lost
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
@@ -126,17 +126,16 @@ class Windows(DividedView[SequenceBatch]):
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Find the windows that need a step of the segment: earlier ones for returns, later ones for their burn-in."""
-        log = self._arrays.current()
-        ahead = self.length + self.n_step - 2
-        steps, lost = np.empty(ahead, np.int64), np.empty(ahead + self.burn_in, np.int64)
         self._expected.pop(slot, None)
-        self._steps[slot] = 0
-        count = self._known.lose(slot, self._steps, steps)
-        found = core.lose_ahead(log, steps[:count], self.stride, spans, lost)
-        found += core.lose_behind(log, slot, self.burn_in, self.stride, spans, lost[found:])
-        lost = lost[:found]
-        lost.sort()  # in place: no call tells of them again where there is no memory now
-        return lost
+        return lost(self._finder(), self._arrays.current(), slot, spans)
+
+    def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
+        """Return the windows' finder, unless a class has a ``lose`` of its own."""
+        return (self._finder(), self._expected) if type(self).lose is Windows.lose else None
+
+    def _finder(self) -> core.Finder:
+        reach = self.length + self.n_step - 1
+        return core.KnownWindows(self._known, self._steps, reach, self.burn_in, self.stride)
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
         """Note the TD errors [rows] of the steps in ``slot``."""

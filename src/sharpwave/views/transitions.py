@@ -13,7 +13,7 @@ from sharpwave.native import core
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReader, FieldReaders, Read
-from sharpwave.views.known_steps import KnownSteps
+from sharpwave.views.known_steps import KnownSteps, lost
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
@@ -110,13 +110,11 @@ class NStep(DividedView[Batch]):
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Find the steps whose returns reach into the segment, and move cursors past it."""
         self.expected.pop(slot, None)
-        if self.n_step == 1:  # 2 us less
-            self.known.lose(slot, spans, _NOTHING)
-            return _NOTHING
-        reaching = np.empty(self.n_step - 1, np.int64)
-        lost = reaching[: self.known.lose(slot, spans, reaching)]
-        lost.sort()  # in place: a MemoryError now would lose them
-        return lost
+        return lost(self.known, self._arrays.current(), slot, spans)
+
+    def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
+        """Return ``known``, unless a class has a ``lose`` of its own."""
+        return (self.known, self.expected) if type(self).lose is NStep.lose else None
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
         """Note TD errors [rows] of the steps in ``slot``."""
@@ -244,7 +242,6 @@ class NStep(DividedView[Batch]):
         )
 
 
-_NOTHING = np.empty(0, np.int64)
 _NUMBERS = {
     "reward": np.float32,
     "discount": np.float32,

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.native import core
     from sharpwave.views.gather import Read, RowReader
     from sharpwave.views.layout import Arrays, Column, Target
 
@@ -97,6 +98,11 @@ class View(Protocol[Batch_co]):
         Returns their items, ascending, that need it; those of its own span are dropped anyway.
         """
         raise NotImplementedError
+
+    def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
+        """Return the finder of what ``lose`` finds, and the dict from which it drops a slot; ``None`` where it does
+        more. They stay the same until ``grow`` is called."""
+        return None
 
     def segments(self, items: Ints) -> Ints:
         """Return int64 [n, k]: slots of the segments whose fields each of ``items`` [n] needs; some may be repeated.
