@@ -4,6 +4,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <bit>
 
 #include "steps.hpp"
@@ -55,20 +56,27 @@ inline int64_t step_number(ConstBytes flags, int64_t first, int64_t row) {
     return start < 0 ? first + row : row - start;
 }
 
-// Returns how many of the first ``rows`` steps end an episode.
+// Flags that are read together, and as many that count before as many that do not: a part of these is a mask.
+inline constexpr int64_t flags_together = 64;
+inline constexpr auto counted_flags = [] {
+    std::array<uint8_t, 2 * flags_together> counted{};
+    std::fill_n(counted.begin(), flags_together, uint8_t{1});
+    return counted;
+}();
+
+// Returns how many of the first ``rows`` steps end an episode. Branches that depend on the row are random: few are
+// left.
 inline int64_t count_ends(ConstBytes flags, int64_t rows) {
     require(rows >= 0 && rows <= std::ssize(flags), "the rows are the segment's");
-    constexpr int64_t most = int64_t{255} * 8;  // steps whose ends are counted in bytes
     int64_t found = 0, r = 0;
-    while (r + 8 <= rows) {
-        const int64_t end = std::min(rows - rows % 8, r + most);
-        uint64_t counts = 0;
-        for (; r < end; r += 8) {
-            const auto word = load<uint64_t>(&flags[r]);
-            counts += (word | word >> 1) & each;
+    for (; r < rows && r + flags_together <= std::ssize(flags); r += flags_together) {
+        const uint8_t* const counted = &counted_flags[flags_together - std::min(rows - r, flags_together)];
+        uint64_t ends = 0;
+        for (int64_t k = 0; k < flags_together; k += 8) {
+            const auto word = load<uint64_t>(&flags[r + k]);
+            ends += (word | word >> 1) & load<uint64_t>(counted + k);
         }
-        constexpr uint64_t pairs = 0x00ff00ff00ff00ff;
-        found += static_cast<int64_t>(((counts & pairs) + (counts >> 8 & pairs)) * 0x0001000100010001 >> 48);
+        found += static_cast<int64_t>(ends * each >> 56);
     }
     for (; r < rows; ++r) found += (flags[r] & ended) != 0;
     return found;

@@ -127,12 +127,12 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
         const int64_t s = slot[i];
         prefetch(&column.offset[s]);
         prefetch(&column.codec[s]);
-        prefetch(&column.counts[s]);
-        prefetch(&column.dictionary[s]);
     };
     const auto find_offsets = [&](int64_t i) {
         const auto s = static_cast<std::size_t>(slot[i]);
         if (column.codec[s] == raw_codec) return;
+        prefetch(&column.counts[s]);
+        prefetch(&column.dictionary[s]);
         prefetch(memory + column.offset[s]);
         prefetch(memory + column.offset[s] + 4 * newest[i]);
     };
@@ -142,12 +142,8 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
         if (codec == raw_codec) {
             const int64_t bytes = windows.length(i) * size;
             const uint8_t* rows = memory + column.offset[s] + (newest[i] + 1) * size - bytes;
-            const uint8_t* const last = rows + bytes - 1;
-            prefetch(rows);
-            if (bytes > 64) {
-                for (int64_t at = 64; at < std::min(bytes, most_prefetched); at += 64) prefetch(rows + at);
-            }
-            prefetch(last);
+            for (int64_t at = 0; at < std::min(bytes, most_prefetched); at += 64) prefetch(rows + at);
+            prefetch(rows + bytes - 1);
         } else if (decodes(codec) && window_codecs[codec].prefetch) {
             set(i);
             window_codecs[codec].prefetch(window);

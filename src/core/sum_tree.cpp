@@ -128,34 +128,38 @@ void SumTree::values(ConstInts leaves, Floats values) const {
 
 void SumTree::draw(ConstFloats uniforms, Ints leaves, Floats values_of, Floats rest) const {
     points(uniforms, rest);
-    descend(leaves, rest);
+    std::ranges::fill(leaves, 0);
+    descend(leaves, rest, 0);
     values(leaves, values_of);
 }
 
 void SumTree::draw_counts(ConstFloats uniforms, Ints leaves, Floats values_of, Floats rest) const {
-    constexpr int64_t passed = 3;  // leaves that are passed in the time of a descent
+    constexpr int64_t passed = 2;  // nodes that are passed in the time in which one point descends a level
     const int64_t count = std::ssize(leaves);
-    if (highest_ > passed * count) return draw(uniforms, leaves, values_of, rest);
+    std::size_t level = levels_ - 1;
+    int64_t used = highest_;
+    for (; level > 0 && used > passed * count; --level) used = (used + fanout - 1) / fanout;
     points(uniforms, rest);
-    const double* last = nodes_.data() + base();
-    double before = 0.0, behind = last[0];
-    int64_t leaf = 0, i = 0;
+    const double* nodes = nodes_.data() + starts_[level];
+    double before = 0.0, behind = nodes[0];
+    int64_t node = 0, i = 0;
     // Points ascend unless the caller chose them; from one that does not on, and one that rounding took to the end, all
-    // are descended to.
+    // are descended to from the root.
     for (; i < count && rest[i] >= before && rest[i] < total(); ++i) {
-        while (rest[i] >= behind) before = behind, behind += last[++leaf];
-        leaves[i] = leaf, rest[i] -= before, values_of[i] = last[leaf];
+        while (rest[i] >= behind) before = behind, behind += nodes[++node];
+        leaves[i] = node, rest[i] -= before;
     }
     const auto from = static_cast<std::size_t>(i);
-    descend(leaves.subspan(from), rest.subspan(from));
-    values(leaves.subspan(from), values_of.subspan(from));
+    descend(leaves.first(from), rest.first(from), level);
+    std::ranges::fill(leaves.subspan(from), 0);
+    descend(leaves.subspan(from), rest.subspan(from), 0);
+    values(leaves, values_of);
 }
 
-void SumTree::descend(Ints leaves, Floats rest) const {
+void SumTree::descend(Ints leaves, Floats rest, std::size_t from) const {
     const std::size_t count = leaves.size();
     require(rest.size() == count, "a draw's arrays are as long");
-    for (int64_t& leaf : leaves) leaf = 0;
-    for (std::size_t level = 1; level < levels_; ++level) {
+    for (std::size_t level = from + 1; level < levels_; ++level) {
         const double* nodes = nodes_.data() + starts_[level];
         const double* below = level + 1 < levels_ ? nodes_.data() + starts_[level + 1] : nullptr;
         for (std::size_t i = 0; i < count; ++i) {

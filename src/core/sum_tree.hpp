@@ -42,8 +42,8 @@ class SumTree {
     // of it. ``values`` receives the leaves' values, ``rest`` the point drawn inside each, in [0, value). A leaf of
     // value 0 is never drawn; the total is positive. Cost: O(n log8 leaves).
     void draw(ConstFloats uniforms, Ints leaves, Floats values, Floats rest) const;
-    // As ``draw``, where leaves are whole numbers: sums of those are exact, so leaves may be passed one after the
-    // other. Cost: O(n + leaves) where that is less.
+    // As ``draw``, where leaves are whole numbers: sums of those are exact, so nodes may be passed one after the other,
+    // of the lowest level that has not many more than are drawn.
     void draw_counts(ConstFloats uniforms, Ints leaves, Floats values, Floats rest) const;
 
   private:
@@ -53,8 +53,8 @@ class SumTree {
     int64_t base() const { return starts_[levels_ - 1]; }
     void sum_up(std::size_t level, int64_t parent);
     void points(ConstFloats uniforms, Floats rest) const;
-    // Descends from the root to the leaves at the points ``rest``.
-    void descend(Ints leaves, Floats rest) const;
+    // Descends from nodes of the level ``from`` to leaves, at the points ``rest`` in them.
+    void descend(Ints leaves, Floats rest, std::size_t from) const;
     void values(ConstInts leaves, Floats values) const;
 
     Floats nodes_;
