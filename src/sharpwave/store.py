@@ -73,7 +73,7 @@ class Store:
 
     Args:
         spec: schema of a step.
-        capacity: limit in steps; and/or
+        capacity: maximum number of steps. Give ``capacity``, ``ram`` or both.
         ram: limit in bytes of RAM for everything (encoded steps, open segments, index, samplers, batches): a number, or
             "512MiB". A full store evicts segments. Batches that the caller holds count, up to half of ``ram``; a batch
             that does not fit raises MemoryError, and no step is evicted for it. Room for 2,048 transitions (at most
