@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from sharpwave.bench.clock import PARTS
-from sharpwave.training.text import byte_text, number_text
+from sharpwave.showing import byte_text
+from sharpwave.training.text import number_text
 from training_speed.ladder import runs_of
 from training_speed.progress import Results
 from training_speed.rungs import BOUND, RUNGS, TEXTBOOK

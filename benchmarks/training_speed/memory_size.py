@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from sharpwave.showing import byte_text
 from sharpwave.training.files import write_json
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.text import byte_text
 from training_speed import solved
 from training_speed.ladder import NEVER_STOP
 from training_speed.ladder_report import spread_text

@@ -38,6 +38,7 @@ from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
+from sharpwave.showing import bar, byte_text, table, titled
 from sharpwave.spec import Spec
 from sharpwave.store_stats import account
 from sharpwave.validation import (
@@ -987,6 +988,26 @@ class Store:
 
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)
+
+    def _repr_html_(self) -> str:
+        found = self.stats()
+        parts, ram = found["bytes"], self.ram
+        rows = [
+            ("steps", f"{found['steps']:,} of {self.capacity:,}" if self.capacity else f"{found['steps']:,}"),
+            ("lanes, segments", f"{found['lanes']:,}, {found['segments']:,}"),
+            ("bytes a step", f"{found['encoded_bytes_per_step']:,.1f} encoded, {found['raw_bytes_per_step']:,} before"),
+            ("memory", byte_text(found["total_bytes"]) + (f" of {byte_text(ram)}" if ram else "")),
+        ]
+        if "disk" in found:
+            limit = f" of {byte_text(self.disk_limit)}" if self.disk_limit else ""
+            rows.append(("disk", byte_text(found["disk"]["bytes"]) + limit))
+        codecs = {name: [f"{codec} {count:,}" for codec, count in by.items()] for name, by in found["codecs"].items()}
+        fields = [
+            (name, f"{field.dtype} {list(field.shape)}", field.stack or "", ", ".join(codecs[name]))
+            for name, field in self.spec.fields.items()
+        ]
+        columns = table(("field", "a step", "stack", "segments by codec"), fields)
+        return titled(f"Store of {len(self):,} steps", table(("", ""), rows), bar(parts, ram), columns)
 
     def __repr__(self) -> str:
         limits = f"capacity={self.capacity}, ram={self.ram}"

@@ -72,7 +72,8 @@ def import_command(
     """
     from sharpwave import loading
     from sharpwave.cli.plan import parse_count
-    from sharpwave.training.text import byte_text, quoted
+    from sharpwave.showing import byte_text
+    from sharpwave.training.text import quoted
 
     settings: dict[str, Any] = {"ram": ram, "disk_limit": disk_limit}
     settings["capacity"] = None if capacity is None else parse_count(capacity)

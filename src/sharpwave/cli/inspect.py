@@ -14,7 +14,8 @@ from sharpwave.cli.pictures import check_out, image_field, write_picture
 from sharpwave.cli.verify import bytes_bar, damage_text, replay_of
 from sharpwave.escaping import escaped
 from sharpwave.json_values import decode, encode
-from sharpwave.training.text import byte_text, number_text, quoted
+from sharpwave.showing import byte_text
+from sharpwave.training.text import number_text, quoted
 
 if TYPE_CHECKING:
     from sharpwave.offline.episodes import Episode, Survey

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.showing import byte_text
 from sharpwave.training.recipes.environments import parse_size
-from sharpwave.training.text import byte_text, printable
+from sharpwave.training.text import printable
 
 
 @dataclass(frozen=True)

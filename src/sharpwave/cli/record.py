@@ -76,10 +76,11 @@ def record(
     Ctrl-C ends the recording; whole episodes are kept.
     """
     from sharpwave.cli.stream import console as standard_output
+    from sharpwave.showing import byte_text
     from sharpwave.training import recorded_env, recording, setup
     from sharpwave.training.scores import Episode
     from sharpwave.training.signals import caught_signals, exit_by_signal
-    from sharpwave.training.text import byte_text, quoted
+    from sharpwave.training.text import quoted
 
     given = [name for name, one in (("--policy", policy), ("--script", script), ("--keyboard", keyboard)) if one]
     if len(given) != 1:

@@ -42,7 +42,8 @@ def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    from sharpwave.training.text import byte_text, duration_text, number_text, quoted, step_bytes_text
+    from sharpwave.showing import byte_text
+    from sharpwave.training.text import duration_text, number_text, quoted, step_bytes_text
 
     ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
     title = Text(printable(ended + summary["reason"]), style="table.title")

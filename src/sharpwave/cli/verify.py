@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.escaping import escaped
-from sharpwave.training.text import byte_text
+from sharpwave.showing import byte_text
 
 SHOWN = 100
 """Limit of printed damages, and of printed notes; a file full of garbage may have millions."""

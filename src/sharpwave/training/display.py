@@ -11,9 +11,10 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sharpwave.showing import byte_text
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.progress import Metrics
-from sharpwave.training.text import byte_text, duration_text, number_text, printable, step_bytes_text
+from sharpwave.training.text import duration_text, number_text, printable, step_bytes_text
 
 TWO_PAIRS = 110
 """Columns of a terminal that is wide enough for two figures in a line."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sharpwave.escaping import escaped
+from sharpwave.showing import byte_text
 
 
 def speaker(console: Any) -> Callable[[str], None]:
@@ -26,15 +27,6 @@ def printable(text: str) -> str:
 def quoted(path: object) -> str:
     """Quote a path for a shell, for commands that are printed to be copied."""
     return shlex.quote(printable(str(path)))
-
-
-def byte_text(count: float) -> str:
-    """Format bytes: 1536 -> "1.5 KiB"."""
-    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
-        if abs(count) < 1024 or unit == "TiB":
-            break
-        count /= 1024
-    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
 
 
 def step_bytes_text(figures: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.nesting import map_leaves
+from sharpwave.showing import contact_sheet, described, table, titled
 
 
 def needed(package: str) -> Any:
@@ -21,6 +22,15 @@ def needed(package: str) -> Any:
         if error.name != package:
             raise
         raise ModuleNotFoundError(f"batch.{package}() needs {package}: pip install {package}", name=package) from error
+
+
+def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else None
+    if parts is None:
+        yield path, tree
+    else:
+        for key, part in parts:
+            yield from _leaves(part, f"{path}.{key}")
 
 
 class Arrays:
@@ -43,6 +53,29 @@ class Arrays:
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"<{self._title}: {', '.join(f'{name} {described(value)}' for name, value in self._parts())}>"
+
+    def _repr_html_(self) -> str:
+        sheets = [contact_sheet(np.asarray(value)) for name, value in self._parts() if name.startswith("obs")]
+        arrays = table(("", ""), ((name, described(value)) for name, value in self._parts()))
+        return titled(self._title, *sheets, arrays)
+
+    @property
+    def _title(self) -> str:
+        return f"{type(self).__name__} of {len(self)}"
+
+    def _parts(self) -> Iterator[tuple[str, Any]]:
+        """Yield each array by name, and what else there is."""
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name == "fields":
+                yield from ((name, part) for name, part in value.items())
+            elif isinstance(value, (dict, tuple)):
+                yield from ((f"{field.name}{path}", part) for path, part in _leaves(value))
+            elif value is not None:
+                yield field.name, value
 
     def map(self, function: Callable[[Any], Any]) -> Self:
         """Return the batch with ``function`` applied to every array."""
@@ -119,7 +152,7 @@ class Drawn:
         return nbytes
 
 
-@dataclass
+@dataclass(repr=False)
 class Batch(Arrays):
     """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
 
@@ -168,7 +201,7 @@ class Batch(Arrays):
     shards: Any = None
 
 
-@dataclass
+@dataclass(repr=False)
 class SequenceBatch(Arrays):
     """B windows of T = ``burn_in + length`` steps, in memory as a ``Batch``'s.
 

@@ -15,6 +15,7 @@ from sharpwave.json_values import decode
 from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native import core
+from sharpwave.showing import table, titled
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import FieldReaders, UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
@@ -341,6 +342,12 @@ class Episodes(Sequence[StoredEpisode]):
 
     def __repr__(self) -> str:
         return f"<{len(self):,} episodes, {int(self._table.length.sum()):,} steps>"
+
+    def _repr_html_(self) -> str:
+        head = ("lane", "first step", "length", "return", "ended")
+        rows = [(one.lane, one.first_step, one.length, f"{one.total_reward:g}", one.ended or "-") for one in self[:10]]
+        more = f"<small>and {len(self) - 10:,} more</small>" if len(self) > 10 else ""
+        return titled(repr(self), table(head, rows), more)
 
 
 def checked_order(order: Any) -> Order:

@@ -82,6 +82,10 @@ class Replay(Generic[B]):
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)
 
+    def __repr__(self) -> str:
+        kind = type(self.sampler).__name__
+        return f"<{type(self).__name__} {self.name!r}: {self._items.count:,} items when last sampled, {kind}>"
+
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, without those sampled ``max_times_sampled`` times."""
         with self.lock:

@@ -1,0 +1,91 @@
+"""How stores, views, batches and episodes look in a notebook: tables, bars of bytes, contact sheets."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+MAX_PICTURES = 32
+MIN_SIDE, MAX_SIDE = 8, 256
+"""Pixels of a side of what is shown as a picture."""
+COLORS = ("#3f6fb5", "#69a84f", "#d2903c", "#b0514f", "#7d62a8", "#4c9aa3", "#8b8b8b", "#c7a93f", "#5f5f5f")
+
+
+def byte_text(count: float) -> str:
+    """Format bytes: 1536 -> "1.5 KiB"."""
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(count) < 1024 or unit == "TiB":
+            break
+        count /= 1024
+    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def described(value: Any) -> str:
+    """Describe an array by dtype and shape: "uint8 [32, 4, 84, 84]"; anything else by its text."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+    return f"{value!r:.40}"
+
+
+def titled(title: str, *parts: str) -> str:
+    """Return a block of parts under a title."""
+    return f"<div><b>{html.escape(title)}</b>{''.join(parts)}</div>"
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    """Return a table; cells are escaped."""
+    heads = "".join(f"<th>{html.escape(one)}</th>" for one in head)
+    cells = ("".join(f"<td>{html.escape(str(one))}</td>" for one in row) for row in rows)
+    return f"<table><tr>{heads}</tr>{''.join(f'<tr>{row}</tr>' for row in cells)}</table>"
+
+
+def bar(parts: Mapping[str, int], limit: int | None = None) -> str:
+    """Return a bar of bytes by use, and what its colors mean; the bar is as long as ``limit``, or as their sum."""
+    parts = {name: nbytes for name, nbytes in parts.items() if nbytes > 0}
+    total = max(1, sum(parts.values()), limit or 0)
+    pieces, names = [], []
+    for color, (name, nbytes) in zip(COLORS, parts.items(), strict=False):
+        pieces.append(f"<span style='background:{color};width:{100 * nbytes / total:.2f}%'></span>")
+        said = html.escape(f"{name.replace('_', ' ')} {byte_text(nbytes)}")
+        names.append(f"<span style='color:{color}'>&#9632;</span> {said}")
+    style = "display:flex;height:12px;max-width:640px;border:1px solid #999;margin:4px 0"
+    return f"<div style='{style}'>{''.join(pieces)}</div><small>{' &nbsp; '.join(names)}</small>"
+
+
+def picture_of(row: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
+    """Return a picture, uint8 [height, width] or [height, width, 3], of an observation; ``None``: it is none.
+
+    Of a stack the newest frame counts; axes may be [height, width, channels] or [channels, height, width].
+    """
+    if row.dtype != np.uint8:
+        return None
+    while row.ndim > 3:
+        row = row[-1]
+    if row.ndim == 3 and row.shape[-1] not in (1, 3):
+        row = np.moveaxis(row, 0, -1) if row.shape[0] in (1, 3) else row[-1]
+    if row.ndim == 3 and row.shape[-1] == 1:
+        row = row[..., 0]
+    sides = row.shape[:2]
+    return row if row.ndim >= 2 and min(sides) >= MIN_SIDE and max(sides) <= MAX_SIDE else None
+
+
+def contact_sheet(rows: npt.NDArray[Any]) -> str:
+    """Return pictures of the first rows; "" where they are none, or Pillow is not installed."""
+    pictures = [picture for row in rows[:MAX_PICTURES] if (picture := picture_of(row)) is not None]
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        return ""
+    found = []
+    for picture in pictures:
+        content = io.BytesIO()
+        Image.fromarray(np.ascontiguousarray(picture)).save(content, "PNG")
+        data = base64.b64encode(content.getvalue()).decode()
+        found.append(f"<img style='margin:1px;width:84px' src='data:image/png;base64,{data}'>")
+    return f"<div style='max-width:720px'>{''.join(found)}</div>" if found else ""
