@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <memory>
 
+#include "collected.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
 
@@ -59,32 +60,10 @@ bool Followers::forget(int64_t slot) const {
     });
 }
 
-namespace {
-
-// Views are kept by their store where it has a folder, and keep its log.
-int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (!nb::inst_ready(self)) return 0;
-    for (const nb::object* one : nb::inst_ptr<Items>(self)->held()) Py_VISIT(one->ptr());
-    return 0;
-}
-
-int clear(PyObject* self) {
-    auto* items = nb::inst_ptr<Items>(self);
-    items->unbind();
-    for (nb::object* one : items->held()) one->reset();
-    return 0;
-}
-
-std::array<PyType_Slot, 3> slots{
-    {{Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {Py_tp_clear, reinterpret_cast<void*>(clear)}, {0, nullptr}}};
-
-}  // namespace
-
 void define_items(nb::module_& module) {
     using namespace nb::literals;
     nb::class_<Items>(module, "Items", "Items of a view; its attributes are those of ``sharpwave.views.items.Items``.",
-                      nb::type_slots(slots.data()))
+                      nb::type_slots(Collected<Items>::slots))
         .def(nb::init<>())
         .def_rw("count", &Items::count)
         .def_rw("samples", &Items::samples)

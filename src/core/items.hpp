@@ -3,7 +3,6 @@
 
 #include <nanobind/nanobind.h>
 
-#include <array>
 #include <vector>
 
 #include "known_steps.hpp"
@@ -26,9 +25,10 @@ class Items {
     void bind(nanobind::object log, nanobind::object spans, nanobind::object leaves, nanobind::object finder,
               nanobind::object expected);
     void unbind() { log_ = nullptr; }
-    // What was bound, for the garbage collector.
-    std::array<nanobind::object*, 5> held() {
-        return {&held_log_, &held_spans_, &held_leaves_, &held_finder_, &expected_};
+
+    template <class Call>
+    void each_held(Call&& call) const {
+        for (const auto* one : {&held_log_, &held_spans_, &held_leaves_, &held_finder_, &expected_}) call(*one);
     }
 
     // Whether nothing awaits memory.

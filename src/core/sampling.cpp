@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "batches.hpp"
+#include "collected.hpp"
 #include "draws.hpp"
 #include "gather.hpp"
 #include "ids.hpp"
@@ -155,6 +156,12 @@ class Sampling {
     }
 
     bool is_stale() const { return stale_; }
+
+    template <class Call>
+    void each_held(Call&& call) const {
+        for (const auto* one : {&held_, &sampler_, &cache_, &generator_, &expected_}) call(*one);
+        for (const Same& one : same_) call(one.owner), call(one.value);
+    }
 
     // Draws a batch; None, and nothing was drawn, where it takes more.
     nb::object sample(Items& items, Filling& filling, double beta) {
@@ -342,7 +349,8 @@ void define_sampling(nb::module_& module) {
              "    roots, columns: arrays over the blocks of a batch, and its columns: weights, probabilities, ids,\n"
              "        reward, discount, terminated, truncated, n, lane, step, and windows uint8 [B, W, size].\n"
              "    items, rest, uniforms, located: int64 [B], float64 [B], float64 [B], int64 [7, B].");
-    nb::class_<Sampling>(module, "Sampling", "Draws of one view, each with its batch. The store's lock is held.")
+    nb::class_<Sampling>(module, "Sampling", "Draws of one view, each with its batch. The store's lock is held.",
+                         nb::type_slots(Collected<Sampling>::slots))
         .def(
             "__init__",
             [](Sampling* self, const nb::typed<nb::dict, nb::str, nb::object>& objects, Ints counts,

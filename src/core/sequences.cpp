@@ -3,10 +3,10 @@
 // A window is named by the step that is trained first in it, whose number in its episode is a multiple of ``stride``:
 // item k of a segment is the k-th such step in it, from 0.
 #include <algorithm>
-#include <array>
 #include <optional>
 #include <vector>
 
+#include "collected.hpp"
 #include "known_steps.hpp"
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
@@ -330,8 +330,10 @@ class KnownWindows final : public Finder {
         return static_cast<int64_t>(found);
     }
 
-    // For the garbage collector.
-    const nb::object& known() const { return held_known_; }
+    template <class Call>
+    void each_held(Call&& call) const {
+        call(held_known_), call(held_steps_);
+    }
 
   private:
     nb::object held_known_, held_steps_;
@@ -339,14 +341,6 @@ class KnownWindows final : public Finder {
     Grid<int32_t> steps_;
     int64_t burn_in_, stride_, ahead_;
 };
-
-int traverse(PyObject* self, visitproc visit, void* arg) {
-    Py_VISIT(Py_TYPE(self));
-    if (nb::inst_ready(self)) Py_VISIT(nb::inst_ptr<KnownWindows>(self)->known().ptr());
-    return 0;
-}
-
-std::array<PyType_Slot, 2> slots{{{Py_tp_traverse, reinterpret_cast<void*>(traverse)}, {0, nullptr}}};
 
 }  // namespace
 
@@ -364,7 +358,7 @@ Args:
 
 Returns how many runs there are. Cost: counting the windows of each run's segment two or three times.)");
     nb::class_<KnownWindows, Finder>(module, "KnownWindows", "Finder of windows, as far as evictions go.",
-                                     nb::type_slots(slots.data()))
+                                     nb::type_slots(Collected<KnownWindows>::slots))
         .def(nb::init<nb::object, nb::object, int64_t, int64_t, int64_t>(), "known"_a, "steps"_a, "reach"_a,
              "burn_in"_a, "stride"_a,
              "Args:\n    known, steps: ``KnownSteps`` of ``reach``, and their spans int32 [slots, 2]: the steps that "

@@ -251,6 +251,24 @@ def test_a_view_and_its_memory_go_with_the_last_reference() -> None:
         gc.enable()
 
 
+def test_a_store_and_a_view_in_a_cycle_are_freed(tmp_path: Path) -> None:
+    """The garbage collector sees what the core holds for a view, whose state the store's folder keeps."""
+    spec = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=200, segment_steps=8, disk=tmp_path, ram="16MiB")
+    view = store.transitions(sampler=sw.Prioritized())
+    for k in range(600):
+        store.append(obs=np.full(4, k, np.float32), action=k, reward=0.0, terminated=False, truncated=False)
+        if k % 50 == 40:
+            view.update_priorities(view.sample(8), np.ones(8))
+    gone = [weakref.ref(one) for one in (view.source.items, view.sampler, store._log)]
+    cycle: list[Any] = [store, view]
+    cycle.append(cycle)
+    del store, view, cycle
+    gc.collect()  # ends the store, which writes to its folder
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+
+
 def test_segments_on_disk_are_read_first(tmp_path: Path) -> None:
     stores = [made(3, disk=tmp_path / str(k), ram="4MiB", width=600, capacity=20_000) for k in range(2)]
     views = [store.transitions(sampler=sw.Prioritized()) for store, _ in stores]
