@@ -1,13 +1,13 @@
 """Worst calls: steps of 1,024 Humanoids added to memories that are empty at first.
 
-    python benchmarks/stalls.py [--calls 977] [--lanes 1024] [--rounds 3] [--backed]
+    python benchmarks/stalls.py [--calls 977] [--lanes 1024] [--rounds 3] [--pause 0] [--backed]
 
 Each contender is filled in a process of its own, in turn, by the clock: whatever holds the caller up counts. The
 columns of processor time leave out what other processes take. The first call opens the lanes, and is shown apart. Until
 a memory is full the system clears each page that is written for the first time, which takes longer than the copy: the
 plain numpy ring shows how long. Where a virtual machine gives free pages back to its host, each takes some 8 us more,
 or 4 ms for a huge page; with ``--backed`` the process frees such pages as it had before each call, so that these are
-taken.
+taken. ``--pause`` is for environments: milliseconds between two calls, in which threads go on.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def written(nbytes: int) -> mmap.mmap:
     return memory
 
 
-def filled(name: str, lanes: int, calls: int, backed: bool) -> list[list[float]]:
+def filled(name: str, lanes: int, calls: int, backed: bool, pause_s: float) -> list[list[float]]:
     """Return milliseconds of each call, and of the calling thread's processor time."""
     steps = humanoids(lanes, 64)
     contender = CONTENDERS[name]()
@@ -81,6 +81,8 @@ def filled(name: str, lanes: int, calls: int, backed: bool) -> list[list[float]]
             first.close()
         if spare:
             spare.pop().close()
+        if pause_s:
+            time.sleep(pause_s)
         began, used = time.perf_counter(), time.thread_time()
         contender.add(items[call % len(items)])
         spent.append([1e3 * (time.perf_counter() - began), 1e3 * (time.thread_time() - used)])
@@ -93,17 +95,25 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=977, help="a million steps")
     parser.add_argument("--lanes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--pause", type=float, default=0.0, help="milliseconds between two calls")
     parser.add_argument("--backed", action="store_true", help="with pages that the process has had before")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:
-        print(json.dumps(filled(arguments.one, arguments.lanes, arguments.calls, arguments.backed)))
+        pause_s = arguments.pause / 1e3
+        print(json.dumps(filled(arguments.one, arguments.lanes, arguments.calls, arguments.backed, pause_s)))
         return
     spent: dict[str, list[list[list[float]]]] = {name: [] for name in NAMES}
     for _ in range(arguments.rounds):
         for name in NAMES:
             command = [sys.executable, __file__, "--one", name, "--calls", str(arguments.calls)]
-            command += ["--lanes", str(arguments.lanes), *(["--backed"] if arguments.backed else [])]
+            command += [
+                "--lanes",
+                str(arguments.lanes),
+                "--pause",
+                str(arguments.pause),
+                *(["--backed"] if arguments.backed else []),
+            ]
             ran = subprocess.run(command, capture_output=True, text=True, check=True)
             spent[name].append(json.loads(ran.stdout.splitlines()[-1]))
     table = Table(title=f"{arguments.calls:,} calls of {arguments.lanes:,} Humanoids, milliseconds a call")
