@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 import re
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +16,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import Arena
+from sharpwave.native import core
+from sharpwave.native.untouched import HUGE_PAGE
 
 CHUNK = 4 * PAGE
+HAS_ALL = sys.platform == "linux" and all(hasattr(mmap, name) for name in ("MADV_HUGEPAGE", "MAP_PRIVATE"))
+touches = pytest.mark.skipif(not HAS_ALL or not hasattr(os, "fork"), reason="other systems have no such call")
 
 
 class ArenaMachine(RuleBasedStateMachine):
@@ -197,6 +204,61 @@ def test_the_memory_of_huge_pages_is_counted(chunks: int) -> None:
         assert offset is not None
         arena.memory[offset : offset + (700 << 10)] = 1
     assert arena.committed_bytes + arena.uncounted_bytes == resident(arena)
+
+
+def filled(nbytes: int) -> Arena:
+    arena = Arena(2 * nbytes, 512 << 10, huge_pages=True)
+    for chunk in range(nbytes >> 19):
+        offset = arena.allocate(512 << 10)
+        assert offset is not None
+        arena.memory[offset : offset + (512 << 10)] = 1
+        if chunk >= (nbytes >> 19) - 16:
+            time.sleep(0.02)  # the thread has time
+    return arena
+
+
+def touched_ahead(arena: Arena) -> int:
+    """Return the bytes that the thread has touched ahead, once it has; at most 10 s later."""
+    for _ in range(1000):
+        if arena.uncounted_bytes > HUGE_PAGE:
+            break
+        time.sleep(0.01)
+    time.sleep(0.05)
+    return arena.uncounted_bytes
+
+
+@touches
+def test_memory_is_touched_ahead_of_what_is_written_and_counted() -> None:
+    small = filled(64 << 20)
+    assert small.committed_bytes + small.uncounted_bytes == resident(small) and small.uncounted_bytes < HUGE_PAGE
+    arena = filled(160 << 20)
+    ahead = touched_ahead(arena)
+    assert HUGE_PAGE <= ahead <= (160 << 20) // 64 + 2 * HUGE_PAGE
+    assert arena.committed_bytes + ahead == resident(arena)
+    begin = arena.begin_of(arena.fresh)
+    assert not arena.memory[begin : begin + ahead].any()
+
+
+@touches
+def test_a_child_touches_memory_ahead_by_a_thread_of_its_own() -> None:
+    filled(130 << 20)
+    child = os.fork()
+    if not child:
+        os._exit(0 if touched_ahead(filled(160 << 20)) >= HUGE_PAGE else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@touches
+def test_memory_that_is_given_up_is_no_longer_touched() -> None:
+    """The thread stops between two huge pages, and memory of others is left alone."""
+    for turn in range(20):
+        memory = np.frombuffer(mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+        assert core.touch_ahead(memory)
+        core.stop_touching(np.zeros(8, np.uint8))
+        time.sleep(turn * 2e-4)
+        core.stop_touching(memory)
+        assert core.touch_ahead(memory[:0]), "it is free again"
+        core.stop_touching(memory)
 
 
 def resident(arena: Arena) -> int:

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import functools
 import mmap
+import os
 import sys
 import weakref
 from typing import Any
@@ -13,10 +14,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.native import windows
+from sharpwave.native import core, windows
 from sharpwave.native.untouched import HUGE_PAGE
 
 PAGE = 4096
+AHEAD_SHARE, MAX_AHEAD_BYTES = 64, 8 << 20
+"""A thread touches memory of huge pages ahead of what is written: this share of what was written before, at most so
+much, and from a huge page on. The system clears a huge page in 90 us, and takes 4 ms where a virtual machine's host
+has to find its memory (``benchmarks/stalls.py``)."""
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -44,22 +49,27 @@ class AddressSpace:
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE} if hasattr(mmap, "MAP_PRIVATE") else {}
         self._map = mmap.mmap(-1, nbytes, **flags)
         self.memory = np.frombuffer(self._map, np.uint8)
+        self._touched = 0  # end of what the thread was asked to touch
 
     def use_huge_pages(self, begin: int) -> bool:
         """Request huge pages from ``begin`` on, the beginning of a page; return whether the system has them."""
         with contextlib.suppress(OSError, AttributeError):  # a kernel without them
             self._map.madvise(mmap.MADV_HUGEPAGE, begin)
+            self.commits = True
+            weakref.finalize(self, core.stop_touching, self.memory).atexit = False
             return True
         return False
 
-    def huge_page_behind(self, end: int) -> int:
-        """Return the bytes committed behind ``end``, the end of what was written, of a huge page that reaches across.
+    def committed_behind(self, end: int) -> int:
+        """Return the bytes committed behind ``end``, the end of what was written: those of a huge page that reaches
+        across, and those touched ahead.
 
         0 where the system does not say.  Cost: a system call.
         """
         begin = -(-end // PAGE) * PAGE
         address = self.memory.ctypes.data
-        nbytes = min(-(address + begin) % HUGE_PAGE, len(self.memory) - begin)
+        last = max(begin, self._touched)
+        nbytes = min(last + -(address + last) % HUGE_PAGE, len(self.memory)) - begin
         pages = np.zeros(max(0, nbytes) // PAGE, np.uint8)
         if sys.platform != "linux" or nbytes <= 0 or _mincore()(address + begin, nbytes, pages.ctypes.data):
             return 0
@@ -67,6 +77,11 @@ class AddressSpace:
 
     def commit(self, begin: int, nbytes: int) -> None:
         """Prepare a range to be written to, and a page behind it, which kernels may read.  Raises: MemoryError."""
+        end, ahead = begin + nbytes, min(MAX_AHEAD_BYTES, begin // AHEAD_SHARE) // HUGE_PAGE * HUGE_PAGE
+        if ahead and end + ahead // 2 > self._touched:
+            to = min(end + ahead, len(self.memory))
+            if core.touch_ahead(self.memory[max(end, self._touched) : to]):
+                self._touched = to
 
     def release(self, begin: int, nbytes: int) -> bool:
         """Return the memory of whole pages to the system, if it takes it; their content is lost."""
@@ -122,3 +137,7 @@ def _mincore() -> Any:
 
 def _last_error() -> int:
     return int(getattr(ctypes, "get_last_error", lambda: 0)())
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=core.forget_toucher)

@@ -127,8 +127,11 @@ class Arena(core.Ranges):
 
     @property
     def uncounted_bytes(self) -> int:
-        """Bytes of memory of the last huge page that lie behind the last chunk used so far.  Cost: a system call."""
-        return self._space.huge_page_behind(self.begin_of(self.fresh)) if self.huge_pages else 0
+        """Bytes of memory behind the last chunk used so far: of its huge page, and touched ahead.
+
+        Cost: a system call.
+        """
+        return self._space.committed_behind(self.begin_of(self.fresh)) if self.huge_pages else 0
 
     def trim(self) -> None:
         """Release the memory of empty chunks to the system."""
