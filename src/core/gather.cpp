@@ -220,14 +220,6 @@ int64_t gather(const Column& column, ConstInts slot, ConstInts newest, ConstInts
     return job.left_out.load();
 }
 
-int64_t gather_pieces(const Column& column, Grid<const int64_t> pieces, Places<2> out, Threads threads) {
-    require(pieces.rows == 5, "pieces have five rows");
-    int64_t rows = 0, longest = 0;
-    for (const int64_t length : pieces[3]) rows += length, longest = std::max(longest, length);
-    return gather(column, pieces[0], pieces[1], pieces[2], Uneven{out, pieces[3], pieces[4]}, rows * out.size, longest,
-                  threads);
-}
-
 std::array<uint8_t, codec_numbers> decoded_codecs() {
     std::array<uint8_t, codec_numbers> decoded{};
     for (std::size_t i = 0; i < decoded.size(); ++i) decoded[i] = window_codecs[i].decode != nullptr;
@@ -240,6 +232,16 @@ int64_t gather_windows(const Column& column, ConstInts slot, ConstInts newest, C
                        Threads threads) {
     require(out.windows == std::ssize(slot), "a window has a place");
     return gather(column, slot, newest, first, Even{out}, out.windows * out.rows * out.size, out.rows, threads);
+}
+
+int64_t gather_pieces(const Column& column, Grid<const int64_t> pieces, int64_t count, Places<2> out, Threads threads) {
+    require(pieces.rows == 5 && count <= pieces.columns, "pieces have five rows");
+    const auto some = static_cast<std::size_t>(count);
+    const ConstInts lengths = pieces[3].first(some);
+    int64_t rows = 0, longest = 0;
+    for (const int64_t length : lengths) rows += length, longest = std::max(longest, length);
+    return gather(column, pieces[0].first(some), pieces[1].first(some), pieces[2].first(some),
+                  Uneven{out, lengths, pieces[4].first(some)}, rows * out.size, longest, threads);
 }
 
 void define_gather(nb::module_& module) {
@@ -281,7 +283,9 @@ Returns how many are left out. Cost: raw and delta 0.2 us a row of 7 KB in the c
     module.def(
         "gather_pieces",
         [](const Column& column, Grid<const int64_t> pieces, Places<2> out, int64_t threads, int64_t thread_bytes,
-           int64_t chunk_bytes) { return gather_pieces(column, pieces, out, {threads, thread_bytes, chunk_bytes}); },
+           int64_t chunk_bytes) {
+            return gather_pieces(column, pieces, pieces.columns, out, {threads, thread_bytes, chunk_bytes});
+        },
         "column"_a, "pieces"_a, "out"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
         R"(Decode windows of different lengths into ``out`` uint8 [R, size], as ``gather_windows`` does.
 

@@ -26,6 +26,10 @@ struct Threads {
 int64_t gather_windows(const Column& column, ConstInts slot, ConstInts newest, ConstInts first, Places<3> out,
                        Threads threads);
 
+// Decodes the first ``count`` of ``pieces`` likewise, windows of different lengths: slot, newest and first row, length,
+// and the row of ``out`` that its first goes to.
+int64_t gather_pieces(const Column& column, Grid<const int64_t> pieces, int64_t count, Places<2> out, Threads threads);
+
 }  // namespace sharpwave
 
 namespace nanobind::detail {

@@ -2,9 +2,8 @@
 #include <limits>
 #include <optional>
 
-#include "log.hpp"
-#include "numpy_arrays.hpp"
 #include "rooms.hpp"
+#include "transitions.hpp"
 #include "unlocked.hpp"
 
 namespace sharpwave {
@@ -131,10 +130,80 @@ void choose_goals(const Log& log, ConstInts items, std::span<const double> unifo
     }
 }
 
+struct Goals {
+    const Column& achieved;
+    std::size_t desired;  // number of its window
+    double share;
+    int64_t strategy;
+};
+
+// Fills batches of transitions, some with a new goal; then comes the column that says which.
+class HindsightFiller : public TransitionFiller {
+  public:
+    HindsightFiller(const Log& log, const nb::typed<nb::sequence, nb::object>& columns, ConstBytes endings,
+                    KnownSteps& known, std::span<int32_t> cursor, std::span<int32_t> tail, Grid<int32_t> spans,
+                    Grid<int64_t> runs, const Goals& goals, const TransitionSettings& settings)
+        : TransitionFiller(log, columns, endings, known, spans, runs, settings),
+          cursor_(cursor),
+          tail_(tail),
+          goals_(goals) {}
+
+    int64_t find() override { return find_ended(log_, cursor_, tail_, spans, runs); }
+    int64_t numbers() const override { return 3; }
+
+    int64_t fill(const Filling& filling, const Residents& residents) override {
+        const std::size_t count = filling.items.size();
+        chosen_.resize(2 * count), pieces_.resize(5 * count);
+        const Ints slot{chosen_.data(), count}, frame{chosen_.data() + count, count};
+        choose_goals(log_, filling.items, filling.uniforms, goals_.share, goals_.strategy, spans, slot, frame);
+        const Grid<int64_t> pieces{pieces_.data(), 5, static_cast<int64_t>(count)};
+        const Bytes relabelled = filling.column<uint8_t>(windows_at + columns_.size());
+        std::size_t found = 0;
+        for (std::size_t i = 0; i < count; ++i) {
+            relabelled[i] = slot[i] >= 0;
+            pieces[0][found] = slot[i], pieces[1][found] = pieces[2][found] = frame[i];
+            pieces[3][found] = 1, pieces[4][found] = static_cast<int64_t>(i);
+            found += relabelled[i];
+        }
+        if (!residents.are(pieces[0].first(found)) || TransitionFiller::fill(filling, residents) < 0) return -1;
+        const Places<3> window = filling.window(windows_at + goals_.desired);  // one goal before and after the step
+        const Places<2> before{window.data, window.windows, 1, window.size, window.window_stride, window.window_stride};
+        if (gather_pieces(goals_.achieved, pieces, static_cast<int64_t>(found), before, settings_.threads)) return -1;
+        for (const int64_t i : pieces[4].first(found)) {
+            uint8_t* const goal = window.data + i * window.window_stride;
+            std::copy_n(goal, window.size, goal + window.row_stride);
+        }
+        return 2;
+    }
+
+  private:
+    std::span<int32_t> cursor_, tail_;
+    Goals goals_;
+    std::vector<int64_t> chosen_, pieces_;  // working memory
+};
+
 }  // namespace
 
 void define_hindsight(nb::module_& module) {
     using namespace nb::literals;
+    using Objects = nb::typed<nb::sequence, nb::object>;
+    nb::class_<HindsightFiller, TransitionFiller>(module, "HindsightFiller", "Finder of steps of ended episodes.")
+        .def(
+            "__init__",
+            [](HindsightFiller* self, const Log& log, const Objects& columns, ConstBytes endings, KnownSteps& known,
+               std::span<int32_t> cursor, std::span<int32_t> tail, Grid<int32_t> spans, Grid<int64_t> runs,
+               std::size_t achieved, std::size_t desired, double share, int64_t strategy, double gamma, bool stacks,
+               int64_t threads, int64_t thread_bytes, int64_t chunk_bytes) {
+                const Goals goals{nb::cast<const Column&>(columns[achieved]), desired, share, strategy};
+                new (self) HindsightFiller(log, columns, endings, known, cursor, tail, spans, runs, goals,
+                                           {1, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
+            },
+            nb::keep_alive<1, 2>(), "log"_a, "columns"_a, "endings"_a, "known"_a, "cursor"_a, "tail"_a, "spans"_a,
+            "runs"_a, "achieved"_a, "desired"_a, "share"_a, "strategy"_a, "gamma"_a, "stacks"_a, "threads"_a,
+            "thread_bytes"_a, "chunk_bytes"_a,
+            R"(Args:
+    cursor, tail, runs: as of ``find_ended``; ``share``, ``strategy``, ``spans``: as of ``choose_goals``.
+    achieved, desired: numbers of the goals' windows; the others as of ``TransitionFiller``.)");
     module.attr("FUTURE") = static_cast<int64_t>(future);
     module.attr("FINAL") = static_cast<int64_t>(final_step);
     module.attr("EPISODE") = static_cast<int64_t>(episode);

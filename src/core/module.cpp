@@ -17,11 +17,13 @@ NB_MODULE(_core, module) {
     sharpwave::define_known_steps(module);
     sharpwave::define_leaves(module);
     sharpwave::define_items(module);
+    sharpwave::define_sampling(module);
     sharpwave::define_transitions(module);
     sharpwave::define_hindsight(module);
     sharpwave::define_gather(module);
     sharpwave::define_helpers(module);
     sharpwave::define_sequences(module);
+    sharpwave::define_window_filler(module);
     sharpwave::define_cache(module);
     sharpwave::define_file_ranges(module);
     sharpwave::define_reads(module);
@@ -32,7 +34,6 @@ NB_MODULE(_core, module) {
     sharpwave::define_checks(module);
     sharpwave::define_learning(module);
     sharpwave::define_rows(module);
-    sharpwave::define_sampling(module);
     sharpwave::define_slots(module);
     sharpwave::define_turnover(module);
     sharpwave::define_cut(module);

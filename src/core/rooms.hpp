@@ -37,5 +37,6 @@ void define_cut(nanobind::module_& module);
 void define_pages(nanobind::module_& module);
 void define_patch_encoding(nanobind::module_& module);
 void define_predict(nanobind::module_& module);
+void define_window_filler(nanobind::module_& module);
 
 }  // namespace sharpwave

@@ -2,6 +2,8 @@
 //
 // A window is named by the step that is trained first in it, whose number in its episode is a multiple of ``stride``:
 // item k of a segment is the k-th such step in it, from 0.
+#include "sequences.hpp"
+
 #include <algorithm>
 #include <optional>
 #include <vector>
@@ -16,8 +18,6 @@ namespace sharpwave {
 namespace {
 
 namespace nb = nanobind;
-
-constexpr int64_t run_rows = 5;  // of runs: item, slot, first row, number of steps, and the column of the first
 
 // Returns the first multiple of ``stride`` from ``number`` on, divided by it.
 int64_t multiples(int64_t number, int64_t stride) { return (number + stride - 1) / stride; }
@@ -72,28 +72,6 @@ int64_t burn_in_missing(const Log& log, int64_t slot, int64_t burn_in) {
     }
     if (before >= burn_in) return 0;
     return std::min(burn_in - before, next_flagged(log.flags(slot), 0, rows, start_flag));
-}
-
-// Turns runs of steps that became known into runs of windows that begin with them; returns how many there are.
-int64_t windows_of_steps(const Log& log, Grid<const int64_t> steps, int64_t count, int64_t stride, int64_t burn_in,
-                         Grid<int32_t> spans, Grid<int64_t> runs, bool keep) {
-    int64_t found = 0;
-    for (int64_t i = 0; i < count; ++i) {
-        const int64_t slot = steps[0][i], begin = steps[1][i], end = steps[2][i];
-        const int64_t first = count_windows(log, slot, begin, stride), last = count_windows(log, slot, end, stride);
-        if (begin < burn_in && last > first) {
-            if (const int64_t missing = burn_in_missing(log, slot, burn_in)) {
-                const int64_t lost = std::min(last, count_windows(log, slot, missing, stride));
-                spans[slot][0] = std::max(spans[slot][0], static_cast<int32_t>(lost));
-            }
-        }
-        spans[slot][1] = static_cast<int32_t>(last);
-        if (last > first || keep) {
-            runs[0][found] = slot, runs[1][found] = first, runs[2][found] = last;
-            ++found;
-        }
-    }
-    return found;
 }
 
 // Finds the windows that begin with ``steps``, ascending ones of one lane; returns how many there are.
@@ -174,6 +152,77 @@ void write_columns(const Columns& out, std::size_t i, const Steps& steps, int64_
     }
 }
 
+// Finds the first trained step of each of ``items``.
+void first_steps(const Log& log, ConstInts items, int64_t stride, Ints steps) {
+    for (std::size_t i = 0; i < items.size(); ++i) {
+        const int64_t slot = log.slot_of(items[i]), begin = slot * log.stride;
+        steps[i] = begin + window_row(log, slot, items[i] - begin, stride).row;
+    }
+}
+
+// A window needs the steps of its burn-in, and those that its returns reach.
+class KnownWindows final : public Finder {
+  public:
+    // steps: spans of the steps that begin whole windows, which ``known`` finds: of each, ``reach`` steps are known.
+    KnownWindows(nb::object known, nb::object steps, int64_t reach, int64_t burn_in, int64_t stride)
+        : held_known_(std::move(known)),
+          held_steps_(std::move(steps)),
+          known_(nb::cast<KnownSteps&>(held_known_)),
+          steps_(nb::cast<Grid<int32_t>>(held_steps_)),
+          burn_in_(burn_in),
+          stride_(stride),
+          ahead_(reach - 1) {}
+
+    int64_t most_lost(const Log& log, int64_t slot) const override {
+        return 2 * known_.most_lost(log, slot) + burn_in_;  // the steps among them
+    }
+
+    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override {
+        const Ints ahead = lost.last(std::min(lost.size(), static_cast<std::size_t>(ahead_)));
+        steps_[slot][0] = steps_[slot][1] = 0;
+        const auto steps = static_cast<std::size_t>(known_.lose(log, slot, steps_, ahead));
+        auto found = static_cast<std::size_t>(lose_ahead(log, ahead.first(steps), stride_, spans, lost));
+        found += static_cast<std::size_t>(lose_behind(log, slot, burn_in_, stride_, spans, lost.subspan(found)));
+        std::ranges::sort(lost.first(found));
+        return static_cast<int64_t>(found);
+    }
+
+    template <class Call>
+    void each_held(Call&& call) const {
+        call(held_known_), call(held_steps_);
+    }
+
+  private:
+    nb::object held_known_, held_steps_;
+    KnownSteps& known_;
+    Grid<int32_t> steps_;
+    int64_t burn_in_, stride_, ahead_;
+};
+
+}  // namespace
+
+// Turns runs of steps that became known into runs of windows that begin with them; returns how many there are.
+int64_t windows_of_steps(const Log& log, Grid<const int64_t> steps, int64_t count, int64_t stride, int64_t burn_in,
+                         Grid<int32_t> spans, Grid<int64_t> runs, bool keep) {
+    int64_t found = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t slot = steps[0][i], begin = steps[1][i], end = steps[2][i];
+        const int64_t first = count_windows(log, slot, begin, stride), last = count_windows(log, slot, end, stride);
+        if (begin < burn_in && last > first) {
+            if (const int64_t missing = burn_in_missing(log, slot, burn_in)) {
+                const int64_t lost = std::min(last, count_windows(log, slot, missing, stride));
+                spans[slot][0] = std::max(spans[slot][0], static_cast<int32_t>(lost));
+            }
+        }
+        spans[slot][1] = static_cast<int32_t>(last);
+        if (last > first || keep) {
+            runs[0][found] = slot, runs[1][found] = first, runs[2][found] = last;
+            ++found;
+        }
+    }
+    return found;
+}
+
 // Computes all of a batch that is made of flags and rewards, and where the rest lies; returns the number of runs.
 int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t burn_in, int64_t n_step, double gamma,
                        Grid<float> step_reward, Grid<float> reward, Grid<float> discount, Grid<int64_t> bootstrap,
@@ -220,14 +269,6 @@ int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t 
         write_columns(out, i, steps, n_step, gamma);
     }
     return found;
-}
-
-// Finds the first trained step of each of ``items``.
-void first_steps(const Log& log, ConstInts items, int64_t stride, Ints steps) {
-    for (std::size_t i = 0; i < items.size(); ++i) {
-        const int64_t slot = log.slot_of(items[i]), begin = slot * log.stride;
-        steps[i] = begin + window_row(log, slot, items[i] - begin, stride).row;
-    }
 }
 
 // Finds which steps are trained in each of ``items``.
@@ -302,47 +343,6 @@ void spread_stacks(Cube<uint8_t> out, Grid<const int64_t> places, int64_t stack)
         }
     }
 }
-
-// A window needs the steps of its burn-in, and those that its returns reach.
-class KnownWindows final : public Finder {
-  public:
-    // steps: spans of the steps that begin whole windows, which ``known`` finds: of each, ``reach`` steps are known.
-    KnownWindows(nb::object known, nb::object steps, int64_t reach, int64_t burn_in, int64_t stride)
-        : held_known_(std::move(known)),
-          held_steps_(std::move(steps)),
-          known_(nb::cast<KnownSteps&>(held_known_)),
-          steps_(nb::cast<Grid<int32_t>>(held_steps_)),
-          burn_in_(burn_in),
-          stride_(stride),
-          ahead_(reach - 1) {}
-
-    int64_t most_lost(const Log& log, int64_t slot) const override {
-        return 2 * known_.most_lost(log, slot) + burn_in_;  // the steps among them
-    }
-
-    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override {
-        const Ints ahead = lost.last(std::min(lost.size(), static_cast<std::size_t>(ahead_)));
-        steps_[slot][0] = steps_[slot][1] = 0;
-        const auto steps = static_cast<std::size_t>(known_.lose(log, slot, steps_, ahead));
-        auto found = static_cast<std::size_t>(lose_ahead(log, ahead.first(steps), stride_, spans, lost));
-        found += static_cast<std::size_t>(lose_behind(log, slot, burn_in_, stride_, spans, lost.subspan(found)));
-        std::ranges::sort(lost.first(found));
-        return static_cast<int64_t>(found);
-    }
-
-    template <class Call>
-    void each_held(Call&& call) const {
-        call(held_known_), call(held_steps_);
-    }
-
-  private:
-    nb::object held_known_, held_steps_;
-    KnownSteps& known_;
-    Grid<int32_t> steps_;
-    int64_t burn_in_, stride_, ahead_;
-};
-
-}  // namespace
 
 void define_sequences(nb::module_& module) {
     using namespace nb::literals;

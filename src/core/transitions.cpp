@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <bit>
 
-#include "gather.hpp"
 #include "rooms.hpp"
 
 namespace sharpwave {
@@ -149,8 +148,51 @@ Ends ends_of(Ending ending, Grid<const int64_t> located) {
     return {located[next_slot_at], located[next_frame_at], located[next_first_at]};
 }
 
+TransitionFiller::TransitionFiller(const Log& log, const nb::typed<nb::sequence, nb::object>& columns,
+                                   ConstBytes endings, KnownSteps& known, Grid<int32_t> spans, Grid<int64_t> runs,
+                                   const TransitionSettings& settings)
+    : Filler(spans, runs), log_(log), endings_(endings), known_(known), settings_(settings) {
+    for (nb::handle one : columns) {
+        held_.push_back(nb::borrow(one));
+        columns_.push_back(&nb::cast<const Column&>(one));
+    }
+}
+
+int64_t TransitionFiller::find() { return known_.find(log_, {}, spans, runs); }
+
+int64_t TransitionFiller::fill(const Filling& filling, const Residents& residents) {
+    const Numbers out{filling.column<float>(own_at),       filling.column<float>(own_at + 1),
+                      filling.column<uint8_t>(own_at + 2), filling.column<uint8_t>(own_at + 3),
+                      filling.column<int64_t>(own_at + 4), filling.column<int64_t>(own_at + 5),
+                      filling.column<int64_t>(own_at + 6)};
+    const Grid<int64_t> located = filling.scratch;
+    locate_transitions(log_, filling.items, settings_.n_step, settings_.gamma, settings_.stacks, out, located);
+    if (!residents.are(located[slot_at]) || !residents.are(located[next_slot_at])) return -1;
+    for (std::size_t i = 0; i < columns_.size(); ++i) {
+        const Ends ends = ends_of(static_cast<Ending>(endings_[i]), located);
+        const Places<3> window = filling.window(windows_at + i);
+        if (gather_windows(*columns_[i], ends.slot, ends.newest, ends.first, window, settings_.threads)) return -1;
+    }
+    return settings_.n_step == 1 ? 1 : 2;
+}
+
 void define_transitions(nb::module_& module) {
     using namespace nb::literals;
+    using Objects = nb::typed<nb::sequence, nb::object>;
+    nb::class_<TransitionFiller, Filler>(module, "TransitionFiller", "Finder of steps, which fills transitions.")
+        .def(
+            "__init__",
+            [](TransitionFiller* self, const Log& log, const Objects& columns, ConstBytes endings, KnownSteps& known,
+               Grid<int32_t> spans, Grid<int64_t> runs, int64_t n_step, double gamma, bool stacks, int64_t threads,
+               int64_t thread_bytes, int64_t chunk_bytes) {
+                new (self) TransitionFiller(log, columns, endings, known, spans, runs,
+                                            {n_step, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
+            },
+            nb::keep_alive<1, 2>(), "log"_a, "columns"_a, "endings"_a, "known"_a, "spans"_a, "runs"_a, "n_step"_a,
+            "gamma"_a, "stacks"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
+            "``known``: finds the steps, as of ``spans`` and ``runs``; the others as of ``fill_transitions``, whose "
+            "numbers "
+            "and\nwindows are a batch's columns, in that order.");
     module.def(
         "locate_transitions",
         [](const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks, std::span<float> reward,

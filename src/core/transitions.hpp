@@ -1,7 +1,8 @@
 // What is an n-step transition made of?
 #pragma once
 
-#include "log.hpp"
+#include "filling.hpp"
+#include "known_steps.hpp"
 
 namespace sharpwave {
 
@@ -38,5 +39,33 @@ struct Ends {
 };
 
 Ends ends_of(Ending ending, Grid<const int64_t> located);
+
+struct TransitionSettings {
+    int64_t n_step;
+    double gamma;
+    bool stacks;
+    Threads threads;
+};
+
+// Fills batches of transitions: ``Numbers`` in order, then a window for each of ``columns``, which end as ``endings``.
+class TransitionFiller : public Filler {
+  public:
+    TransitionFiller(const Log& log, const nanobind::typed<nanobind::sequence, nanobind::object>& columns,
+                     ConstBytes endings, KnownSteps& known, Grid<int32_t> spans, Grid<int64_t> runs,
+                     const TransitionSettings& settings);
+
+    int64_t find() override;
+    int64_t fill(const Filling& filling, const Residents& residents) override;
+
+  protected:
+    static constexpr std::size_t windows_at = own_at + 7;
+
+    const Log& log_;
+    std::vector<nanobind::object> held_;
+    std::vector<const Column*> columns_;
+    ConstBytes endings_;
+    KnownSteps& known_;
+    TransitionSettings settings_;
+};
 
 }  // namespace sharpwave

@@ -27,24 +27,31 @@ SIZES = (1, 8, 32)
 Appender = Callable[[int], None]
 
 
-def made(seed: int = 0, *, image: bool = False, width: int = 5, **more: Any) -> tuple[sw.Store, Appender]:
+def made(
+    seed: int = 0, *, image: bool = False, width: int = 5, goals: bool = False, **more: Any
+) -> tuple[sw.Store, Appender]:
     """Two lanes; numbers say which step is where; every seventh step ends an episode, every 21st is cut off."""
     field = sw.Field((3, 4), "uint8", stack=3) if image else sw.Field((width,), "float32")
-    spec = sw.Spec(obs=field, action=sw.Field((2,), "float32"), noise=sw.Field((), "int64"))
+    goal = sw.Field((2,), "float32")
+    obs: Any = {"seen": field, "achieved_goal": goal, "desired_goal": goal} if goals else field
+    spec = sw.Spec(obs=obs, action=sw.Field((2,), "float32"), noise=sw.Field((), "int64"))
     store = sw.Store(spec, **({"capacity": 400, "segment_steps": 16, "seed": seed} | more))
     numbers = itertools.count()
 
     def append(count: int) -> None:
         for _ in range(count):
             k = next(numbers)
-            rows = np.random.default_rng(k).integers(0, 200, (2, *field.shape))
+            rows: Any = np.random.default_rng(k).integers(0, 200, (2, *field.shape)).astype(field.dtype)
+            if goals:
+                places = np.array([[k, 1], [k, 2]], np.float32)
+                rows = {"seen": rows, "achieved_goal": places, "desired_goal": -places}
             store.extend(
-                obs=rows.astype(field.dtype),
+                obs=rows,
                 action=np.full((2, 2), k, np.float32),
                 reward=np.array([k, -k], np.float32),
                 terminated=np.array([k % 7 == 6, False]),
                 truncated=np.array([False, k % 21 == 20]),
-                final_obs=rows.astype(field.dtype),
+                final_obs=rows,
                 noise=np.array([k, k + 1]),
             )
 
@@ -78,8 +85,9 @@ def same(one: Any, other: Any) -> None:
             zip(value.values(), vars(other)[name].values(), strict=True)
         )  # fmt: skip
         for mine, theirs in pairs:
-            assert (mine is None) == (theirs is None), name
-            if mine is not None:
+            if not isinstance(mine, np.ndarray):
+                assert mine == theirs, name
+            else:
                 assert (mine.dtype, mine.shape, mine.strides) == (theirs.dtype, theirs.shape, theirs.strides), name
                 assert mine.tobytes() == theirs.tobytes(), name
     assert type(one.ids) is type(other.ids)
@@ -95,6 +103,26 @@ def states(view: Any) -> list[Any]:
 KINDS: dict[str, Callable[[], Any]] = {
     "uniform": sw.Uniform,
     "prioritized": lambda: sw.Prioritized(alpha=0.7, beta=0.3),
+}
+
+
+def nearness(achieved: Any, desired: Any, info: Any) -> Any:
+    return info["noise"] - np.abs(achieved - desired).sum(-1)
+
+
+def reached(achieved: Any, desired: Any, info: Any) -> Any:
+    return (achieved == desired).all(-1)
+
+
+VIEWS: dict[str, Callable[..., Any]] = {
+    "one step": lambda store, **more: store.transitions(n_step=1, **more),
+    "three steps": lambda store, **more: store.transitions(n_step=3, **more),
+    "windows": lambda store, **more: store.sequences(5, burn_in=3, stride=2, n_step=2, eta=0.7, **more),
+    "long windows": lambda store, **more: store.sequences(20, burn_in=20, **more),
+    "future": lambda store, **more: store.transitions(relabel=sw.Future(k=4, reward_fn=nearness), **more),
+    "episode": lambda store, **more: store.transitions(
+        relabel=sw.Episode(k=1, reward_fn=nearness, terminated_fn=reached), **more
+    ),
 }
 STORES: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -118,17 +146,18 @@ CALLS = st.lists(
 
 @pytest.mark.parametrize("store", STORES)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n_step", [1, 3])
+@pytest.mark.parametrize("of", VIEWS)
 @settings(max_examples=5, deadline=None)
 @given(calls=CALLS, seed=st.integers(0, 99))
 def test_batches_are_those_of_steps_taken_one_by_one(
-    store: str, kind: str, n_step: int, calls: list[tuple[str, int]], seed: int
+    store: str, kind: str, of: str, calls: list[tuple[str, int]], seed: int
 ) -> None:
     views, appenders = [], []
+    goals = of in ("future", "episode")
     for _ in range(2):
         more = STORES[store] | ({"retention": Reservoir()} if "retention" in STORES[store] else {})
-        one, append = made(seed, **more)
-        views.append(one.transitions(n_step=n_step, sampler=KINDS[kind]()))
+        one, append = made(seed, goals=goals, **more)
+        views.append(VIEWS[of](one, sampler=KINDS[kind]()))
         appenders.append(append)
         append(30)
     step_by_step(views[1])
@@ -139,9 +168,8 @@ def test_batches_are_those_of_steps_taken_one_by_one(
                 append(number)
         elif call == "update":
             ids = [[*(int(one) for one in batch.ids), 3, -1, int(batch.ids[0])] for batch in batches[number % 9]]
-            stale = [
-                view.update_priorities(some, np.arange(len(some)) - 4.0) for view, some in zip(views, ids, strict=True)
-            ]
+            errors = np.random.default_rng(number).normal(size=(len(ids[0]), *views[0].view.error_shape))
+            stale = [view.update_priorities(some, errors) for view, some in zip(views, ids, strict=True)]
             assert stale[0] == stale[1] > 0
         elif call == "stream":
             batches.append([next(view.stream(number)) for view in views])
@@ -154,18 +182,22 @@ def test_batches_are_those_of_steps_taken_one_by_one(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_batch_after_another_takes_one_call(kind: str) -> None:
-    store, append = made()
-    view = store.transitions(sampler=KINDS[kind]())
-    append(40)
+@pytest.mark.parametrize("of", VIEWS)
+def test_a_batch_after_another_takes_one_call(of: str, kind: str) -> None:
+    store, append = made(goals=of in ("future", "episode"))
+    view = VIEWS[of](store, sampler=KINDS[kind]())
+    append(80)
     for _ in range(3):
         view.sample(8)
     assert at_once(view)
     append(5)  # what became known meanwhile is found by the same call
-    known = len(step_by_step(store.transitions(name="other")))
+    known = len(step_by_step(VIEWS[of](store, name="other")))
     assert at_once(view) and view.source.items.count == known
-    append(400)  # evicts
-    assert at_once(view)
+    append(400)  # evicts; what needs steps of several segments is excluded for the first time
+    view.sample(8)
+    for _ in range(9):
+        append(11)
+        assert at_once(view)
 
 
 def test_priorities_are_set_by_one_call() -> None:
@@ -188,7 +220,6 @@ def test_a_batch_that_takes_more_is_drawn_step_by_step(tmp_path: Path) -> None:
         store.transitions(name="a", max_times_sampled=9),
         store.transitions(name="b", limiter=sw.MinSize(5)),
         store.transitions(name="c", sampler=sw.Fifo(), max_times_sampled=50),
-        store.sequences(4, name="d"),
     ):
         for _ in range(4):
             assert not at_once(view)
@@ -293,6 +324,98 @@ def test_segments_on_disk_are_read_first(tmp_path: Path) -> None:
         store.close()
 
 
+BLENDS: dict[str, Any] = {
+    "fixed": [0.25, 0.75],
+    "changing": [1.0, lambda samples: samples / 500],
+    "none of one": [0, 1],
+}
+
+
+@pytest.mark.parametrize("shares", BLENDS)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("of", ["three steps", "windows"])
+@pytest.mark.parametrize("stores", ["one", "two", "two, one of which the core does not decode"])
+@settings(max_examples=2, deadline=None)
+@given(calls=CALLS, seed=st.integers(0, 99))
+def test_blends_are_those_of_steps_taken_one_by_one(
+    stores: str, of: str, kind: str, shares: str, calls: list[tuple[str, int]], seed: int
+) -> None:
+    blends: list[Any] = []
+    appenders, views = [], []
+    for _ in range(2):
+        more: list[dict[str, Any]] = [{}, {"codec": "zstd"} if "decode" in stores else {}]
+        pairs = [made(seed + k, image=of == "windows", **more[k]) for k in range(2)]
+        pairs = pairs[:1] if stores == "one" else pairs
+        parts = [VIEWS[of](pairs[k % len(pairs)][0], sampler=KINDS[kind](), name=f"{k}") for k in range(2)]
+        blends.append(sw.Blend(list(zip(BLENDS[shares], parts, strict=True)), seed=seed))
+        views.append(parts)
+        appenders.append([append for _, append in pairs])
+        for append in appenders[-1]:
+            append(60)
+    blends[1]._source.at_once = lambda batch_size, beta: None
+    for view in views[1]:
+        step_by_step(view)
+    batches = [[blend.sample(size) for blend in blends] for size in SIZES for _ in range(3)]
+    for call, number in calls:
+        if call == "append":
+            for both in zip(*appenders, strict=True):
+                for append in both:
+                    append(number)
+        elif call == "update":
+            pair = batches[number % 9]
+            errors = np.random.default_rng(number).normal(size=(len(pair[0]), *views[0][0].view.error_shape))
+            stale = [blend.update_priorities(one, errors) for blend, one in zip(blends, pair, strict=True)]
+            assert stale[0] == stale[1]
+        elif call == "stream":
+            batches.append([next(blend.stream(number)) for blend in blends])
+        else:
+            beta = 0.9 if call == "beta" else None
+            batches.append([blend.sample(number, beta=beta) for blend in blends])
+        assert blends[0].state() == blends[1].state()
+        for one, other in zip(*views, strict=True):
+            assert states(one) == states(other)
+    for pair in batches:
+        same(*pair)
+
+
+def test_a_blends_batch_after_others_takes_one_call() -> None:
+    stores = [made(seed) for seed in range(2)]
+    for _, append in stores:
+        append(60)
+    blend = sw.Blend([(1, store.transitions(sampler=sw.Prioritized())) for store, _ in stores])
+    for _ in range(3):
+        blend.sample(8)
+    for size in (8, 8):
+        stores[0][1](3)
+        assert blend._source.at_once(size, None) is not None
+    assert blend.samples == 5 * 8 and sum(view.source.items.samples for view in blend.views) == 5 * 8
+    stores[1][1](1)
+    blend.views[1].source.items.losing.append(np.empty(0, np.int64))  # then nothing is drawn from the first either
+    before = [blend.state(), *map(states, blend.views)]
+    assert blend._source.at_once(8, None) is None
+    assert [blend.state(), *map(states, blend.views)] == before
+
+
+def test_an_error_of_the_users_leaves_nothing_drawn() -> None:
+    store, append = made(goals=True)
+    fails = False
+
+    def reward(achieved: Any, desired: Any, info: Any) -> Any:
+        return "no number" if fails else nearness(achieved, desired, info)
+
+    view = store.transitions(relabel=sw.Future(reward_fn=reward), sampler=sw.Prioritized())
+    append(80)
+    for _ in range(3):
+        view.sample(8)
+    before = states(view)
+    fails = True
+    with pytest.raises(ValueError, match="reward_fn: returned shape"):
+        view.sample(8)
+    assert states(view) == before
+    fails = False
+    assert at_once(view)
+
+
 def test_a_closed_store_is_refused() -> None:
     store, append = made()
     view = store.transitions()
@@ -337,6 +460,37 @@ def test_an_interrupt_at_any_line_leaves_a_batch_drawn_or_not() -> None:
     rng.random(2 * (view.source.items.samples - begun))
     assert rng.bit_generator.state == view.source.rng.bit_generator.state
     assert isinstance(view.source, BatchSource)
+
+
+def test_an_interrupt_at_any_line_leaves_a_blends_batch_drawn_or_not() -> None:
+    """Whatever was drawn follows the same random numbers: the blend's, one for each item, and each view's."""
+    stores = [made(seed) for seed in range(2)]
+    for _, append in stores:
+        append(60)
+    blend = sw.Blend([(1, store.transitions()) for store, _ in stores], seed=3)
+    for _ in range(4):
+        blend.sample(8)
+    sources = [view.source for view in blend.views]
+    generators = [np.random.default_rng(0) for _ in range(3)]
+    for rng, one in zip(generators, [blend._source._rng, *(source.rng for source in sources)], strict=True):
+        rng.bit_generator.state = one.bit_generator.state
+    begun = [blend.samples, *(source.items.samples for source in sources)]
+    line = 1
+    while interrupted(lambda: blend.sample(8), line, signal.SIGINT):
+        stores[line % 2][1](1)
+        line += 1
+        for view in blend.views:
+            assert view.lock.acquire(timeout=0)
+            view.lock.release()
+    assert line > 8
+    now = [blend.samples, *(source.items.samples for source in sources)]
+    drawn = [after - before for before, after in zip(begun, now, strict=True)]
+    assert drawn[0] == drawn[1] + drawn[2]
+    for rng, count in zip(generators, (drawn[0], 2 * drawn[1], 2 * drawn[2]), strict=True):
+        rng.random(count)
+    assert generators[0].bit_generator.state == blend._source._rng.bit_generator.state
+    for rng, source in zip(generators[1:], sources, strict=True):
+        assert rng.bit_generator.state == source.rng.bit_generator.state
 
 
 def test_blocks_that_lie_side_by_side_are_told_apart() -> None:

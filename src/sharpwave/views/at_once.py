@@ -1,4 +1,4 @@
-"""Whole batches by one call of the core: what it needs for that, of a view of transitions and its sampler."""
+"""Whole batches by one call of the core: what it needs for that, of a view and its sampler."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from sharpwave.native import core
 from sharpwave.sampling.protocol import draws_by_tree
-from sharpwave.views import gather
 from sharpwave.views.items import Items
 
 if TYPE_CHECKING:
@@ -25,27 +24,24 @@ def sampling(log: StepLog, items: Items, view: Any, rng: np.random.Generator) ->
         or not draws_by_tree(sampler)
     ):
         return None
-    arrays, columns, endings = view.dense_columns()
-    index, known = log.index, view.known
+    filler, runs, same = view.filler(items.spans)
+    index = log.index
     objects = {
         "sampler": sampler,
         "leaves": sampler.tree(),
         "generator": rng.bit_generator,
         "pool": log.batches.pool,
-        "log": arrays,
+        "filler": filler,
+        "runs": runs,
         "cache": log.segment_cache,
-        "columns": columns,
         "same": [
             (log, "closed", False),
             (log.inventory, "oldest", log.inventory.oldest),
             (log.arena, "memory", log.arena.memory),
             (index, "offset", index.offset),
+            *((owner, name, getattr(owner, name)) for owner, name in same),
         ],
-        "known": known,
         "expected": view.expected,
     }
     resident = None if log.segment_cache is None else index.resident
-    return core.Sampling(
-        objects, log.inventory.counts, index.generation, items.spans, known.runs, endings, resident, view.n_step,
-        view.gamma, view.stacks, gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
-    )  # fmt: skip
+    return core.Sampling(objects, log.inventory.counts, index.generation, resident, log.stride)

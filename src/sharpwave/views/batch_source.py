@@ -53,6 +53,8 @@ class BatchSource:
         drawn_ahead: returns the ids of each draw for a batch that is still to come. ``forget_dropped``: lets those of
             streams go that were deleted, if any are in ``dropped``.
         steps_before: steps of the store that the limiter does not count as inserts.
+        complete: ends the filling of a batch by a call of the user's, which needs the store's lock as ``sample`` does;
+            ``None``: the core does all.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -85,6 +87,7 @@ class BatchSource:
         self.drawn_ahead: Callable[[], list[Ints]] = list
         self.forget_dropped: Callable[[], None] = _nothing
         self.dropped: Sized = ()
+        self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
 
     # waiting
 
@@ -229,11 +232,23 @@ class BatchSource:
         ``wait`` and ``sample`` return the same batch.
         """
         items, layout = self.items, self.layouts.get(batch_size)
-        if layout is None or layout.filling is None or self.dropped or self.gate.waiting:
+        if layout is None or layout.filling is None or not self.draws_at_once():
             return None
-        if items.sampling is None or not self._may_change():
-            return None
-        return items.sampling.sample(items, layout.filling, items.sampler.beta if beta is None else float(beta))
+        assert items.sampling is not None
+        batch = items.sampling.sample(items, layout.filling, items.sampler.beta if beta is None else float(beta))
+        if self.complete is not None and batch is not None:
+            try:
+                self.complete(batch)
+            except BaseException:  # nothing was drawn
+                generator: Any = self.rng.bit_generator
+                generator.advance(-items.sampling.numbers * batch_size)
+                items.samples -= batch_size
+                raise
+        return batch
+
+    def draws_at_once(self) -> bool:
+        """Note that the view is about to change; return whether one call of the core may draw from it."""
+        return not (self.items.sampling is None or self.dropped or self.gate.waiting) and self._may_change()
 
     def update_at_once(self, ids: Ints, td_error: Floats) -> int | None:
         """Set priorities as ``Items.update`` does, by one call of the core; the plain lock is held, as for ``at_once``.
@@ -243,8 +258,17 @@ class BatchSource:
         items = self.items
         if items.sampling is None or not self._may_change():
             return None
-        found = items.sampling.update(items, ids, td_error)
+        found = items.sampling.update(items, ids, td_error.reshape(-1))
         return None if found < 0 else found
+
+    def update(self, ids: Ints, td_error: Floats) -> int:
+        """Set priorities as ``Items.update`` does.  Raises: MemoryError; ValueError: the store is closed."""
+        found = self.update_at_once(ids, td_error)
+        if found is None:
+            self.log.check_open()
+            self.items.follow()  # steps appended before this call get the largest priority of before this call
+            found = self.items.update(ids, td_error)
+        return found
 
     def _may_change(self) -> bool:
         """Note that the view is about to change; return whether it may at once."""
@@ -258,9 +282,13 @@ class BatchSource:
             self.items.follow()
             self._check_enough(batch_size)
         self.draw_into(target, beta)
+        self.bind()
+        return target.batch
+
+    def bind(self) -> None:
+        """Let the core draw the next batches at once, as far as it can."""
         if self.limiter is None and (self.items.sampling is None or self.items.sampling.stale):
             self.items.sampling = sampling(self.log, self.items, self.view, self.rng)
-        return target.batch
 
     def draw(self, draw: Draw, beta: float | None, points: Floats | None = None) -> Undo:
         """Draw items that can be drawn, and a random number of each where the view wants them.

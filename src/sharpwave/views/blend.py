@@ -11,11 +11,20 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.sampling.limiters import check_timeout
 from sharpwave.views.batch import Arrays
 from sharpwave.views.blend_source import BlendSource, Choice, Share
 from sharpwave.views.blend_stream import BlendStream
 from sharpwave.views.ids import tag_of
-from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, check_beta, check_stream, checked_errors, on_host
+from sharpwave.views.replay import (
+    MAX_BATCH_SIZE,
+    Replay,
+    check_beta,
+    check_stream,
+    checked_errors,
+    checked_ids,
+    on_host,
+)
 
 B = TypeVar("B", bound=Arrays)
 
@@ -85,7 +94,7 @@ class Blend(Generic[B]):
 
     def shares(self) -> npt.NDArray[np.float64]:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
-        return self._source.shares()
+        return self._source.shares().copy()
 
     def __len__(self) -> int:
         """Items that can be sampled now, from all views; none while one that has a share is empty."""
@@ -106,6 +115,11 @@ class Blend(Generic[B]):
             raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
         check_beta(beta)
         source = self._source
+        if timeout is not None:
+            check_timeout("sample", timeout)
+        batch = source.at_once(int(batch_size), beta)
+        if batch is not None:
+            return batch
         batch = source.draw(int(batch_size), lambda choice: source.sample(choice, beta), beta=beta, timeout=timeout)
         assert batch is not None
         return batch
@@ -150,13 +164,14 @@ class Blend(Generic[B]):
                 f"update_priorities: source of this batch is not {ids.size} integers from 0 to {len(self.views) - 1}, "
                 "of this blend's views; pass it to the blend that sampled it"
             )
+        ids = checked_ids("update_priorities", ids, None)
         errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
         parts = [(view, part) for k, view in enumerate(self.views) if (part := source == k).any()]
         with self._source.held():  # an interrupt comes before all of it, or after
             for view, _ in parts:  # what may fail
                 view.source.log.check_open()
                 view.source.items.follow()
-            return sum(view.update_priorities(ids[part], errors[part]) for view, part in parts)
+            return len(ids) - sum(view.source.update(ids[part], errors[part]) for view, part in parts)
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints.

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
 from sharpwave.errors import LimiterTimeoutError
+from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
@@ -89,20 +90,25 @@ class BlendSource(Generic[B]):
     def __init__(self, views: Sequence[Replay[B]], shares: Sequence[Share], seed: int) -> None:
         self.views, self._shares = views, shares
         self.samples = 0
+        self._fixed: npt.NDArray[np.float64] | None = None
         self._turn = turn()  # of the next choice
         self._waits = 0  # the process, while the thread whose turn it is waits for steps; a fork has another
         self._locks = in_order([view.lock for view in views])
         self.tag = object()
         if not is_integer(seed) or seed < 0:
             raise ValueError(f"Blend: seed={seed!r}, expected an integer of at least 0")
-        self._rng: Mapping[str, Any] = np.random.default_rng(seed).bit_generator.state
-        self._process = path()
+        self._rng, self._process = np.random.default_rng(seed), path()
+        self._chosen = False  # a thread has chosen a batch, and draws it or waits
         self._limited = any(view.source.limiter is not None for view in views)
-        self.shares()
+        columns = [getattr(view.view, "filled_at_once", None) for view in views]
+        alike = columns[0] is not None and all(one == columns[0] for one in columns) and len(self._locks) <= 2
+        self._at_once = alike and all(view.source.complete is None for view in views)
+        present = self.shares()
+        self._fixed = None if any(callable(share) for share in shares) else present
 
     def shares(self) -> npt.NDArray[np.float64]:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
-        return shares_of(self._shares, self.samples)
+        return shares_of(self._shares, self.samples) if self._fixed is None else self._fixed
 
     def held(self) -> AbstractContextManager[None]:
         """Hold the locks of all stores."""
@@ -138,24 +144,27 @@ class BlendSource(Generic[B]):
         end = time.monotonic() + seconds
         try:
             with held(self._turn, seconds if wait else 0.0, "blend", self.waits if wait else lambda: True):
-                choice, rng = self._choose(batch_size)
-                self.check_limiters(batch_size, choice.shares)
-                while True:
-                    with self.held():
-                        waiting = self._waiting(choice)
-                        if waiting is None and (made := make(choice)) is not None:
-                            self._rng = rng
-                            self.samples += len(choice.source)
-                            return made
-                    if waiting is not None:
-                        if not wait:
-                            return None
-                        left = max(0.0, end - time.monotonic())
-                        self._waits = 0 if self.views[waiting].source.limiter is None else os.getpid()
-                        try:
-                            self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
-                        finally:
-                            self._waits = 0
+                try:
+                    choice, rng = self._choose(batch_size)
+                    self.check_limiters(batch_size, choice.shares)
+                    while True:
+                        with self.held():
+                            waiting = self._waiting(choice)
+                            if waiting is None and (made := make(choice)) is not None:
+                                self._rng.bit_generator.state = rng
+                                self.samples += len(choice.source)
+                                return made
+                        if waiting is not None:
+                            if not wait:
+                                return None
+                            left = max(0.0, end - time.monotonic())
+                            self._waits = 0 if self.views[waiting].source.limiter is None else os.getpid()
+                            try:
+                                self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
+                            finally:
+                                self._waits = 0
+                finally:
+                    self._chosen = False
         except LimiterTimeoutError:
             if wait:
                 raise
@@ -163,13 +172,53 @@ class BlendSource(Generic[B]):
 
     def _choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any]]:
         """Choose the view of each item of a batch; return the choice, and the generator's state after it."""
-        shares, rng = self.shares(), np.random.default_rng(0)  # its own: a fork may come while a thread chooses
-        rng.bit_generator.state = self._rng
-        if self._process is not path():
-            rng = own_generator(rng)
-            self._rng, self._process = rng.bit_generator.state, path()
-        source = rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
-        return Choice(source, shares), rng.bit_generator.state
+        self._chosen = True  # first: no other thread begins to draw at once from here on, only one may end
+        while True:
+            samples, shares = self.samples, self.shares()
+            with self.held():
+                if samples != self.samples:
+                    continue
+                if self._process is not path():
+                    self._rng, self._process = own_generator(self._rng), path()
+                bits = self._rng.bit_generator
+                before = bits.state
+                try:
+                    source = self._rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
+                    return Choice(source, shares), bits.state
+                finally:
+                    bits.state = before
+
+    def at_once(self, batch_size: int, beta: float | None) -> B | None:
+        """Return a new batch, as ``Replay.sample`` does at first: by one call of the core, under plain locks.
+
+        Returns ``None``, and nothing was drawn, where it takes more: then ``draw`` returns the same batch.
+        """
+        if not self._at_once:
+            return None
+        samples, shares = self.samples, self.shares()
+        lender = int(shares.argmax())
+        layout, source = self.views[lender].source.layouts.get(batch_size), np.empty(batch_size, np.int64)
+        if layout is None or layout.filling is None:
+            return None
+        samplings: list[Any] = []
+        items, betas = [], np.empty(len(self.views))
+        with self._locks[0].interruptible, self._locks[-1].interruptible:
+            if self._chosen or self._process is not path() or self.samples != samples:
+                return None
+            for k, view in enumerate(self.views):
+                if shares[k] and not view.source.draws_at_once():
+                    return None
+                items.append(view.source.items)
+                samplings.append(items[k].sampling)
+                betas[k] = items[k].sampler.beta if beta is None else float(beta)
+            bits = self._rng.bit_generator
+            batch = core.sample_blend(self, bits, samplings, items, betas, shares, lender, layout.filling, source)
+        return None if batch is None else self._of_several(batch, source)
+
+    def _of_several(self, batch: B, source: Ints) -> B:
+        """Say where the items of a batch are from; ids of several stores have no tag."""
+        batch.ids, batch.source = np.asarray(batch.ids), tagged(source, self.tag)
+        return batch
 
     def check_limiters(self, batch_size: int, shares: npt.NDArray[np.float64]) -> None:
         """Refuse a batch all of whose items may be from one view, where its limiter admits no part as large.
@@ -197,7 +246,10 @@ class BlendSource(Generic[B]):
             return None
         for k in choice.counts:
             self.views[k].streams.forget_dropped()
-        return self._batch(choice, target, lambda k, part: self.views[k].source.draw_into(part, beta))
+        batch = self._batch(choice, target, lambda k, part: self.views[k].source.draw_into(part, beta))
+        for k in choice.counts:
+            self.views[k].source.bind()
+        return batch
 
     def fill_drawn(self, choice: Choice, parts: Mapping[int, Drawn], beta: float | None) -> B:
         """Return the batch of earlier draws of its parts, while all locks are held."""
@@ -235,14 +287,11 @@ class BlendSource(Generic[B]):
             raise
         ordered = any(self.views[k].sampler.keeps_order for k in choice.counts)
         _arrange(target, *(_order(choice.source) if ordered else _moves(choice.source)))
-        batch: B = target.batch
-        batch.ids = np.asarray(batch.ids)  # of several stores
-        batch.source = tagged(choice.source, self.tag)
-        return batch
+        return self._of_several(target.batch, choice.source)
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it."""
-        return {"rng": dict(self._rng), "samples": self.samples}
+        return {"rng": dict(self._rng.bit_generator.state), "samples": self.samples}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another was.  Raises: ValueError: no such state; then nothing changed."""
@@ -261,7 +310,7 @@ class BlendSource(Generic[B]):
             raise ValueError(
                 f"Blend: rng of a saved state, {reprlib.repr(state['rng'])}, has other numbers than integers"
             )
-        self._rng, self.samples = rng.state, samples
+        self._rng.bit_generator.state, self.samples = rng.state, samples
 
 
 def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.float64]:

@@ -39,6 +39,12 @@ PIECE_ROWS = 5
 DECODED = np.frombuffer(core.decoded_codecs(), np.uint8)
 """By codec number, whether the core decodes rows; those of other codecs their own decoders do."""
 
+
+def limits() -> tuple[int, int, int]:
+    """Return the limits of threads, as fillers of the core take them."""
+    return THREADS, THREAD_BYTES, CHUNK_BYTES
+
+
 if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child starts its own
     os.register_at_fork(after_in_child=core.forget_helpers)
 

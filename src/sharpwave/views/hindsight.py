@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
+from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.ended_steps import EndedSteps
 from sharpwave.views.goals import GoalFunction, Goals
@@ -73,6 +74,8 @@ class Hindsight(NStep):
         self._ended = EndedSteps(log)
         self._achieved, self._desired = (f"obs.{key}" for key in (self.goals.achieved_goal, self.goals.desired_goal))
         self._achieved_number = list(log.spec.fields).index(self._achieved)
+        joined = log.spec.join_obs({name: name for name in log.spec.obs_names})
+        self._nested = any(joined.get(name[4:]) != name for name in (self._achieved, self._desired))
 
     @property
     def nbytes(self) -> int:
@@ -118,26 +121,55 @@ class Hindsight(NStep):
         pieces = np.stack([slot[rows], frame[rows], frame[rows], np.ones_like(rows), rows])
         reader = self._readers.current()[self._achieved_number]
         reader.read_pieces(pieces, window[:, 0])
-        goals = window[rows, 0]
-        window[rows, 1] = goals
-        field = self._spec.fields[self._desired]
-        shape = (len(rows), *field.shape)
-        desired = goals.view(field.np_dtype).reshape(shape)
-        achieved = columns[self._achieved][rows, 1].view(field.np_dtype).reshape(shape)
-        info = self.info(columns, rows)
-        columns["reward"][rows] = _called("reward_fn", self.goals.reward_fn, achieved, desired, info)
-        if self.goals.terminated_fn is not None:
-            ended = _called("terminated_fn", self.goals.terminated_fn, achieved, desired, info) != 0
-            columns[".terminated"][rows] = ended
-            columns["discount"][rows] = np.where(ended, 0, self.gamma)
+        window[rows, 1] = window[rows, 0]
+        achieved, desired = (self._values(name, columns[name][rows, 1]) for name in (self._achieved, self._desired))
+        info = {name: self._values(name, columns[name][rows]) for name in self._spec.extra_names}
+        self._reward(rows, achieved, desired, info, columns["reward"], columns[".terminated"], columns["discount"])
 
-    def info(self, columns: Mapping[str, Array], rows: Ints) -> Any:
-        """Return what ``reward_fn`` gets as ``info`` for some ``rows`` [n] of a batch: the further fields."""
-        found = {}
-        for name in self._spec.extra_names:
-            field = self._spec.fields[name]
-            found[name] = columns[name][rows].view(field.np_dtype).reshape(len(rows), *field.shape)
-        return found or None
+    def _values(self, name: str, rows: Array) -> Array:
+        """Return the values of a field from their bytes."""
+        field = self._spec.fields[name]
+        return rows.view(field.np_dtype).reshape(len(rows), *field.shape)
+
+    @property
+    def filled_at_once(self) -> list[str] | None:
+        """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
+        names = super().filled_at_once
+        return None if names is None or self._nested else [*names, ".relabelled"]
+
+    def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
+        """Return what fills whole batches but for rewards of new goals (``complete``), as of transitions."""
+        log, columns, endings = self.dense_columns()
+        ended, names = self._ended, [name for name, _, _ in self._dense]
+        filler = core.HindsightFiller(
+            log, columns, endings, self.known, ended.cursor, ended.tail, spans, ended.runs, names.index(self._achieved),
+            names.index(self._desired), self.goals.share, STRATEGIES[self.goals.kind], self.gamma, self.stacks,
+            *gather.limits(),
+        )  # fmt: skip
+        return filler, ended.runs, [(ended, "cursor"), (ended, "tail")]
+
+    def complete(self, batch: Batch) -> None:
+        """Reward the transitions of a batch that have new goals."""
+        (rows,) = batch.relabelled.nonzero()
+        if rows.size:
+            achieved, desired = batch.next_obs[self.goals.achieved_goal][rows], batch.obs[self.goals.desired_goal][rows]
+            info = {name: values[rows] for name, values in batch.fields.items()}
+            self._reward(rows, achieved, desired, info, batch.reward, batch.terminated, batch.discount)
+
+    def _reward(
+        self, rows: Ints, achieved: Array, desired: Array, info: Any, reward: Array, terminated: Array, discount: Array
+    ) -> None:
+        """Reward the transitions in ``rows`` for what they ``achieved`` [n] of what was ``desired`` [n].
+
+        Args:
+            info: further fields [n], by name.
+        """
+        given = achieved, desired, info or None
+        reward[rows] = _called("reward_fn", self.goals.reward_fn, *given)
+        if self.goals.terminated_fn is not None:
+            ended = _called("terminated_fn", self.goals.terminated_fn, *given) != 0
+            terminated[rows] = ended
+            discount[rows] = np.where(ended, 0, self.gamma)
 
     def batch(self, arrays: Arrays) -> Batch:
         """Return a ``Batch`` with ``relabelled``."""
@@ -177,7 +209,7 @@ def _called(name: str, function: GoalFunction, achieved: Array, desired: Array, 
             f"{name}: returned shape {values.shape} {values.dtype} for {count} transitions, expected numbers "
             f"({count},): it is called for all of them at once"
         )
-    if not (np.abs(values) <= MAX_REWARD).all():
+    if not core.all_within(values.astype(np.float64).reshape(-1), MAX_REWARD):
         raise ValueError(
             f"{name}: returned {values[~(np.abs(values) <= MAX_REWARD)][0]}, expected finite float32 values"
         )

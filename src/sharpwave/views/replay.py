@@ -62,6 +62,7 @@ class Replay(Generic[B]):
         self.source.drawn_ahead, self.source.forget_dropped = self.streams.ids, self.streams.forget_dropped
         self.source.dropped = self.streams.dropped
         self._log, self.lock, self._items = log, lock, self.source.items
+        self._changing = lock.interruptible if self.source.complete is None else lock.unsettled
         self.life: object = None  # of the store, which lives as long as this view
 
     @property
@@ -122,7 +123,7 @@ class Replay(Generic[B]):
             check_beta(beta)
         if timeout is not None:
             check_timeout("sample", timeout)
-        with self.lock.interruptible:
+        with self._changing:
             batch: B | None = self.source.at_once(batch_size, beta)
         if batch is not None:
             return batch
@@ -193,7 +194,7 @@ class Replay(Generic[B]):
             MemoryError: as ``sample``.
         """
         check_missing("fetch", missing)
-        checked = _checked_ids("fetch", ids, self.source.tag)
+        checked = checked_ids("fetch", ids, self.source.tag)
         with self.lock:
             self._log.check_open()
             batch: B = self.source.fetch(checked, ids.uniforms if isinstance(ids, Draws) else None, missing)
@@ -219,16 +220,14 @@ class Replay(Generic[B]):
                 copies, selections of them) are those of another store, or of a view of other items; then nothing
                 changed.
         """
-        checked = _checked_ids("update_priorities", ids, self.source.tag)
+        checked = checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
         with self.lock.interruptible:
             found = self.source.update_at_once(checked, errors)
-        if found is not None:
-            return len(checked) - found
-        with self.lock.unsettled:
-            self._log.check_open()
-            self._items.follow()  # steps appended before this call get the largest priority of before this call
-            return len(checked) - self._items.update(checked, errors)
+        if found is None:
+            with self.lock.unsettled:
+                found = self.source.update(checked, errors)
+        return len(checked) - found
 
     @property
     def nbytes(self) -> int:
@@ -270,7 +269,7 @@ def checked_errors(
         ValueError: another shape, or values that are no real numbers, or not finite.  TypeError: a masked array.
     """
     try:
-        array = as_array(f"{call}: td_error", _without_gradient(td_error))
+        array = as_array(f"{call}: td_error", _without_gradient(td_error) if hasattr(td_error, "detach") else td_error)
     except ValueError as error:  # rows of different lengths
         raise ValueError(f"{call}: td_error cannot be read as numbers ({error})") from error
     if array.dtype.kind not in "iuf":
@@ -287,25 +286,27 @@ def checked_errors(
     return errors
 
 
-def _checked_ids(what: str, ids: Any, tag: Tag) -> Ints:
-    """Return ids, or those of a batch, as a plain array.  Raises: ValueError: no ids, or those of others."""
+def checked_ids(what: str, ids: Any, tag: Tag | None) -> Ints:
+    """Return ids, or those of a batch, as a plain array; without ``tag``, of any store.
+
+    Raises: ValueError: no ids, or those of others.
+    """
     if getattr(ids, "source", None) is not None:
         raise ValueError(
             f"{what}: this batch is of a blend, whose items are of several views; pass it to the blend, or the ids of "
             "one view's items, batch.ids[batch.source == k]"
         )
     ids = getattr(ids, "ids", ids)
-    check_tag(what, ids, tag)
-    array = on_host(ids)
+    if tag is not None:
+        check_tag(what, ids, tag)
+    array = on_host(ids) if hasattr(ids, "cpu") else as_array("ids", ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"ids: got shape {array.shape} {array.dtype}, expected int64 [n], as in batch.ids")
     return np.ascontiguousarray(array, np.int64)
 
 
 def _without_gradient(value: Any) -> Any:
-    """Return a tensor's values where numpy can read them; anything else as it is."""
-    if not hasattr(value, "detach"):
-        return value
+    """Return a tensor's values where numpy can read them."""
     values = value.detach().cpu()
     short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16
     return (values.float() if short else values).numpy()

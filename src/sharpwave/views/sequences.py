@@ -11,13 +11,14 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
+from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, FieldReaders, Read, RowReader
 from sharpwave.views.known_steps import KnownSteps, lost
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, DividedView, errors_bytes
+from sharpwave.views.view import MAX_RUNS, DividedView, errors_bytes, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -43,6 +44,9 @@ class Windows(DividedView[SequenceBatch]):
         n_step: steps that ``reward`` sums, at most.
         gamma: discount factor, 0 to 1.
         eta: share of the largest TD error in a window's priority, 0 to 1 (Kapturowski et al. 2019, section 2.3).
+
+    Attributes:
+        expected: TD errors of steps whose windows are not found yet, by slot.
 
     Raises:
         ValueError: naming the argument.
@@ -88,7 +92,7 @@ class Windows(DividedView[SequenceBatch]):
     def nbytes(self) -> int:
         """Bytes of memory; of the arrays by slot, which the system gives when they are written, those in use."""
         fixed = self._known.nbytes + self._found.nbytes + self._runs.nbytes
-        return fixed + 8 * self._log.index.highest + errors_bytes(self._expected)
+        return fixed + 8 * self._log.index.highest + errors_bytes(self.expected)
 
     def settings(self) -> dict[str, Any]:
         """Return all that it was constructed with."""
@@ -102,9 +106,11 @@ class Windows(DividedView[SequenceBatch]):
         self._known = KnownSteps(log, self.length + self.n_step - 1)
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
-        self._expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps
+        self.expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps
         self._runs = np.empty((core.RUN_ROWS, 0), np.int64)
         self._columns = self.burn_in + self.length
+        stacks = [field.frames if name in log.spec.obs_names else 0 for name, field in log.spec.fields.items()]
+        self._stacks = np.array(stacks, np.int64)
 
     def grow(self, slots: int) -> None:
         """Make room for so many slots."""
@@ -126,12 +132,12 @@ class Windows(DividedView[SequenceBatch]):
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Find the windows that need a step of the segment: earlier ones for returns, later ones for their burn-in."""
-        self._expected.pop(slot, None)
+        self.expected.pop(slot, None)
         return lost(self._finder(), self._arrays.current(), slot, spans)
 
     def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
         """Return the windows' finder, unless a class has a ``lose`` of its own."""
-        return (self._finder(), self._expected) if type(self).lose is Windows.lose else None
+        return (self._finder(), self.expected) if type(self).lose is Windows.lose else None
 
     def _finder(self) -> core.Finder:
         reach = self.length + self.n_step - 1
@@ -139,11 +145,11 @@ class Windows(DividedView[SequenceBatch]):
 
     def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
         """Note the TD errors [rows] of the steps in ``slot``."""
-        self._expected[slot] = td_error
+        self.expected[slot] = td_error
 
     def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
         """Return the windows of ``runs`` of which the TD errors of all trained steps are known."""
-        if not self._expected:
+        if not self.expected:
             return None
         group, following, rows = self._log.stride, self._log.index.next, self._log.index.rows
         items = np.concatenate([np.arange(begin, end) + slot * group for slot, begin, end in runs.T.tolist()])
@@ -151,17 +157,17 @@ class Windows(DividedView[SequenceBatch]):
         known, errors = [], []
         for item, begin, left in zip(items.tolist(), begins.tolist(), counts.tolist(), strict=True):
             slot, parts = item // group, []
-            while left > 0 and slot in self._expected:
-                part = self._expected[slot][begin : begin + left]
+            while left > 0 and slot in self.expected:
+                part = self.expected[slot][begin : begin + left]
                 parts.append(part)
                 left -= len(part)
                 slot, begin = int(following[slot]), 0
             if left == 0:
                 known.append(item)
                 errors.append(self._mixed(np.abs(np.concatenate(parts))))
-        done = [slot for slot in self._expected if self._steps[slot, 1] == rows[slot]]
+        done = [slot for slot in self.expected if self._steps[slot, 1] == rows[slot]]
         for slot in done:  # all windows that begin in it or before it were found
-            del self._expected[slot]
+            del self.expected[slot]
         return np.array(known, np.int64), np.array(errors, np.float64)
 
     def _mixed(self, errors: npt.NDArray[Any]) -> float:
@@ -225,6 +231,22 @@ class Windows(DividedView[SequenceBatch]):
         readers = self._readers.current()
         reads = self.locate(target)
         self.decode(target, reads, [readers[read.field] for read in reads])
+
+    @property
+    def filled_at_once(self) -> list[str] | None:
+        """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
+        if not fills_at_once(self) or any(field.every is not None for field in self._fields):
+            return None
+        return [*_NUMBERS, *_PLACE, *self._spec.fields]
+
+    def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
+        """Return what fills whole batches, its runs, and by object and name the arrays with which it is outdated."""
+        known, columns = self._known, [reader.arrays for reader in self._readers.current()]
+        filler = core.WindowFiller(
+            self._readers.log, columns, self._stacks, known, self._steps, known.runs, spans, self._found,
+            self.length, self.burn_in, self.stride, self.n_step, self.gamma, self.eta, *gather.limits(),
+        )  # fmt: skip
+        return filler, self._found, [(self, "_steps")]
 
     def locate(self, target: Target) -> list[Read]:
         """Compute returns; return the pieces of every field, in the fields' order."""

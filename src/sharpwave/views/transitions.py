@@ -17,7 +17,7 @@ from sharpwave.views.known_steps import KnownSteps, lost
 from sharpwave.views.layout import Arrays, Column, Target
 from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import DividedView, errors_bytes
+from sharpwave.views.view import DividedView, errors_bytes, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -191,10 +191,17 @@ class NStep(DividedView[Batch]):
 
     @property
     def filled_at_once(self) -> list[str] | None:
-        """Columns of a batch in the core's order; ``None`` where filling one takes more than one call of the core."""
-        if type(self) is not NStep or self._sparse or self.newest:
+        """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
+        if not fills_at_once(self) or self._sparse or self.newest:
             return None
         return [*_NUMBERS, *(name for name, _, _ in self._dense)]
+
+    def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
+        """Return what fills whole batches, its runs, and by object and name the arrays with which it is outdated."""
+        log, columns, endings = self.dense_columns()
+        known, settings = self.known, (self.n_step, self.gamma, self.stacks)
+        filler = core.TransitionFiller(log, columns, endings, known, spans, known.runs, *settings, *gather.limits())
+        return filler, known.runs, []
 
     def locate(self, target: Target) -> list[Read]:
         """Compute returns; return the windows of every field."""

@@ -32,6 +32,11 @@ def errors_bytes(expected: Mapping[int, npt.NDArray[np.float32]]) -> int:
     return sum(errors.nbytes + ARRAY_BYTES for errors in expected.values())
 
 
+def fills_at_once(view: Any) -> bool:
+    """Return whether a view is filled as its class says whose ``filler`` it has: none derived from that is."""
+    return "filler" in vars(type(view))
+
+
 class View(Protocol[Batch_co]):
     """Kind of items in a store's log: which there are, the segments that each needs, and how a batch of them is filled.
 
