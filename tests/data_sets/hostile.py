@@ -46,6 +46,14 @@ def case(maker: Callable[[Path], str]) -> Callable[[Path], str]:
     return maker
 
 
+def deflated(nbytes: int) -> bytes:
+    """Return whole MiB of zeros as ``zlib`` compresses them; each is the same bytes, so that one is compressed."""
+    packer = zlib.compressobj(9, wbits=-15)
+    part = packer.compress(bytes(1 << 20)) + packer.flush(zlib.Z_FULL_FLUSH)
+    last, checksum = b"\x03\x00", (nbytes % 65521) << 16 | 1  # a block of nothing; Adler-32 of zeros
+    return b"\x78\xda" + part * (nbytes >> 20) + last + checksum.to_bytes(4, "big")
+
+
 def zeros_npz(path: Path, rows: int, ends: bool = False, **more: int) -> str:
     """An archive of zeros, written in parts."""
     arrays = {"observations": rows, "actions": rows, "rewards": rows, "terminals": rows} | more
@@ -164,9 +172,7 @@ def hdf5_twice_compressed(folder: Path) -> str:
 def hdf5_chunk_of_more_than_its_shape(folder: Path) -> str:
     def change(file: Any) -> None:
         made = file.create_dataset("observations", (100, 4), "f4", chunks=(100, 4), compression=9)
-        inflate = zlib.compressobj(9)
-        parts = [inflate.compress(bytes(1 << 20)) for _ in range(1000)]
-        made.id.write_direct_chunk((0, 0), b"".join(parts) + inflate.flush())
+        made.id.write_direct_chunk((0, 0), deflated(1000 << 20))
 
     return hdf5(folder, change)
 
@@ -460,13 +466,13 @@ def lerobot_row_group_a_row(folder: Path) -> str:
     parquet.write_table(parquet.read_table(path).slice(0, 1), path)
     change_column(path, "length", lambda rows: pa.array([56]))
     path = next((folder / "set").rglob("data/*/*.parquet"))
-    each = 5_000_000
+    each = 2_000_000
 
     def values(rows: int) -> Any:
         flat = pa.array(np.zeros(rows * each))
         return pa.LargeListArray.from_arrays(pa.array(np.arange(rows + 1) * each), flat)
 
-    change_column(path, "observation.state", values, compression="zstd", row_group_size=1)
+    change_column(path, "observation.state", values, compression="zstd", row_group_size=1, use_dictionary=False)
     return f"lerobot:{folder / 'set'}"
 
 
@@ -475,7 +481,7 @@ def lerobot_texts_of_an_extension_type(folder: Path) -> str:
     path = next(lerobot(folder, "images").rglob("data/*/*.parquet"))
 
     def values(rows: int) -> Any:
-        return pa.ExtensionArray.from_storage(pa.json_(), pa.array(["x" * (20 << 20)] * rows))
+        return pa.ExtensionArray.from_storage(pa.json_(), pa.repeat("x" * (14 << 20), rows))
 
     change_column(path, "observation.images.top", values, compression="zstd")
     return f"lerobot:{folder / 'set'}"
@@ -898,8 +904,9 @@ def robomimic_zeros(folder: Path) -> str:
 def robomimic_one_group_by_many_names(folder: Path) -> str:
     def change(file: Any) -> None:
         frames = file.create_dataset("data/demo_0/obs/image", (100, 1 << 20), "u1", chunks=(1, 1 << 20), compression=9)
+        chunk = deflated(1 << 20)
         for row in range(100):
-            frames.id.write_direct_chunk((row, 0), zlib.compress(bytes(1 << 20), 9))
+            frames.id.write_direct_chunk((row, 0), chunk)
         for number in range(1, 4_000):
             file[f"data/demo_{number}"] = file["data/demo_0"]
 
@@ -954,9 +961,14 @@ def aloha_pictures_of_gigabytes(folder: Path) -> str:
 
 @case
 def aloha_picture_of_a_bomb(folder: Path) -> str:
-    content = io.BytesIO()
-    Image.new("RGB", (20_000, 20_000)).save(content, "PNG")
-    return aloha_pictures(folder, content.getvalue(), 1)
+    """A picture of 20,480 x 17,475 pixels; a row begins with the number of its filter, which is 0."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+    head, rows = struct.pack(">IIBBBBB", 20_480, 17_475, 8, 2, 0, 0, 0), deflated(1 << 30)
+    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    return aloha_pictures(folder, content, 1)
 
 
 @case
@@ -983,11 +995,6 @@ def zarr(folder: Path, name: str = "data/state", chunk: bytes | None = None, key
     if chunk is not None:
         (folder / "x.zarr" / name / (key if name != "meta/episode_ends" else "0")).write_bytes(chunk)
     return f"zarr:{folder / 'x.zarr'}"
-
-
-def deflated(nbytes: int) -> bytes:
-    packer = zlib.compressobj(1)
-    return b"".join(packer.compress(bytes(1 << 20)) for _ in range(nbytes >> 20)) + packer.flush()
 
 
 @case
