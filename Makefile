@@ -3,6 +3,8 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
+# A worker is given a whole file, so that what its tests share is made once; tests/conftest.py says which files are first.
+WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -25,10 +27,10 @@ check: $(VENV)/.test
 	$(BIN)/mypy
 
 tests: $(VENV)/.test
-	$(BIN)/pytest -n auto --dist worksteal $(SELECT)
+	$(BIN)/pytest $(WORKERS) $(SELECT)
 
 slow: $(VENV)/.test
-	$(BIN)/pytest -n auto --dist worksteal -m slow
+	$(BIN)/pytest $(WORKERS) -m slow
 
 fuzz: $(VENV)/.test
 	PYTHONPATH=src:. $(BIN)/python -m tests.format.fuzzing --seed $$(date +%Y%m%d)
@@ -66,7 +68,7 @@ torture: $(VENV)/.test
 	$(BIN)/sharpwave torture --seconds $(or $(SECONDS),3600) --seed $$(date +%Y%m%d)0000 --out torture.json
 
 coverage: $(VENV)/.test
-	$(BIN)/pytest -m '' -n auto --dist worksteal --cov --cov-report=term:skip-covered --cov-report=xml
+	$(BIN)/pytest -m '' $(WORKERS) --cov --cov-report=term:skip-covered --cov-report=xml
 
 docs: $(VENV)/.docs
 	$(BIN)/zensical build --clean --strict

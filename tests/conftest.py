@@ -1,12 +1,14 @@
-"""Fixtures of the tests, and how long hypothesis looks.
+"""Fixtures of the tests, their order, and how long hypothesis looks.
 
-``SHARPWAVE_HYPOTHESIS_EXAMPLES=2000 pytest`` looks longer; the default is a short look.
+``SHARPWAVE_HYPOTHESIS_EXAMPLES=2000 pytest`` looks longer, also where a test says how many examples the short look of
+the default has (``tests/support/examples.py``).
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 # Before anything imports torch, and for all processes that tests start: there are as many pytest workers as processors,
 # and with a team of threads in each they would spin waiting for threads that have no processor.
@@ -15,6 +17,17 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # runs that ask for two thr
 
 import hypothesis
 import pytest
+
+LONGEST = [
+    "cli/test_train.py", "cli/test_record.py", "training/test_resume.py", "test_examples.py", "cli/test_bench.py",
+    "training/actors/test_pool.py", "training/actors/test_nodes.py", "serve/test_folders.py", "docs/test_code.py",
+    "training/test_held_out.py", "persistence/test_crash.py", "integrations/test_sb3.py", "training/test_hooks.py",
+    "training/test_environments.py", "training/test_continuous_actions.py", "training/test_action_masks.py",
+    "cli/test_eval.py", "torture/test_torture.py", "training/test_loop.py", "persistence/test_many_lives.py",
+    "integrations/test_resets.py", "data_sets/test_bounds.py", "native/test_interrupts.py", "serve/test_lives.py",
+]  # fmt: skip
+"""Files whose tests take ten seconds of a processor or so, which begin first: workers are given a file at a time, and
+none is to wait at the end for another's."""
 
 hypothesis.settings.register_profile(
     "sharpwave",
@@ -35,3 +48,9 @@ def quick_syncs() -> Iterator[None]:
         for name in ("fsync", "fdatasync"):
             patch.setattr(os, name, os.fstat, raising=False)  # a descriptor that is none is still an error
         yield
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    begin = {root / name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: begin.get(item.path, len(LONGEST)))

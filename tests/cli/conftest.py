@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from sharpwave.cli import main
+from tests.support.shared import once
 
 
 @dataclass
@@ -60,11 +61,15 @@ def here(capfd, monkeypatch):
 @pytest.fixture(scope="session")
 def pong_run(sharpwave, tmp_path_factory):
     """The folder of a few hundred steps of Pong, and what was printed."""
-    folder = tmp_path_factory.mktemp("runs") / "pong"
-    result = sharpwave(
-        "train", "pong", "--out", folder, "--steps", 600, "--warmup-steps", 400, "--num-envs", 4, "--report-every", 200,
-        "--frame", "42x42", "--crop", "34:194", "--actions", "NOOP,RIGHT,LEFT", "--network", "small", "--prioritized",
-        "--threads", 1,
-    )  # fmt: skip
-    assert result.code == 0, result.text
-    return folder, result.text
+
+    def train(folder):
+        result = sharpwave(
+            "train", "pong", "--out", folder / "pong", "--steps", 600, "--warmup-steps", 400, "--num-envs", 4,
+            "--report-every", 200, "--frame", "42x42", "--crop", "34:194", "--actions", "NOOP,RIGHT,LEFT",
+            "--network", "small", "--prioritized", "--threads", 1,
+        )  # fmt: skip
+        assert result.code == 0, result.text
+        (folder / "text").write_text(result.text)
+
+    folder = once(tmp_path_factory, "pong_run", train)
+    return folder / "pong", (folder / "text").read_text()
