@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sharpwave.agents.mixing import Mixer, Sum, mixed
+from tests.support.examples import examples
 
 
 def test_a_mixture_by_hand():
@@ -51,7 +52,7 @@ def test_however_far_the_state_the_mixture_s_weights_stay_as_near_it():
     torch.testing.assert_close(far, farther, rtol=1e-2, atol=1e-2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     agents=st.integers(1, 5), state=st.integers(1, 6), units=st.integers(1, 8), scale=st.floats(0.01, 30),
     seed=st.integers(0, 2**32 - 1),

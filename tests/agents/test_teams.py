@@ -16,6 +16,7 @@ from sharpwave.agents.vdn import VDN
 from sharpwave.teams import random_actions
 from sharpwave.training.measuring import sometimes_random
 from tests.agents.team_batches import SPACES
+from tests.support.examples import examples
 
 MASKS = arrays(np.int8, (4, 3, 5), elements=st.integers(0, 1))
 
@@ -28,7 +29,7 @@ def allowed(mask, action):
     )  # fmt: skip
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(mask=MASKS, epsilon=st.floats(0, 1), seed=st.integers(0, 2**32 - 1))
 def test_no_choice_is_illegal(mask, epsilon, seed):
     """Not even where all values are equal or minus infinity would win."""
@@ -53,7 +54,7 @@ def legal_of(mask):
     return legal
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(mask=MASKS, seed=st.integers(0, 1000), explore=st.booleans())
 @pytest.mark.parametrize("algorithm", [VDN, QMIX, MASAC])
 def test_no_agent_acts_illegally(algorithm, mask, seed, explore):

@@ -14,11 +14,12 @@ from sharpwave.codecs.protocol import Codec, Packed
 from sharpwave.native import core
 from sharpwave.testing.columns import pictures
 from tests.codecs.test_patches import likely_patches, naive_paint, paint, payload_of
+from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]
 TABLE = bytes([4, 0, 6, 0, 128, 9, 2, 1, 2, 3])
 """Of two entries: a byte 9, and three bytes 1, 2, 3."""
-EXAMPLES = settings(max_examples=80, deadline=None)
+EXAMPLES = settings(max_examples=examples(80), deadline=None)
 
 
 def naive_entries(table: bytes) -> list[tuple[int, bytes]] | None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave.codecs.predict import Predict
 from sharpwave.native import core
+from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]
-EXAMPLES = settings(max_examples=60, deadline=None)
+EXAMPLES = settings(max_examples=examples(60), deadline=None)
 COLOURS = 128
 """Bit of the head."""
 

@@ -17,6 +17,7 @@ from sharpwave.disk.region_opening import open_regions
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Identity, read_region
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
+from tests.support.examples import examples
 from tests.support.small_disk import fill, mounted
 
 ME = Identity(bytes(range(16)), 77)
@@ -108,7 +109,7 @@ def test_a_file_that_was_cut_off_gives_what_lies_before_the_cut(tmp_path: Path, 
     assert recovered(tmp_path) == (content, damages)  # looking changes nothing
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(place=st.integers(0, 2047), bit=st.integers(0, 7))
 def test_every_flipped_bit_is_found_and_named_and_costs_one_record(
     place: int, bit: int, tmp_path_factory: pytest.TempPathFactory

@@ -31,6 +31,7 @@ from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.native import core
 from sharpwave.native.files import Files
 from sharpwave.offline.verify import check
+from tests.support.examples import examples
 from tests.support.faults import LANES, SPEC, frame, serials_of
 
 DELTA, ZSTD = Delta.number, Zstd.number
@@ -140,7 +141,7 @@ def test_any_bytes(data: bytes) -> None:
     assert tried(data) == (False, False) or data in SOUND.values()
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(data=hostile())
 def test_a_segment_with_a_checksum_that_holds_and_anything_in_it(data: bytes) -> None:
     unpacked, sampleable = tried(data)
@@ -148,7 +149,7 @@ def test_a_segment_with_a_checksum_that_holds_and_anything_in_it(data: bytes) ->
     assert unpacked or not sampleable or codec == ZSTD, "what may be sampled in place can be decoded"
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(patches=st.lists(st.binary(max_size=40), min_size=1, max_size=4), line=st.sampled_from([0, 1, 12]))
 def test_patches_that_are_let_in_stay_in_their_row(patches: list[bytes], line: int) -> None:
     """The check that walks over patches agrees with the painting of them, which keeps within the row's bytes."""
@@ -216,7 +217,7 @@ def store_with(folder: Path, kind: int, id_: int, payload: bytes, sequence: int 
     return folder
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(data=hostile(), kind=st.sampled_from([SEGMENT, TAIL]), slot=st.sampled_from([50, 3]))
 def test_a_store_with_any_segment_in_it(data: bytes, kind: int, slot: int, tmp_path_factory: Any) -> None:
     """It opens, gives out what was written, and what it makes of the segment can be sampled without harm; a codec that

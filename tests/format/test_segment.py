@@ -15,6 +15,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import by_name
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
+from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]
 
@@ -60,7 +61,7 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
     return spec, arrays, bytes(made[0] if isinstance(made, tuple) else made), dictionaries, head
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(made=segments())
 def test_a_segment_unpacks_to_what_was_packed(
     made: tuple[sw.Spec, dict[str, Array], bytes, dict[int, bytes], tuple[int, ...]],
@@ -114,7 +115,7 @@ def test_every_flipped_bit_and_every_missing_end_is_noticed() -> None:
             segment.unpack(data + more, SPEC, no_dictionary)
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(data=st.binary(max_size=300))
 def test_bytes_that_are_no_segment_are_refused(data: bytes) -> None:
     for bytes_ in (data, small_segment()[:20] + data):

@@ -33,6 +33,7 @@ from torchrl.modules import NormalParamExtractor, ProbabilisticActor, QValueActo
 from torchrl.objectives import DQNLoss, SACLoss, SoftUpdate
 
 from sharpwave.integrations.torchrl import ReplayBuffer, SharpwaveStorage
+from tests.support.examples import examples
 
 gym.register_envs(ale_py)
 DONE = ("next", "done")
@@ -181,7 +182,7 @@ def test_n_step_returns_are_those_of_multistep() -> None:
     assert_same(stored[stored.extend(expected.clone()).reshape(-1)], expected.reshape(-1))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.data(), st.booleans(), st.integers(1, 4))
 def test_trajectories_go_on_however_they_are_interleaved(data: st.DataObject, numbered: bool, many: int) -> None:
     """Against a plain list of each trajectory: returns of two steps, of all that have them."""

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from tests.support.audit import audit
+from tests.support.examples import examples
 
 ATARI = sw.Spec(obs=sw.Field((84, 84), "uint8", stack=4), action=sw.Field((), "int64"))
 SMALL = sw.Spec(obs=sw.Field((3,), "float32", stack=2), action=sw.Field((), "int64"))
@@ -116,7 +117,7 @@ def test_a_restored_lane_has_memory_where_it_had(tmp_path: Path, on_disk: bool) 
             audit(crashed, [])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["feed", "step", "steps", "end", "clear", "grow"]), st.integers(0, 7)), max_size=25

@@ -20,6 +20,7 @@ from sharpwave.format.segment import Column
 from sharpwave.log import column_encoder
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.native import core
+from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]
 FIELD = sw.Field((6, 10), "uint8")
@@ -324,7 +325,7 @@ def begun(seed: int) -> Any:
     ACTIONS,
     st.integers(0, 2**32 - 1),
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_choices_are_those_of_the_model(
     codec: str, later: bool, actions: list[tuple[str, int, int, int, int]], seed: int
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from tests.support.examples import examples
 from tests.support.oracle import Oracle, Stacking, assert_same_transition
 
 SHAPE = (6, 8)
@@ -92,7 +93,7 @@ class Far:
             assert_same_transition(batch, row, replace(self.truth.transition(serial, used, GAMMA), truncated=cut))
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(
     st.integers(1, 3),
     st.lists(st.sampled_from(["", "", "", "", "", "t", "c"]), min_size=40, max_size=300),

@@ -17,6 +17,7 @@ from sharpwave.native import core as native
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
 from sharpwave.spec import START, TRUNCATED
+from tests.support.examples import examples
 from tests.support.faults import killed
 
 EVERY = 4
@@ -58,7 +59,7 @@ def test_the_row_of_each_step(text: str, first: int, every: int, rows: list[int]
     assert sparse_rows(flags, first, every) == rows[-1] + 1
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(text=st.text("aaaaaaaaaA", min_size=1, max_size=70), first=st.integers(0, 50), every=st.integers(1, 9))
 def test_kernels_do_as_a_loop_does(text: str, first: int, every: int) -> None:
     flags = flags_of(text)

@@ -23,6 +23,7 @@ from sharpwave.offline.verify import check
 from sharpwave.views import keeping
 from sharpwave.views.saved_view import SavedView
 from tests.support.audit import audit
+from tests.support.examples import examples
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 ALPHA, EPS = 0.5, 0.01
@@ -477,7 +478,7 @@ def test_a_process_killed_at_any_time_loses_the_last_moment_only(tmp_path: Path)
         begun = max(at)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(data=st.data())
 def test_lives_of_a_store_against_a_dictionary(data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Appended to, updated, sampled, flushed, closed and killed in any order: what was flushed is there."""

@@ -20,6 +20,7 @@ import sharpwave as sw
 from sharpwave.disk import disk_budget as disk_module
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
+from tests.support.examples import examples
 from tests.support.faults import killed
 from tests.support.oracle import Oracle, Stacking, assert_same_view
 
@@ -184,7 +185,7 @@ class Lives(RuleBasedStateMachine):
 
 
 TestLives = pytest.mark.slow(Lives.TestCase)
-TestLives.settings = settings(max_examples=15, stateful_step_count=20, deadline=None)
+TestLives.settings = settings(max_examples=examples(5, most=100), stateful_step_count=20, deadline=None)
 
 
 @pytest.mark.parametrize("in_place", [True, False])

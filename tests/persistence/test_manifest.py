@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.persistence.settings import Settings
+from tests.support.examples import examples
 
 DTYPES = ["bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64"]
 DTYPES += ["float16", "float32", "float64", ">f4", "<i2"]
@@ -40,7 +41,7 @@ def specs(draw: st.DrawFn) -> sw.Spec:
     return sw.Spec(obs=obs, action=draw(fields(False)), **extra)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(specs(), st.data())
 def test_a_manifest_gives_the_settings_back(spec: sw.Spec, data: st.DataObject) -> None:
     codec: Any = data.draw(st.sampled_from(["auto", "raw"]) | st.just({next(iter(spec.fields)): "zstd"}))

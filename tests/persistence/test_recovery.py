@@ -18,6 +18,7 @@ import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave import writing
 from sharpwave.native.files import Files
+from tests.support.examples import examples
 from tests.support.faults import killed
 from tests.support.oracle import Oracle, Stacking, assert_same_view
 
@@ -102,7 +103,7 @@ def test_each_flush_of_an_open_segment_counts(tmp_path: Path) -> None:
         assert_same_view(store.transitions(), expected, 1, 0.99)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     before=events,
     between=events,

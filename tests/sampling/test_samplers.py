@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.sampling.sum_tree import SumTree
+from tests.support.examples import examples
 
 EPS = 1e-12  # so small that it does not show in a sum of ordinary priorities
 
@@ -84,7 +85,7 @@ def drawn_from(tree: SumTree, uniforms: list[float]) -> tuple[Any, Any, Any]:
 SIXTEENTHS = st.integers(0, 15).map(lambda k: k / 16)
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(data=st.data())
 def test_sum_tree_is_a_list_that_is_added_up(data: st.DataObject) -> None:
     """Whole numbers and sixteenths: every sum is exact, so the answers must be equal, not close."""
@@ -113,7 +114,7 @@ def test_sum_tree_is_a_list_that_is_added_up(data: st.DataObject) -> None:
             assert values_drawn.tolist() == [naive.values[leaf] for leaf, _ in expected]
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(
     values=st.lists(st.one_of(st.just(0.0), st.floats(1e-12, 1e12)), min_size=1, max_size=100).filter(any),
     seed=st.integers(0, 2**32 - 1),

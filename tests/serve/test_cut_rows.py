@@ -24,9 +24,12 @@ from sharpwave.serve.requests import Request
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.views import filling
 from tests.serve.serving import served
+from tests.support.examples import examples
 
 SLOW = settings(
-    max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(15, most=100),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 CODECS = ["raw", "zstd", "delta", "predict", "patches", "auto", "flipped"]
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from tests.support.examples import examples
 
 
 def spec_of(stack: int | None = None, every: int | None = None, mapping: bool = False) -> sw.Spec:
@@ -70,7 +71,7 @@ def assert_same(one: sw.Store, other: sw.Store, n_step: int) -> None:
             np.testing.assert_array_equal(parts[0][orders[0]], parts[1][orders[1]], err_msg=name)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     episodes=st.lists(st.tuples(st.integers(0, 2), st.integers(1, 40), st.booleans(), st.booleans()), max_size=12),
     segment_steps=st.sampled_from([1, 2, 5, 16, 64]),

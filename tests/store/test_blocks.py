@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from tests.store.test_add_episode import assert_same, spec_of
+from tests.support.examples import examples
 
 ARRAYS = ("action", "reward", "core", "serial", "terminated", "truncated")
 
@@ -54,7 +55,7 @@ def extend_one_by_one(store: sw.Store, given_: dict[str, Any], **kwargs: Any) ->
     ]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(
     blocks=st.lists(st.tuples(st.integers(0, 40), st.integers(1, 3), st.booleans()), min_size=1, max_size=6),
     seed=st.integers(0, 2**20),

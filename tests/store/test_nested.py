@@ -15,6 +15,7 @@ import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.nesting import Structure, map_leaves, name_path
 from sharpwave.offline.recorded import RecordedEpisodes
+from tests.support.examples import examples
 
 KEYS = st.sampled_from(
     ["a", "b", "a.b", "a\\", "a\\.b", ".", "\\", "..", "0", "1", "obs", "reward", "flags", ".after", "ä"]
@@ -62,7 +63,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 @given(tree=nested(st.integers()), root=st.sampled_from(["obs", "action"]))
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_names_are_paths_and_no_two_are_alike(tree: Any, root: str) -> None:
     structure = Structure(root, tree)
 
@@ -81,7 +82,7 @@ def test_names_are_paths_and_no_two_are_alike(tree: Any, root: str) -> None:
 @given(obs=nested(LEAVES), action=nested(LEAVES), seed=st.integers(0, 99))
 @example(obs={".after": LEAF, "\\": LEAF}, action=LEAF, seed=0)  # one's name was the other's with a suffix
 @example(obs={".": LEAF, "..": LEAF, "\\": LEAF, "\\.": LEAF, "\\..": LEAF}, action=LEAF, seed=0)
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10, most=200), deadline=None)
 def test_what_was_put_in_comes_out(obs: Any, action: Any, seed: int, tmp_path_factory: Any) -> None:
     """By append, extend and add_episode; from transitions, sequences, streams, a store on disk opened again, a
     checkpoint, and the tools that read its folder."""
