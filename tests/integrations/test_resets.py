@@ -1,6 +1,7 @@
 """Loops of one's own over vectors that reset with the next step: no buffer keeps the rows in which they reset."""
 
 import warnings
+from functools import cache
 from typing import Any
 
 import gymnasium as gym
@@ -27,6 +28,7 @@ def make(name: str) -> gym.Env[Any, Any]:
     return Walk() if name == "Walk" else gym.make(name)
 
 
+@cache
 def rows(name: str, mode: AutoresetMode, count: int = COUNT) -> tuple[dict[str, np.ndarray[Any, Any]], Any]:
     """Return what a loop sees, each [time, environments, ...]; ``real``: rows that are steps."""
     envs = SyncVectorEnv([lambda: make(name)] * count, autoreset_mode=mode)
@@ -134,8 +136,17 @@ def test_sb3s_buffer_passes_over_resets_of_gymnasiums_vectors(name: str) -> None
         buffer.ids_at(*np.argwhere(~real)[0])
 
 
-@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", "Breakout"])
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize(
+    ("name", "prioritized"),
+    [
+        ("CartPole-v1", False),
+        ("FrozenLake-v1", True),
+        ("Breakout", False),
+        pytest.param("CartPole-v1", True, marks=pytest.mark.slow),
+        pytest.param("FrozenLake-v1", False, marks=pytest.mark.slow),
+        pytest.param("Breakout", True, marks=pytest.mark.slow),
+    ],
+)
 def test_tianshous_buffer_samples_no_resets(name: str, prioritized: bool) -> None:
     theirs = pytest.importorskip("tianshou.data")
     from sharpwave.integrations.tianshou import PrioritizedVectorReplayBuffer, VectorReplayBuffer

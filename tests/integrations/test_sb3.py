@@ -216,7 +216,7 @@ STACKED: dict[str, Any] = {
 @pytest.mark.parametrize("kind", STACKED)
 def test_a_frame_of_a_stack_is_stored_once(kind: str) -> None:
     envs = STACKED[kind]()
-    mine, other = both(ReplayBuffer, buffers.ReplayBuffer, envs, 100 if kind == "colours" else 250)
+    mine, other = both(ReplayBuffer, buffers.ReplayBuffer, envs, 40 if kind == "colours" else 250)
     field = mine.transitions.store.spec.fields["obs"]
     frames = 3 if kind == "colours" else 4
     assert field.stack == frames and field.row_bytes * frames == int(np.prod(envs.observation_space.shape))
@@ -256,9 +256,9 @@ def test_a_stack_that_breaks_is_refused_by_name() -> None:
 ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
     "DQN": (DQN, "CartPole-v1", dict(learning_starts=64, train_freq=1)),
     "DQN, four environments": (DQN, "CartPole-v1", dict(learning_starts=64, train_freq=1, n_envs=4)),
-    "SAC": (SAC, "Pendulum-v1", dict(learning_starts=64)),
-    "TD3": (TD3, "Pendulum-v1", dict(learning_starts=64)),
-    "DDPG": (DDPG, "Pendulum-v1", dict(learning_starts=64)),
+    "SAC": (SAC, "Pendulum-v1", dict(learning_starts=64, policy_kwargs=dict(net_arch=[16, 16]))),
+    "TD3": (TD3, "Pendulum-v1", dict(learning_starts=64, policy_kwargs=dict(net_arch=[16, 16]))),
+    "DDPG": (DDPG, "Pendulum-v1", dict(learning_starts=64, policy_kwargs=dict(net_arch=[16, 16]))),
 }
 
 
