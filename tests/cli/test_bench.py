@@ -57,11 +57,18 @@ def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
     assert told["limit"] and told["environment"]["versions"]["sharpwave"] != "absent"
 
 
-@pytest.mark.slow
-def test_an_environment_and_its_trainer(sharpwave, tmp_path):
+@pytest.mark.parametrize(
+    "peers",
+    [
+        pytest.param(["stable_baselines3"], marks=pytest.mark.slow, id="one"),
+        pytest.param(list(PEERS), marks=pytest.mark.nightly, id="all"),
+    ],
+)
+def test_an_environment_and_its_trainer(tmp_path, peers):
     out = tmp_path / "bench.json"
-    result = sharpwave("bench", "--seconds", 1, "--env", "CartPole-v1", "--out", out, timeout=550)
-    assert result.code == 0, result.text
+    missing = [name for name in PEERS if name not in peers]
+    code, text = command_without(missing, "bench", "--seconds", 1, "--env", "CartPole-v1", "--out", out, timeout=550)
+    assert code == 0, text
     told = json.loads(out.read_text())
     assert told["data"]["frame"] == [4] and told["data"]["stack"] is None and told["data"]["episodes"] > 8
     assert told["failed"] == {} and "Sharpwave" in told["contenders"]
@@ -71,7 +78,7 @@ def test_an_environment_and_its_trainer(sharpwave, tmp_path):
     for one in trainer["slices"]:
         assert one["steps"] > 0 < one["updates"] and sum(one["parts"].values()) == pytest.approx(one["seconds"])
         assert all(one["parts"][part] > 0 for part in ("environment", "inference", "sampling", "learning"))
-    assert "Trainer, recipe cartpole on CartPole-v1" in result.text and "Sharpwave to each" in result.text
+    assert "Trainer, recipe cartpole on CartPole-v1" in text and "Sharpwave to each" in text
     assert (tmp_path / "bench.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -21,11 +21,11 @@ def without(missing):
     return [sys.executable, "-c", code]
 
 
-def command_without(missing, *arguments):
+def command_without(missing, *arguments, timeout=120):
     """Exit status and output of ``sharpwave`` with those arguments and without those packages."""
     done = subprocess.run(
         [*without(missing), *map(str, arguments)],
-        env=ENVIRONMENT, capture_output=True, text=True, timeout=120,
+        env=ENVIRONMENT, capture_output=True, text=True, timeout=timeout,
     )  # fmt: skip
     return done.returncode, done.stdout + done.stderr
 
