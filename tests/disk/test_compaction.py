@@ -117,7 +117,7 @@ def crash(store: sw.Store, tmp_path: Path) -> sw.Store:
     return sw.Store.open(tmp_path)
 
 
-@pytest.mark.parametrize("limit", ["capacity", "disk_limit"])
+@pytest.mark.parametrize("limit", [pytest.param("capacity", marks=pytest.mark.nightly), "disk_limit"])
 def test_trap_07_each_segment_is_held_with_the_same_probability(tmp_path: Path, region: int, limit: str) -> None:
     """Across two crashes, in each of which the segment that was open is flushed.
 

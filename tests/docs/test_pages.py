@@ -59,6 +59,7 @@ def copy_sources(folder: Path, *files: str) -> None:
         shutil.copy(ROOT / file, folder)
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("zensical", reason="the site needs the extra docs: pip install 'sharpwave[docs]'")
     copy_sources(tmp_path)

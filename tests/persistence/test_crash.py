@@ -35,11 +35,12 @@ from tests.support.faults import (
     serials_of,
 )
 from tests.support.faulty import ERRORS, KINDS, Faulty
+from tests.support.kinds import EACH_KIND
 
 ME = Identity(bytes(16), 5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_nothing_acknowledged_is_lost_at_any_operation(tmp_path: Path, kind: str) -> None:
     """Every seventh operation here, other ones for each kind; all of them in benchmarks/crash.py."""
     operations = round_of(tmp_path / "whole", "delta", 0, kind).log
@@ -54,7 +55,7 @@ def test_nothing_acknowledged_is_lost_at_any_operation(tmp_path: Path, kind: str
         assert files.count >= at and files.dead != (kind in ERRORS)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path: Path, kind: str) -> None:
     """Every seventh operation of all that a reservoir's regions are copied with, other ones for each kind."""
     compactions: list[range] = []

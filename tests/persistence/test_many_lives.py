@@ -266,6 +266,7 @@ def test_a_full_store_of_mixed_regions_loses_no_more_than_it_must(tmp_path: Path
     assert min(held[60:]) > 0.45, held
 
 
+@pytest.mark.slow
 def test_a_life_with_a_larger_limit_leaves_no_region_that_takes_most_of_the_store_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

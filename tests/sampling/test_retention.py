@@ -12,6 +12,7 @@ from sharpwave.native.untouched import HUGE_PAGE
 from sharpwave.sampling.retention import Newcomer
 from tests.sampling.test_samplers import append, chi_square, chi_square_bound
 from tests.store.letters import append_numbered, letter_store
+from tests.support.examples import examples
 from tests.support.oracle import Oracle, Stacking, assert_same_transition
 
 
@@ -36,7 +37,16 @@ def held(store: sw.Store) -> list[int]:
 # trap 7: k of n
 
 
-@pytest.mark.parametrize(("k", "n", "lanes"), [(3, 4, 1), (4, 5, 1), (4, 12, 1), (7, 40, 1), (3, 4, 2), (4, 12, 2)])
+@pytest.mark.parametrize(
+    ("k", "n", "lanes"),
+    [
+        (3, 4, 1),
+        (4, 12, 2),
+        pytest.param(4, 12, 1, marks=pytest.mark.nightly),
+        pytest.param(7, 40, 1, marks=pytest.mark.nightly),
+        pytest.param(3, 4, 2, marks=pytest.mark.nightly),
+    ],
+)
 def test_trap_07_a_reservoir_holds_each_of_n_segments_with_probability_k_of_n(k: int, n: int, lanes: int) -> None:
     """Segments of one step; the newest step of each lane lies in its open segment, so n + lanes are appended.
 
@@ -185,7 +195,7 @@ def test_used_up_steps_leave_first() -> None:
 def test_no_return_bridges_a_hole(n_step: int, segment_steps: int) -> None:
     """Traps 1, 2, 5: each segment in turn leaves, last or first or from the middle, seen by the view before or not."""
     for asked in (True, False):
-        for seed in range(8):
+        for seed in range(examples(4, most=40)):
             most = None if seed % 2 else 3
             oracle = Oracle(Stacking(3))
             with letter_store(3, capacity=24, segment_steps=segment_steps, retention=sw.Reservoir(seed)) as store:

@@ -18,7 +18,8 @@ from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
 from tests.support.faults import SPEC, frame, killed, on
-from tests.support.faulty import CUTS, ERRORS, KINDS, Died, Faulty
+from tests.support.faulty import CUTS, ERRORS, Died, Faulty
+from tests.support.kinds import EACH_KIND
 
 
 def play(store: Any, count: int, *, lane: int = 0, begin: int = 0, length: int = 7, note: bool = True) -> None:
@@ -311,7 +312,7 @@ def test_a_recorder_says_which_environment_and_seed_a_lane_has() -> None:
     assert [store.annotations(lane)["seed"] for lane in (0, 1)] == [5, 6]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", EACH_KIND)
 def test_what_a_flush_acknowledged_is_there_whatever_comes_of_any_later_operation(kind: str, tmp_path: Path) -> None:
     """Of the store, of a lane and of the episode under way; each round says something newer of all three."""
     at = 1

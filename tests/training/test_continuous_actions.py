@@ -67,7 +67,9 @@ def test_actors_play_by_the_learner_s_policy():
     trained.close()
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for name in AGENTS]
+)
 def test_a_point_is_held_where_it_belongs(name):
     """The best score is 0; no action costs 0.67, random ones more than 1. What a seed ends with is the processor's,
     which rounds as it likes: 0 to -0.24 on six seeds (CrossQ)."""

@@ -170,10 +170,10 @@ def test_figures_of_actor_callbacks_reach_the_log(tmp_path, actors):
         (Failing, "on_actor_step: KeyError", 0),
         (Failing, "on_actor_step: KeyError", 1),
         (FailingAtOnce, "on_actor_step_begin: KeyError", 0),
-        (FailingAtOnce, "on_actor_step_begin: KeyError", 1),
+        pytest.param(FailingAtOnce, "on_actor_step_begin: KeyError", 1, marks=pytest.mark.slow),
         (FailingToBeMade, "__init__: SystemExit", 0),
         (FailingAtTheEnd, "on_actor_end: KeyError", 0),
-        (FailingAtTheEnd, "on_actor_end: KeyError", 1),
+        pytest.param(FailingAtTheEnd, "on_actor_end: KeyError", 1, marks=pytest.mark.slow),
     ],
 )
 def test_an_actor_callback_that_raises_ends_the_run(tmp_path, callback, hook, actors):

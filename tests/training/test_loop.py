@@ -19,7 +19,7 @@ def run(*callbacks, **changes):
     return trained
 
 
-@pytest.mark.parametrize("prioritized", [False, True])
+@pytest.mark.parametrize("prioritized", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_same_seed_gives_the_same_weights(prioritized):
     changes = {"steps": 2_000, "seed": 3, "prioritized": prioritized}
     one, two = run(**changes).weights, run(**changes).weights
@@ -42,6 +42,7 @@ def test_the_arithmetic_of_a_recipe_is_set_back():
     assert torch.get_num_threads() == threads and subnormals()
 
 
+@pytest.mark.slow
 def test_cartpole_improves_clearly():
     """Random play scores some 22. After 10,000 steps the greedy agent holds the pole for hundreds of steps."""
     trained = run(steps=10_000)

@@ -202,7 +202,14 @@ def test_save_replay_off_leaves_it_out(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["optimizer.safetensors", "state.json", "replay/store.json", "replay/1/state.npz", "replay/1/regions/*"]
+    "name",
+    [
+        "optimizer.safetensors",
+        "replay/1/regions/*",
+        pytest.param("state.json", marks=pytest.mark.slow),
+        pytest.param("replay/store.json", marks=pytest.mark.slow),
+        pytest.param("replay/1/state.npz", marks=pytest.mark.slow),
+    ],
 )
 def test_where_the_newest_is_damaged_the_one_before_it_is_used(cartpole, tmp_path, name):
     damaged = tmp_path / "damaged"
