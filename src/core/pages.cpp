@@ -19,7 +19,12 @@ namespace sharpwave {
 namespace {
 
 constexpr int64_t piece_bytes = 2 << 20;  // between two looks at whether the rest is still wanted
-constexpr int populate_write = 23;        // MADV_POPULATE_WRITE of Linux 5.14, which older headers lack
+constexpr int64_t huge_page_bytes = 2 << 20;
+// What is touched ahead: this share of what was written before, at most so much, and from a huge page on. The system
+// clears a huge page in 90 us, and takes 4 ms where a virtual machine's host has to find its memory
+// (benchmarks/stalls.py).
+constexpr int64_t ahead_share = 64, max_ahead_bytes = 8 << 20;
+constexpr int populate_write = 23;  // MADV_POPULATE_WRITE of Linux 5.14, which older headers lack
 
 // States. idle -> called by the caller, called -> working -> idle by the thread, called -> idle by a caller that no
 // longer wants it.
@@ -98,10 +103,37 @@ void stop_touching(Bytes memory) {
     if (!mine->state.compare_exchange_strong(expected, idle)) mine->state.wait(working);
 }
 
+// Memory of huge pages that is written to from its beginning on. It is the core's: an arena takes a chunk amid an
+// append, where no signal handler of Python may run.
+struct Ahead {
+    Bytes memory;
+    int64_t touched = 0;  // end of what the thread was asked to touch
+
+    explicit Ahead(Bytes range) : memory(range) {}
+
+    void commit(int64_t begin, int64_t nbytes) {
+        const int64_t end = begin + nbytes, share = std::min(max_ahead_bytes, begin / ahead_share);
+        const int64_t ahead = share / huge_page_bytes * huge_page_bytes;
+        if (!ahead || end + ahead / 2 <= touched) return;
+        const int64_t to = std::min(end + ahead, std::ssize(memory)), from = std::max(end, touched);
+        if (from < to &&
+            touch_ahead(memory.subspan(static_cast<std::size_t>(from), static_cast<std::size_t>(to - from))))
+            touched = to;
+    }
+};
+
 }  // namespace
 
 void define_pages(nanobind::module_& module) {
+    namespace nb = nanobind;
     using namespace nanobind::literals;
+    nb::class_<Ahead>(module, "Ahead",
+                      "Memory, uint8 [n], that a thread touches ahead of what is written. It is not kept.\n\n"
+                      "Attributes:\n    touched: end of what the thread was asked to touch.")
+        .def(nb::init<Bytes>(), "memory"_a)
+        .def("commit", &Ahead::commit, "begin"_a, "nbytes"_a,
+             "Have memory behind a range touched that is about to be written to.")
+        .def_ro("touched", &Ahead::touched);
     module.def("touch_ahead", &touch_ahead, "range"_a,
                "Have a thread ask the system for the pages of a range of private memory, uint8 [n]; return whether it "
                "does: not\nwhile it is at work. The memory outlives that, or ``stop_touching`` is called before.");

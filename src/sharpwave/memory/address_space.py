@@ -9,6 +9,7 @@ import mmap
 import os
 import sys
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,6 @@ from sharpwave.native import core, windows
 from sharpwave.native.untouched import HUGE_PAGE
 
 PAGE = 4096
-AHEAD_SHARE, MAX_AHEAD_BYTES = 64, 8 << 20
-"""A thread touches memory of huge pages ahead of what is written: this share of what was written before, at most so
-much, and from a huge page on. The system clears a huge page in 90 us, and takes 4 ms where a virtual machine's host
-has to find its memory (``benchmarks/stalls.py``)."""
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 
 
@@ -39,26 +36,32 @@ class AddressSpace:
 
     Attributes:
         memory: uint8 [nbytes]; its array keeps the range.
-        commits: whether ``commit`` does anything.
     """
 
-    commits = False
     memory: npt.NDArray[np.uint8]
 
     def __init__(self, nbytes: int) -> None:
         flags = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE} if hasattr(mmap, "MAP_PRIVATE") else {}
         self._map = mmap.mmap(-1, nbytes, **flags)
         self.memory = np.frombuffer(self._map, np.uint8)
-        self._touched = 0  # end of what the thread was asked to touch
+        self._ahead: core.Ahead | None = None
 
     def use_huge_pages(self, begin: int) -> bool:
         """Request huge pages from ``begin`` on, the beginning of a page; return whether the system has them."""
         with contextlib.suppress(OSError, AttributeError):  # a kernel without them
             self._map.madvise(mmap.MADV_HUGEPAGE, begin)
-            self.commits = True
+            self._ahead = core.Ahead(self.memory)
             weakref.finalize(self, core.stop_touching, self.memory).atexit = False
             return True
         return False
+
+    def committer(self) -> Callable[[int, int], None] | None:
+        """Return what prepares a range, by its begin and size, to be written to, and a page behind it, which kernels
+        may read; it may raise MemoryError. ``None``: nothing is to be done.
+
+        It is the core's, as it is called amid an append: the step would be lost if a signal handler appended there.
+        """
+        return None if self._ahead is None else self._ahead.commit
 
     def committed_behind(self, end: int) -> int:
         """Return the bytes committed behind ``end``, the end of what was written: those of a huge page that reaches
@@ -68,20 +71,12 @@ class AddressSpace:
         """
         begin = -(-end // PAGE) * PAGE
         address = self.memory.ctypes.data
-        last = max(begin, self._touched)
+        last = max(begin, self._ahead.touched if self._ahead is not None else 0)
         nbytes = min(last + -(address + last) % HUGE_PAGE, len(self.memory)) - begin
         pages = np.zeros(max(0, nbytes) // PAGE, np.uint8)
         if sys.platform != "linux" or nbytes <= 0 or _mincore()(address + begin, nbytes, pages.ctypes.data):
             return 0
         return PAGE * int(np.count_nonzero(pages & 1))
-
-    def commit(self, begin: int, nbytes: int) -> None:
-        """Prepare a range to be written to, and a page behind it, which kernels may read.  Raises: MemoryError."""
-        end, ahead = begin + nbytes, min(MAX_AHEAD_BYTES, begin // AHEAD_SHARE) // HUGE_PAGE * HUGE_PAGE
-        if ahead and end + ahead // 2 > self._touched:
-            to = min(end + ahead, len(self.memory))
-            if core.touch_ahead(self.memory[max(end, self._touched) : to]):
-                self._touched = to
 
     def release(self, begin: int, nbytes: int) -> bool:
         """Return the memory of whole pages to the system, if it takes it; their content is lost."""
@@ -94,9 +89,8 @@ class AddressSpace:
 class _Windows(AddressSpace):
     """Range of which only committed pages can be touched: a page file for all of it would have to exist."""
 
-    commits = True
-
     def __init__(self, nbytes: int) -> None:
+        self._ahead = None
         self._kernel = windows.KERNEL32
         self._address = self._kernel.VirtualAlloc(None, nbytes, windows.MEM_RESERVE, windows.PAGE_READWRITE)
         if not self._address:
@@ -109,7 +103,10 @@ class _Windows(AddressSpace):
     def use_huge_pages(self, begin: int) -> bool:
         return False
 
-    def commit(self, begin: int, nbytes: int) -> None:
+    def committer(self) -> Callable[[int, int], None] | None:
+        return self._commit
+
+    def _commit(self, begin: int, nbytes: int) -> None:
         nbytes = min(nbytes + PAGE, len(self.memory) - begin)
         if nbytes > 0 and not self._allocate(begin, nbytes):
             raise MemoryError(
@@ -119,7 +116,7 @@ class _Windows(AddressSpace):
 
     def release(self, begin: int, nbytes: int) -> bool:
         self._kernel.VirtualFree(self._address + begin, nbytes, windows.MEM_DECOMMIT)
-        self.commit(begin, nbytes)
+        self._commit(begin, nbytes)
         return True
 
     def _allocate(self, begin: int, nbytes: int) -> bool:

@@ -71,9 +71,10 @@ class Arena(core.Ranges):
                 "lower capacity=, or give a lower ram= to bound it"
             ) from error
         huge_pages = huge_pages and reserve_bytes >= HUGE and space.use_huge_pages(begin + chunk_bytes)
-        commit = space.commit if space.commits else None
+        commit = space.committer()
         super().__init__(begin, chunk_bytes, np.zeros((3, count), np.int64), across, huge_pages, commit)
-        space.commit(0, begin)
+        if commit is not None:
+            commit(0, begin)
         self._space = space
         self.memory: npt.NDArray[np.uint8] = space.memory
         self.floats = self.memory.view(np.float32)
@@ -90,7 +91,8 @@ class Arena(core.Ranges):
             MemoryError: the address space cannot be reserved.
         """
         larger = Arena(reserve_bytes, self.chunk_bytes, head_bytes, huge_pages=self.huge_pages, across=self.across)
-        larger._space.commit(larger.begin_of(0), self.fresh * self.chunk_bytes)
+        if (commit := larger._space.committer()) is not None:
+            commit(larger.begin_of(0), self.fresh * self.chunk_bytes)
         return larger
 
     def become(self, larger: Arena, head_used: int) -> None:
