@@ -27,7 +27,7 @@ void Leaves::remove(int64_t group) {
     const int64_t begin = group * group_size_, end = begin + group_size_;
     if (!counts()) return tree_.set_run(begin, end, 0.0);
     tree_.set_run(group, group + 1, 0.0);
-    if (any_excluded) std::fill(marks_->begin() + begin, marks_->begin() + end, uint8_t{0});
+    if (any_excluded) std::fill(marks_.begin() + begin, marks_.begin() + end, uint8_t{0});
 }
 
 void Leaves::exclude(ConstInts items) {
@@ -42,8 +42,8 @@ void Leaves::readmit(ConstInts items) { mark(items, false); }
 void Leaves::mark(ConstInts items, bool excluded) {
     any_excluded |= excluded;
     for (std::size_t i = 0; i < items.size(); ++i) {
-        require(items[i] >= 0 && items[i] < std::ssize(*marks_), "an item has a mark");
-        (*marks_)[static_cast<std::size_t>(items[i])] = excluded;
+        require(items[i] >= 0 && items[i] < std::ssize(marks_), "an item has a mark");
+        marks_[static_cast<std::size_t>(items[i])] = excluded;
         const int64_t group = items[i] / group_size_;
         tree_.leaf(group) += excluded ? -1.0 : 1.0;
         if (i + 1 == items.size() || items[i + 1] / group_size_ != group) tree_.refresh({&group, 1});

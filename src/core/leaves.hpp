@@ -18,7 +18,7 @@ class Leaves {
 
     SumTree& tree() const { return tree_; }
     int64_t group_size() const { return group_size_; }
-    bool counts() const { return marks_.has_value(); }
+    bool counts() const { return !held_marks_.is_none(); }
 
     // Adds the items ``begins[i] <= k < ends[i]`` of ``groups[i]``, distinct ones, each of that value if it is a leaf.
     void insert(ConstInts groups, ConstInts begins, ConstInts ends, double value);
@@ -33,7 +33,7 @@ class Leaves {
 
     // Which items are excluded from the groups that the tree counts; none, if no item ever was.
     std::optional<ConstBytes> excluded() const {
-        return any_excluded ? std::optional<ConstBytes>(*marks_) : std::nullopt;
+        return any_excluded ? std::optional<ConstBytes>(marks_) : std::nullopt;
     }
 
   private:
@@ -42,7 +42,7 @@ class Leaves {
     nanobind::object held_tree_, held_marks_;
     SumTree& tree_;
     int64_t group_size_;
-    std::optional<Bytes> marks_;
+    Bytes marks_;  // empty: the tree is over items
 };
 
 }  // namespace sharpwave

@@ -260,7 +260,7 @@ void arrange(const Filling& filling, ConstInts source) {
         if (grouped[i] != source[i]) wrong.push_back(static_cast<int64_t>(i));
     }
     std::vector<int64_t> places = wrong;
-    std::ranges::stable_sort(places, {}, [&](int64_t i) { return source[static_cast<std::size_t>(i)]; });
+    std::ranges::sort(places, {}, [&](int64_t i) { return std::pair(source[static_cast<std::size_t>(i)], i); });
     filling.move(wrong, places);
 }
 
@@ -385,7 +385,7 @@ void Filling::move(ConstInts from, ConstInts to) const {
 void define_sampling(nb::module_& module) {
     using namespace nb::literals;
     using Objects = nb::typed<nb::sequence, nb::object>;
-    nb::class_<Filler>(module, "Filler", "Finder of one view's items, which fills batches of them.");
+    const nb::class_<Filler> filler(module, "Filler", "Finder of one view's items, which fills batches of them.");
     nb::class_<Filling>(module, "Filling", "Places of the columns of batches of one size, and working memory.")
         .def(
             nb::init<nb::object, std::vector<int64_t>, Objects, Objects, nb::object, nb::object, nb::object,
