@@ -410,6 +410,7 @@ assert store._log.behind.pending
 while not began: time.sleep(0.01)
 gc.enable()
 store.stats()
+while not gc.get_threshold()[0]: time.sleep(0.001)
 assert gc.get_threshold()[0] == 30_000
 gc.collect()
 """

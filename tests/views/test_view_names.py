@@ -219,23 +219,6 @@ def opened_uniform(folder: Path) -> sw.Store:
     return sw.Store.open(folder)
 
 
-def test_checkpoints_that_know_numbers_only_open_by_default_names(tmp_path: Path) -> None:
-    store = filled()
-    first, second = learned(prioritized(store), 1), learned(prioritized(store, "transitions-2", n_step=3), 2)
-    store.checkpoint(tmp_path)
-    (path,) = tmp_path.rglob(STATE)
-    state = read_state(path)
-    for one in state["views"].values():
-        del one["name"]
-    path.unlink()
-    with Directory.open(path.parent) as directory:
-        write_state(directory, STATE, state, Files())
-    again = sw.Store.open(tmp_path)
-    assert unclaimed(again) == ["transitions", "transitions-2"]
-    assert same(prioritized(again, "transitions-2", n_step=3), second)
-    assert same(prioritized(again), first)
-
-
 @pytest.mark.parametrize("name", ["", "a\nb", "\x1b[31m", "x" * 101, 3, b"learner"])
 def test_a_name_that_is_none_is_refused(name: Any) -> None:
     with pytest.raises(ValueError, match="expected 1 to 100 printable characters"):
