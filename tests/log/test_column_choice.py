@@ -406,12 +406,13 @@ def test_a_trial_for_later_segments_counts_from_the_lanes_next_one(lanes: int) -
         agree(model, one, lanes)
 
 
-def test_an_error_of_a_trial_is_raised_once_and_the_trial_made_anew() -> None:
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_an_error_of_a_trial_is_raised_once_and_the_trial_made_anew(error: type[BaseException]) -> None:
     one, noise = ColumnEncoder(FIELD, "auto", DictionaryTable(SIZE), 24), rows_of(5, 8, 0)
 
     def fails(work: Any) -> Any:
         def finish() -> None:
-            raise MemoryError("no room")
+            raise error("no room")
 
         return finish
 
@@ -419,7 +420,7 @@ def test_an_error_of_a_trial_is_raised_once_and_the_trial_made_anew() -> None:
     for _ in range(4):  # trials with the first, and at the fourth
         one.pack(0, noise)
     assert one.nbytes > noise.nbytes and one.lanes.ends_trial(0, 8)
-    with pytest.raises(MemoryError, match="no room"):
+    with pytest.raises(error, match="no room"):
         one.pack(0, noise)
     assert not one.lanes.ends_trial(0, 8) and one.lanes.begins_trial(0, 8) and one.lanes.at(0).segments == 4
     one.try_elsewhere(lambda work: work)

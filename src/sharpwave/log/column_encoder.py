@@ -139,7 +139,7 @@ class ColumnEncoder:
         assert trial is not None
         try:
             trial.finish()
-        except Exception:
+        except BaseException:  # an interrupt, too: a caller that waits may make the trial itself
             self._trying = None
             self.lanes.end_trial()
             raise
