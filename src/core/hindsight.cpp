@@ -37,7 +37,9 @@ int64_t find_ended(const Log& log, std::span<int32_t> cursor, std::span<int32_t>
             if (following < 0 || log.rows[following] == 0) break;
             at = following;
         }
-        tail[lane] = static_cast<int32_t>(at);  // its last step may yet be broken off, and is looked at again
+        // Its last step may yet be broken off, so it is looked at again: where it has but one, the segment before.
+        const bool alone = log.rows[at] == 1 && at != end_slot && at != cursor[lane];
+        tail[lane] = static_cast<int32_t>(alone ? log.previous[at] : at);
         if (end_slot < 0) continue;
         int64_t slot = cursor[lane];
         while (found < limit) {

@@ -372,6 +372,24 @@ def test_a_running_episode_is_not_sampled() -> None:
     assert len(replay) == 21
 
 
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_an_episode_ends_where_the_only_step_of_a_segment_is_broken_off(goes_on: bool) -> None:
+    store = sw.Store(TestItems.spec, capacity=100, segment_steps=4)
+    replay = store.transitions(relabel=sw.Future(reward_fn=lambda achieved, desired, info: achieved[:, 0]))
+
+    def append(serial: int) -> None:
+        obs = dict.fromkeys(("observation", "achieved_goal", "desired_goal"), np.full(2, serial))
+        store.append(obs=obs, action=serial, reward=0.0, terminated=False, truncated=False)
+
+    for serial in range(9):
+        append(serial)
+    assert len(replay) == 0
+    store.break_episode(0)
+    if goes_on:
+        append(9)
+    assert len(replay) == 8
+
+
 def test_a_blend_of_goals() -> None:
     accounts = [filled(seed=seed) for seed in (0, 1)]
     goals = sw.Future(k=4, reward_fn=reward_fn)
