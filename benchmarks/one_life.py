@@ -170,6 +170,8 @@ def live(base: Path, life: int, seed: int, how: dict[str, Any], say: int) -> Non
     folder, checkpoint = base / "a" / "replay", base / "checkpoint"
     os.chdir(base / "a")
     warnings.simplefilter("error")
+    # Lower limits are given on purpose.
+    warnings.filterwarnings("ignore", r".*disk_limit=.* has no room for", RuntimeWarning)
     begin = time.perf_counter()
     came = "opened"
     if how["from_checkpoint"] and (checkpoint / "store.json").exists():
