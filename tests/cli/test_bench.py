@@ -108,7 +108,7 @@ def test_own_frames(tmp_path, kind):
         (["--data", "TEXT"], "cannot be read as a .npy file"),
         (["--env", "no-such-game"], "cannot be made"),
         (["--env", "pong", "--data", "SHORT"], "give one of them"),
-        (["--recipe", "no-such"], "--recipe: got 'no-such', expected none or one of cartpole, pong"),
+        (["--recipe", "no-such"], "--recipe: got 'no-such', expected none or one of cartpole, cartpole-ppo,"),
         (["--out", "bench.txt"], "expected a name that ends in .json"),
         (["--out", "nowhere/bench.json"], "make it first"),
         (["--seconds", "0"], "--seconds"),

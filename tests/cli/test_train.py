@@ -250,7 +250,7 @@ def test_a_run_that_does_not_begin_removes_what_it_made(tmp_path, made):
     [
         (
             ["cartpol"],
-            "unknown recipe 'cartpol': did you mean cartpole? Expected one of cartpole, pong, pong-dqn, apex,",
+            "unknown recipe 'cartpol': did you mean cartpole? Expected one of cartpole, cartpole-ppo,",
         ),
         (["pong", "--n-stepp", "3"], "No such option: --n-stepp"),
         (["pong", "--batch-size", "many"], "'--batch-size'"),
