@@ -11,6 +11,9 @@
 #include "quiet.hpp"
 #include "rooms.hpp"
 
+#if __has_include(<pthread.h>)
+#include <pthread.h>
+#endif
 #if defined(__linux__)
 #include <sys/mman.h>
 #endif
@@ -139,9 +142,10 @@ void define_pages(nanobind::module_& module) {
                "does: not\nwhile it is at work. The memory outlives that, or ``stop_touching`` is called before.");
     module.def("stop_touching", &stop_touching, "memory"_a,
                "Return once the thread touches none of ``memory``, uint8 [n], any more.");
-    module.def(
-        "forget_toucher", [] { toucher.store(nullptr); },
-        "Forget the thread that touches pages, which a forked child does not have: it starts its own.");
+#if __has_include(<pthread.h>)
+    // A forked child has no such thread: it starts its own. Before any hook of Python's, which may free an arena.
+    pthread_atfork(nullptr, nullptr, [] { toucher.store(nullptr); });
+#endif
 }
 
 }  // namespace sharpwave

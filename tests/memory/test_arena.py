@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
 import os
 import re
+import signal
 import sys
 import time
 from pathlib import Path
@@ -246,6 +248,26 @@ def test_a_child_touches_memory_ahead_by_a_thread_of_its_own() -> None:
     if not child:
         os._exit(0 if touched_ahead(filled(160 << 20)) >= HUGE_PAGE else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+@touches
+def test_a_child_may_give_up_memory_before_any_of_its_hooks_ran() -> None:
+    """One that Python's hooks for forks free would wait for a thread that the child does not have."""
+    memory = np.frombuffer(mmap.mmap(-1, 256 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), np.uint8)
+    assert core.touch_ahead(memory)
+    time.sleep(0.002)
+    child = ctypes.PyDLL(None).fork()  # without hooks
+    if not child:
+        core.stop_touching(memory)
+        os._exit(0)
+    deadline = time.monotonic() + 20
+    while not (ended := os.waitpid(child, os.WNOHANG)[0]) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    core.stop_touching(memory)
+    assert ended, "it waits"
 
 
 @touches

@@ -6,7 +6,6 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -134,7 +133,3 @@ def _mincore() -> Any:
 
 def _last_error() -> int:
     return int(getattr(ctypes, "get_last_error", lambda: 0)())
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=core.forget_toucher)
