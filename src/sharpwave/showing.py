@@ -75,9 +75,14 @@ def picture_of(row: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:
     return row if row.ndim >= 2 and min(sides) >= MIN_SIDE and max(sides) <= MAX_SIDE else None
 
 
-def contact_sheet(rows: npt.NDArray[Any]) -> str:
-    """Return pictures of the first rows; "" where they are none, or Pillow is not installed."""
-    pictures = [picture for row in rows[:MAX_PICTURES] if (picture := picture_of(row)) is not None]
+def contact_sheet(rows: Any) -> str:
+    """Return pictures of the first rows of an array, or of a tensor on any device; "" where they are none, or Pillow is
+    not installed."""
+    if not getattr(rows, "shape", None) or str(rows.dtype).removeprefix("torch.") != "uint8":
+        return ""  # numpy cannot read all else that there is: bfloat16, tensors with a gradient
+    first = rows[:MAX_PICTURES]
+    there = np.asarray(first.cpu() if hasattr(first, "cpu") else first)
+    pictures = [picture for row in there if (picture := picture_of(row)) is not None]
     try:
         from PIL import Image
     except ModuleNotFoundError:

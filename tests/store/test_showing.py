@@ -7,12 +7,13 @@ import io
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.showing import bar, byte_text, contact_sheet, picture_of
+from sharpwave.showing import MAX_PICTURES, bar, byte_text, contact_sheet, picture_of
 
 
 def filled(folder: Path | None = None) -> sw.Store:
@@ -78,6 +79,35 @@ def test_a_batch_names_its_arrays_and_shows_pictures() -> None:
     moved = batch.torch()
     assert "obs.image uint8 [5, 16, 12, 3]" in repr(moved) and moved._repr_html_() == page
     assert isinstance(moved.reward, torch.Tensor)
+
+
+class OnDevice:
+    """As a tensor on a GPU: numpy cannot read it there."""
+
+    def __init__(self, array: Any) -> None:
+        self.array, self.shape, self.dtype = array, array.shape, array.dtype
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    def __getitem__(self, index: Any) -> OnDevice:
+        return OnDevice(self.array[index])
+
+    def __array__(self, *_: Any, **__: Any) -> Any:
+        raise TypeError("can't convert cuda:0 device type tensor to numpy")
+
+    def cpu(self) -> Any:
+        assert len(self) <= MAX_PICTURES, "no more than what is shown"
+        return self.array
+
+
+def test_a_batch_on_a_device_shows_pictures() -> None:
+    pytest.importorskip("PIL.Image")
+    batch = filled().transitions().sample(40)
+    assert batch.map(OnDevice)._repr_html_() == batch._repr_html_()
+    torch = pytest.importorskip("torch")
+    learned = batch.map(lambda array: torch.from_numpy(array).bfloat16().requires_grad_())
+    assert "img" not in learned._repr_html_()
 
 
 def test_views_and_episodes_say_what_they_are() -> None:

@@ -58,7 +58,7 @@ class Arrays:
         return f"<{self._title}: {', '.join(f'{name} {described(value)}' for name, value in self._parts())}>"
 
     def _repr_html_(self) -> str:
-        sheets = [contact_sheet(np.asarray(value)) for name, value in self._parts() if name.startswith("obs")]
+        sheets = [contact_sheet(value) for name, value in self._parts() if name.startswith("obs")]
         arrays = table(("", ""), ((name, described(value)) for name, value in self._parts()))
         return titled(self._title, *sheets, arrays)
 
