@@ -110,6 +110,11 @@ def test_a_batch_on_a_device_shows_pictures() -> None:
     assert "img" not in learned._repr_html_()
 
 
+def test_a_batch_of_numbers_shows_them() -> None:
+    batch = filled().transitions().sample(5).map(np.mean)
+    assert repr(batch).startswith("<Batch: ") and "reward | float32 []" in " | ".join(Texts(batch._repr_html_()).texts)
+
+
 def test_views_and_episodes_say_what_they_are() -> None:
     store = filled()
     view = store.transitions(name="mine", sampler=sw.Prioritized())

@@ -64,7 +64,8 @@ class Arrays:
 
     @property
     def _title(self) -> str:
-        return f"{type(self).__name__} of {len(self)}"
+        name = type(self).__name__
+        return f"{name} of {len(self)}" if getattr(self.ids, "shape", None) else name  # ``map`` may have left numbers
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
         """Yield each array by name, and what else there is."""
