@@ -425,3 +425,30 @@ def test_info_has_no_actions_also_where_they_are_nested() -> None:
     )  # fmt: skip
     store.transitions(relabel=sw.Final(k=1000, reward_fn=reward)).sample(8)
     assert [set(info) for info in seen] == [{"weight"}]
+
+
+def test_a_function_is_called_for_all_of_a_batch_and_may_append(tmp_path: Path) -> None:
+    field, goal = sw.Field((64, 64, 3), "uint8"), sw.Field((2,), "float32")
+    spec = sw.Spec(obs={"x": field, "achieved_goal": goal, "desired_goal": goal}, action=sw.Field((), "int64"))
+    limits: dict[str, Any] = {"capacity": 2000, "ram": "24MiB", "segment_steps": 32}
+    rng, goals = np.random.default_rng(0), {"achieved_goal": np.ones(2, "f4"), "desired_goal": np.zeros(2, "f4")}
+
+    def append(store: sw.Store, steps: int) -> None:
+        for step in range(steps):
+            obs = {"x": rng.integers(0, 255, (64, 64, 3), np.uint8), **goals}
+            store.append(obs=obs, action=0, reward=0, terminated=step % 9 == 8, truncated=False)
+
+    with sw.Store(spec, disk=tmp_path / "replay", **limits) as store:
+        append(store, 1500)
+    calls: list[int] = []
+
+    def reward(achieved: Any, desired: Any, info: Any) -> Any:
+        calls.append(len(achieved))
+        if len(calls) == 1:
+            append(store, 1000)  # evicts steps of this batch
+        return np.full(len(achieved), 5.0)
+
+    with sw.Store.open(tmp_path / "replay", ram="24MiB") as store:
+        batch = store.transitions(relabel=sw.Final(reward_fn=reward)).sample(200)  # read in parts
+        assert calls == [int(batch.relabelled.sum())]
+        assert np.array_equal(batch.reward, np.where(batch.relabelled, 5, 0)) and (batch.action == 0).all()

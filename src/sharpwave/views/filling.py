@@ -30,17 +30,19 @@ def fill(log: StepLog, view: View[Any], target: Target) -> None:
     try:
         if log.segment_cache is None:
             _fill(view, target, 0)
-            return
-        begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
-        while begin < len(slots):
-            end = begin + _resident(log, slots[begin:])
-            _fill(view, target if end - begin == len(slots) else target.part(begin, end), begin)
-            begin = end
+        else:
+            begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
+            while begin < len(slots):
+                end = begin + _resident(log, slots[begin:])
+                _fill(view, target if end - begin == len(slots) else target.part(begin, end), begin)
+                begin = end
     except UndecodableError as error:
         for one in error.slots:
             log.inventory.changes += 1
             log.sealed.damaged[one] = f"segment {log.index.segment_id(one)}: {error}"
         raise
+    if target.cutter is None:
+        view.finish(target)
 
 
 def _fill(view: View[Any], target: Target, begin: int) -> None:

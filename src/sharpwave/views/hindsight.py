@@ -110,7 +110,7 @@ class Hindsight(NStep):
         return {**super().columns(), ".relabelled": Column(np.bool_)}
 
     def fill(self, target: Target) -> None:
-        """Fill as transitions are, then relabel those whose random numbers say so."""
+        """Fill as transitions are, then relabel those whose random numbers say so, without their rewards."""
         super().fill(target)
         columns, (slot, frame) = target.columns, self._chosen(target.draw.items, target.draw.uniforms)
         np.greater_equal(slot, 0, out=columns[".relabelled"])
@@ -122,6 +122,12 @@ class Hindsight(NStep):
         reader = self._readers.current()[self._achieved_number]
         reader.read_pieces(pieces, window[:, 0])
         window[rows, 1] = window[rows, 0]
+
+    def finish(self, target: Target) -> None:
+        """Reward the transitions that have new goals."""
+        columns, rows = target.columns, np.flatnonzero(target.columns[".relabelled"])
+        if not rows.size:
+            return
         achieved, desired = (self._values(name, columns[name][rows, 1]) for name in (self._achieved, self._desired))
         info = {name: self._values(name, columns[name][rows]) for name in self._spec.extra_names}
         self._reward(rows, achieved, desired, info, columns["reward"], columns[".terminated"], columns["discount"])

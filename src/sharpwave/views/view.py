@@ -135,6 +135,10 @@ class View(Protocol[Batch_co]):
         """Fill ``target.columns`` for ``target.draw.items``, whose segments are in memory."""
         raise NotImplementedError
 
+    def finish(self, target: Target) -> None:
+        """Call the user's functions, once all of a batch is filled: they may change the log."""
+        return None
+
     def batch(self, arrays: Arrays) -> Batch_co:
         """Return the batch of these arrays; its ``ids`` are ``arrays["ids"]``."""
         raise NotImplementedError
