@@ -129,8 +129,14 @@ class Hindsight(NStep):
         if not rows.size:
             return
         achieved, desired = (self._values(name, columns[name][rows, 1]) for name in (self._achieved, self._desired))
-        info = {name: self._values(name, columns[name][rows]) for name in self._spec.extra_names}
+        fields = {name: self._values(name, columns[name][rows]) for name in self._spec.extra_names}
+        info = self.info(columns[".lane"][rows], columns[".step"][rows], fields)
         self._reward(rows, achieved, desired, info, columns["reward"], columns[".terminated"], columns["discount"])
+
+    def info(self, lane: Array, step: Array, fields: dict[str, Array]) -> Any:
+        """Return what ``reward_fn`` gets as ``info`` of some steps, each in its ``lane`` [n] the ``step`` [n]: by
+        default their further ``fields`` [n], by name."""
+        return fields or None
 
     def _values(self, name: str, rows: Array) -> Array:
         """Return the values of a field from their bytes."""
@@ -159,7 +165,8 @@ class Hindsight(NStep):
         (rows,) = batch.relabelled.nonzero()
         if rows.size:
             achieved, desired = batch.next_obs[self.goals.achieved_goal][rows], batch.obs[self.goals.desired_goal][rows]
-            info = {name: values[rows] for name, values in batch.fields.items()}
+            fields = {name: values[rows] for name, values in batch.fields.items()}
+            info = self.info(batch.lane[rows], batch.step[rows], fields)
             self._reward(rows, achieved, desired, info, batch.reward, batch.terminated, batch.discount)
 
     def _reward(
@@ -168,9 +175,9 @@ class Hindsight(NStep):
         """Reward the transitions in ``rows`` for what they ``achieved`` [n] of what was ``desired`` [n].
 
         Args:
-            info: further fields [n], by name.
+            info: of these steps, as ``info`` returns it.
         """
-        given = achieved, desired, info or None
+        given = achieved, desired, info
         reward[rows] = _called("reward_fn", self.goals.reward_fn, *given)
         if self.goals.terminated_fn is not None:
             ended = _called("terminated_fn", self.goals.terminated_fn, *given) != 0

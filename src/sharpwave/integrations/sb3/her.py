@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -192,8 +191,8 @@ class _Relabelled(Hindsight):
             buffer.gamma,
         )
 
-    def info(self, columns: Mapping[str, Array], rows: npt.NDArray[np.int64]) -> list[dict[str, Any]]:
-        return _held(self._buffer).infos_of(columns[".lane"][rows], columns[".step"][rows])
+    def info(self, lane: Array, step: Array, fields: dict[str, Array]) -> list[dict[str, Any]]:
+        return _held(self._buffer).infos_of(lane, step)
 
 
 def _held(reference: weakref.ref[HerReplayBuffer]) -> HerReplayBuffer:
