@@ -21,7 +21,8 @@ EPISODE = {
 REPORT: dict[str, Any] = {
     "steps": 1_000, "minutes": 0.5, "episodes": 2, "updates": 10, "mean_reward": 6.0, "avg_reward": 5.0, "loss": 0.25,
     "avg_loss": 0.5, "epsilon": 0.75, "avg_fps": 1234.0, "seconds_left": 3_725.0, "replay_steps": 900,
-    "replay_bytes": 90_000, "bytes_per_step": 100.0, "fixed_bytes": 45_000, "encoded_bytes_per_step": 50.0, "process_bytes": 2**30, "held_out": {"mean": 18.5},
+    "replay_bytes": 90_000, "bytes_per_step": 100.0, "fixed_bytes": 45_000,
+    "encoded_bytes_per_step": 50.0, "process_bytes": 2**30, "held_out": {"mean": 18.5},
 }  # fmt: skip
 
 EVALUATION = {
@@ -105,7 +106,7 @@ def test_display_says_what_matters(terminal):
         "0.750",
         "0.5000",
         "900 steps, 87.9 KiB",
-        "100.0",
+        "50.0 bytes a step + 43.9 KiB of buffers",
         "1.0 GiB",
     ):
         assert figure in text, figure
