@@ -106,7 +106,7 @@ def test_display_says_what_matters(terminal):
         "0.750",
         "0.5000",
         "900 steps, 87.9 KiB",
-        "50.0 bytes a step + 43.9 KiB of buffers",
+        "50.0 bytes a step",
         "1.0 GiB",
     ):
         assert figure in text, figure
