@@ -373,7 +373,7 @@ class Store:
             With an axis of time, the latter two and OSError leave the steps appended by then, whose episodes are
             truncated there; a note at the error says how many.
 
-        Cost: 2 to 3 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 4 us for 8 rows of 17 floats,
+        Cost: 2 to 3 us a row of 84x84 pixels, encoding included (benchmarks/store.py); 2 us for 8 rows of 17 floats,
         sealing included (benchmarks/vectors.py), and more where arrays are of dtypes that may not fit.
         """
         if timeout is None:
