@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -374,6 +375,24 @@ def test_clients_of_a_service_shrink_grow_and_save_it(tmp_path: Path, monkeypatc
 def test_shards_at_plain_addresses_and_replicas_are_not_resized(tmp_path: Path) -> None:
     with served(1, tmp_path) as there, pytest.raises(ValueError, match="started elsewhere"):
         there.cluster.resize(shards=2)
+
+
+@pytest.mark.slow
+def test_a_writer_that_comes_first_to_a_cluster_amid_a_drain_gets_lanes_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with sw.Cluster(SPEC, shards=2, capacity=1_000, disk=tmp_path / "d") as cluster:
+        for k in range(2):
+            with contextlib.closing(cluster.writer(1, name=f"w{k}", shard=k, durability="flush")) as writer:
+                write(writer, [], 0, 40, 1, k)
+        cluster.resize(shards=1)
+    monkeypatch.setattr("sharpwave.serve.fleet.LOOK_S", 3600.0)
+    with sw.Cluster.open(tmp_path / "d") as cluster:
+        before = [one["total_steps"] for one in cluster.stats()["shards"]]
+        with contextlib.closing(cluster.writer(1, name="new", shard=1, durability="flush")) as writer:
+            write(writer, [], 0, 30, 1, 2)
+        after = [one["total_steps"] for one in cluster.stats()["shards"]]
+        assert [now - then for then, now in zip(before, after, strict=True)] == [30, 0]
 
 
 @pytest.mark.slow

@@ -55,6 +55,7 @@ class Fleet:
         follow(self)
         self._thread: threading.Thread | None = None
         if self._drain is not None:
+            self._try_look()  # before anybody asks a shard for lanes that does not know yet that it is drained
             self._watch()
 
     def forked(self) -> None:
@@ -160,12 +161,15 @@ class Fleet:
                 if self._drain is None:
                     self._thread = None
                     return
-                try:
-                    self._look()
-                except ShardLostError:
-                    pass  # it is started again
-                except Exception as error:
-                    LOG.error("a drain does not get on: %s", failure(error))
+                self._try_look()
+
+    def _try_look(self) -> None:
+        try:
+            self._look()
+        except ShardLostError:
+            pass  # it is started again
+        except Exception as error:
+            LOG.error("a drain does not get on: %s", failure(error))
 
     def _look(self) -> None:
         """Evict what is due of the shards that are drained, and remove the last if it is empty and nobody writes to it.
