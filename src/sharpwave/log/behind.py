@@ -237,7 +237,7 @@ class Behind(LogListener):
         return bool(offsets)
 
     def begin(self, work: Callable[[], None]) -> Callable[[], None]:
-        """Have work done behind the caller, from ``wake`` on; return what waits until it is done, and raises its
+        """Have work done behind the caller, from ``wake`` on; return a function that waits for it and raises its
         error."""
         one = Work(work)
 
@@ -250,7 +250,7 @@ class Behind(LogListener):
         return finish
 
     def wake(self) -> None:
-        """Ask the thread to do what was begun. Last in a call: the thread takes the interpreter's lock."""
+        """Ask the thread to do the work begun. Last in a call: the thread takes the interpreter's lock."""
         while self._unasked and THREAD.there():
             THREAD.ask(self.works)
             self._unasked -= 1

@@ -18,7 +18,7 @@ from sharpwave.spec import Field
 
 Bytes = npt.NDArray[np.uint8]
 Begin = Callable[[Callable[[], None]], Callable[[], None]]
-"""Begins work elsewhere; returns what waits for its end and raises its error, however often it is called."""
+"""Begins work elsewhere; returns a function that waits for its end and raises its error, however often called."""
 
 ALL_AGAIN = 16
 """Segments of a lane from which on every codec is tried, not only the latest choice of other lanes."""
@@ -35,7 +35,7 @@ class Trial:
     """Trial of codecs on a copy of a segment's rows, whose outcome is for later segments of the lane.
 
     Attributes:
-        candidates: what is tried. ``shared``: by codec, the latest dictionary of other lanes.
+        candidates: codecs to try. ``shared``: by codec, the latest dictionary of other lanes.
         found: codec, dictionary, payload and share of the dictionary's bytes of each try.
         finish: waits until it is made.
     """
@@ -230,7 +230,7 @@ class ColumnEncoder:
     def _take_best(
         self, state: core.LaneCodec, rows: Bytes, tried: list[tuple[int, int, bytes | None, int]], added: list[int]
     ) -> bytes | None:
-        """Make the best of what was ``tried`` the lane's choice, and the leading one; return its payload."""
+        """Make the best of the ``tried`` codecs the lane's choice, and the leading one; return its payload."""
         best: tuple[float, int, int, bytes | None] = (np.inf, RAW, 0, None)
         for number, place, payload, share in tried:
             codec = self._codecs[number]
