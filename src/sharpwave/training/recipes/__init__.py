@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from importlib.resources import files
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from sharpwave.agents.registry import kinds
@@ -28,7 +28,7 @@ def tables() -> dict[str, dict[str, Any]]:
     """Return the table of each recipe, by name, in the order in which they are shown."""
     found: dict[str, dict[str, Any]] = {}
     for family in FAMILIES:
-        found |= tomllib.loads((files(__name__) / f"{family}.toml").read_text("utf-8"))
+        found |= tomllib.loads((resources.files(__name__) / f"{family}.toml").read_text("utf-8"))
     return found | {OFFLINE_RECIPE: {"about": ABOUT_OFFLINE}}
 
 
