@@ -28,8 +28,9 @@ import torch
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
+from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import CONTEXT, LINE, Counters, shared_memory
+from sharpwave.training.actors.counters import LINE, Counters, shared_memory
 from sharpwave.training.actors.inference import Asking, Inference, Server
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.transport import Arrival
@@ -116,7 +117,7 @@ class Inferring:
         if shared.inference is not None:
             self._pipes = [*CONTEXT.Pipe(duplex=False)]
             task = Task(recipe, actors, 0, (), 0, 0)
-            self.processes.append(CONTEXT.Process(target=infer, args=(task, self._pipes[1], *common), daemon=True))
+            self.processes.append(CONTEXT.Process(target=infer, args=(self._pipes[1], task, *common), daemon=True))
 
     def __enter__(self) -> Inferring:
         for process in self.processes:

@@ -18,8 +18,9 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.envs import step_spec
+from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import CONTEXT, shared_memory
+from sharpwave.training.actors.counters import shared_memory
 from sharpwave.training.recipes import load_recipe
 
 RING = 1 << 20

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve import local_shards
+from sharpwave.serve import local_shards, supervisor
 from tests.serve.serving import SPEC
 
 pytestmark = pytest.mark.skipif(
@@ -53,7 +53,7 @@ def test_a_shard_that_does_not_end_says_what_it_does_and_is_killed(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(local_shards, "STOP_S", 0.3)
-    monkeypatch.setattr(local_shards._Seat, "stop", lambda seat, how: seat.process.kill() if how == "kill" else None)
+    monkeypatch.setattr(supervisor.Program, "terminate", lambda program: None)
     cluster = sw.Cluster(SPEC, shards=1, capacity=10_000)
     cluster.close()
     assert "shard 0 did not end in 0.3 s; it is killed" in caplog.text

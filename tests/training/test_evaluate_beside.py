@@ -10,12 +10,12 @@ import time
 import pytest
 from rich.console import Console
 
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback, HeldOutEvaluations
 from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.evaluator import Evaluator
-from sharpwave.training.failures import ProcessDiedError
 from sharpwave.training.held_out import measure
 from sharpwave.training.policies import load_policy
 from sharpwave.training.recipes import load_recipe
@@ -39,20 +39,20 @@ def weights():
 
 def halted(evaluator: Evaluator) -> None:
     """Stop an evaluator's process, which waits for a policy: it measures none before it goes on."""
-    assert evaluator._process.pid is not None
-    os.kill(evaluator._process.pid, signal.SIGSTOP)
+    assert evaluator.child.process.pid is not None
+    os.kill(evaluator.child.process.pid, signal.SIGSTOP)
 
 
 def killed(evaluator: Evaluator) -> None:
     """Kill an evaluator's process as the kernel does that runs out of memory, and wait for its end."""
-    pid = evaluator._process.pid
+    pid = evaluator.child.process.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    evaluator._process.join()
+    evaluator.child.process.join()
 
 
 @pytest.mark.slow
-def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights, monkeypatch):
+def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights):
     said: list[str] = []
     evaluator = Evaluator(SHORT, said.append)
     try:
@@ -64,16 +64,16 @@ def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights, m
         assert measured is not None and measured.evaluation == measure(SHORT, weights, 40)
         assert measured.weights is weights and evaluator.idle and evaluator.poll() is None
         assert said == [
-            "The process that evaluates died of: signal SIGKILL; it is restarted and measures the policy of step 40 "
-            "from the start; restarts left: 2"
+            "The process of --evaluate-beside died of: signal SIGKILL; it is restarted and measures the policy of "
+            "step 40 from the start; restarts left: 2"
         ]
         killed(evaluator)  # while it is idle: noticed when it is asked for something
         evaluator.begin({}, 60, None)
         assert "step 60 from the start; restarts left: 1" in said[-1]
-        monkeypatch.setattr("sharpwave.training.evaluator.MAX_RESTARTS", 2)
+        evaluator.child.limit = 2
         with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: Traceback") as refused:
             evaluator.wait()
-        assert "ValueError: weights do not fit" in str(refused.value) and "restarted 2 times" in str(refused.value)
+        assert "ValueError: weights do not fit" in str(refused.value) and "restarts so far: 2" in str(refused.value)
     finally:
         evaluator.close()
 
@@ -84,10 +84,10 @@ def test_a_slow_evaluation_is_waited_for_until_the_run_is_interrupted(weights):
         assert evaluator.wait() is None
         halted(evaluator)  # as slow as can be
         evaluator.begin(weights, 40, None)
-        assert evaluator._process.pid is not None
+        assert evaluator.child.process.pid is not None
         begun = time.monotonic()
         assert evaluator.wait(lambda: time.monotonic() > begun + 0.5) is None and not evaluator.idle
-        os.kill(evaluator._process.pid, signal.SIGCONT)
+        os.kill(evaluator.child.process.pid, signal.SIGCONT)
         assert evaluator.wait() is not None
     finally:
         evaluator.close()
@@ -108,7 +108,7 @@ def test_a_run_whose_evaluator_always_dies_ends_with_a_checkpoint(tmp_path, monk
     endless = SHORT.override(steps=10**9, checkpoint_every=10**9)
     with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: signal SIGKILL"):
         run("cartpole", endless, tmp_path / "run", Console(file=out, width=500), callbacks=[KillTheEvaluator()])
-    assert out.getvalue().count("The process that evaluates died of: signal SIGKILL") == 1
+    assert out.getvalue().count("The process of --evaluate-beside died of: signal SIGKILL") == 1
     (checkpoint,) = checkpoints(tmp_path / "run")
     steps = int(checkpoint.name) + 400
     _, summary = resume(tmp_path / "run", {"steps": steps, "evaluate_beside": False}, Console(file=out))

@@ -31,8 +31,8 @@ def actors(
     """
     from rich.console import Console
 
+    from sharpwave.serve.supervisor import ProcessDiedError
     from sharpwave.training.actors.node import Node
-    from sharpwave.training.actors.pool import ActorsDiedError
 
     over = threading.Event()
     for one in (signal.SIGTERM, signal.SIGINT):
@@ -48,6 +48,6 @@ def actors(
             patience_s=patience,
             stopped=over.is_set,
         ).run()
-    except (ActorsDiedError, ValueError, OSError) as error:
+    except (ProcessDiedError, ValueError, OSError) as error:
         typer.echo(f"sharpwave actors: {error}", err=True)
         raise typer.Exit(1) from None

@@ -342,7 +342,8 @@ def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None
 
     Exit with 1 if the run failed or its last checkpoint was not saved, with 130 after Ctrl-C.
     """
-    from sharpwave.training.failures import CallbackError, ProcessDiedError
+    from sharpwave.serve.supervisor import ProcessDiedError
+    from sharpwave.training.failures import CallbackError
     from sharpwave.training.saving import NotSavedError
     from sharpwave.training.signals import exit_by_signal
 

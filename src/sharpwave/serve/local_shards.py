@@ -1,4 +1,4 @@
-"""Shards in processes of this machine: started, watched, and started again where they die."""
+"""Shards in processes of this machine: their plan, and a supervisor for each."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +20,7 @@ from sharpwave.serve.cuts import delete_when_free
 from sharpwave.serve.log_lines import LOG
 from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
 from sharpwave.serve.process import ShardSettings, delete_shard
+from sharpwave.serve.supervisor import Program, Supervised, end
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
 
@@ -32,10 +31,6 @@ STOP_S = 60.0
 TELL_S = 0.5
 """How long it may take to say what it is doing instead, before it is killed."""
 WATCH_S = 0.05
-PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
-"""Pauses before a shard is started again that died repeatedly, soon after it began."""
-LIVED_S = 5.0
-"""How long a shard lives that is then started again at once."""
 MAX_SHARDS = 1024
 MAX_PORT = 65535
 SEGMENT_STEPS = 32
@@ -193,50 +188,40 @@ class Plan:
         )
 
 
-class _Seat:
+class _Seat(Supervised):
     """One shard: its settings, and the process that runs it."""
 
     def __init__(self, settings: ShardSettings) -> None:
+        super().__init__(f"shard {settings.number}", self._program, say=lambda text: LOG.warning("%s", text))
         self.settings = settings
-        self.process: subprocess.Popen[str] | None = None
-        self.begun = 0.0
-        self.deaths = 0
 
-    def start(self) -> None:
-        self.begun = time.monotonic()
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
-        assert self.process.stdin is not None
+    def _program(self) -> Program:
+        program = Program(COMMAND)
         with contextlib.suppress(OSError):  # it has died; ``ready`` says so
-            self.process.stdin.write(json.dumps(asdict(self.settings)) + "\n")
-            self.process.stdin.flush()
+            program.stdin.write(json.dumps(asdict(self.settings)) + "\n")
+            program.stdin.flush()
+        return program
 
-    def ready(self) -> list[str]:
-        """Wait until it listens; return its addresses.  Raises: ShardFailedError."""
-        assert self.process is not None and self.process.stdout is not None
-        timer = threading.Timer(READY_S, self.process.kill)
+    def ready(self, process: Program) -> list[str]:
+        """Wait until its process listens; return its addresses.  Raises: ShardFailedError."""
+        begun = time.monotonic()
+        timer = threading.Timer(READY_S, process.kill)
         timer.start()
         try:
-            line = self.process.stdout.readline()
+            line = process.stdout.readline()
         finally:
             timer.cancel()
         said: dict[str, Any] = json.loads(line) if line else {}
         if "addresses" not in said:
-            code = self.process.wait()
+            process.join()
             late = f"it was not ready after {READY_S:g} s; is the machine busy, or the store very large?"
-            died = f"it ended with status {code} before it was ready"
-            why = said.get("failed", late if time.monotonic() - self.begun > READY_S else died)
+            died = f"it ended with status {process.exitcode} before it was ready"
+            why = said.get("failed", late if time.monotonic() - begun > READY_S else died)
             raise ShardFailedError(f"shard {self.settings.number}: {why}")
         self.settings = replace(  # the ports that it got
             self.settings, addresses=said["addresses"], begins_from=None
         )
         return self.settings.addresses
-
-    def stop(self, how: str) -> None:
-        if self.process is not None:
-            with contextlib.suppress(OSError):
-                getattr(self.process, how)()
 
 
 class LocalShards:
@@ -258,7 +243,7 @@ class LocalShards:
             for one in settings:
                 self._seats.append(_Seat(one))
                 self._seats[-1].start()
-            self.addresses = [seat.ready() for seat in self._seats]
+            self.addresses = [seat.ready(seat.process) for seat in self._seats]
         except BaseException:
             self.close()
             raise
@@ -277,7 +262,7 @@ class LocalShards:
         seat = _Seat(settings)
         try:
             seat.start()
-            addresses = seat.ready()
+            addresses = seat.ready(seat.process)
         except BaseException:
             _stop([seat])
             raise
@@ -302,40 +287,34 @@ class LocalShards:
     @property
     def processes(self) -> list[int]:
         """Numbers of the shards' processes."""
-        return [seat.process.pid for seat in self._seats if seat.process is not None]
+        return [process.pid for seat in self._seats if (process := seat.process) is not None]
 
     def _watch(self) -> None:
         while not self._closing.wait(WATCH_S):
             for seat in list(self._seats):
-                process = seat.process
-                if process is None or process.poll() is None or self._closing.is_set():
-                    continue
-                seat.deaths = 1 if time.monotonic() - seat.begun > LIVED_S else seat.deaths + 1
-                LOG.warning(
-                    "shard %d (process %d) ended with status %d; it is started again", seat.settings.number,
-                    process.pid, process.returncode,
-                )  # fmt: skip
-                if self._closing.wait(PAUSES_S[min(seat.deaths, len(PAUSES_S)) - 1]):
-                    return
-                with self._lock:
-                    if seat.process is not process or seat not in self._seats or self._closing.is_set():
+                with self._lock:  # ``close`` and ``remove`` end the processes of seats that they find
+                    if seat not in self._seats or self._closing.is_set() or seat.alive:
                         continue
-                    _close_pipes(process)
+                    if seat.process is not None:
+                        seat.bury()
+                    if not seat.due:
+                        continue
                     try:
-                        seat.start()
+                        seat.restart()
                     except OSError as error:  # no descriptors or no memory are left: it is tried again
                         LOG.error("shard %d cannot be started again: %s", seat.settings.number, error)
                         continue
+                    process = seat.process  # ``close`` may release it meanwhile
                 try:
-                    seat.ready()
-                except RuntimeError as error:  # it has failed, or no thread can be started
+                    seat.ready(process)
+                except (RuntimeError, ValueError) as error:  # it failed, no thread can be started, or it was released
                     LOG.error("%s", error)
 
     def leave(self) -> None:
         """Leave the shards to the parent, in a forked process: they end when their standard input is closed by all."""
         nothing = os.open(os.devnull, os.O_RDWR)
         for seat in self._seats:
-            if seat.process is not None and seat.process.stdin is not None and not seat.process.stdin.closed:
+            if seat.process is not None and not seat.process.stdin.closed:
                 os.dup2(nothing, seat.process.stdin.fileno(), inheritable=False)  # takes no lock of a thread
         os.close(nothing)
 
@@ -347,37 +326,16 @@ class LocalShards:
 
 
 def _stop(seats: Sequence[_Seat]) -> None:
-    for how, seconds in (("terminate", STOP_S), ("kill", 5.0)):
-        for seat in seats:
-            if how == "kill" and seat.process is not None:
-                LOG.warning("shard %d did not end in %g s; it is killed", seat.settings.number, STOP_S)
-                _ask_what_it_does(seat.process)
-            seat.stop(how)
-        deadline = time.monotonic() + seconds
-        for seat in seats:
-            if seat.process is not None and _wait(seat.process, max(0.0, deadline - time.monotonic())):
-                _close_pipes(seat.process)
-                seat.process = None
+    for seat in seats:
+        if seat.process is not None:
+            seat.process.terminate()
+    end(seats, STOP_S, stuck=_ask_where_it_is)
 
 
-def _ask_what_it_does(process: subprocess.Popen[str]) -> None:
+def _ask_where_it_is(seat: Supervised) -> None:
     """Let a shard that does not end write to standard error where it is, for whoever looks into it."""
+    LOG.warning("%s did not end in %g s; it is killed", seat.name, STOP_S)
     if hasattr(signal, "SIGUSR1"):
         with contextlib.suppress(OSError):
-            process.send_signal(signal.SIGUSR1)
+            seat.process.send_signal(signal.SIGUSR1)
             time.sleep(TELL_S)
-
-
-def _wait(process: subprocess.Popen[str], seconds: float) -> bool:
-    try:
-        process.wait(seconds)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
-def _close_pipes(process: subprocess.Popen[str]) -> None:
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with contextlib.suppress(OSError):
-                pipe.close()

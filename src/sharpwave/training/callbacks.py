@@ -9,9 +9,10 @@ from typing import Any
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent, Learned
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.evaluator import Evaluator, Measured
 from sharpwave.training.experience import Experience
-from sharpwave.training.failures import RAISED, CallbackError, ProcessDiedError
+from sharpwave.training.failures import RAISED, CallbackError
 from sharpwave.training.held_out import finite
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe

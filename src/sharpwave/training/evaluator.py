@@ -8,18 +8,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from multiprocessing.connection import Connection
-from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sharpwave.serve.supervisor import Supervised, end, follow_parent, spawned
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import CONTEXT
-from sharpwave.training.actors.pool import no_interrupts
-from sharpwave.training.actors.worker import follow_learner
-from sharpwave.training.failures import ProcessDiedError, cause_of_death
 from sharpwave.training.files import discard_partial
 from sharpwave.training.held_out import Evaluation, measure
 from sharpwave.training.own_parts import OwnParts, own_parts
@@ -69,14 +65,24 @@ class Evaluator:
 
     Args:
         say: called with a sentence each time that the process is replaced.
+
+    Attributes:
+        child: the process, under its supervisor.
     """
 
     def __init__(self, recipe: Recipe, say: Callable[[str], None] = lambda text: None) -> None:
-        self._recipe, self._say, self._own = recipe, say, own_parts(recipe)
-        self._deaths = 0
+        self._recipe, self._own = recipe, own_parts(recipe)
         self._asked: Asked | None = None
         self._started = False
-        self._pipe, self._process = self._start()
+        self._pipe: Connection
+        self.child = Supervised(
+            "the process of --evaluate-beside",
+            self._begun,
+            MAX_RESTARTS,
+            ". Without --evaluate-beside the learner evaluates by itself",
+            say,
+        )
+        self.child.start()
 
     @property
     def idle(self) -> bool:
@@ -143,25 +149,16 @@ class Evaluator:
     def close(self) -> None:
         """End the process; an evaluation under way is abandoned."""
         self._pipe.close()
-        if not self.idle:
-            self._process.kill()
-        self._process.join(STOP_S)
-        self._process.kill()
-        self._process.join()
-        self._process.close()
+        if not self.idle and self.child.alive:
+            self.child.process.kill()
+        end([self.child], STOP_S)
         if self._asked is not None and self._asked.video is not None:
             discard_partial(self._asked.video)
 
-    def _start(self) -> tuple[Connection, SpawnProcess]:
-        ours, theirs = CONTEXT.Pipe()
-        arguments = (self._recipe, theirs, self._own)
-        process = CONTEXT.Process(target=serve, args=arguments, name="evaluator", daemon=True)
-        try:
-            with no_interrupts():
-                process.start()
-        finally:
-            theirs.close()
-        return ours, process
+    def _begun(self) -> Any:
+        self._started = False
+        process, self._pipe = spawned(serve, "evaluator", self._recipe, self._own, duplex=True)
+        return process
 
     def _send(self) -> None:
         assert self._asked is not None
@@ -175,30 +172,17 @@ class Evaluator:
 
     def _start_again(self, failure: str = "") -> None:
         """Replace the process, which has died or sent the text of its ``failure``."""
-        self._process.join(STOP_S)
-        self._process.kill()
-        self._process.join()
-        reason = failure.strip() or cause_of_death(self._process)
-        if self._deaths == MAX_RESTARTS:
-            raise ProcessDiedError(
-                f"the process of --evaluate-beside died of: {reason}; it had been restarted {MAX_RESTARTS} times. "
-                "Without --evaluate-beside the learner evaluates by itself"
-            )
-        self._deaths += 1
-        again = "" if self._asked is None else f" and measures the policy of step {self._asked.steps:,} from the start"
-        self._say(
-            f"The process that evaluates died of: {reason.splitlines()[-1]}; it is restarted{again}; "
-            f"restarts left: {MAX_RESTARTS - self._deaths}"
-        )
+        self.child.failure = failure
+        self.child.bury(STOP_S)
         self._pipe.close()
-        self._process.close()
-        self._started = False
-        self._pipe, self._process = self._start()
+        self.child.restart(
+            "" if self._asked is None else f" and measures the policy of step {self._asked.steps:,} from the start"
+        )
 
 
-def serve(recipe: Recipe, pipe: Connection, own: OwnParts) -> None:
+def serve(pipe: Connection, recipe: Recipe, own: OwnParts) -> None:
     """Measure the policies that arrive until the pipe is closed. The target of the process."""
-    follow_learner()
+    follow_parent()
     try:
         own.register()
         recipe = recipe.override(device="cpu", threads=1)

@@ -1,9 +1,6 @@
-"""Errors that end a run with a checkpoint: a callback that raised, a process that died too often."""
+"""Errors that end a run: a callback that raised, a loss that is not finite."""
 
 from __future__ import annotations
-
-import signal
-from typing import Any
 
 RAISED = (Exception, SystemExit)
 """What a callback may raise for the run to end with a checkpoint. KeyboardInterrupt ends it at once."""
@@ -21,10 +18,6 @@ class CallbackError(RuntimeError):
         return made
 
 
-class ProcessDiedError(RuntimeError):
-    """Error raised when a process of a run has died more often than it may be restarted."""
-
-
 class DivergedError(ValueError):
     """Error raised when a loss or a weight is not finite; the run ends without saving it.
 
@@ -38,9 +31,3 @@ class DivergedError(ValueError):
             f"{what} at step {step:,}: training has diverged. Look for NaN or huge numbers in observations and "
             "rewards, or lower --learning-rate; checkpoints from before are kept"
         )
-
-
-def cause_of_death(process: Any) -> str:
-    """Return the signal that ended a process that was joined, or its exit status."""
-    code = process.exitcode
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"

@@ -9,10 +9,11 @@ import pytest
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.registry import agent_settings
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.inference import Asking, Inference, Server, Stopped, computes_rows_alike, layout_of
-from sharpwave.training.actors.pool import ActorPool, ActorsDiedError, central_inference
+from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.weights import load, shared_weights
 from sharpwave.training.actors.worker import final_observations
@@ -201,7 +202,7 @@ def test_who_dies_is_replaced_and_stalls_nobody():
         listen(lambda: steps[0] > before[0] + 500)  # long before there is a successor
         pool.seats[0].restarts = recipe.actors.restarts
         pool.seats[0].process.kill()
-        with pytest.raises(ActorsDiedError, match="the inference process died of: signal SIGKILL; it had been restar"):
+        with pytest.raises(ProcessDiedError, match="the inference process died of: signal SIGKILL; restarts so far"):
             listen(lambda: False)
     assert [text.partition(" died")[0] for text in told] == ["The inference process", "Actor 1"]
     assert not actors_of()

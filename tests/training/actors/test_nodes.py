@@ -23,11 +23,11 @@ from sharpwave.serve.addresses import Address, Security, machine
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.requests import Request
 from sharpwave.serve.service import Service
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
 from sharpwave.training.actors import hub as hub_module
 from sharpwave.training.actors.hub import Hub
 from sharpwave.training.actors.node import HubLostError, Node
-from sharpwave.training.actors.pool import ActorsDiedError
 from sharpwave.training.actors.transport import Delivered
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.callbacks import Callback
@@ -163,7 +163,7 @@ def test_the_last_nodes_failure_ends_the_run_and_anothers_does_not(books):
     books.ask(Request.LEAVE, "a", failure="actor 0 died of: x", **leave)
     assert list(books.hub.receive(0.0)) == [] and books.hub.restarts == 1
     books.ask(Request.LEAVE, "b", failure="actor 2 died of: y", **leave)
-    with pytest.raises(ActorsDiedError, match="actor 2 died of: y"):
+    with pytest.raises(ProcessDiedError, match="actor 2 died of: y"):
         list(books.hub.receive(0.0))
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sharpwave.segment_writer import SealedSegment
-from sharpwave.training.actors.counters import CONTEXT
+from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training.actors.transport import (
     FRAME,
     MAX_DICTIONARIES,

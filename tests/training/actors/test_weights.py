@@ -8,9 +8,9 @@ import torch
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.inputs import FrameInputs
+from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
 from sharpwave.training.actors import weights as weights_module
-from sharpwave.training.actors.counters import CONTEXT
 from sharpwave.training.actors.weights import SharedWeights, load, shared_weights
 from sharpwave.training.recipes import load_recipe
 

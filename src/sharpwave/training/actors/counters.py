@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from typing import Any
 
 import numpy as np
 
-CONTEXT = multiprocessing.get_context("spawn")
-"""Start method of actors: torch's threads do not survive a fork."""
+from sharpwave.serve.supervisor import CONTEXT
 
 UNLIMITED = (1 << 63) - 1
 LINE = 8

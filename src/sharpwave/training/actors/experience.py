@@ -11,10 +11,11 @@ import torch
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.hub import Hub
-from sharpwave.training.actors.pool import ActorPool, ActorsDiedError, central_inference
+from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.staleness import Staleness
 from sharpwave.training.actors.transport import Arrival, Delivered
@@ -48,7 +49,7 @@ class Actors(Protocol):
         """Publish weights; return their version."""
 
     def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
-        """Yield what arrived, waiting up to ``timeout_s`` for the first.  Raises: ActorsDiedError, CallbackError."""
+        """Yield what arrived, waiting up to ``timeout_s`` for the first.  Raises: ProcessDiedError, CallbackError."""
 
 
 class ActorExperience:
@@ -142,7 +143,7 @@ class ActorExperience:
                 )
                 self._staleness.arrived(segment.steps, message.version)
                 steps += segment.steps
-        except (ActorsDiedError, CallbackError) as error:
+        except (ProcessDiedError, CallbackError) as error:
             self._died = error
         return Arrived(steps, episodes)
 

@@ -25,8 +25,9 @@ from sharpwave.serve.client import Client
 from sharpwave.serve.requests import Request
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Reply
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Frame, WireError
-from sharpwave.training.actors.pool import STOP_S, ActorsDiedError, lanes_of_actors
+from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
 from sharpwave.training.actors.transport import Arrival, Delivered
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.failures import CallbackError
@@ -136,7 +137,7 @@ class Hub:
         """Yield what nodes have told, waiting up to ``timeout_s`` for the first.
 
         Raises:
-            ActorsDiedError: actors of the last node died more often than ``actor_restarts`` allows.
+            ProcessDiedError: actors of the last node died more often than ``actor_restarts`` allows.
         """
         with self._changed:
             if not self._inbox:
@@ -152,7 +153,7 @@ class Hub:
                 self._say("No actors play: this run waits for nodes to join")
         yield from messages
         if failure and not self._nodes:
-            raise ActorsDiedError(failure)
+            raise ProcessDiedError(failure)
 
     def close(self) -> None:
         """Stop all nodes, waiting until they have stopped their actors, and stop listening."""

@@ -18,8 +18,9 @@ import numpy.typing as npt
 import torch
 
 from sharpwave.agents.protocol import Agent, Obs, Rows
+from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import CONTEXT, LINE, Counters, shared_memory
+from sharpwave.training.actors.counters import LINE, Counters, shared_memory
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.recipes.recipe import Recipe
 

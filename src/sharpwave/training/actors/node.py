@@ -17,8 +17,9 @@ from sharpwave.serve.addresses import Address, Security, nearest
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.link import HUB, Link, ShardLostError
 from sharpwave.serve.requests import Request
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actors.counters import Counters
-from sharpwave.training.actors.pool import ActorPool, ActorsDiedError
+from sharpwave.training.actors.pool import ActorPool
 from sharpwave.training.actors.transport import Delivered
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import Place
@@ -79,7 +80,7 @@ class Node:
 
         Raises:
             HubLostError: the hub was not reached for ``patience_s``.
-            ActorsDiedError: an actor died more often than the run allows.
+            ProcessDiedError: an actor died more often than the run allows.
             ValueError: the run needs a module that is not trusted.
         """
         try:
@@ -173,7 +174,7 @@ class Node:
             try:
                 for message in pool.receive(POLL_S / 2):
                     report.add(message, versions)
-            except ActorsDiedError as error:
+            except ProcessDiedError as error:
                 self._leave(report, counters, pool, str(error))
                 raise
             if self._stopped():

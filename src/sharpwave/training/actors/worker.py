@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import math
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -29,6 +24,7 @@ from sharpwave.serve.addresses import Address, Security, nearest
 from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.link import Link
+from sharpwave.serve.supervisor import PARENT_GONE, follow_parent
 from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
 from sharpwave.training.actors.counters import Counters
@@ -44,12 +40,6 @@ NAP_S = 0.001
 """Polling period of an actor that waits for the learner to catch up."""
 ASK_S = 5.0
 """How long a directory may take to say where a shard is."""
-PARENT_GONE = 3
-"""Exit status of an actor whose learner has ended."""
-TERMINAL_SIGNALS = ("SIGINT", "SIGHUP")
-"""Signals that a terminal sends to all of its processes. Actors ignore them: the learner decides when to stop."""
-PR_SET_PDEATHSIG = 1
-"""Option of Linux's prctl(2): the signal that this process receives when the thread that started it ends."""
 
 
 @dataclass(frozen=True)
@@ -142,19 +132,19 @@ def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
 
 
 def act(
-    task: Task, pipe: Connection, counters: Counters, weights: SharedWeights, inference: Inference | None = None
+    pipe: Connection, task: Task, counters: Counters, weights: SharedWeights, inference: Inference | None = None
 ) -> None:
     """Run an actor until the learner stops it or has ended. The target of an actor's process."""
-    _run(task, pipe, lambda task, outbox: _Actor(task, outbox, counters, weights, inference).play())
+    _run(pipe, task, lambda task, outbox: _Actor(task, outbox, counters, weights, inference).play())
 
 
-def infer(task: Task, pipe: Connection, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
+def infer(pipe: Connection, task: Task, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
     """Compute the networks of all actors until the learner stops them or has ended. The target of a process."""
-    _run(task, pipe, lambda task, outbox: Server(task.recipe, task.actor, counters, weights, inference).serve())
+    _run(pipe, task, lambda task, outbox: Server(task.recipe, task.actor, counters, weights, inference).serve())
 
 
-def _run(task: Task, pipe: Connection, run: Callable[[Task, Outbox], None]) -> None:
-    follow_learner()
+def _run(pipe: Connection, task: Task, run: Callable[[Task, Outbox], None]) -> None:
+    follow_parent()
     outbox = Outbox(pipe)
     try:
         task.own.register()
@@ -170,33 +160,6 @@ def _run(task: Task, pipe: Connection, run: Callable[[Task, Outbox], None]) -> N
     except Exception:
         outbox.send_failure(traceback.format_exc(limit=-8))
         raise SystemExit(1) from None
-
-
-def follow_learner() -> None:
-    """Let this process ignore the terminal's signals, and end whenever the learner, which started it, ends."""
-    for name in TERMINAL_SIGNALS:
-        if hasattr(signal, name):  # not on Windows
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
-    _die_with_parent()
-    threading.Thread(target=_end_with_parent, name="sharpwave-parent", daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """Have Linux kill this process when its learner ends, even while it is stopped and runs no thread."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    if sys.platform == "linux":
-        with contextlib.suppress(AttributeError, OSError):  # another C library: the waiting thread must do
-            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    if hasattr(os, "getppid") and os.getppid() != parent.pid:  # the learner ended before the call
-        os._exit(PARENT_GONE)
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os._exit(PARENT_GONE)
 
 
 class _Actor:

@@ -1,0 +1,283 @@
+"""Supervisor of processes: starts one, watches it, restarts it after a pause, up to a limit, and ends it.
+
+Shards, actors, the inference process and the evaluator are each a ``Supervised``. What it starts is a ``Program`` (a
+shard, whose parent may be a script without a main guard), or a function in a process of its own (``spawned``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from typing import Any, Protocol
+
+CONTEXT = multiprocessing.get_context("spawn")
+"""Start method of functions in processes of their own: torch's threads do not survive a fork."""
+PAUSES_S = (0.0, 0.2, 1.0, 5.0, 30.0)
+"""Pauses before a restart of a process that died repeatedly, soon after it began."""
+LIVED_S = 5.0
+"""Lifetime after which a process that dies is restarted at once."""
+TERMINATED_S = 1.0
+KILLED_S = 5.0
+"""Times that a process may take to end after SIGTERM and after SIGKILL."""
+LOOK_S = 0.01
+PARENT_GONE = 3
+"""Exit status of a function's process whose parent has ended."""
+TERMINAL_SIGNALS = ("SIGINT", "SIGHUP")
+"""Signals that a terminal sends to all of its processes. Functions' processes ignore them: the parent decides."""
+PR_SET_PDEATHSIG = 1
+"""Option of Linux's prctl(2): the signal that this process receives when the thread that started it ends."""
+
+
+class ProcessDiedError(RuntimeError):
+    """Error raised when a process has died more often than it may be restarted."""
+
+
+class Child(Protocol):
+    """Process that was started: a ``Program`` or a process of ``multiprocessing``."""
+
+    @property
+    def pid(self) -> int | None: ...
+    @property
+    def exitcode(self) -> int | None: ...
+    def terminate(self) -> None: ...
+    def kill(self) -> None: ...
+    def join(self, timeout: float | None = None) -> None: ...
+    def close(self) -> None: ...
+
+
+class Program:
+    """Python program in a process of its own, with pipes to its standard input and from its standard output."""
+
+    def __init__(self, code: str) -> None:
+        self._popen = subprocess.Popen(
+            [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        assert self._popen.stdin is not None and self._popen.stdout is not None
+        self.stdin, self.stdout, self.pid = self._popen.stdin, self._popen.stdout, self._popen.pid
+
+    @property
+    def exitcode(self) -> int | None:
+        """Exit status, a signal as its negative number; None: it runs."""
+        return self._popen.poll()
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal."""
+        self._popen.send_signal(number)
+
+    def terminate(self) -> None:
+        """Send SIGTERM."""
+        self._popen.terminate()
+
+    def kill(self) -> None:
+        """Send SIGKILL."""
+        self._popen.kill()
+
+    def join(self, timeout: float | None = None) -> None:
+        """Wait for the end."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._popen.wait(timeout)
+
+    def close(self) -> None:
+        """Close the pipes."""
+        for pipe in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
+
+
+class Supervised:
+    """A process and its successors.
+
+    Args:
+        name: begins sentences about it, as in "actor 3".
+        begin: starts a process and returns it.
+        limit: number of restarts; None: any. ``hint``: ends the sentence that it was exceeded.
+        say: called with a sentence at each restart.
+
+    Attributes:
+        process: None: it is not started, or its death was noted by ``bury``.
+        restarts: so far.
+        failure: the error that the process has told, or the cause of its death; "": none is known.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        begin: Callable[[], Child],
+        limit: int | None = None,
+        hint: str = "",
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        self.name, self.limit, self._begin, self._hint, self._say = name, limit, begin, hint, say
+        self.process: Any = None
+        self.restarts = 0
+        self.failure = ""
+        self._begun = self._due = 0.0
+        self._deaths = 0
+
+    def start(self) -> None:
+        """Start the process.  Raises: OSError: the system has no room for one; it may be tried again once ``due``."""
+        self.failure, self._begun = "", time.monotonic()
+        try:
+            self.process = self._begin()
+        except BaseException:
+            self._pause()
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process runs."""
+        return self.process is not None and self.process.exitcode is None
+
+    @property
+    def due(self) -> bool:
+        """Whether to call ``restart``: the process has died and the pause after its death is over."""
+        return self.process is None and time.monotonic() >= self._due
+
+    def bury(self, grace_s: float = 0.0) -> None:
+        """Kill the process if it has not ended after ``grace_s``; note the cause of its death."""
+        if grace_s:
+            self.process.join(grace_s)
+        self.process.kill()
+        self.process.join(KILLED_S)
+        self.failure = self.failure.strip() or _cause_of_death(self.process.exitcode)
+        self.release()
+        self._pause()
+
+    def _pause(self) -> None:
+        now = time.monotonic()
+        self._deaths = 1 if now - self._begun > LIVED_S else self._deaths + 1
+        self._due = now + PAUSES_S[min(self._deaths, len(PAUSES_S)) - 1]
+
+    def restart(self, also: str = "") -> None:
+        """Start a successor of a process that was buried.
+
+        Args:
+            also: said about the restart.
+
+        Raises:
+            ProcessDiedError: ``limit`` is reached.  OSError: as ``start``.
+        """
+        if self.limit is not None and self.restarts >= self.limit:
+            raise ProcessDiedError(f"{self.name} died of: {self.failure}; restarts so far: {self.restarts}{self._hint}")
+        self.restarts += 1
+        left = "" if self.limit is None else f"; restarts left: {self.limit - self.restarts}"
+        reason = (self.failure.splitlines() or ["?"])[-1]
+        self.say(f"died of: {reason}; it is restarted{also}{left}")
+        self.start()
+
+    def say(self, text: str) -> None:
+        """Say a sentence about the process."""
+        self._say(f"{self.name[0].upper()}{self.name[1:]} {text}")
+
+    def release(self) -> None:
+        """Free a process that has ended; one that even SIGKILL has not ended yet stays."""
+        if self.process is not None and self.process.exitcode is not None:
+            self.process.close()
+            self.process = None
+
+
+def end(
+    children: Sequence[Supervised],
+    grace_s: float,
+    meanwhile: Callable[[], None] = lambda: None,
+    stuck: Callable[[Supervised], None] = lambda child: None,
+) -> None:
+    """Wait for processes that were asked to end; end those that do not by SIGTERM, then by SIGKILL.
+
+    Args:
+        grace_s: seconds that they may take.
+        meanwhile: called while waiting, and once after all have ended.
+        stuck: called with each process that has not ended by then.
+    """
+    for seconds, then in ((grace_s, "terminate"), (TERMINATED_S, "kill"), (KILLED_S, "kill")):
+        deadline = time.monotonic() + seconds
+        while (alive := [one for one in children if one.alive]) and time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(LOOK_S)
+        for one in alive:
+            if then == "terminate":
+                stuck(one)
+            with contextlib.suppress(OSError):
+                getattr(one.process, then)()
+    meanwhile()
+    for one in children:
+        one.release()
+
+
+def _cause_of_death(code: int | None) -> str:
+    if code is None:
+        return "SIGKILL, which has not ended it yet"
+    if code >= 0:
+        return f"exit status {code}"
+    with contextlib.suppress(ValueError):  # of a real-time signal
+        return f"signal {signal.Signals(-code).name}"
+    return f"signal {-code}"
+
+
+# functions in processes of their own
+
+
+def spawned(target: Callable[..., None], name: str, *args: Any, duplex: bool = False) -> tuple[Any, Connection]:
+    """Start a function in a process of its own; return the process, and this end of a pipe to it.
+
+    Args:
+        target: called with the other end of the pipe and ``args``, which are pickled; it calls ``follow_parent`` first.
+        duplex: the pipe goes both ways, not only from the process.
+    """
+    ours, theirs = CONTEXT.Pipe(duplex)
+    process: SpawnProcess = CONTEXT.Process(target=target, args=(theirs, *args), name=name, daemon=True)
+    try:
+        with _no_interrupts():
+            process.start()
+    except BaseException:
+        ours.close()
+        raise
+    finally:
+        theirs.close()  # so that the pipe reads as closed once the process has ended
+    return process, ours
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Let processes that are started inside block the terminal's signals: Ctrl-C is meant for the parent.
+
+    Without it a signal would end a process before it has called ``follow_parent``.
+    """
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {getattr(signal, name) for name in TERMINAL_SIGNALS})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def follow_parent() -> None:
+    """Let this process ignore the terminal's signals, and end whenever its parent ends."""
+    for name in TERMINAL_SIGNALS:
+        if hasattr(signal, name):  # not on Windows
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    if sys.platform == "linux":  # kills this process even while it is stopped and runs no thread
+        with contextlib.suppress(AttributeError, OSError):  # another C library: the waiting thread must do
+            ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if hasattr(os, "getppid") and os.getppid() != parent.pid:  # the parent ended before the call
+        os._exit(PARENT_GONE)
+    threading.Thread(target=_end_with, args=(parent.sentinel,), name="sharpwave-parent", daemon=True).start()
+
+
+def _end_with(sentinel: int) -> None:
+    wait([sentinel])
+    os._exit(PARENT_GONE)
