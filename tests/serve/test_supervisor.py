@@ -71,7 +71,7 @@ def test_a_start_that_fails_is_tried_again_after_a_pause(monkeypatch: pytest.Mon
 
 def test_processes_that_do_not_end_are_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(supervisor, "TERMINATED_S", 0.2)
-    children = [Supervised(f"worker {k}", lambda code=code: Program(code)) for k, code in enumerate(("", STUBBORN))]
+    children = [Supervised("worker 0", lambda: Program("")), Supervised("worker 1", lambda: Program(STUBBORN))]
     for child in children:
         child.start()
     children[1].process.stdout.readline()
