@@ -24,7 +24,7 @@ from cluster_group import STOPPED_S
 from cluster_homes import BACK_S, Served, anonymous_bytes, end
 
 import sharpwave as sw
-from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.folder import checkpoints
 
 SHARDS, ENVS, STEPS_ON = 2, 4, 300
 LIMIT = 1e-4

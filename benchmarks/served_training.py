@@ -39,8 +39,8 @@ from typing import Any
 
 from children import of_kinds, peak_bytes
 
-from sharpwave.training.config import recipe_of
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.folder import recipe_of
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 
 HERE = Path(__file__).parent

@@ -12,9 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.config import CONFIG
-from sharpwave.training.folder import METRICS, SUMMARY
+from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints
 
 Episodes = list[dict[str, Any]]
 POLL_S = 1.0

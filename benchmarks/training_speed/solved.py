@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.configuration import leaves
-from sharpwave.training.config import CONFIG, recipe_of
-from sharpwave.training.folder import SUMMARY
+from sharpwave.training.folder import CONFIG, SUMMARY, recipe_of
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import resumable
 from training_speed.rungs import BOUND

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import html
 import io
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 MAX_PICTURES = 32
+MAX_POINTS = 300
+"""Limit of the points of a line in a chart."""
 MIN_SIDE, MAX_SIDE = 8, 256
 """Pixels of a side of what is shown as a picture."""
 COLORS = ("#3f6fb5", "#69a84f", "#d2903c", "#b0514f", "#7d62a8", "#4c9aa3", "#8b8b8b", "#c7a93f", "#5f5f5f")
@@ -56,6 +58,29 @@ def bar(parts: Mapping[str, int], limit: int | None = None) -> str:
         names.append(f"<span style='color:{color}'>&#9632;</span> {said}")
     style = "display:flex;height:12px;max-width:640px;border:1px solid #999;margin:4px 0"
     return f"<div style='{style}'>{''.join(pieces)}</div><small>{' &nbsp; '.join(names)}</small>"
+
+
+def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], across: str) -> str:
+    """Return an SVG picture of lines by name, points [(x, y)] with x ascending; "" where no line has two points.
+
+    Args:
+        across: name of what is on the x axis.
+    """
+    drawn = {name: points[:: -(-len(points) // MAX_POINTS)] for name, points in lines.items() if len(points) > 1}
+    if not drawn:
+        return ""
+    xs, ys = ([point[axis] for points in drawn.values() for point in points] for axis in (0, 1))
+    left, low, width, height = min(xs), min(ys), max(xs) - min(xs) or 1, max(ys) - min(ys) or 1
+    parts = []
+    for number, (color, (name, points)) in enumerate(zip(COLORS, drawn.items(), strict=False)):
+        places = " ".join(f"{(x - left) / width * 400:.1f},{120 - (y - low) / height * 100:.1f}" for x, y in points)
+        parts.append(f"<polyline points='{places}' fill='none' stroke='{color}' stroke-width='1.5'/>")
+        parts.append(f"<text x='{number * 160}' y='12' fill='{color}'>{html.escape(name)}</text>")
+    ends = {20: f"{max(ys):,.6g}", 120: f"{low:,.6g}"}
+    parts += [f"<text x='404' y='{y + 4}' fill='currentColor'>{said}</text>" for y, said in ends.items()]
+    scale = html.escape(f"{left:,.6g} to {max(xs):,.6g} {across}")
+    parts.append(f"<text x='0' y='136' fill='currentColor'>{scale}</text>")
+    return f"<svg viewBox='0 0 470 140' width='470' height='140' font-size='10'>{''.join(parts)}</svg>"
 
 
 def picture_of(row: npt.NDArray[Any]) -> npt.NDArray[np.uint8] | None:

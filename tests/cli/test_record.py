@@ -11,7 +11,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.envs import make_env
 from sharpwave.offline.recorded import RecordedEpisodes
-from sharpwave.training import recorded_env
+from sharpwave.training import offline_data
 from sharpwave.training.recipes.environments import Atari
 from tests.cli.conftest import COMMAND, ENVIRONMENT
 
@@ -175,15 +175,15 @@ PONG = "NOOP,FIRE,RIGHT,LEFT,RIGHTFIRE,LEFTFIRE"
 
 
 def test_settings_that_are_spelled_otherwise_are_the_same(tmp_path):
-    about = recorded_env.about(Atari("pong", actions="NOOP,RIGHT,LEFT", crop="34:194"))
+    about = offline_data.about(Atari("pong", actions="NOOP,RIGHT,LEFT", crop="34:194"))
     with sw.Store(
         sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), capacity=10, disk=tmp_path / "demos"
     ) as made:
         made.annotate(None, about)
         made.append(obs=np.zeros(2), action=0, reward=0.0, terminated=True, truncated=False)
-    recorded_env.check_recorded(tmp_path / "demos", Atari("pong", actions="noop, right,left", crop="034:194"))
+    offline_data.check_recorded(tmp_path / "demos", Atari("pong", actions="noop, right,left", crop="034:194"))
     with pytest.raises(ValueError, match="with --actions NOOP,RIGHT,LEFT, but the run has --actions NOOP,LEFT,RIGHT"):
-        recorded_env.check_recorded(tmp_path / "demos", Atari("pong", actions="NOOP,LEFT,RIGHT", crop="34:194"))
+        offline_data.check_recorded(tmp_path / "demos", Atari("pong", actions="NOOP,LEFT,RIGHT", crop="34:194"))
 
 
 @pytest.mark.parametrize(
@@ -201,13 +201,13 @@ def test_all_of_a_game_s_actions_by_name_are_those_of_no_names(tmp_path, recorde
     with sw.Store(
         sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), capacity=10, disk=tmp_path / "demos"
     ) as made:
-        made.annotate(None, recorded_env.about(Atari("pong", **recorded)))
+        made.annotate(None, offline_data.about(Atari("pong", **recorded)))
         made.append(obs=np.zeros(2), action=0, reward=0.0, terminated=True, truncated=False)
     if same:
-        recorded_env.check_recorded(tmp_path / "demos", Atari("pong", **run))
+        offline_data.check_recorded(tmp_path / "demos", Atari("pong", **run))
     else:
         with pytest.raises(ValueError, match="was recorded with --") as refused:
-            recorded_env.check_recorded(tmp_path / "demos", Atari("pong", **run))
+            offline_data.check_recorded(tmp_path / "demos", Atari("pong", **run))
         assert ("--frame-skip" in str(refused.value)) == ("frame_skip" in recorded)
         assert ("--actions" in str(refused.value)) == ("RIGHT,FIRE" in recorded.get("actions", ""))
 

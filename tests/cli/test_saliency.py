@@ -3,7 +3,7 @@
 import numpy as np
 import torch
 
-from sharpwave.training.saliency import newest_frame, overlay
+from sharpwave.training.video import newest_frame, overlay
 
 
 def test_saliency_of_an_atari_game(here, pong_run, tmp_path):

@@ -14,10 +14,10 @@ import time
 import pytest
 
 from sharpwave.configuration import leaves
+from sharpwave.training.failures import caught_signals
 from sharpwave.training.folder import new_folder
 from sharpwave.training.recipes import load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.signals import caught_signals
 from tests.cli.conftest import COMMAND, ENVIRONMENT, SETTINGS
 
 pytestmark = pytest.mark.timeout(180)

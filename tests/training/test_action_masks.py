@@ -11,12 +11,11 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.teams import random_actions
 from sharpwave.training import setup
-from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.folder import checkpoints
 from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 
 from .made_up import Maze
 from .test_resume import go, metrics, stopped_copy

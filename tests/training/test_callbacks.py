@@ -10,8 +10,7 @@ from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from sharpwave.showing import byte_text
-from sharpwave.training.display import Display
-from sharpwave.training.event_logs import JsonLines, TensorBoard
+from sharpwave.training.logs import Display, JsonLines, TensorBoard
 from sharpwave.training.text import duration_text, number_text
 
 EPISODE = {

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import sharpwave as sw
-from sharpwave.training.checkpoints import checkpoints, latest_checkpoint, load_checkpoint, save_checkpoint
-from sharpwave.training.evaluation import chosen_checkpoint, steps_of, with_policy
+from sharpwave.training.checkpoints import load_checkpoint, save_checkpoint, with_policy
+from sharpwave.training.folder import checkpoints, chosen_checkpoint, steps_of
 
 from ..agents.linear import make_dqn
 
@@ -30,7 +30,7 @@ def test_the_newest_is_loaded_and_the_oldest_leaves(run):
         save_checkpoint(run / "checkpoints", agent, {"steps": steps})
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["000000001000", "000000020000"]
     loaded = make_agent()
-    assert load_checkpoint(latest_checkpoint(run), loaded, resume=True)["steps"] == 20_000
+    assert load_checkpoint(checkpoints(run)[-1], loaded, resume=True)["steps"] == 20_000
     torch.testing.assert_close(loaded.online.weight, agents[2].online.weight, rtol=0, atol=0)
 
 
@@ -39,14 +39,14 @@ def test_the_same_steps_again_replace(run):
     for agent in (first, second):
         save_checkpoint(run / "checkpoints", agent, {"steps": 5})
     loaded = make_agent()
-    load_checkpoint(latest_checkpoint(run), loaded)
+    load_checkpoint(checkpoints(run)[-1], loaded)
     torch.testing.assert_close(loaded.online.weight, second.online.weight, rtol=0, atol=0)
 
 
 def test_a_checkpoint_cut_short_is_not_seen_and_cleared_away(run):
     save_checkpoint(run / "checkpoints", make_agent(), {"steps": 5})
     (run / "checkpoints" / ".000000000009.partial").mkdir()
-    assert latest_checkpoint(run).name == "000000000005"
+    assert checkpoints(run)[-1].name == "000000000005"
     save_checkpoint(run / "checkpoints", make_agent(), {"steps": 10})
     assert sorted(path.name for path in (run / "checkpoints").iterdir()) == ["000000000005", "000000000010"]
 
@@ -111,9 +111,9 @@ def test_nothing_is_pickled(run):
 
 def test_what_is_missing_or_damaged_is_named(run, tmp_path):
     with pytest.raises(ValueError, match="does not exist"):
-        latest_checkpoint(tmp_path / "nowhere")
+        checkpoints(tmp_path / "nowhere")[-1]
     with pytest.raises(ValueError, match="has no checkpoint yet"):
-        latest_checkpoint(run)
+        checkpoints(run)[-1]
     folder = save_checkpoint(run / "checkpoints", make_agent(), {"steps": 5})
     with pytest.raises(ValueError, match="do not fit the agent's online module"):
         load_checkpoint(folder, make_agent(units=4))
@@ -129,7 +129,7 @@ def test_what_is_missing_or_damaged_is_named(run, tmp_path):
         load_checkpoint(folder, make_agent())
     (run / "config.json").unlink()
     with pytest.raises(ValueError, match="is not a run folder"):
-        latest_checkpoint(run)
+        checkpoints(run)[-1]
 
 
 def test_the_first_checkpoint_of_each_period_stays_without_its_replay_memory(run):

@@ -13,8 +13,7 @@ from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recording import PolicyPlayer, record
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 
 from .test_resume import assert_same, go, stopped_copy
 from .trainer import Trained

@@ -15,8 +15,7 @@ from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 
 from .trainer import Trained
 

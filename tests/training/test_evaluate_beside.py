@@ -12,15 +12,14 @@ from rich.console import Console
 
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
-from sharpwave.training.callbacks import Callback, HeldOutEvaluations
-from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.evaluation import evaluate
+from sharpwave.training.callbacks import Callback
+from sharpwave.training.checkpoints import load_policy
+from sharpwave.training.evaluation import HeldOutEvaluations, evaluate
 from sharpwave.training.evaluator import Evaluator
+from sharpwave.training.folder import checkpoints
 from sharpwave.training.held_out import measure
-from sharpwave.training.policies import load_policy
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 from sharpwave.training.video import film
 
 SHORT = load_recipe("cartpole").override(

@@ -13,7 +13,7 @@ import torch
 import sharpwave as sw
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.replay import RolloutSettings
-from sharpwave.training.feed import Feed
+from sharpwave.training.loop import Feed
 from sharpwave.training.recipes import load_recipe
 
 from ..serve.serving import fill, served

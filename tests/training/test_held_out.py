@@ -13,15 +13,14 @@ from rich.console import Console
 from sharpwave.agents.protocol import Acted
 from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
+from sharpwave.training.checkpoints import load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.failures import DivergedError
 from sharpwave.training.held_out import Evaluation, HeldOut, measure, played
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, Purpose, held_out_seed, play
-from sharpwave.training.policies import load_policy, save_policy
 from sharpwave.training.progress import TrainingState, episode_seed
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 
 from .trainer import Trained
 

@@ -11,11 +11,10 @@ from rich.console import Console
 
 from sharpwave.training.actor_callbacks import ActorCallback, ActorHooks, check_actor_callbacks
 from sharpwave.training.callbacks import Callback
-from sharpwave.training.checkpoints import checkpoints
 from sharpwave.training.failures import CallbackError
+from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 from sharpwave.training.scores import Episode
 
 from .trainer import Trained

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from sharpwave.envs import AtariSettings, make_env
-from sharpwave.training.keyboard import Keyboard
-from sharpwave.training.recording import record
+from sharpwave.training.recording import Keyboard, record
 
 pygame = pytest.importorskip("pygame")
 

@@ -15,7 +15,7 @@ from sharpwave.cli import main
 from sharpwave.testing.agent import AgentSuite
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.recipes import load_recipe, recipe_names
-from sharpwave.training.resume import resume
+from sharpwave.training.run import resume
 
 from .tabular import Tabular
 

@@ -13,14 +13,12 @@ from rich.console import Console
 
 import sharpwave as sw
 from sharpwave.cli import main
-from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.folder import new_folder
+from sharpwave.training.folder import checkpoints, new_folder
+from sharpwave.training.offline_data import about
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.environments import Gymnasium
 from sharpwave.training.recipes.recipe import default_recipe
-from sharpwave.training.recorded_env import about
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 
 EPISODES, UPDATES = 6, 40
 

@@ -14,7 +14,7 @@ from torch import nn
 from sharpwave.agents import architectures, registry
 from sharpwave.agents.architectures import register_image_model
 from sharpwave.errors import NotRegisteredError
-from sharpwave.training.config import Config, read_config, write_config
+from sharpwave.training.folder import Config, read_config, write_config
 from sharpwave.training.own_parts import OwnParts, check_own_parts, own_parts
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import default_recipe

@@ -5,8 +5,8 @@ import json
 import pytest
 
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.config import Config, read_config, write_config
 from sharpwave.training.files import sealed_json
+from sharpwave.training.folder import Config, read_config, write_config
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.environments import Gymnasium
 from sharpwave.training.recipes.files import check_effects, read_recipe, with_values

@@ -12,12 +12,10 @@ import pytest
 from rich.console import Console
 
 import sharpwave as sw
-from sharpwave.training.checkpoints import checkpoints
-from sharpwave.training.folder import locked
+from sharpwave.training.folder import checkpoints, locked, read_summary
 from sharpwave.training.progress import episode_seed
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import read_summary, run
+from sharpwave.training.run import resume, run
 
 from .trainer import options
 

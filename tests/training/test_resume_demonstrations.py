@@ -15,10 +15,9 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS
 from sharpwave.training.callbacks import Callback, Training
-from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 
 RECIPE = load_recipe("lock").override(
     env="sharpwave/TMaze-v0", steps=1_600, num_envs=4, warmup_steps=200, checkpoint_every=800, report_every=400, seed=3,

@@ -7,10 +7,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from sharpwave.training.policies import load_policy
+from sharpwave.training.checkpoints import load_policy
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
-from sharpwave.training.saliency import SaliencyVideos
+from sharpwave.training.video import SaliencyVideos
 
 RECIPE = load_recipe("r2d2-atari").override(
     frame="36x36", network="small", max_episode_frames=200, noop_max=0, steps=240, warmup_steps=80, update_every=16,

@@ -15,12 +15,12 @@ from torch import nn
 
 from sharpwave.disk import region_files
 from sharpwave.training.callbacks import Callback, Lasting
-from sharpwave.training.checkpoints import checkpoints, save_checkpoint
-from sharpwave.training.event_logs import JsonLines
-from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_text
+from sharpwave.training.checkpoints import save_checkpoint
+from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_bytes
+from sharpwave.training.folder import checkpoints
+from sharpwave.training.logs import JsonLines
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 from sharpwave.training.saving import NotSavedError
 from tests.support.small_disk import fill, mounted
 
@@ -175,7 +175,7 @@ def test_records_wait_for_a_disk_that_is_full(tmp_path):
             callback.on_report({"steps": number})
         lines = path.read_text().splitlines()
         assert 5 < len(lines) < 100 and all(json.loads(line)["event"] == "report" for line in lines)  # none is half
-        callback.on_checkpoint(None, {})  # type: ignore[arg-type]  # of a run that it does not look at
+        callback.on_checkpoint(None, {})
         free()
         callback.on_report({"steps": 100})
     callback.close()
@@ -195,9 +195,9 @@ def test_records_that_wait_are_bounded(tmp_path):
 
 
 def test_a_file_that_cannot_be_written_stays_as_it_was(tmp_path):
-    write_text(tmp_path / "file", "before")
+    write_bytes(tmp_path / "file", b"before")
     with full_above(10), pytest.raises(OSError, match="File too large"):
-        write_text(tmp_path / "file", "after" * 10)
+        write_bytes(tmp_path / "file", b"after" * 10)
     assert [path.read_text() for path in tmp_path.iterdir()] == ["before"]
 
 

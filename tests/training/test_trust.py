@@ -14,17 +14,26 @@ from torch import nn
 import sharpwave as sw
 from sharpwave.cli.run_tables import summary_table
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.checkpoints import NO_STATE, checkpoints
-from sharpwave.training.config import CONFIG, Config, read_config, write_config
+from sharpwave.training.checkpoints import NO_STATE, load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.files import sealed_json
-from sharpwave.training.folder import LAST, LOCK, METRICS, locked
-from sharpwave.training.policies import load_policy, save_policy
+from sharpwave.training.folder import (
+    CONFIG,
+    LAST,
+    LOCK,
+    METRICS,
+    Config,
+    checkpoints,
+    drop_metrics,
+    locked,
+    read_config,
+    read_summary,
+    write_config,
+)
 from sharpwave.training.progress import TrainingState
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.resume import drop_metrics, resume
-from sharpwave.training.run import read_summary, run
+from sharpwave.training.run import resume, run
 
 from ..agents.linear import make_dqn
 

@@ -3,7 +3,8 @@
 from sharpwave.configuration import leaves
 from sharpwave.training import setup
 from sharpwave.training.actors.experience import ActorExperience
-from sharpwave.training.callbacks import Callback, HeldOutEvaluations, Training
+from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.evaluation import HeldOutEvaluations
 from sharpwave.training.experience import Experience, LocalExperience
 from sharpwave.training.loop import train
 from sharpwave.training.progress import TrainingState

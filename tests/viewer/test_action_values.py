@@ -27,7 +27,7 @@ from sharpwave.agents.bc import BC
 from sharpwave.agents.r2d2 import R2D2
 from sharpwave.extras import install
 from sharpwave.training import setup
-from sharpwave.training.config import read_config
+from sharpwave.training.folder import read_config
 from sharpwave.viewer import action_values
 from sharpwave.viewer.action_values import NoValuesError, Policy, ValuesOf
 from sharpwave.viewer.memory import Memory, Snapshot

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sharpwave.training import folder, progress
-from sharpwave.training.config import CONFIG
+from sharpwave.training.folder import CONFIG
 from sharpwave.viewer import sources, training_log
 from sharpwave.viewer.training_log import TrainingLog
 

@@ -37,8 +37,7 @@ def learned(name: str, recipe: Recipe, folder: Path, episodes: int, epsilon: flo
     from rich.console import Console
 
     from sharpwave.training.evaluation import evaluate
-    from sharpwave.training.resume import resume
-    from sharpwave.training.run import run
+    from sharpwave.training.run import resume, run
 
     console = Console()
     if any((folder / "checkpoints").glob("[0-9]*")):

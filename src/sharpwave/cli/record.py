@@ -77,9 +77,9 @@ def record(
     """
     from sharpwave.cli.stream import console as standard_output
     from sharpwave.showing import byte_text
-    from sharpwave.training import recorded_env, recording, setup
+    from sharpwave.training import offline_data, recording, setup
+    from sharpwave.training.failures import caught_signals, exit_by_signal
     from sharpwave.training.scores import Episode
-    from sharpwave.training.signals import caught_signals, exit_by_signal
     from sharpwave.training.text import quoted
 
     given = [name for name, one in (("--policy", policy), ("--script", script), ("--keyboard", keyboard)) if one]
@@ -108,7 +108,8 @@ def record(
         stack.callback(made.close)
         player: Any
         if policy is not None:
-            from sharpwave.training.evaluation import chosen_checkpoint, with_policy
+            from sharpwave.training.checkpoints import with_policy
+            from sharpwave.training.folder import chosen_checkpoint
 
             figures, agent = with_policy(setup.agent(recipe, made), policy, chosen_checkpoint(policy, None))
             say(f"Playing by the weights of step {figures['steps']:,}")
@@ -117,14 +118,12 @@ def record(
             begin = recording.load_script(script)
             player = recording.ScriptPlayer(begin, made.single_action_space, seed, script)
         else:
-            from sharpwave.training.keyboard import Keyboard
-
-            player = Keyboard(made)
+            player = recording.Keyboard(made)
             stack.callback(player.close)
             say(player.help)
         interrupted = stack.enter_context(caught_signals())
         found = recording.record(
-            made, player, out, episodes=episodes, seed=seed, epsilon=epsilon, about=recorded_env.about(recipe.env),
+            made, player, out, episodes=episodes, seed=seed, epsilon=epsilon, about=offline_data.about(recipe.env),
             tell=tell, interrupted=interrupted,
         )  # fmt: skip
     if not found.episodes:
@@ -142,8 +141,8 @@ def record(
 
 def _training(what: str, recipe: Recipe) -> str:
     """Return the arguments that train an agent in this environment from demonstrations."""
+    from sharpwave.training.offline_data import options
     from sharpwave.training.recipes import load_recipe, tables
-    from sharpwave.training.recorded_env import options
 
     demonstrated = what in tables() and hasattr(load_recipe(what).agent, "demonstrations")
     name = what if demonstrated else FROM_DEMONSTRATIONS[recipe.env.kind]
@@ -160,8 +159,7 @@ def _recipe(what: str, policy: Path | None, trust: bool, changes: dict[str, Any]
         ValueError: an unknown environment, one that lacks a setting, or the run is of another one.
     """
     from sharpwave.envs import games
-    from sharpwave.training.config import read_config
-    from sharpwave.training.evaluation import chosen_checkpoint
+    from sharpwave.training.folder import chosen_checkpoint, read_config
     from sharpwave.training.recipes import load_recipe, tables
     from sharpwave.training.recipes.recipe import Recipe
 

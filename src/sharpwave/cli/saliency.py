@@ -31,7 +31,7 @@ def saliency(
     """Play one episode and draw, over what the network sees, the pixels on which the state's value and the chosen
     action's advantage depend, and for each convolution where it sees what speaks for that action (Grad-CAM)."""
     from sharpwave.cli.stream import console
-    from sharpwave.training.saliency import write_saliency
+    from sharpwave.training.video import write_saliency
 
     shown = write_saliency(run, out, frames, seed, device, checkpoint, trust=trust)
     console().print(f"{shown:,} frames: {out}", soft_wrap=True, highlight=False)

@@ -331,7 +331,7 @@ def train(name: str, recipe: Recipe, out: Path | None) -> None:
 
 def resume_run(folder: Path, changes: dict[str, Any], trust: bool) -> None:
     """Resume a run and print the summary."""
-    from sharpwave.training.resume import resume
+    from sharpwave.training.run import resume
 
     shown = console()
     _end(shown, lambda: resume(folder, changes, shown, trust=trust))
@@ -343,9 +343,8 @@ def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None
     Exit with 1 if the run failed or its last checkpoint was not saved, with 130 after Ctrl-C.
     """
     from sharpwave.serve.supervisor import ProcessDiedError
-    from sharpwave.training.failures import CallbackError
+    from sharpwave.training.failures import CallbackError, exit_by_signal
     from sharpwave.training.saving import NotSavedError
-    from sharpwave.training.signals import exit_by_signal
 
     try:
         folder, summary = train()

@@ -1,4 +1,7 @@
-"""Checkpoints of a run: tensors as safetensors, figures as JSON, nothing pickled; each is written atomically."""
+"""A run's tensors on disk: checkpoints, each complete or absent, and its two policies; nothing is pickled.
+
+Tensors are safetensors, figures are JSON, and both have checksums.
+"""
 
 from __future__ import annotations
 
@@ -9,37 +12,45 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
+from torch import Tensor
 
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS
 from sharpwave.agents.protocol import Agent
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.config import CONFIG, VERSION, check_version
-from sharpwave.training.files import read_regular, real_folder, sync, write_new
+from sharpwave.training.files import read_regular, real_folder, sync, write_bytes, write_new
+from sharpwave.training.folder import (
+    BEST,
+    LAST,
+    REPLAY,
+    STATE,
+    VERSION,
+    check_version,
+    checkpoints,
+    complete_checkpoints,
+    steps_of,
+)
 
-RANDOM, STATE, REPLAY = "random.safetensors", "state.json", "replay"
-TENSORS = ".safetensors"
-BEST = "best.safetensors"
-"""Weights of the policy with the best held-out evaluation so far, if any; state.json has the evaluation itself."""
-
-
+MARK = "run.json"
+"""File in a checkpoint's folder that names the run that wrote it. Only folders with a run's mark are ever removed."""
+RANDOM, TENSORS = "random.safetensors", ".safetensors"
+LEFT = re.compile(r"\.[0-9]{12}(-[0-9]+)?(\.[0-9a-f]{8})?\.(partial|removed)")
+"""Names of folders that a process left when it was killed while it wrote or removed a checkpoint."""
+KEEP = 2
+"""Newest checkpoints of a run that stay."""
+MAX_STATE_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
+"""Size limits of state.json and of a file of tensors."""
 NO_STATE = (
     ValueError, TypeError, AttributeError, LookupError, OverflowError, RecursionError, RuntimeError, SafetensorError
 )  # fmt: skip
 """Errors raised on files with unexpected content; their checksums may still be valid."""
-MARK = "run.json"
-"""File in a checkpoint's folder that names the run that wrote it. Only folders with a run's mark are ever removed."""
-NAME = re.compile(r"[0-9]{12}(-[0-9]+)?")
-LEFT = re.compile(r"\.[0-9]{12}(-[0-9]+)?(\.[0-9a-f]{8})?\.(partial|removed)")
-MAX_BYTES, MAX_TENSOR_BYTES = 64 << 20, 16 << 30
-"""Size limits of state.json and of a file of tensors."""
 
 
 def save_checkpoint(
@@ -47,13 +58,12 @@ def save_checkpoint(
     agent: Agent,
     state: dict[str, Any],
     store: sw.Store | None = None,
-    keep: int = 2,
     run: str = "",
-    best: Mapping[str, torch.Tensor] | None = None,
+    best: Mapping[str, Tensor] | None = None,
     keep_every: int = 0,
     demonstrations: sw.Store | None = None,
 ) -> Path:
-    """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``keep`` checkpoints of the run.
+    """Save a checkpoint as ``folder/<steps>`` and remove all but the newest ``KEEP`` checkpoints of the run.
 
     With ``keep_every``, the first checkpoint of every so many steps stays, but its replay memory and its demonstrations
     are removed when it is no longer among the newest.
@@ -66,7 +76,6 @@ def save_checkpoint(
         folder: the run's folder of checkpoints; made if absent, but its parent must exist.
         state: JSON figures, including ``steps``.
         store: the replay memory to include; None: none.
-        keep: checkpoints of the run to keep, the new one included.
         run: the run's id.
         best: weights of the best policy so far, which ``load_best`` returns.
         demonstrations: their store, saved as the replay memory is.
@@ -78,9 +87,9 @@ def save_checkpoint(
     if not real_folder(folder):
         folder.mkdir()
     mark = _mark(run)
-    for left in folder.iterdir():  # leftovers of a process that was killed while it wrote or removed a checkpoint
+    for left in folder.iterdir():
         if LEFT.fullmatch(left.name):
-            _clear(left, mark)
+            _remove_left(left, mark)
     final, number = folder / f"{state['steps']:012d}", 2
     while os.path.lexists(final) and not _owned(final, mark):
         final, number = folder / f"{state['steps']:012d}-{number}", number + 1
@@ -88,12 +97,11 @@ def save_checkpoint(
     partial.mkdir()
     removed: list[Path] = []
     try:
-        write_new(partial / MARK, mark)
+        write_new(partial / MARK, mark)  # first: whatever is left after a crash can be removed
         _write_files(partial, agent, {"version": VERSION, **state}, best or {})
-        if store is not None:
-            store.checkpoint(partial / REPLAY)
-        if demonstrations is not None:
-            demonstrations.checkpoint(partial / DEMONSTRATIONS)
+        for name, memory in ((REPLAY, store), (DEMONSTRATIONS, demonstrations)):
+            if memory is not None:
+                memory.checkpoint(partial / name)
         sync(partial)
         removed += _set_aside(final, mark)
         os.rename(partial, final)
@@ -102,10 +110,10 @@ def save_checkpoint(
             os.rename(aside, final)
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    sync(folder)
-    ours = [path for path in _checkpoints(folder) if _owned(path, mark)]
+    sync(folder)  # only then may earlier checkpoints go
+    ours = [path for path in complete_checkpoints(folder) if _owned(path, mark)]
     until = [path for path in ours if path.name <= final.name]
-    kept, lasting = until[-keep:], milestones(until, keep_every)
+    kept, lasting = until[-KEEP:], milestones(until, keep_every)
     removed += [one for path in ours if path not in kept and path not in lasting for one in _set_aside(path, mark)]
     for path in lasting:
         stores = [name for name in (REPLAY, DEMONSTRATIONS) if _is_folder(path / name)]
@@ -121,17 +129,6 @@ def save_checkpoint(
     return final
 
 
-def least_bytes(agent: Agent, best: Mapping[str, torch.Tensor], *stores: sw.Store | None) -> int:
-    """Return disk space that a checkpoint takes at least: tensors, and what ``stores`` hold in memory.
-
-    Stores on disk count for nothing: their files are linked where that is possible.
-    """
-    groups = [value for value in agent.state().values() if _is_tensors(value)]
-    tensors: int = sum(tensor.nbytes for group in (*groups, best) for tensor in group.values())
-    figures = [store.stats() for store in stores if store is not None]
-    return tensors + sum(int(one["bytes"]["arena_used"]) for one in figures if "disk" not in one)
-
-
 def milestones(found: list[Path], every: int) -> list[Path]:
     """Return the first checkpoint at or after each multiple of ``every`` steps, of checkpoints from oldest to newest.
 
@@ -143,38 +140,6 @@ def milestones(found: list[Path], every: int) -> list[Path]:
     return [path for path, now, before in zip(found, period, [0, *period], strict=False) if now > before]
 
 
-def checkpoints(run: Path) -> list[Path]:
-    """List the checkpoints in a run's folder, oldest first; at least one.
-
-    Raises:
-        ValueError: the folder does not exist, is not a run's, or has no checkpoint.
-    """
-    if not run.is_dir():
-        raise ValueError(f"run folder {str(run)!r} does not exist; 'sharpwave train' prints the folder of its run")
-    if not (run / CONFIG).is_file():
-        raise ValueError(
-            f"{str(run)!r} is not a run folder: it has no config.json; give the folder that 'sharpwave train' printed"
-        )
-    found = _checkpoints(run / "checkpoints")
-    if not found:
-        raise ValueError(
-            f"run {str(run)!r} has no checkpoint yet; one is written after checkpoint_every steps and when training "
-            "ends (Ctrl-C ends it with one)"
-        )
-    return found
-
-
-def latest_checkpoint(run: Path) -> Path:
-    """Return the newest of ``checkpoints``."""
-    return checkpoints(run)[-1]
-
-
-def newest_checkpoint(folder: Path, run: str) -> Path | None:
-    """Return the newest checkpoint in ``folder`` that the run with this id wrote; None: there is none."""
-    mark = _mark(run)
-    return next((path for path in reversed(_checkpoints(folder)) if _owned(path, mark)), None)
-
-
 def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> dict[str, Any]:
     """Load an agent from a checkpoint; with ``resume`` also restore torch's random state.
 
@@ -184,8 +149,8 @@ def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> 
         ValueError: a file is missing or damaged, or the weights are those of another network.
         NewerVersionError: a later release wrote the checkpoint.
     """
-    try:
-        state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_BYTES))
+    with _loading(checkpoint):
+        state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_STATE_BYTES))
         check_version(checkpoint / STATE, state)
         _check(STATE, _figures(state), state)
         groups = [name for name in state["checksums"] if name not in (RANDOM, BEST, STATE)]
@@ -193,31 +158,103 @@ def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> 
         agent.load({**state["agent"], **tensors})
         if resume:
             _set_random_state(_load(checkpoint, RANDOM, state, torch.device("cpu")), agent.device)
-    except NewerVersionError:
-        raise
-    except KeyError as error:
-        raise ValueError(f"checkpoint {str(checkpoint)!r} is damaged: {STATE} has no {error}") from error
-    except (OSError, *NO_STATE) as error:
-        raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
     return state
 
 
-def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, torch.Tensor]:
+def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, Tensor]:
     """Load the weights of the best policy from a checkpoint with the figures ``state``; empty if it has none.
 
     Raises:
         ValueError: the file is missing or damaged.
     """
+    with _loading(checkpoint):
+        best = _load(checkpoint, BEST, state, torch.device("cpu")) if BEST in state["checksums"] else {}
+    return best
+
+
+def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str, Any]) -> None:
+    """Write a policy file atomically: weights and figures about them; a crash leaves the old file or the new one.
+
+    Args:
+        weights: tensors of ``sharpwave.agents.protocol.Agent.policy_tensors``.
+        figures: values for JSON, including ``steps``.
+    Raises:
+        OSError: the disk is full or fails; the old file is unchanged.
+    """
+    text = json.dumps({"version": VERSION, **figures}, sort_keys=True)
+    tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.items()}
+    # A single entry: safetensors writes several in arbitrary order, and equal policies would give different files.
+    content = save(tensors, {"about": json.dumps([text, f"{_policy_checksum(tensors, text):08x}"])})
+    write_bytes(path, content)
+
+
+def keep_policy(
+    path: Path, weights: Mapping[str, Tensor], figures: Mapping[str, Any], say: Callable[[str], None]
+) -> None:
+    """Write a policy file as ``save_policy`` does, but report a full or failing disk instead of raising."""
     try:
-        return _load(checkpoint, BEST, state, torch.device("cpu")) if BEST in state["checksums"] else {}
-    except (OSError, *NO_STATE) as error:
-        raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
+        save_policy(path, weights, figures)
+    except OSError as error:
+        say(f"{path.name} could not be written and is unchanged: {error}")
 
 
-def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mapping[str, torch.Tensor]) -> None:
+def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Load the weights and figures that ``save_policy`` wrote.
+
+    Raises:
+        FileNotFoundError: the file does not exist.
+        ValueError: the file is damaged.
+        NewerVersionError: a later release wrote the file.
+    """
+    content = read_regular(path, MAX_TENSOR_BYTES)
+    try:
+        tensors = load(content)
+        header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+        text, written = json.loads(header["__metadata__"]["about"])
+        found = f"{_policy_checksum(tensors, text):08x}"
+        if found != written:
+            raise ValueError(f"checksum {found}, expected {written}")
+        figures: dict[str, Any] = json.loads(text)
+        check_version(path, figures)
+        del figures["version"]
+        return tensors, {**figures, "steps": int(figures["steps"])}
+    except NewerVersionError:
+        raise
+    except NO_STATE as error:
+        raise ValueError(f"policy {str(path)!r} is damaged: {error}") from error
+
+
+def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any], Agent]:
+    """Load a saved policy into ``agent``; return the policy's figures and the agent.
+
+    Args:
+        checkpoint: "best", "last" or the steps of a checkpoint, as of ``chosen_checkpoint``.
+    Raises:
+        ValueError: the policy is missing, damaged, or another network's.
+    """
+    if checkpoint in ("best", "last"):
+        path = run / (BEST if checkpoint == "best" else LAST)
+        with contextlib.suppress(FileNotFoundError):
+            weights, figures = load_policy(path)
+            agent.load_policy(weights)
+            return figures, agent
+        if checkpoint == "best":
+            raise ValueError(
+                f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; use --checkpoint last"
+            )
+    found = checkpoints(run)
+    figures = load_checkpoint(next((one for one in found if steps_of(one) == checkpoint), found[-1]), agent)
+    agent.load_policy(agent.policy_tensors())
+    return figures, agent
+
+
+# Files of a checkpoint
+
+
+def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mapping[str, Tensor]) -> None:
     """Write each of the agent's groups of tensors to a file of its own, and its plain values with the figures."""
     own = agent.state()
-    groups = {name: value for name, value in own.items() if _is_tensors(value)}
+    groups = {name: value for name, value in own.items() if is_tensors(value)}
     state = {**state, "agent": {name: value for name, value in own.items() if name not in groups}}
     files = {name + TENSORS: tensors for name, tensors in groups.items()} | {RANDOM: _random_state(agent.device)}
     if best:
@@ -231,11 +268,25 @@ def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mappi
     write_new(partial / STATE, (json.dumps({**state, "checksums": checksums}, indent=2) + "\n").encode())
 
 
-def _is_tensors(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, torch.Tensor) for one in value.values())
+def is_tensors(value: Any) -> bool:
+    """Return whether a part of an agent's state is a group of tensors by name."""
+    return isinstance(value, dict) and all(isinstance(one, Tensor) for one in value.values())
 
 
-def _load(checkpoint: Path, name: str, state: dict[str, Any], device: torch.device) -> dict[str, torch.Tensor]:
+@contextlib.contextmanager
+def _loading(checkpoint: Path) -> Iterator[None]:
+    """Raise a ValueError that names the checkpoint for errors of files that are missing or damaged."""
+    try:
+        yield
+    except NewerVersionError:
+        raise
+    except KeyError as error:
+        raise ValueError(f"checkpoint {str(checkpoint)!r} is damaged: {STATE} has no {error}") from error
+    except (OSError, *NO_STATE) as error:
+        raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
+
+
+def _load(checkpoint: Path, name: str, state: dict[str, Any], device: torch.device) -> dict[str, Tensor]:
     content = read_regular(checkpoint / name, MAX_TENSOR_BYTES)
     _check(name, content, state)
     return {key: tensor.to(device) for key, tensor in load(content).items()}
@@ -253,7 +304,16 @@ def _figures(state: dict[str, Any]) -> bytes:
     return json.dumps(figures, sort_keys=True).encode()
 
 
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
+def _policy_checksum(tensors: Mapping[str, Tensor], text: str) -> int:
+    checksum = zlib.crc32(text.encode())
+    for name in sorted(tensors):
+        tensor = tensors[name]
+        about = f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+        checksum = zlib.crc32(tensor.contiguous().reshape(-1).numpy().tobytes(), zlib.crc32(about.encode(), checksum))
+    return checksum
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
     """Return the states of torch's generators: uint8 tensors by kind of device."""
     states = {"cpu": torch.get_rng_state()}
     if device.type == "cuda":
@@ -261,15 +321,18 @@ def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
     return states
 
 
-def _set_random_state(states: dict[str, torch.Tensor], device: torch.device) -> None:
+def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
     torch.set_rng_state(states["cpu"])
     if device.type == "cuda" and "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def _checkpoints(folder: Path) -> list[Path]:
-    """List complete checkpoints, oldest first: names are zero-padded steps, so they sort."""
-    return sorted(path for path in folder.glob("[0-9]*") if NAME.fullmatch(path.name) and (path / STATE).is_file())
+# Whose a checkpoint is
+
+
+def newest_checkpoint(folder: Path, run: str) -> Path | None:
+    """Return the newest checkpoint in ``folder`` that the run with this id wrote; None: there is none."""
+    return next((path for path in reversed(complete_checkpoints(folder)) if _owned(path, _mark(run))), None)
 
 
 def _mark(run: str) -> bytes:
@@ -282,19 +345,10 @@ def _is_folder(path: Path) -> bool:
 
 
 def _owned(path: Path, mark: bytes) -> bool:
-    """Return whether this run wrote the checkpoint at ``path``.
-
-    Its mark decides; a checkpoint of a release that wrote no marks is recognized by the checksum of its figures.
-    """
-    if not _is_folder(path):
-        return False
+    """Return whether this run wrote the checkpoint at ``path``: it has the run's mark."""
     try:
-        if (path / MARK).is_symlink() or (path / MARK).exists():
-            return not (path / MARK).is_symlink() and read_regular(path / MARK, 1 << 10) == mark
-        state = json.loads(read_regular(path / STATE, MAX_BYTES))
-        _check(STATE, _figures(state), state)
-        return "version" not in state and path.name == f"{state['steps']:012d}"
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return _is_folder(path) and not (path / MARK).is_symlink() and read_regular(path / MARK, 1 << 10) == mark
+    except (OSError, ValueError):
         return False
 
 
@@ -312,7 +366,7 @@ def _set_aside(checkpoint: Path, mark: bytes) -> list[Path]:
     return [aside]
 
 
-def _clear(left: Path, mark: bytes) -> None:
+def _remove_left(left: Path, mark: bytes) -> None:
     """Remove a leftover folder if this run wrote it or if it is empty."""
     if _owned(left, mark):
         shutil.rmtree(left, ignore_errors=True)

@@ -1,19 +1,21 @@
-"""Evaluating a run's saved policy: scores of whole episodes, and a video of them."""
+"""Evaluating policies: one that a run has saved, and a run's own every so many steps; with videos."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from sharpwave.agents.protocol import Agent
+from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
-from sharpwave.training.checkpoints import checkpoints, load_checkpoint
-from sharpwave.training.config import read_config
-from sharpwave.training.folder import BEST, LAST
+from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.checkpoints import with_policy
+from sharpwave.training.evaluator import Evaluator, Measured
+from sharpwave.training.folder import chosen_checkpoint, read_config
+from sharpwave.training.held_out import finite
 from sharpwave.training.measuring import lanes_for, play
-from sharpwave.training.policies import load_policy
-from sharpwave.training.video import open_video
+from sharpwave.training.video import film, open_video, video_name
 
 __all__ = ["evaluate", "play"]
 
@@ -60,44 +62,103 @@ def evaluate(
             return state, play(agent, env, episodes, epsilon, seed, show)
 
 
-def chosen_checkpoint(run: Path, checkpoint: str | None) -> str:
-    """Return which of a run's policies is meant: "best", "last" or the steps of a checkpoint; None: best, or else last.
+class HeldOutEvaluations(Callback):
+    """Callback that evaluates the policy every ``evaluate_every`` steps, if recent training scores are high enough.
 
-    Raises:
-        ValueError: the folder holds no run, or no such checkpoint.
+    With ``evaluate_beside`` another process plays, one evaluation at a time: one that is due while another is played
+    takes the weights of when that has ended. A run that reaches its end waits for the last ones.
+
+    Args:
+        videos: folder for a video of every ``video_every``-th evaluation; None: no videos.
+        say: called with a sentence when a video cannot be written, the first time, and when the other process is
+            restarted or waited for.
+        interrupted: function that returns a reason once a run that waits for its last evaluations is to end at once.
     """
-    found = [steps_of(path) for path in checkpoints(run)]
-    if checkpoint not in (None, "best", "last", *found):
-        raise ValueError(
-            f"--checkpoint: got {checkpoint!r}, expected best, last or the steps of a checkpoint: {', '.join(found)}"
-        )
-    return checkpoint or ("best" if (run / BEST).is_file() else "last")
 
+    def __init__(
+        self,
+        videos: Path | None = None,
+        say: Callable[[str], None] = lambda text: None,
+        interrupted: Callable[[], str | None] = lambda: None,
+    ) -> None:
+        self._videos, self._say, self._interrupted = videos, say, interrupted
+        self._evaluator: Evaluator | None = None
+        self._due = self._video_failed = False
 
-def steps_of(checkpoint: Path) -> str:
-    """Return the name by which a checkpoint is chosen: its steps, without leading zeros."""
-    steps, *number = checkpoint.name.split("-")
-    return "-".join([str(int(steps)), *number])
+    def on_begin(self, training: Training) -> None:
+        settings = training.recipe.evaluation
+        if settings.evaluate_beside and settings.evaluate_every:
+            self._evaluator = Evaluator(training.recipe, self._say)
 
+    def on_step(self, training: Training) -> None:
+        state, recipe = training.state, training.recipe
+        self._due |= state.evaluation_due(recipe)
+        if self._evaluator is None:
+            if self._due:
+                self._due = False
+                self._here(training)
+            return
+        try:
+            self._beside(training, self._evaluator)
+        except ProcessDiedError as error:
+            training.fail(error)
 
-def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any], Agent]:
-    """Load a saved policy into ``agent``; return the policy's figures and the agent.
+    def close(self) -> None:
+        if self._evaluator is not None:
+            self._evaluator.close()
 
-    Raises:
-        ValueError: the policy is missing, damaged, or another network's.
-    """
-    if checkpoint not in ("best", "last"):
-        figures = load_checkpoint(next(one for one in checkpoints(run) if steps_of(one) == checkpoint), agent)
-        agent.load_policy(agent.policy_tensors())
-        return figures, agent
-    try:
-        weights, figures = load_policy(run / {"best": BEST, "last": LAST}[checkpoint])
-    except FileNotFoundError as error:
-        if checkpoint == "best":
-            raise ValueError(
-                f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; use --checkpoint last"
-            ) from error
-        figures = load_checkpoint(checkpoints(run)[-1], agent)  # run of a release that wrote no policies
-        weights = agent.policy_tensors()
-    agent.load_policy(weights)
-    return figures, agent
+    def _beside(self, training: Training, evaluator: Evaluator) -> None:
+        """Count what the other process has measured, and begin the evaluation that is due; at the run's end wait."""
+        ending = training.state.end_reached(training.recipe) is not None
+        self._take(training, self._last(evaluator) if ending else evaluator.poll())
+        if self._due and evaluator.idle:
+            self._due = False
+            steps = training.state.progress.steps
+            evaluator.begin(finite(training.agent.policy_tensors(), steps), steps, self._video(training, steps))
+            if ending:
+                self._take(training, self._last(evaluator))
+
+    def _last(self, evaluator: Evaluator) -> Measured | None:
+        """Wait for an evaluation under way, or until the process has started for the one that is due."""
+        if evaluator.measuring:
+            self._say("Waiting for the last evaluation; Ctrl-C ends the run without it")
+        elif not self._due:
+            return None
+        return evaluator.wait(lambda: self._interrupted() is not None)
+
+    def _here(self, training: Training) -> None:
+        """Evaluate, and film, in this process."""
+        state, steps = training.state, training.state.progress.steps
+        path = self._video(training, steps)
+        best = state.held_out.evaluate(training.agent, steps)
+        if path is not None:
+            self._filmed(path, film(training.recipe, training.agent.policy_tensors(), steps, path))
+        self._tell(training, best)
+
+    def _take(self, training: Training, measured: Measured | None) -> None:
+        """Count what the other process has measured."""
+        if measured is None:
+            return
+        held_out = training.state.held_out
+        held_out.minutes += measured.minutes
+        if self._videos is not None:
+            self._filmed(self._videos / video_name(measured.evaluation.steps), measured.video_error)
+        self._tell(training, held_out.add(measured.evaluation, measured.weights))
+
+    def _tell(self, training: Training, best: bool) -> None:
+        state = training.state
+        assert state.held_out.latest is not None
+        figures = {"minutes": state.progress.minutes, **state.held_out.latest.figures(), "best": best}
+        training.tell("on_evaluation", figures)
+
+    def _video(self, training: Training, steps: int) -> Path | None:
+        """Return the path of the next evaluation's video; None: it is not filmed."""
+        every = training.recipe.evaluation.video_every
+        if self._videos is None or not every or training.state.held_out.count % every:
+            return None
+        return self._videos / video_name(steps)
+
+    def _filmed(self, path: Path, error: str) -> None:
+        if error and not self._video_failed:
+            self._say(f"The video {path.name} could not be written: {error}; training goes on")
+        self._video_failed = bool(error)

@@ -1,6 +1,13 @@
-"""Errors that end a run: a callback that raised, a loss that is not finite."""
+"""Errors and signals that end a run with a checkpoint: a callback that raised, a loss that is not finite, Ctrl-C."""
 
 from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
 
 RAISED = (Exception, SystemExit)
 """What a callback may raise for the run to end with a checkpoint. KeyboardInterrupt ends it at once."""
@@ -31,3 +38,36 @@ class DivergedError(ValueError):
             f"{what} at step {step:,}: training has diverged. Look for NaN or huge numbers in observations and "
             "rewards, or lower --learning-rate; checkpoints from before are kept"
         )
+
+
+@contextmanager
+def caught_signals() -> Iterator[Callable[[], str | None]]:
+    """Catch SIGINT, SIGTERM and SIGHUP instead of ending the process; a second SIGINT raises KeyboardInterrupt.
+
+    A SIGHUP that is already ignored, as under nohup, stays ignored.
+
+    Yields:
+        a function that returns which signal interrupted the run; None: none did.
+    """
+    came: list[str] = []
+
+    def note(number: int, _: FrameType | None) -> None:
+        came.append(signal.Signals(number).name)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    caught = [signal.SIGINT, signal.SIGTERM]
+    if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        caught.append(signal.SIGHUP)
+    before: dict[int, Any] = {number: signal.signal(number, note) for number in caught}
+    try:
+        yield lambda: f"interrupted by {came[0]}" if came else None
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def exit_by_signal(reason: str | None) -> None:
+    """Exit as shells expect of an interrupted command, 130 after SIGINT, if ``reason`` is from ``caught_signals``."""
+    interrupted, _, name = (reason or "").partition("interrupted by ")
+    if not interrupted and name in signal.Signals.__members__:
+        sys.exit(128 + signal.Signals[name])

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.native import descriptors
+from sharpwave.native.directory import kind_of
 
 _UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
 _UNFOLLOWED |= getattr(os, "O_BINARY", 0)  # Windows
@@ -24,12 +25,7 @@ MAX_WAITING_BYTES = 4 << 20
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Write a dict as indented JSON, atomically as ``write_bytes`` does."""
-    write_text(path, json.dumps(value, indent=2) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write text, atomically as ``write_bytes`` does."""
-    write_bytes(path, text.encode())
+    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -38,8 +34,7 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full or fails, or ``path`` is a link, a folder or anything else but a regular file.
     """
-    if (found := _mode(path)) is not None and not stat.S_ISREG(found):
-        raise irregular(path, found, "a regular file")
+    _exists(path, stat.S_IFREG)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # unpredictable: no link has this name
     try:
         write_new(temporary, content)
@@ -50,27 +45,27 @@ def write_bytes(path: Path, content: bytes) -> None:
     sync(path.parent)
 
 
-def partial_file(path: Path) -> Path:
-    """Return the temporary name of a picture or a video that is being written, which is then renamed to ``path``."""
-    return path.with_name(f".partial-{path.name}")
-
-
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield the ``partial_file`` of ``path``, to be written, which then replaces it; after an error nothing is left of
-    it, and an earlier file stays."""
-    partial = partial_file(path)
+    """Yield the temporary name of a picture or a video, which replaces ``path`` once it is written.
+
+    After an error the temporary file is removed, and an earlier file stays.
+    """
     try:
-        yield partial
-        os.replace(partial, path)
+        yield _partial(path)
+        os.replace(_partial(path), path)
     finally:
         discard_partial(path)
 
 
 def discard_partial(path: Path) -> None:
-    """Remove what was written of a picture or a video whose writing was broken off."""
+    """Remove the temporary file of a picture or a video that another process began and did not finish."""
     with contextlib.suppress(OSError):
-        partial_file(path).unlink(missing_ok=True)
+        _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f".partial-{path.name}")
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -85,13 +80,8 @@ def write_new(path: Path, content: bytes) -> None:
 
 def open_regular(path: Path, flags: int) -> int:
     """Open a regular file; ``os.O_CREAT`` makes it if absent.  Raises: OSError, also if ``path`` is a link."""
-    if (found := _mode(path)) is not None and not stat.S_ISREG(found):
-        raise irregular(path, found, "a regular file")  # checked first: merely opening a device may have effects
-    descriptor = os.open(path, flags | _UNFOLLOWED, 0o666)
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise irregular(path, mode, "a regular file")
-    return descriptor
+    _exists(path, stat.S_IFREG)  # checked first: merely opening a device may have effects
+    return _checked(path, os.open(path, flags | _UNFOLLOWED, 0o666))
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
@@ -101,10 +91,8 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         OSError: the file does not exist, or is not a regular file.
         ValueError: it is larger than ``max_bytes``.
     """
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    if not stat.S_ISREG(mode := os.fstat(descriptor).st_mode):
-        os.close(descriptor)
-        raise irregular(path, mode, "a regular file")
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    descriptor = _checked(path, os.open(path, flags))
     with os.fdopen(descriptor, "rb") as file:
         content = file.read(min(os.fstat(descriptor).st_size, max_bytes) + 1)
     if len(content) > max_bytes:
@@ -114,26 +102,32 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
 
 def real_folder(path: Path) -> bool:
     """Return whether a folder exists.  Raises: OSError: ``path`` is something else, such as a link to a folder."""
-    found = _mode(path)
-    if found is not None and not stat.S_ISDIR(found):
-        raise irregular(path, found, "a folder")
-    return found is not None
+    return _exists(path, stat.S_IFDIR)
 
 
-def irregular(path: Path, mode: int, expected: str) -> OSError:
-    """Make the error for a path of the run that is not of the ``expected`` kind."""
-    kinds = {stat.S_IFLNK: "a symbolic link", stat.S_IFDIR: "a folder", stat.S_IFREG: "a file", stat.S_IFIFO: "a FIFO"}
-    kind = kinds.get(stat.S_IFMT(mode), "a device or socket")
-    return OSError(
-        errno.EINVAL, f"{path} is {kind}, expected {expected}: a run writes only inside its own folder; move it away"
-    )
-
-
-def _mode(path: Path) -> int | None:
+def _exists(path: Path, kind: int) -> bool:
+    """Return whether ``path`` exists.  Raises: OSError: it is not of the ``kind``, of ``stat``, as a link never is."""
     try:
-        return os.lstat(path).st_mode
+        mode = os.lstat(path).st_mode
     except FileNotFoundError:
-        return None
+        return False
+    if stat.S_IFMT(mode) != kind:
+        raise _irregular(path, mode, "a folder" if kind == stat.S_IFDIR else "a regular file")
+    return True
+
+
+def _checked(path: Path, descriptor: int) -> int:
+    """Return a descriptor of a regular file; close another one.  Raises: OSError."""
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(descriptor)
+        raise _irregular(path, mode, "a regular file")
+    return descriptor
+
+
+def _irregular(path: Path, mode: int, expected: str) -> OSError:
+    text = f"{path} is {kind_of(mode)}, expected {expected}: a run writes only inside its own folder; move it away"
+    return OSError(errno.EINVAL, text)
 
 
 def sync(path: Path) -> None:

@@ -1,25 +1,46 @@
-"""A run's folder: creation, locking, and the check that a run's files in it are not links to elsewhere."""
+"""A run's folder: its files by name, its lock, settings, summary, metrics, list of checkpoints and memory on disk.
+
+A run changes only its own files: those named here, checkpoints with its mark, and files with its store's id. A link is
+never followed for writing. ``sharpwave.training.checkpoints`` reads and writes the tensors.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import math
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, NamedTuple
 
+from sharpwave.disk.ownership import is_of
+from sharpwave.disk.view_files import VIEWS, partial_of, view_files
+from sharpwave.errors import NewerVersionError, NotRegisteredError
 from sharpwave.native import descriptors
-from sharpwave.training.config import CONFIG
-from sharpwave.training.files import open_regular, real_folder
+from sharpwave.native.directory import Directory
+from sharpwave.training import figures
+from sharpwave.training.files import open_regular, read_regular, real_folder, sealed_json, write_bytes
+from sharpwave.training.recipes.recipe import Recipe, resumable
 from sharpwave.training.text import quoted
 
-METRICS, SUMMARY, CURVE, LOCK = "metrics.jsonl", "summary.json", "curve.png", "lock"
+CONFIG, METRICS, SUMMARY, CURVE, LOCK = "config.json", "metrics.jsonl", "summary.json", "curve.png", "lock"
 BEST, LAST = "best.safetensors", "last.safetensors"
 """Policy files: the one with the best held-out evaluation, and that of the newest checkpoint."""
 CHECKPOINTS, DISK, TENSORBOARD, VIDEOS, SALIENCY = "checkpoints", "replay", "tensorboard", "videos", "saliency"
-MAX_LOCK_BYTES = 32
+STATE, REPLAY = "state.json", "replay"
+"""Files of a checkpoint: its figures, and the folder of its replay memory."""
+CHECKPOINT_NAME = re.compile(r"[0-9]{12}(-[0-9]+)?")
+VERSION = 2
+"""Format version of config.json, of a checkpoint's state.json and of policies."""
+MAX_JSON_BYTES, MAX_LINE_BYTES, MAX_MANIFEST_BYTES, MAX_LOCK_BYTES = 1 << 20, 1 << 20, 16 << 20, 32
+"""Size limits of config.json and summary.json, of a line of metrics, of a store's manifest, and of the lock."""
+
+# The folder and its lock
 
 
 @contextmanager
@@ -102,3 +123,262 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+# Settings: config.json
+
+
+class Config(NamedTuple):
+    """Content of config.json.
+
+    Attributes:
+        name: name of the recipe that the settings are based on.
+        run: the run's id, which its checkpoints carry too.
+        replay: the id of its replay memory on disk; "": it has none on disk.
+    """
+
+    name: str
+    recipe: Recipe
+    run: str = ""
+    replay: str = ""
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write config.json atomically.  Raises: OSError."""
+    ids = {"run": config.run, "replay": config.replay}
+    values = {"version": VERSION, **ids, "recipe": config.name, "settings": config.recipe.to_table()}
+    write_bytes(folder / CONFIG, sealed_json(values).encode())
+
+
+def read_config(folder: Path, *, trust: bool = False) -> Config:
+    """Read and check config.json.
+
+    Args:
+        trust: allow importing the module that the environment's name refers to.
+    Raises:
+        ValueError: the file is missing, damaged or edited, or its environment imports a module without ``trust``.
+        NotRegisteredError: a program registered its agent, or its image model, and this process has not.
+        NewerVersionError: a later release wrote it.
+    """
+    path = folder / CONFIG
+    try:
+        content = read_regular(path, MAX_JSON_BYTES)
+        values = json.loads(content)
+        check_version(path, values)
+        if set(values) != {"version", "run", "replay", "recipe", "settings", "checksum"}:
+            raise ValueError(f"it holds {', '.join(sorted(values))}")
+        if content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
+            raise ValueError("its checksum does not match")
+        for name in ("run", "replay"):
+            if not re.fullmatch("[0-9a-f]{32}|", values[name]):
+                raise ValueError(f"{name} {values[name]!r}, expected an id of 32 hexadecimal digits")
+        config = Config(str(values["recipe"]), recipe_of(values), values["run"], values["replay"])
+    except NotRegisteredError as error:
+        raise NotRegisteredError(
+            f"{str(path)!r}: {error}. What a program of your own has registered is not known to this process: import "
+            "the module that registers it, then call sharpwave.cli.main() with the same arguments, or let its package "
+            "name it in an entry point. Nothing is damaged"
+        ) from error
+    except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(
+            f"{str(path)!r} is not the config of a run, or it was damaged or edited: {error}. Put back a copy of it. "
+            f"Settings that a run may change are options of sharpwave train --resume {quoted(folder)}: "
+            f"{', '.join(leaf.flag for leaf in resumable().values())}; others need a new run"
+        ) from error
+    if not trust:
+        check_imports(path, config.recipe)
+    return config
+
+
+def recipe_of(values: dict[str, Any]) -> Recipe:
+    """Return the recipe in the values of a config.json.
+
+    Raises:
+        KeyError, TypeError, AttributeError, ValueError: they are not those of a recipe.
+    """
+    return Recipe.from_table(values["settings"])
+
+
+def check_imports(path: Path | str, recipe: Recipe) -> None:
+    """Check that the environment of a recipe that was read from a file imports no module.
+
+    Raises:
+        ValueError: its name refers to one.
+    """
+    module, colon, _ = recipe.env.name.partition(":")  # gymnasium imports what comes before a colon
+    if colon:
+        raise ValueError(
+            f"{str(path)!r}: its environment {recipe.env.name!r} would import the module {module!r} and run its code; "
+            "nothing was imported. If you trust that module, repeat the command with --trust"
+        )
+
+
+def check_version(path: Path, values: dict[str, Any]) -> None:
+    """Check that this release reads the format version of a run's file.
+
+    Raises:
+        KeyError: there is none.  ValueError: it is none that a release wrote.
+        NewerVersionError: a later release wrote the file.
+    """
+    version = values["version"]
+    if type(version) is not int or version < VERSION:
+        raise ValueError(f"version {version!r}, expected {VERSION}")
+    if version > VERSION:
+        raise NewerVersionError(f"{path}: version {version}, this release reads up to {VERSION}")
+
+
+# Outcome and log: summary.json, metrics.jsonl
+
+
+def write_summary(folder: Path, summary: dict[str, Any]) -> None:
+    """Write summary.json atomically.  Raises: OSError."""
+    write_bytes(folder / SUMMARY, sealed_json(summary).encode())
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Read summary.json; None: it is missing or damaged."""
+    try:
+        content = read_regular(folder / SUMMARY, MAX_JSON_BYTES)
+        summary = figures.summary(json.loads(content))
+        if content != sealed_json(summary).encode():
+            return None
+        del summary["checksum"]
+        return summary
+    except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
+        return None
+
+
+def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the events of metrics.jsonl; damaged lines, and a last one that is being written, are left out."""
+    if path.is_file():
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                if math.isfinite(_steps(line)):
+                    yield json.loads(line)
+
+
+def drop_metrics(path: Path, after: int) -> int:
+    """Remove damaged lines and those about more than ``after`` steps; return how many were removed.
+
+    Raises: OSError: the file cannot be written; where nothing is to be removed it is not.
+    """
+    kept, dropped, whole = [], 0, True
+    if path.is_file():
+        with path.open("rb") as file:
+            while line := file.readline(MAX_LINE_BYTES):
+                whole &= line.endswith(b"\n")
+                if _steps(line) <= after:
+                    kept.append(line.rstrip(b"\n") + b"\n")
+                else:
+                    dropped += 1
+    if dropped or not whole:
+        write_bytes(path, b"".join(kept))
+    return dropped
+
+
+def _steps(line: bytes) -> float:
+    """Return the steps of a line of metrics; infinity for a damaged line."""
+    try:
+        return float(json.loads(line)["steps"])
+    except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
+        return float("inf")
+
+
+# Checkpoints, by name
+
+
+def checkpoints(run: Path) -> list[Path]:
+    """List the checkpoints in a run's folder, oldest first; at least one.
+
+    Raises:
+        ValueError: the folder does not exist, is not a run's, or has no checkpoint.
+    """
+    if not run.is_dir():
+        raise ValueError(f"run folder {str(run)!r} does not exist; 'sharpwave train' prints the folder of its run")
+    if not (run / CONFIG).is_file():
+        raise ValueError(
+            f"{str(run)!r} is not a run folder: it has no config.json; give the folder that 'sharpwave train' printed"
+        )
+    found = complete_checkpoints(run / CHECKPOINTS)
+    if not found:
+        raise ValueError(
+            f"run {str(run)!r} has no checkpoint yet; one is written after checkpoint_every steps and when training "
+            "ends (Ctrl-C ends it with one)"
+        )
+    return found
+
+
+def complete_checkpoints(folder: Path) -> list[Path]:
+    """List the complete checkpoints in a folder, oldest first: names are zero-padded steps, so they sort."""
+    named = (path for path in folder.glob("[0-9]*") if CHECKPOINT_NAME.fullmatch(path.name))
+    return sorted(path for path in named if (path / STATE).is_file())
+
+
+def chosen_checkpoint(run: Path, checkpoint: str | None) -> str:
+    """Return which of a run's policies is meant: "best", "last" or the steps of a checkpoint; None: best, or else last.
+
+    Raises:
+        ValueError: the folder holds no run, or no such checkpoint.
+    """
+    found = [steps_of(path) for path in checkpoints(run)]
+    if checkpoint not in (None, "best", "last", *found):
+        raise ValueError(
+            f"--checkpoint: got {checkpoint!r}, expected best, last or the steps of a checkpoint: {', '.join(found)}"
+        )
+    return checkpoint or ("best" if (run / BEST).is_file() else "last")
+
+
+def steps_of(checkpoint: Path) -> str:
+    """Return the name by which a checkpoint is chosen: its steps, without leading zeros."""
+    steps, *number = checkpoint.name.split("-")
+    return "-".join([str(int(steps)), *number])
+
+
+# The replay memory on disk
+
+
+def store_id(folder: Path) -> str:
+    """Return the id in a folder's store.json, of a store or of a store's checkpoint; "": there is none."""
+    try:
+        store = json.loads(read_regular(folder / "store.json", MAX_MANIFEST_BYTES))["store"]
+        return store if isinstance(store, str) and re.fullmatch("[0-9a-f]{32}", store) else ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return ""
+
+
+def memory_folders(run: Path, ids: set[str]) -> Iterator[Path]:
+    """Yield folders for the run's replay memory, each cleared of what the run's own stores had written there.
+
+    The caller uses the first that a store accepts; further ones follow because others may hold foreign files.
+
+    Args:
+        ids: ids of the run's stores.
+    """
+    for number in itertools.count(1):
+        folder = run / (DISK if number == 1 else f"{DISK}-{number}")
+        if not folder.is_symlink():
+            if (store := store_id(folder)) in ids - {""}:
+                _clear(folder, store)
+            yield folder
+
+
+def _clear(folder: Path, store: str) -> None:
+    """Remove the files that the store with this id wrote into a folder, and no others.  Raises: OSError."""
+    regions, views = folder / "regions", folder / VIEWS
+    owned = [path for path, owner in view_files(folder) if owner == store]
+    if regions.is_dir() and not regions.is_symlink():
+        with Directory.open(regions) as held:
+            owned += [
+                path
+                for path in regions.iterdir()
+                if is_of(held, path.name, bytes.fromhex(store)) or path.name.endswith(f".{store}.partial")
+            ]
+    if views.is_dir() and not views.is_symlink():
+        owned += [path for path in views.iterdir() if partial_of(path.name) == store]
+    for path in owned:
+        path.unlink()
+    for empty in (regions, views, folder / "quarantine"):
+        with contextlib.suppress(OSError):  # not empty, a link, or not there
+            empty.rmdir()
+    (folder / f".store.json.{store}.partial").unlink(missing_ok=True)
+    (folder / "store.json").unlink()  # last: after a crash it still names the owner of the other files

@@ -1,15 +1,28 @@
-"""The training loop: request steps, make the updates that are due, receive steps, notify callbacks, save."""
+"""The training loop: request steps, make the updates that are due, receive steps, notify callbacks, save.
+
+Its batches come from a ``Feed``, on the learner's device; from shards and on CUDA the next one is prefetched.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from typing import Any
+
+import torch
+
+import sharpwave as sw
 from sharpwave.agents.demonstrations import DemonstratedReplay
 from sharpwave.agents.protocol import Learned
+from sharpwave.errors import EmptyError
+from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.training.callbacks import Training
-from sharpwave.training.feed import Feed
 from sharpwave.training.progress import Metrics
 
 WAIT_S = 0.1
 """Longest wait for experience while no update is due; signals are handled in between."""
+LOOKAHEAD = 1
+"""Batches that shards draw and decode while the learner learns from one."""
 
 
 def train(training: Training, ahead: bool | None = None) -> Metrics:
@@ -20,17 +33,15 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
     Returns:
         the last report, with ``reason``: why training ended.
     """
-    recipe, state, experience, callbacks = training.recipe, training.state, training.experience, training.callbacks
+    recipe, state, experience = training.recipe, training.state, training.experience
     progress = state.progress
     replay = training.agent.replay()
     feed = Feed(training.view, replay.batch_size, training.agent.device, ahead, replay.fewest)
-    for callback in callbacks:
-        callback.on_begin(training)
+    training.tell("on_begin", training)
     ending = False
     with experience:
         while not ending:
-            for callback in callbacks:
-                callback.on_step_begin(training)
+            training.tell("on_step_begin", training)
             experience.request()
             learned = catch_up(training, feed, experience.max_updates)
             arrived = experience.receive(0.0 if learned else WAIT_S)
@@ -39,32 +50,26 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
                 training.fail(experience.failure)
             for episode in arrived.episodes:
                 state.scores.add(episode)
-                for callback in callbacks:
-                    callback.on_episode(progress.of_episode(episode, state.scores))
-            for callback in callbacks:
-                callback.on_step(training)
+                training.tell("on_episode", progress.of_episode(episode, state.scores))
+            training.tell("on_step", training)
             training.reason = state.end_reached(recipe) or training.reason
 
             ending = training.reason is not None
-            saving = any([callback.wants_checkpoint(training) for callback in callbacks])
+            saving = any(training.tell("wants_checkpoint", training))
             if saving or ending:
                 catch_up(training, feed, None if state.end_reached(recipe) else experience.max_updates)
             if progress.passed(recipe.training.report_every) or saving or ending:
                 metrics = training.report()
-                for callback in callbacks:
-                    callback.on_report(metrics)
+                training.tell("on_report", metrics)
             if saving:
                 experience.break_off()
-                for callback in callbacks:
-                    callback.on_checkpoint(training, metrics)
+                training.tell("on_checkpoint", training, metrics)
     if training.learning:
-        for callback in callbacks:
-            callback.on_learner_end(training)
+        training.tell("on_learner_end", training)
     if experience.failure is not None:  # it may have failed while it stopped
         training.fail(experience.failure)
     last = {**metrics, "reason": training.reason}
-    for callback in callbacks:
-        callback.on_end(last)
+    training.tell("on_end", last)
     return last
 
 
@@ -79,16 +84,13 @@ def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> 
     while progress.updates < progress.updates_due and made != max_updates and feed.ready:
         if not training.learning:
             training.learning = True
-            for callback in training.callbacks:
-                callback.on_learner_begin(training)
-        for callback in training.callbacks:
-            callback.on_update_begin(training)
+            training.tell("on_learner_begin", training)
+        training.tell("on_update_begin", training)
         learned = update(training, feed)
         if learned is None:
             break
         made += 1
-        for callback in training.callbacks:
-            callback.on_update(training, learned)
+        training.tell("on_update", training, learned)
     if not made and training.learning and progress.updates < progress.updates_due and feed.lost:
         progress.warm_up_again()
     return made
@@ -114,3 +116,82 @@ def update(training: Training, feed: Feed) -> Learned | None:
         view.update_priorities(batch, learned.td_error.cpu().numpy())
     progress.learned(learned.metrics)
     return learned
+
+
+class Feed:
+    """Source of batches that samples a view and moves them to ``device``.
+
+    On a CPU a batch is sampled by ``take``, and its tensors share its memory. On CUDA, where the processor is idle
+    during an update, ``prepare`` samples the next batch and copies it through pinned memory in a stream of its own.
+    A prefetched batch does not see the steps and priorities added between ``prepare`` and ``take``. Of a view of shards
+    ``take`` asks for the next batch as well, on any device, so that the learner does not wait for it.
+
+    Args:
+        replay: a view of the store.
+        batch_size: items in a batch.
+        ahead: prefetch batches; None: on CUDA only.
+        fewest: items without which there is no batch.
+    """
+
+    def __init__(
+        self, replay: Any, batch_size: int, device: torch.device, ahead: bool | None = None, fewest: int = 1
+    ) -> None:
+        self.replay = replay
+        self._batch_size, self._fewest = batch_size, fewest
+        self._device = device
+        self._ahead = device.type == "cuda" if ahead is None else ahead
+        self._shards = replay if isinstance(replay, RemoteReplay) else None
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self._ready: tuple[sw.Batch, sw.Batch] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether there is a batch to take. Shards are asked only where none is on its way."""
+        under_way = self._ready is not None or (self._shards is not None and self._shards.asked > 0)
+        return under_way or len(self.replay) >= self._fewest
+
+    @property
+    def lost(self) -> bool:
+        """Whether all that there was to learn from is lost, by shards that began anew."""
+        return self._shards is not None and self._shards.lost
+
+    def take(self, beta: float | None = None) -> tuple[sw.Batch, sw.Batch] | None:
+        """Return the next batch, as sampled and as tensors on the device; None: shards that had it are lost.
+
+        Args:
+            beta: exponent of the importance weights; ignored for a prefetched batch, which used ``prepare``'s.
+        """
+        try:
+            ready = self._ready or self._draw(beta)
+        except (EmptyError, ShardLostError):
+            if self._shards is None:
+                raise
+            return None
+        batch, tensors = ready
+        self._ready = None
+        if self._stream is not None:
+            current = torch.cuda.current_stream(self._device)
+            current.wait_stream(self._stream)
+
+            def used(tensor: torch.Tensor) -> torch.Tensor:
+                tensor.record_stream(current)  # the allocator may not reuse it before that stream has read it
+                return tensor
+
+            tensors.map(used)
+        return batch, tensors
+
+    def prepare(self, beta: float | None = None) -> None:
+        """Prefetch the next batch if batches are prefetched and there are items for one; else do nothing."""
+        if self._ahead and self._ready is None and self.ready:
+            with contextlib.nullcontext() if self._shards is None else contextlib.suppress(EmptyError, ShardLostError):
+                self._ready = self._draw(beta)
+
+    def _draw(self, beta: float | None) -> tuple[sw.Batch, sw.Batch]:
+        if self._shards is None:
+            batch = self.replay.sample(self._batch_size, beta=beta)
+        else:
+            batch = self._shards.sample(self._batch_size, beta=beta, lookahead=LOOKAHEAD)
+        if self._stream is None:
+            return batch, batch.torch(self._device)
+        with torch.cuda.stream(self._stream):
+            return batch, batch.torch(self._device)

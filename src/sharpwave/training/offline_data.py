@@ -1,13 +1,15 @@
-"""Data of offline runs: where they are, which environment they are of, and how they come into a run's replay memory.
+"""Recorded data that a run learns from: demonstrations, and all data of an offline run; and their environment.
 
-A store's folder is read without opening it: nothing there is locked or changed, and another process may be writing it.
+A store has the settings of its environment as an annotation. Its folder is read without opening it: nothing there is
+locked or changed, and another process may be writing it.
 """
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,18 +20,20 @@ import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.demonstrations import SPARE_STEPS, add_recorded, check_episodes
 from sharpwave.agents.protocol import Spaces
-from sharpwave.configuration import from_table
+from sharpwave.configuration import from_table, leaves, to_table
 from sharpwave.data.formats import ENDINGS, SOURCES, open_source
 from sharpwave.disk.store_folder import MANIFEST
 from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
-from sharpwave.training.checkpoints import REPLAY, latest_checkpoint
-from sharpwave.training.config import CONFIG
+from sharpwave.training.folder import CONFIG, REPLAY, checkpoints
 from sharpwave.training.recipes.environments import Atari, Gymnasium, environment_settings
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.recorded_env import KEY
 
+KEY = "environment"
+"""Annotation of a recording's store: the settings of its environment."""
+COMPARED = {"atari": ("name", "crop", "actions", "full_actions", "frame_skip", "clip_rewards", "life_loss_ends")}
+"""Settings on which the meaning of actions, rewards and pictures depends; the sizes of frames are the store's own."""
 READABLE = (OSError, sw.DamagedError)
 
 
@@ -108,7 +112,7 @@ def store_path(source: str) -> Path | None:
     """
     path = Path(source)
     if path.is_dir() and (path / CONFIG).is_file():
-        replay = latest_checkpoint(path) / REPLAY
+        replay = checkpoints(path)[-1] / REPLAY
         if not replay.is_dir():
             raise ValueError(f"--data: the newest checkpoint of run {source!r} has no replay memory ({replay})")
         return replay
@@ -194,3 +198,63 @@ def _check_actions(actions: Any, spaces: Spaces, source: str) -> None:
 
 def _unreadable(source: str, error: Exception) -> ValueError:
     return ValueError(f"--data: {source!r} cannot be read: {error}")
+
+
+def about(env: Atari | Gymnasium) -> dict[str, Any]:
+    """Return the annotations of a recording made in ``env``."""
+    return {KEY: to_table(env)}
+
+
+def options(env: Atari | Gymnasium) -> dict[str, str]:
+    """Return the settings of ``env`` as on the command line, by name: "--env pong", "--no-clip-rewards"."""
+    said = {}
+    for leaf in leaves(env):
+        if isinstance(leaf.value, bool):
+            said[leaf.key] = leaf.flag if leaf.value else f"--no-{leaf.flag[2:]}"
+        else:
+            said[leaf.key] = f"{leaf.flag} {shlex.quote(str(leaf.value))}"
+    return said
+
+
+def check_recorded(folder: Path, env: Atari | Gymnasium) -> None:
+    """Check that demonstrations were recorded in an environment whose steps mean the same as those of ``env``.
+
+    Stores that do not say where they were recorded pass.
+
+    Raises:
+        ValueError: another game, other actions or rewards.
+    """
+    try:
+        said = describe(folder).annotations.store.get(KEY)
+        if not isinstance(said, dict) or said.get("kind") != env.kind:
+            return
+        known = {leaf.key: said[leaf.key] for leaf in leaves(env) if leaf.key in said}
+        recorded = environment_settings(env.kind)(**known)
+    except (OSError, ValueError, TypeError, sw.DamagedError):
+        return  # no recording of this release; opening the store says what is wrong with it
+    before, now = _meaning(recorded), _meaning(env)
+    other = [name for name in COMPARED.get(env.kind, ()) if before[name] != now[name]]
+    actions = {"actions", "full_actions"}
+    if not actions.isdisjoint(other) and "name" not in other and _action_names(recorded) == _action_names(env):
+        other = [name for name in other if name not in actions]
+    if other:
+        theirs, ours = (" ".join(options(one)[name] for name in other) for one in (recorded, env))
+        raise ValueError(
+            f"demonstrations: {str(folder)!r} was recorded with {theirs}, but the run has {ours}; train with {theirs}, "
+            f"or record anew with {ours}"
+        )
+
+
+def _action_names(env: Atari | Gymnasium) -> tuple[str, ...] | None:
+    """Return the names of an Atari agent's actions in order; None: its game lacks one of them."""
+    try:
+        with closing(env.make(1)) as made:
+            names: tuple[str, ...] = made.action_names  # type: ignore[attr-defined]
+            return names
+    except ValueError:
+        return None
+
+
+def _meaning(env: Atari | Gymnasium) -> dict[str, Any]:
+    """Return the settings of ``env`` without differences in spelling: "noop, fire" is "NOOP,FIRE"."""
+    return vars(env) | (vars(env.parsed()) if isinstance(env, Atari) else {})

@@ -279,5 +279,5 @@ class TrainingState:
         """
         state = cls.fresh(recipe, agent)
         state.scores.load(values["episodes"])
-        held_out = HeldOut.from_dict(recipe, values["held_out"]) if "held_out" in values else state.held_out
+        held_out = HeldOut.from_dict(recipe, values["held_out"])
         return cls(state.scores, Progress.from_dict(recipe, values["progress"]), held_out)

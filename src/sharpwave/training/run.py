@@ -1,66 +1,65 @@
-"""A run and its output folder: config.json, metrics.jsonl, checkpoints, policies, summary.json and curve.png."""
+"""A run: training by a recipe in a new folder, or resumed in its own from its newest undamaged checkpoint."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import secrets
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 import sharpwave as sw
+from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_actor_callbacks
 from sharpwave.training.actors.experience import ActorExperience
 from sharpwave.training.actors.inference import layout_of
-from sharpwave.training.callbacks import (
-    Callback,
-    Guarded,
-    HeldOutEvaluations,
-    Lasting,
-    StopWhen,
-    Training,
-    check_callbacks,
-)
-from sharpwave.training.config import Config, write_config
-from sharpwave.training.curve import draw_curve
-from sharpwave.training.display import Display
-from sharpwave.training.event_logs import JsonLines, TensorBoard
+from sharpwave.training.callbacks import Callback, Guarded, Lasting, StopWhen, Training, check_callbacks
+from sharpwave.training.checkpoints import NO_STATE, keep_policy, load_best, load_checkpoint
+from sharpwave.training.evaluation import HeldOutEvaluations
 from sharpwave.training.experience import Experience, LocalExperience, NoExperience
-from sharpwave.training.files import read_regular, sealed_json, write_text
+from sharpwave.training.failures import caught_signals
 from sharpwave.training.folder import (
-    CHECKPOINTS,
+    BEST,
     CURVE,
     DISK,
+    LAST,
     METRICS,
+    REPLAY,
     SALIENCY,
     SUMMARY,
     TENSORBOARD,
     VIDEOS,
+    Config,
+    checkpoints,
+    drop_metrics,
+    locked,
+    memory_folders,
     new_folder,
+    read_config,
+    read_summary,
+    store_id,
+    write_config,
+    write_summary,
 )
+from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import with_environment
 from sharpwave.training.own_parts import check_own_parts
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.replay_folder import store_id
-from sharpwave.training.saliency import SaliencyVideos, check_saliency
+from sharpwave.training.results import TrainingRun, draw_curve
 from sharpwave.training.saving import Saver
-from sharpwave.training.signals import caught_signals
-from sharpwave.training.text import quoted, speaker
-from sharpwave.training.tracking import WeightsAndBiases, check_tracking
-from sharpwave.training.video import check_videos
+from sharpwave.training.text import duration_text, quoted, speaker
+from sharpwave.training.video import SaliencyVideos, check_saliency, check_videos
 
-MAX_SUMMARY_BYTES = 1 << 20
-"""Size limit of summary.json."""
+Say = Callable[[str], None]
 
 
 def run(
@@ -71,7 +70,7 @@ def run(
     *,
     callbacks: Sequence[Callback] = (),
     actor_callbacks: Sequence[MakeActorCallback] = (),
-) -> tuple[Path, Metrics]:
+) -> TrainingRun:
     """Train by ``recipe`` in a new run folder; SIGINT, SIGTERM and SIGHUP end the run with a checkpoint.
 
     Args:
@@ -82,7 +81,7 @@ def run(
         actor_callbacks: classes of actor callbacks, or other functions without arguments that make one, called in each
             process that steps environments. With actors they are pickled.
     Returns:
-        the run's folder and its summary.
+        the run: ``folder, summary = run(...)``.
     Raises:
         ValueError: a setting is invalid, or the folder is in use.
         OSError: the folder cannot be written to at all.
@@ -90,9 +89,171 @@ def run(
         CallbackError: a callback raised; the run ended with a checkpoint.
         NotSavedError: the last checkpoint could not be written.
     """
-    check_installed()
-    console = console or Console()
-    recipe = with_environment(recipe)
+    recipe, console = with_environment(recipe), console or Console()
+    with _parts(recipe, callbacks, actor_callbacks, console) as parts:
+        # The settings are valid by now: a run that is refused leaves no folder.
+        folder = parts.stack.enter_context(new_folder(out, name, recipe.training.seed))
+        store, view = setup.memory(recipe, parts.env, parts.agent, folder / DISK)
+        parts.stack.callback(_close, store, parts.say)
+        shown = out or os.path.relpath(folder)
+        parts.say(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
+        config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
+        return parts.train(folder, config, store, view, TrainingState.fresh(recipe, parts.agent))
+
+
+def resume(
+    folder: Path,
+    changes: dict[str, Any],
+    console: Console | None = None,
+    *,
+    trust: bool = False,
+    callbacks: Sequence[Callback] = (),
+    actor_callbacks: Sequence[MakeActorCallback] = (),
+) -> TrainingRun:
+    """Resume a run from its newest undamaged checkpoint.
+
+    Training after that checkpoint is discarded and repeated; without actors it repeats exactly.
+
+    Args:
+        changes: new values of settings of ``resumable``, by option name.
+        trust: allow importing the module that the environment's name refers to.
+        console, callbacks, actor_callbacks: as for ``run``; a run does not save them.
+    Returns:
+        the run, even if it had already ended.
+    Raises:
+        ValueError: the folder holds no run or no usable checkpoint, or is in use.
+        NewerVersionError: a later release wrote the run.
+        OSError, ProcessDiedError, CallbackError, NotSavedError: as ``run``.
+    """
+    checkpoints(folder)  # raises where there is no run or no checkpoint
+    folder, console = folder.absolute(), console or Console()
+    config = read_config(folder, trust=trust)
+    with locked(folder):
+        recipe = config.recipe.override(**changes)
+        config = config._replace(recipe=recipe)
+        with _parts(recipe, callbacks, actor_callbacks, console) as parts:
+            saved = _newest_whole(folder, config, parts)
+            if saved.memory is None:
+                parts.say(
+                    f"{folder} has ended already, by {saved.ended}; to continue, give more --steps, --max-minutes or "
+                    "--patience, or another --stop-reward"
+                )
+                summary = read_summary(folder)
+                if summary is None:
+                    last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final()}
+                    summary = _summarize(folder, config, parts.agent, last, parts.say)
+                return TrainingRun(folder, summary)
+            store, view, replay_id = saved.memory
+            parts.stack.callback(_close, store, parts.say)
+            _tell_resumed(folder, recipe, saved, store, parts.say)
+            # The state of the checkpoint: files about later training go before it is made again.
+            (folder / SUMMARY).unlink(missing_ok=True)
+            progress, held_out = saved.state.progress, saved.state.held_out
+            keep_policy(folder / LAST, parts.agent.policy_tensors(), {"steps": progress.steps}, parts.say)
+            if held_out.best is None:
+                (folder / BEST).unlink(missing_ok=True)
+            else:
+                keep_policy(folder / BEST, held_out.best_weights, held_out.best.figures(), parts.say)
+            dropped = drop_metrics(folder / METRICS, progress.steps)
+            if dropped:
+                parts.say(f"Dropped {dropped:,} lines about later steps from {METRICS}; they will be written again")
+            return parts.train(folder, config._replace(replay=replay_id), store, view, saved.state)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Parts of a run that its settings alone decide; ``stack`` closes them."""
+
+    stack: ExitStack
+    recipe: Recipe
+    env: setup.Env
+    agent: Agent
+    callbacks: Sequence[Callback]
+    actor_callbacks: Sequence[MakeActorCallback]
+    console: Console
+    say: Say
+
+    def train(
+        self, folder: Path, config: Config, store: sw.Store | sw.Cluster, view: Any, state: TrainingState
+    ) -> TrainingRun:
+        """Train until the run ends or a signal arrives.
+
+        Raises:
+            OSError: the folder cannot be written to at all.
+            ProcessDiedError: an actor or the evaluator died too often; the run ended with a checkpoint.
+            CallbackError: a callback raised; the run ended with a checkpoint.
+            NotSavedError: the last checkpoint could not be written.
+        """
+        recipe, agent, say, settings = self.recipe, self.agent, self.say, self.recipe.training
+        title = f"{config.name}: {recipe.env.name} on {agent.device}, seed {settings.seed}"
+        say(f"Networks compute in {agent.precision} on {agent.device}")
+        if not state.progress.will_learn and state.end_reached(recipe) is None:
+            say(
+                f"This run will make no update: it ends after {settings.steps:,} steps (--steps), and learning begins "
+                f"after {settings.warmup_steps:,} (--warmup-steps), then once in {settings.update_every:,} "
+                "(--update-every)"
+            )
+        with ExitStack() as stack:
+            interrupted = stack.enter_context(caught_signals())
+            callbacks: list[Any] = []
+
+            def add(callback: Any) -> None:
+                callbacks.append(callback)
+                stack.callback(callback.close)
+
+            evaluations = HeldOutEvaluations(folder / VIDEOS, say, interrupted)
+            saliency = SaliencyVideos(folder / SALIENCY, recipe.evaluation.saliency_every, say=say)
+            for own in (evaluations, saliency, StopWhen(interrupted), *self.callbacks):
+                add(Guarded(own))
+            add(Lasting(JsonLines(folder / METRICS), METRICS, say))
+            board = TensorBoard(folder / TENSORBOARD, state.progress.steps or None)
+            add(Lasting(board, "TensorBoard's file", say))
+            if settings.track:
+                add(Lasting(WeightsAndBiases(folder, config), "Weights & Biases' log", say))
+            write_config(folder, config)
+            goal = recipe.evaluation.stop_reward
+            display = Display(self.console, title, settings.steps, goal, offline=recipe.offline)
+            add(Lasting(display, "the display", say))
+            save = Saver(folder, config.run, say)
+            add(save)  # last: what the others wrote is synced before a checkpoint says that it is there
+            training = Training(recipe, agent, store, view, self._experience(store, view, state), state, callbacks)
+            last = train(training)
+        ended = state.end_reached(recipe)
+        if ended is not None:
+            last["final"] = state.held_out.final()
+        summary = _summarize(folder, config, agent, last, say)
+        save.finish()
+        if training.error is not None:
+            advice = f"The run ended with a checkpoint; to resume it: sharpwave train --resume {quoted(folder)}"
+            if ended is not None:
+                advice = (
+                    f"The run had reached its end, {ended}, and ended with a checkpoint: nothing is left to resume. To "
+                    f"play its last policy: sharpwave eval {quoted(folder)} --checkpoint last"
+                )
+            raise type(training.error)(f"{training.error}\n{advice}") from training.error.__cause__
+        return TrainingRun(folder, summary)
+
+    def _experience(self, store: sw.Store | sw.Cluster, view: Any, state: TrainingState) -> Experience:
+        recipe, agent, progress = self.recipe, self.agent, state.progress
+        if recipe.offline:
+            return NoExperience()
+        if recipe.actors.count:
+            return ActorExperience(recipe, agent, store, view, progress, self.say, tuple(self.actor_callbacks))
+        hooks = ActorHooks(self.actor_callbacks)
+        return LocalExperience(self.env, agent, store, recipe.training.seed, progress, hooks)
+
+
+@contextmanager
+def _parts(
+    recipe: Recipe,
+    callbacks: Sequence[Callback],
+    actor_callbacks: Sequence[MakeActorCallback],
+    console: Console,
+) -> Iterator[Parts]:
+    """Check all that can be checked before a run begins, and make its environments and its agent."""
+    for package in ("tensorboard", "matplotlib"):  # the run imports them later
+        if importlib.util.find_spec(package) is None:
+            raise ModuleNotFoundError(f"no module named {package!r}", name=package)
     check_tracking(recipe)
     check_callbacks(callbacks)
     check_actor_callbacks(actor_callbacks, recipe.actors.count)
@@ -112,111 +273,10 @@ def run(
         check_saliency(recipe, agent)
         if recipe.actors.central:
             layout_of(agent)  # another agent is refused here
-        # The settings are valid by now: a run that is refused leaves no folder.
-        folder = stack.enter_context(new_folder(out, name, recipe.training.seed))
-        store, view = setup.memory(recipe, env, agent, folder / DISK)
-        stack.callback(let_go, store, speaker(console))
-        shown = out or os.path.relpath(folder)
-        speaker(console)(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
-        config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
-        state = TrainingState.fresh(recipe, agent)
-        made = Run(folder, config, env, agent, store, view, state, tuple(callbacks), tuple(actor_callbacks))
-        return folder, made.train(console)
+        yield Parts(stack, recipe, env, agent, callbacks, actor_callbacks, console, speaker(console))
 
 
-@dataclass(frozen=True)
-class Run:
-    """Run that is ready to train: its folder, its settings and the parts made from them.
-
-    Attributes:
-        view: the view of ``store`` that the agent learns from.
-        state: progress, scores and evaluations.
-        callbacks, actor_callbacks: as for ``run``.
-    """
-
-    folder: Path
-    config: Config
-    env: setup.Env
-    agent: Agent
-    store: sw.Store | sw.Cluster
-    view: Any
-    state: TrainingState
-    callbacks: tuple[Callback, ...] = ()
-    actor_callbacks: tuple[MakeActorCallback, ...] = ()
-
-    def train(self, console: Console) -> Metrics:
-        """Train until the run ends or a signal arrives; return the summary.
-
-        Raises:
-            OSError: the folder cannot be written to at all.
-            ProcessDiedError: an actor or the evaluator died too often; the run ended with a checkpoint.
-            CallbackError: a callback raised; the run ended with a checkpoint.
-            NotSavedError: the last checkpoint could not be written.
-        """
-        folder, say, state = self.folder, speaker(console), self.state
-        name, recipe, run, _ = self.config
-        title = f"{name}: {recipe.env.name} on {self.agent.device}, seed {recipe.training.seed}"
-        say(f"Networks compute in {self.agent.precision} on {self.agent.device}")
-        steps = state.progress.steps
-        if not state.progress.will_learn and state.end_reached(recipe) is None:
-            settings = recipe.training
-            say(
-                f"This run will make no update: it ends after {settings.steps:,} steps (--steps), and learning begins "
-                f"after {settings.warmup_steps:,} (--warmup-steps), then once in {settings.update_every:,} "
-                "(--update-every)"
-            )
-        with ExitStack() as stack:
-            interrupted = stack.enter_context(caught_signals())
-            callbacks: list[Callback] = []
-            evaluations = HeldOutEvaluations(folder / VIDEOS, say, interrupted)
-            saliency = SaliencyVideos(folder / SALIENCY, recipe.evaluation.saliency_every, say=say)
-            for own in (evaluations, saliency, StopWhen(interrupted), *self.callbacks):
-                callbacks.append(Guarded(own))
-                stack.callback(callbacks[-1].close)
-
-            def add(callback: Callback, what: str) -> None:
-                callbacks.append(Lasting(callback, what, say))
-                stack.callback(callbacks[-1].close)
-
-            add(JsonLines(folder / METRICS), METRICS)
-            add(TensorBoard(folder / TENSORBOARD, steps or None), "TensorBoard's file")
-            if recipe.training.track:
-                add(WeightsAndBiases(folder, self.config), "Weights & Biases' log")
-            write_config(folder, self.config)
-            display = Display(
-                console, title, recipe.training.steps, recipe.evaluation.stop_reward, offline=recipe.offline
-            )
-            add(display, "the display")
-            save = Saver(folder / CHECKPOINTS, run, recipe, self.agent, self.store, self.view, state, say)
-            callbacks.append(save)
-            training = Training(recipe, self.agent, self.store, self.view, self._experience(say), state, callbacks)
-            last = train(training)
-        ended = state.end_reached(recipe)
-        if ended is not None:
-            last["final"] = state.held_out.final()
-        summary = summarize(folder, self.config, self.agent, last, say)
-        save.finish()
-        if training.error is not None:
-            advice = f"The run ended with a checkpoint; to resume it: sharpwave train --resume {quoted(folder)}"
-            if ended is not None:
-                advice = (
-                    f"The run had reached its end, {ended}, and ended with a checkpoint: nothing is left to resume. To "
-                    f"play its last policy: sharpwave eval {quoted(folder)} --checkpoint last"
-                )
-            raise type(training.error)(f"{training.error}\n{advice}") from training.error.__cause__
-        return summary
-
-    def _experience(self, say: Callable[[str], None]) -> Experience:
-        recipe, progress = self.config.recipe, self.state.progress
-        if recipe.offline:
-            return NoExperience()
-        if recipe.actors.count:
-            return ActorExperience(recipe, self.agent, self.store, self.view, progress, say, self.actor_callbacks)
-        hooks = ActorHooks(self.actor_callbacks)
-        return LocalExperience(self.env, self.agent, self.store, recipe.training.seed, progress, hooks)
-
-
-def let_go(store: sw.Store | sw.Cluster, say: Callable[[str], None]) -> None:
+def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
     """Close the replay memory; report an error instead of raising it, which would hide how the run ended."""
     try:
         store.close()
@@ -224,14 +284,7 @@ def let_go(store: sw.Store | sw.Cluster, say: Callable[[str], None]) -> None:
         say(str(error))
 
 
-def check_installed() -> None:
-    """Check before a run begins that the packages it imports later are installed.  Raises: ModuleNotFoundError."""
-    for name in ("tensorboard", "matplotlib"):
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f"no module named {name!r}", name=name)
-
-
-def summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Callable[[str], None]) -> Metrics:
+def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Say) -> Metrics:
     """Write a run's summary and draw its curve; return the summary. A failure to write is reported, not raised.
 
     Args:
@@ -243,36 +296,111 @@ def summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Ca
     if recipe.offline:
         summary["data"] = recipe.agent.data
     del summary["seconds_left"]
+    steps = "updates" if recipe.offline else "environment steps"
     try:
-        write_text(folder / SUMMARY, sealed_json(summary))
-        draw_curve(
-            folder / METRICS,
-            folder / CURVE,
-            f"{name}, seed {recipe.training.seed}",
-            recipe.evaluation.stop_reward,
-            "updates" if recipe.offline else "environment steps",
-        )
-    except (
-        OSError,
-        ImportError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        OverflowError,
-        RecursionError,
-    ) as error:  # neither is needed to resume
+        write_summary(folder, summary)
+        draw_curve(folder, f"{name}, seed {recipe.training.seed}", recipe.evaluation.stop_reward, steps)
+    except (OSError, ImportError, *NO_STATE) as error:  # neither is needed to resume
         say(f"{SUMMARY} and {CURVE} could not both be written: {error}")
     return summary
 
 
-def read_summary(folder: Path) -> Metrics | None:
-    """Read a run's summary; None: it is missing or damaged."""
+# Resuming
+
+
+@dataclass(frozen=True)
+class Saved:
+    """Checkpoint that was loaded into the agent.
+
+    Attributes:
+        report: the last report before the checkpoint.
+        ended: why the run has ended; None: it has not.
+        memory: the store, its view, and the store's id if it is on disk, else ""; None for a run that has ended.
+    """
+
+    checkpoint: Path
+    report: Metrics
+    state: TrainingState
+    ended: str | None
+    memory: tuple[sw.Store | sw.Cluster, Any, str] | None = None
+
+
+def _newest_whole(folder: Path, config: Config, parts: Parts) -> Saved:
+    damaged = []
+    for checkpoint in reversed(checkpoints(folder)):
+        try:
+            return _load(folder, checkpoint, config, parts)
+        except (ValueError, FileNotFoundError) as error:
+            parts.say(f"Checkpoint {checkpoint.name} cannot be used: {error}")
+            damaged.append(checkpoint.name)
+    raise ValueError(
+        f"run {str(folder)!r} cannot be resumed: none of its checkpoints ({', '.join(damaged)}) can be used; "
+        "begin a new run"
+    )
+
+
+def _load(folder: Path, checkpoint: Path, config: Config, parts: Parts) -> Saved:
+    recipe = config.recipe
+    values = load_checkpoint(checkpoint, parts.agent, resume=True)
     try:
-        content = read_regular(folder / SUMMARY, MAX_SUMMARY_BYTES)
-        summary: Metrics = figures.summary(json.loads(content))
-        if "checksum" in summary and content != sealed_json(summary).encode():
-            return None
-        return {name: value for name, value in summary.items() if name != "checksum"}
-    except (OSError, ValueError, TypeError, LookupError, OverflowError, RecursionError):
-        return None
+        state = TrainingState.from_dict(recipe, parts.agent, values["training"])
+        report = figures.report(values["report"])
+    except NO_STATE as error:
+        raise ValueError(f"its figures are not in the form that this release writes ({error!r})") from error
+    state.held_out.best_weights = load_best(checkpoint, values)
+    if (state.held_out.best is None) != (not state.held_out.best_weights):
+        raise ValueError("it holds a best policy without its evaluation, or an evaluation without its policy")
+    saved = Saved(checkpoint, report, state, state.end_reached(recipe))
+    if saved.ended is not None:
+        return saved
+    store, view, replay_id = _memory(folder, checkpoint / REPLAY, config, parts)
+    if store.recovery is not None and store.recovery.damages:
+        store.close()
+        raise ValueError(f"its replay memory is damaged: {store.recovery.damages[0]}")
+    if (checkpoint / DEMONSTRATIONS).is_dir() and isinstance(view, DemonstratedReplay):
+        try:
+            view.restore(values["blend"])
+        except NO_STATE as error:
+            store.close()
+            raise ValueError(f"the state of its blend cannot be restored ({error!r})") from error
+    return replace(saved, memory=(store, view, replay_id))
+
+
+def _memory(folder: Path, replay: Path, config: Config, parts: Parts) -> tuple[sw.Store | sw.Cluster, Any, str]:
+    """Open the replay memory of a checkpoint, or make a new one; on disk it replaces the run's previous memory."""
+    recipe, saved = config.recipe, replay if replay.is_dir() else None
+    if not recipe.replay.disk_limit:
+        return *setup.memory(recipe, parts.env, parts.agent, None, saved), ""
+    ids = {config.replay, store_id(saved) if saved is not None else ""}
+    for disk in memory_folders(folder, ids):
+        try:
+            return *setup.memory(recipe, parts.env, parts.agent, disk, saved), store_id(disk)
+        except FileExistsError as error:
+            parts.say(f"The replay memory is written to another folder of the run: {error}")
+    raise AssertionError("memory_folders never ends")
+
+
+def _tell_resumed(folder: Path, recipe: Recipe, saved: Saved, store: sw.Store | sw.Cluster, say: Say) -> None:
+    """Report what is resumed; where the replay memory is lost, a new warm-up begins."""
+    progress = saved.state.progress
+    say(
+        f"Resumed {folder} from checkpoint {saved.checkpoint.name}: {progress.steps:,} steps, "
+        f"{progress.updates:,} updates, {saved.state.scores.count:,} episodes, "
+        f"{duration_text(progress.minutes * 60)} of training"
+    )
+    if recipe.actors.count:
+        say("All environments begin new episodes; with actors a resumed run does not repeat exactly")
+    elif not recipe.offline:
+        say("All environments begin new episodes, as they did when the run wrote the checkpoint")
+    if (saved.checkpoint / REPLAY).is_dir():
+        say(f"The replay memory holds {len(store):,} steps")
+    elif recipe.offline:
+        say(f"The checkpoint has no replay memory: {len(store):,} steps were read again from {recipe.agent.data}")
+    elif recipe.replay.connect and len(store) >= recipe.training.warmup_steps:
+        say(f"The replay memory at {recipe.replay.connect} holds {len(store):,} steps")
+    else:
+        progress.warm_up_again()
+        say(
+            "The checkpoint has no replay memory: a new one is filled for "
+            f"{recipe.training.warmup_steps:,} steps before learning goes on"
+        )

@@ -19,9 +19,8 @@ from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.registry import agent_class
 from sharpwave.observations import stacking
 from sharpwave.training.actors.transport import MAX_FRAME_BYTES
-from sharpwave.training.offline_data import open_data
+from sharpwave.training.offline_data import about, check_recorded, open_data
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.recorded_env import about, check_recorded
 from sharpwave.views.gather import THREADS
 
 Env = VectorEnv[Any, Any, Any]
@@ -145,16 +144,14 @@ def memory(
                 raise
     else:
         store = _fresh(recipe, spec, recipe.replay.capacity, disk)
-    # Runs of releases before views had names have a single view, under another name.
-    old = store.recovery is not None and store.recovery.views == ["transitions"]
-    name, seed, settings = None if old else "learner", recipe.training.seed, agent.replay()
+    seed, settings = recipe.training.seed, agent.replay()
     beside = None if saved is None else saved.with_name(DEMONSTRATIONS)
     try:
         if saved is None and isinstance(settings, BlendedSettings):
             check_recorded(Path(settings.demonstrations), recipe.env)
         if beside is not None and beside.is_dir() and isinstance(settings, BlendedSettings):
-            return store, settings.reopen(store, name, seed, beside)
-        return store, settings.open(store, name, seed)
+            return store, settings.reopen(store, "learner", seed, beside)
+        return store, settings.open(store, "learner", seed)
     except BaseException:
         store.close()
         raise

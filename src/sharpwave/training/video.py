@@ -1,21 +1,36 @@
-"""Video files, and films of a run's policies."""
+"""Videos: an episode of a policy, and the pixels that its network looks at while it plays."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+import torch
 from torch import Tensor
 
+from sharpwave.agents.modules import to_tensors
+from sharpwave.agents.protocol import Agent
+from sharpwave.agents.saliency import ImageAgent, Saliency, image_name, saliency
 from sharpwave.extras import install
 from sharpwave.training import setup
-from sharpwave.training.files import discard_partial, partial_file, real_folder
+from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.checkpoints import with_policy
+from sharpwave.training.files import real_folder, replacing
+from sharpwave.training.folder import chosen_checkpoint, read_config
 from sharpwave.training.measuring import EPSILON, ShowFrame, held_out_seed, play
 from sharpwave.training.recipes.recipe import Recipe
+
+Picture = npt.NDArray[np.uint8]
+MIN_PANEL_SIDE = 168
+"""Pixels of a panel's height at least: frames are enlarged by whole factors."""
+CAPTION, GAP = 16, 4
+OPACITY = 0.75
+"""Opacity of the strongest pixels of a map."""
 
 
 def check_videos(recipe: Recipe) -> None:
@@ -56,39 +71,190 @@ def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) 
     return ""
 
 
-class open_video:
-    """Context manager of a video file; yields a function that appends a picture.
+@contextmanager
+def open_video(path: Path, fps: int) -> Iterator[ShowFrame]:
+    """Write a video file; yields a function that appends a picture.
 
     The file is there once all is written; after an error nothing is, and an earlier file of that name stays.
+
+    Raises:
+        ValueError: the name is none of a video in a folder that exists, or imageio's ffmpeg is not installed.
     """
+    if path.suffix.lower() not in (".mp4", ".gif"):
+        raise ValueError(f"video: got {path.name!r}, expected a name that ends in .mp4 or .gif")
+    if not path.parent.is_dir():
+        raise ValueError(f"video: the folder {str(path.parent)!r} does not exist; make it first")
+    if path.is_dir():
+        raise ValueError(f"video: {str(path)!r} is a folder, expected the name of a file")
+    import imageio.v2 as imageio
 
-    def __init__(self, path: Path, fps: int) -> None:
-        if path.suffix.lower() not in (".mp4", ".gif"):
-            raise ValueError(f"video: got {path.name!r}, expected a name that ends in .mp4 or .gif")
-        if not path.parent.is_dir():
-            raise ValueError(f"video: the folder {str(path.parent)!r} does not exist; make it first")
-        if path.is_dir():
-            raise ValueError(f"video: {str(path)!r} is a folder, expected the name of a file")
-        import imageio.v2 as imageio
-
-        self._path, partial = path, partial_file(path)
+    with replacing(path) as partial:
         try:
             if path.suffix.lower() == ".gif":
-                self._writer = imageio.get_writer(partial, mode="I", duration=1000 / fps, loop=0)
+                writer = imageio.get_writer(partial, mode="I", duration=1000 / fps, loop=0)
             else:
                 # The codec needs even sides; imageio's default of 16 would rescale the screen.
-                self._writer = imageio.get_writer(partial, fps=fps, macro_block_size=2)
+                writer = imageio.get_writer(partial, fps=fps, macro_block_size=2)
         except (ImportError, ValueError) as error:
             raise ValueError(f"video: {path.name!r} cannot be written: {error}; a .gif needs no ffmpeg") from error
+        with closing(writer):
+            yield writer.append_data
 
-    def __enter__(self) -> ShowFrame:
-        show: ShowFrame = self._writer.append_data
-        return show
 
-    def __exit__(self, kind: type[BaseException] | None, error: object, trace: TracebackType | None) -> None:
+def video_name(steps: int) -> str:
+    """Return the file name of the video of the policy after ``steps`` steps."""
+    return f"{steps:012d}.mp4"
+
+
+def write_saliency(
+    run: Path, out: Path, frames: int, seed: int, device: str = "auto", checkpoint: str | None = None, *, trust: bool
+) -> int:
+    """Play with a run's saved policy and write a video of its saliency; return the number of frames.
+
+    Args:
+        out: an .mp4 or .gif file.
+        frames: frames at most; the video ends with the episode.
+        checkpoint, trust: as for ``sharpwave.training.evaluation.evaluate``.
+    Raises:
+        ValueError: the folder holds no run or no policy, or its agent or its observations have no such maps.
+    """
+    checkpoint = chosen_checkpoint(run, checkpoint)
+    recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
+    env = setup.environments(recipe, 1)
+    with closing(env), setup.arithmetic(recipe):
+        agent = setup.agent(recipe, env)
+        check_images(agent)
+        with_policy(agent, run, checkpoint)
+        return film_saliency(agent, env, out, frames, seed)
+
+
+def check_images(agent: Agent) -> None:
+    """Check that ``agent`` has maps of what it observes.  Raises: ValueError."""
+    lacks = ""
+    if not isinstance(agent, ImageAgent):
+        lacks = "it has no differentiable_q"
+    elif image_name(agent.inputs) is None:
+        lacks = "its network takes no image"
+    if lacks:
+        raise ValueError(
+            f"saliency needs an agent whose action values depend on images, got {agent.settings.kind}: {lacks}"
+        )
+
+
+def check_saliency(recipe: Recipe, agent: Agent) -> None:
+    """Check before a run begins that it can film what its policy looks at, if it shall.
+
+    Raises:
+        ValueError: the agent or its observations have no such maps, or imageio or its ffmpeg is not installed.
+    """
+    if recipe.evaluation.saliency_every:
+        check_imageio("--saliency-every")
+        check_images(agent)
+
+
+def film_saliency(agent: Any, env: setup.Env, out: Path, frames: int, seed: int) -> int:
+    """Play an episode in ``env`` and write a video of the agent's saliency; return the number of frames."""
+    name = image_name(agent.inputs)
+    obs, _ = env.reset(seed=seed)
+    state, shown, ended = agent.begin(1), 0, False
+    with open_video(out, int(env.metadata.get("render_fps", 30))) as show:
+        while shown < frames and not ended:
+            acted = agent.act(obs, state, 0, explore=False)  # first: it silences noisy layers
+            maps = saliency(agent, to_tensors(obs, agent.device), state)
+            seen: Any = obs[name] if name else obs
+            show(draw(newest_frame(np.asarray(seen)[0]), maps))
+            step: Any = env.step(acted.action)
+            obs, reward, terminated, truncated, _ = step
+            state, ended = agent.observe(acted.state, reward, terminated | truncated), bool(terminated | truncated)
+            shown += 1
+    return shown
+
+
+class SaliencyVideos(Callback):
+    """Callback that films, every so many steps, what the policy looks at in a held-out episode.
+
+    The policy plays in an environment of its own: training goes on as without the films.
+
+    Args:
+        folder: where the videos are written, named by the steps; it is made with the first.
+        every: steps between videos; 0: none.
+        frames: frames of a video at most.
+        say: called with a sentence when a video cannot be written, the first time.
+    """
+
+    def __init__(
+        self, folder: Path, every: int, frames: int = 150, say: Callable[[str], None] = lambda text: None
+    ) -> None:
+        self._folder, self._every, self._frames, self._say = folder, every, frames, say
+        self._failed = False
+
+    def on_step(self, training: Training) -> None:
+        progress = training.state.progress
+        if self._every and progress.passed(self._every):
+            error = self._film(training, self._folder / video_name(progress.steps))
+            if error and not self._failed:
+                self._say(f"The video of saliency could not be written: {error}; training goes on")
+            self._failed = bool(error)
+
+    def _film(self, training: Training, path: Path) -> str:
+        """Write a video; return why that failed, or ""."""
+        recipe = training.recipe
+        seed = held_out_seed(recipe.training.seed, training.state.progress.steps)
         try:
-            self._writer.close()
-            if kind is None:
-                os.replace(partial_file(self._path), self._path)
-        finally:
-            discard_partial(self._path)
+            if not real_folder(path.parent):
+                path.parent.mkdir()
+            with closing(setup.environments(recipe, 1)) as env:
+                player = setup.player(recipe, env, training.agent.policy_tensors())
+                film_saliency(player, env, path, self._frames, seed)
+        except (OSError, ValueError, RuntimeError) as error:  # the last: torch cannot differentiate the network
+            return str(error)
+        return ""
+
+
+def newest_frame(obs: npt.NDArray[Any]) -> Picture:
+    """Return the newest frame of an observation, uint8 [H, W, 3]; channels that are no colours become their mean."""
+    if obs.ndim == 4 or (obs.ndim == 3 and obs.shape[0] < obs.shape[2]):  # a stack of frames
+        obs = obs[-1]
+    frame = obs.astype(np.float32)
+    if frame.ndim == 3 and frame.shape[2] != 3:
+        frame = frame.mean(axis=2)
+    if obs.dtype != np.uint8:
+        frame *= 255 / max(float(frame.max()), 1e-9)
+    return np.broadcast_to(frame if frame.ndim == 3 else frame[..., None], (*frame.shape[:2], 3)).astype(np.uint8)
+
+
+def draw(frame: Picture, maps: Saliency) -> Picture:
+    """Draw the maps of the first observation of a batch side by side, each in colour over ``frame``, with captions."""
+    from PIL import Image, ImageDraw
+
+    named = {"value": maps.value, "advantage": maps.advantage}
+    named |= {f"convolution {number}": one for number, one in enumerate(maps.convolutions, 1)}
+    scale = -(-MIN_PANEL_SIDE // frame.shape[0])
+    panels = [enlarged(overlay(frame, one[:1]), scale) for one in named.values()]
+    height, width = panels[0].shape[:2]
+    sheet = Image.new("RGB", ((width + GAP) * len(panels) - GAP, height + CAPTION + height % 2))
+    for number, (name, panel) in enumerate(zip(named, panels, strict=True)):
+        sheet.paste(Image.fromarray(panel), (number * (width + GAP), CAPTION))
+        ImageDraw.Draw(sheet).text((number * (width + GAP) + 2, 2), name, fill="white")
+    return np.asarray(sheet)
+
+
+def overlay(frame: Picture, heat: Tensor) -> Picture:
+    """Blend a map, float [1, h, w], scaled to its largest value, over a frame [H, W, 3]: the stronger, the more opaque.
+
+    A map of zeros leaves the frame as it is.
+    """
+    import matplotlib
+
+    height, width = frame.shape[:2]
+    spread = torch.nn.functional.interpolate(heat[None].float().cpu(), (height, width), mode="bilinear")[0, 0].numpy()
+    share = spread / max(float(spread.max()), 1e-12)
+    colour = matplotlib.colormaps["inferno"](share)[..., :3] * 255
+    opacity = OPACITY * share[..., None]
+    blended: Picture = np.rint(frame * (1 - opacity) + colour * opacity).astype(np.uint8)
+    return blended
+
+
+def enlarged(frame: Picture, scale: int) -> Picture:
+    """Enlarge a picture by a whole factor."""
+    return frame.repeat(scale, axis=0).repeat(scale, axis=1)

@@ -157,7 +157,7 @@ class ValuesOf:
     def _checkpoint(self) -> str:
         if self._source.kind != "checkpoint":
             return "last"
-        from sharpwave.training.evaluation import steps_of
+        from sharpwave.training.folder import steps_of
 
         return steps_of(self._source.path)
 
@@ -179,8 +179,8 @@ def loaded(run: Path, checkpoint: str) -> Policy:
         ModuleNotFoundError: what training needs is not installed.  ValueError: there is no policy, or it is damaged.
     """
     from sharpwave.training import setup
-    from sharpwave.training.config import read_config
-    from sharpwave.training.evaluation import with_policy
+    from sharpwave.training.checkpoints import with_policy
+    from sharpwave.training.folder import read_config
 
     recipe = read_config(run).recipe.override(device="cpu", threads=1)
     with closing(setup.environments(recipe, 1)) as env, setup.arithmetic(recipe):

@@ -32,8 +32,7 @@ from sharpwave.training.actors.transport import Delivered
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.resume import resume
-from sharpwave.training.run import run
+from sharpwave.training.run import resume, run
 from sharpwave.training.scores import Episode
 
 from ..trainer import Trained

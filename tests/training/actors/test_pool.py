@@ -26,7 +26,7 @@ from sharpwave.training.actors.transport import MAX_FRAME_BYTES, MAX_READ_BYTES
 from sharpwave.training.actors.weights import shared_weights
 from sharpwave.training.actors.worker import ratio_limiter
 from sharpwave.training.callbacks import Callback
-from sharpwave.training.checkpoints import checkpoints
+from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode

@@ -23,7 +23,7 @@ from sharpwave.training.actors.pool import ActorPool
 from sharpwave.training.actors.transport import Delivered
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import Place
-from sharpwave.training.config import check_imports
+from sharpwave.training.folder import check_imports
 from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.configuration import KIND, expect_effects, from_table, leaf, parsed
-from sharpwave.training.config import CONFIG, check_imports, check_version, recipe_of
 from sharpwave.training.files import read_regular
+from sharpwave.training.folder import CONFIG, check_imports, check_version, recipe_of
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.text import quoted

@@ -1,0 +1,168 @@
+"""A run as its user sees it: its folder, its figures so far, what was changed, and its learning curve."""
+
+from __future__ import annotations
+
+import io
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from sharpwave.configuration import leaves
+from sharpwave.showing import byte_text, line_chart, table, titled
+from sharpwave.training import figures
+from sharpwave.training.files import write_bytes
+from sharpwave.training.folder import CURVE, METRICS, Config, read_config, read_metrics, read_summary
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import default_recipe
+from sharpwave.training.text import duration_text, number_text, printable, step_bytes_text
+
+
+class TrainingRun(NamedTuple):
+    """Run that has ended, or that was opened from its folder; a notebook shows its score, curve and settings.
+
+    Attributes:
+        folder: the run's folder.
+        summary: figures as in summary.json; of a run that goes on or was killed, those of its last report.
+    """
+
+    folder: Path
+    summary: dict[str, Any]
+
+    @classmethod
+    def open(cls, folder: Path | str) -> TrainingRun:
+        """Read a run from its folder, which is not changed; the run may be going on.
+
+        Raises:
+            ValueError: the folder holds no run, or its config.json is damaged.
+            NewerVersionError: a later release wrote it.
+        """
+        folder = Path(folder)
+        config = _config(folder)
+        summary = read_summary(folder)
+        if summary is None:
+            reports = [event for event in read_metrics(folder / METRICS) if event.get("event") == "report"]
+            about = {"recipe": config.name, "env": config.recipe.env.name, "seed": config.recipe.training.seed}
+            summary = about | (reports[-1] if reports else {})
+        return cls(folder, summary)
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """Settings that differ from those of the run's recipe, by path: {"training.steps": 400}."""
+        return _changes(_config(self.folder))
+
+    def __repr__(self) -> str:
+        said = [f"{name} {value}" for name, value in self._figures()]
+        return f"<TrainingRun {str(self.folder)!r}: {', '.join(said)}>"
+
+    def _repr_html_(self) -> str:
+        summary = self.summary
+        rows = [*self._figures(), ("folder", printable(str(self.folder)))]
+        if "replay_bytes" in summary:
+            replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
+            rows.insert(-1, ("replay memory", f"{replay}; {step_bytes_text(summary)}"))
+        try:
+            changes = self.changes
+        except ValueError:  # the folder was moved or deleted
+            return titled(self._title(), table(("", ""), rows))
+        lines = _curve(self.folder)
+        chart = line_chart(lines, "updates" if "data" in summary else "environment steps")
+        changed = table(("setting", "value"), changes.items()) if changes else ""
+        return titled(self._title(), chart, table(("", ""), rows), changed)
+
+    def _title(self) -> str:
+        summary = self.summary
+        return printable(f"{summary.get('recipe')}: {summary.get('env')}, seed {summary.get('seed')}")
+
+    def _figures(self) -> list[tuple[str, str]]:
+        """Return what is most worth knowing, each with its name."""
+        summary = self.summary
+        rows = [("recipe", self._title())]
+        for name, key in (("fresh held-out mean", "final"), ("best held-out mean", "held_out")):
+            if (one := summary.get(key)) is not None:
+                rows.append((name, f"{one['mean']:,.2f} of {len(one['scores'])}, weights of step {one['steps']:,}"))
+                break
+        if summary.get("mean_reward") is not None:
+            rows.append(("training mean of 100", number_text(summary["mean_reward"])))
+        rows += [(name, f"{summary[name]:,}") for name in ("steps", "updates", "episodes") if name in summary]
+        if "minutes" in summary:
+            rows.append(("time", duration_text(summary["minutes"] * 60)))
+        reason = summary.get("reason")
+        rows.append(
+            ("ended", printable(reason)) if reason else ("state", "not ended" if "steps" in summary else "begun")
+        )
+        return rows
+
+
+def _config(folder: Path) -> Config:
+    return read_config(folder, trust=True)  # its environment is not made, so that nothing is imported
+
+
+def _changes(config: Config) -> dict[str, Any]:
+    recipe = config.recipe
+    try:
+        base = load_recipe(config.name)
+        if base.agent.kind != recipe.agent.kind or base.env.kind != recipe.env.kind:
+            base = default_recipe(recipe.agent.kind)
+    except ValueError:  # named after a file of settings
+        base = default_recipe(recipe.agent.kind)
+    usual = {leaf.key: leaf.value for leaf in leaves(base)}
+    missing = object()
+    return {leaf.key: leaf.value for leaf in leaves(recipe) if usual.get(leaf.key, missing) != leaf.value}
+
+
+def _curve(folder: Path) -> dict[str, list[tuple[float, float]]]:
+    """Return the lines of a run's curve: points of steps and rewards, by name."""
+    named = {"episode": ("training mean of 100", "mean_reward"), "evaluation": ("held-out mean", "mean")}
+    lines: dict[str, list[tuple[float, float]]] = {label: [] for label, _ in named.values()}
+    for event in read_metrics(folder / METRICS):
+        label, key = named.get(str(event.get("event")), ("", ""))
+        with suppress(KeyError, ValueError, OverflowError):  # None, or no number
+            point = figures.number(event["steps"], "steps"), figures.number(event[key], key)
+            if all(map(math.isfinite, point)):
+                lines[label].append(point)
+    return lines
+
+
+def draw_curve(folder: Path, title: str, stop_reward: float | None, steps: str = "environment steps") -> None:
+    """Draw rewards against steps and against minutes, from a run's metrics.jsonl to curve.png.
+
+    Dots are training episodes, the line is the mean of the last 100; diamonds are held-out evaluations.
+
+    Args:
+        steps: name of what the run counts as steps.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import EngFormatter
+
+    events = list(read_metrics(folder / METRICS))
+    episodes = [event for event in events if event["event"] == "episode"]
+    evaluations = [event for event in events if event["event"] == "evaluation"]
+    figure = Figure(figsize=(10, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    figure.suptitle(printable(title), parse_math=False)
+    for axes, key in zip(figure.subplots(1, 2, sharey=True), ("steps", "minutes"), strict=True):
+        across = [event[key] for event in episodes]
+        if episodes:
+            rewards = [event["reward"] for event in episodes]
+            axes.plot(across, rewards, ".", markersize=3, alpha=0.3, label="episode of training")
+            axes.plot(across, [event["mean_reward"] for event in episodes], linewidth=2, label="mean of 100")
+        axes.plot(
+            [event[key] for event in evaluations],
+            [event["mean"] for event in evaluations],
+            "D" if episodes else "D-",
+            markersize=5,
+            label="held-out mean",
+        )
+        if stop_reward is not None:
+            axes.axhline(stop_reward, linestyle="--", linewidth=1, color="gray", label=f"goal {stop_reward:g}")
+        axes.set_xlabel(steps if key == "steps" else key)
+        if key == "steps":
+            axes.xaxis.set_major_formatter(EngFormatter(sep=""))
+        axes.grid(alpha=0.3)
+    figure.axes[0].set_ylabel("reward of an episode")
+    figure.axes[0].legend(loc="best")
+    drawn = io.BytesIO()
+    figure.savefig(drawn, dpi=120, format="png")
+    write_bytes(folder / CURVE, drawn.getvalue())
