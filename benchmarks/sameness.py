@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import importlib
 import io
 import re
@@ -297,16 +298,21 @@ def result_of(call: Call, session: Session) -> Any:
 def segments(session: Session) -> Any:
     """Return what all sealed segments hold, and how many steps each lane has."""
     log, spec = session.store._log, session.store.spec
-    segment, after, dictionaries = (
-        importlib.import_module(f"{session.package.__name__}.{name}")
-        for name in ("format.segment", "log.sealed_after", "codecs.dictionaries")
+    name = session.package.__name__
+    segment, dictionaries = (
+        importlib.import_module(f"{name}.{one}") for one in ("format.segment", "codecs.dictionaries")
     )
-    if hasattr(log, "settle"):
-        log.settle()
+    if hasattr(log, "sealing"):
+        log.sealing.settle()
+        content_of = log.sealed.content
+    else:  # before sealing was one module
+        if hasattr(log, "settle"):
+            log.settle()
+        content_of = functools.partial(importlib.import_module(f"{name}.log.sealed_after")._content, log)
     index, found = log.index, []
     for slot in range(index.highest):
         if index.sealed[slot] and index.rows[slot]:
-            packed, key_of = after._content(log, slot), dictionaries.key_of
+            packed, key_of = content_of(slot), dictionaries.key_of
             places = zip(log.tables, index.dictionary[:, slot].tolist(), strict=True)
             by_key = {key_of(data): data for data in (table.data(place) for table, place in places if place)}
             header, rows = segment.unpack(packed, spec, by_key.__getitem__)

@@ -1,4 +1,4 @@
-// Which marks has a step, and which a lane? As in sharpwave.spec and sharpwave.log.marks.
+// Which marks has a step, and which a lane? As in sharpwave.spec and sharpwave.log.open_segments.
 #pragma once
 
 #include <limits>

@@ -1,7 +1,7 @@
 // How do full segments give way to their lanes' next ones? They are encoded, placed and linked, and the oldest evicted.
 //
 // For stores in memory that evict in order; the bytes are those that sharpwave.format.segment.pack makes, without
-// annotations. Where codecs are to be tried, or a codec is not the core's, sharpwave.log.rollover does it.
+// annotations. Where codecs are to be tried, or a codec is not the core's, sharpwave.log.sealing does it.
 #pragma once
 
 #include <optional>

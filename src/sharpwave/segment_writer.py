@@ -47,17 +47,18 @@ class _HandOver(Sealing):
     """Sealing that hands each segment over instead of keeping it."""
 
     def __init__(self, log: StepLog, hand_over: Callable[[SealedSegment], None]) -> None:
-        super().__init__(log.index, None, log.opened, log.sealed, log.admission, log.retention)
+        super().__init__(log.opened, log.admission)
         self._log, self._hand_over = log, hand_over
         self._told = log.boundaries.counts
 
-    def seal(self, lane: int, slot: int) -> bool:
+    def seal(self, lane: int, slot: int, following: int) -> bool:
         """Encode the lane's open segment and hand it over."""
         log = self._log
         columns: list[Column] = []
         places: list[int] = []
         try:
-            packed, _ = self.encode(lane, slot, columns, places)
+            log.sealed.encode(lane, log.opened.columns.all_so_far(slot), columns, places)
+            packed, _ = log.opened.pack(lane, slot, columns)
             shared = {
                 column.dictionary: table.data(place)
                 for table, column, place in zip(log.tables, columns, places, strict=True)
@@ -79,7 +80,15 @@ class _HandOver(Sealing):
 
 
 class _OpenLog(StepLog):
-    """Log of open segments only."""
+    """Log of open segments only, which hands each over in the place of sealing it."""
+
+    def __init__(self, spec: Spec, settings: Settings, slots: int, hand_over: Callable[[SealedSegment], None]) -> None:
+        self._hand_over = hand_over
+        super().__init__(spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=slots)
+        self.sealing.turnover = self.admission.release = None
+
+    def _make_sealing(self) -> Sealing:
+        return _HandOver(self, self._hand_over)
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
         super().end_episode(lane, final)
@@ -145,13 +154,8 @@ class SegmentWriter:
         check_flag("SegmentWriter", "strict", strict)
         self.spec = spec
         self._lock = Lock()
-        self._log = _OpenLog(
-            spec, settings.codecs, settings.capacity, None, settings.segment_steps, Fifo(), slots=2 * int(lanes) + 2
-        )
+        self._log = _OpenLog(spec, settings, 2 * int(lanes) + 2, hand_over)
         self._log.boundaries.strict = bool(strict)
-        self._log.rollover.sealing = _HandOver(self._log, hand_over)
-        self._log.turnover = self._log.rollover.behind = None
-        self._log.admission.release = None
         self._log.opened.first_lane = int(first_lane)
         self._log.opened.staggered = False
         self._log.open_lanes(int(lanes), np.arange(int(lanes)))
@@ -221,4 +225,4 @@ class SegmentWriter:
         with self._lock:
             for lane in range(log.lanes):
                 if log.index.rows[log.opened.slots[lane]] and log.opened.ended(lane):
-                    log.rollover.seal_open(lane)
+                    log.sealing.seal_open(lane)

@@ -22,6 +22,7 @@ from sharpwave.nesting import Structure, tree_of
 
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: whether the step's episode terminated, was truncated, or began with it."""
+ENDED = TERMINATED | TRUNCATED
 
 MAX_REWARD = float(np.finfo(np.float32).max)
 """Limit of rewards, and of n-step returns: what is beyond it is cut to it."""

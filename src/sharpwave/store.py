@@ -19,11 +19,9 @@ from sharpwave.disk.view_files import ViewFiles
 from sharpwave.errors import not_to_be_copied
 from sharpwave.format import segment
 from sharpwave.json_values import decode
-from sharpwave.log import whole_episodes
-from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle
-from sharpwave.log.step_blocks import StepBlock, block_of
+from sharpwave.log.step_blocks import StepBlock, block_of, drop_steps
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
@@ -167,8 +165,8 @@ class Store:
         self._log, self.recovery, states = begin(settings, folder, left, Files())
         self._life = Life(self._log, self._lock)
         watch(self._log, self._lock)
-        if self._log.behind is not None:
-            self._lock.settle = weakref.WeakMethod(self._log.behind.settle)
+        if self._log.sealing.behind is not None:
+            self._lock.settle = weakref.WeakMethod(self._log.sealing.behind.settle)
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._step_tag = Tag(self._log.tag, STEPS)
         self._writing = Writing(self._log, self._lock, self._gate, self._views, self._step_tag)
@@ -790,7 +788,7 @@ class Store:
             if number >= self._log.lanes:
                 raise ValueError(f"drop_steps: lane {lane}, expected one of the {self._log.lanes} lanes written to")
             try:
-                return whole_episodes.drop(self._log, number, int(first), int(end))
+                return drop_steps(self._log, number, int(first), int(end))
             finally:
                 self._views.written()
 
@@ -856,7 +854,7 @@ class Store:
         with self._lock:
             self._log.check_open()
             steps = self._views.step_ids("annotations_of", ids)
-            return [decode(values) for values in annotations_of(self._log, steps.tolist())]
+            return [decode(values) for values in self._log.annotations_of(steps.tolist())]
 
     def _check_annotated(self, what: str, lane: Any, episode: bool) -> None:
         if lane is None and episode:
@@ -968,7 +966,7 @@ class Store:
         with self._lock.unsettled:
             try:
                 with suppress(MemoryError):  # for a segment that is being encoded: nobody reads it any more
-                    self._log.settle()
+                    self._log.sealing.settle()
                 self._lock.settle = lambda: None
                 close(self._log)
             finally:

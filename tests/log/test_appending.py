@@ -30,7 +30,7 @@ SPECS = {
 def pair(spec: sw.Spec, **settings: Any) -> tuple[sw.Store, sw.Store, list[bool]]:
     """Two stores, the second of which goes the long way; and whether each call to the first went the short one."""
     short, long = sw.Store(spec, **settings), sw.Store(spec, **settings)
-    long._writing.appending.serves, long._log.turnover = False, None
+    long._writing.appending.serves, long._log.sealing.turnover = False, None
     went: list[bool] = []
     write = short._writing.rows
 
@@ -144,7 +144,7 @@ def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path
         short, long, went = pair(spec, capacity=200, segment_steps=4)
         (tmp_path / "a").mkdir()
         short, long = (sw.Store(spec, capacity=200, segment_steps=4, disk=tmp_path / name) for name in "ab")
-        long._writing.appending.serves, long._log.turnover = False, None
+        long._writing.appending.serves, long._log.sealing.turnover = False, None
     else:
         short, long, went = pair(spec, segment_steps=4, **settings)
     views = [store.transitions(n_step=2, sampler=sw.Prioritized()) for store in (short, long)]

@@ -29,14 +29,14 @@ def store(behind_caller: bool = True, **settings: Any) -> sw.Store:
     """Return a store, whose segments are encoded behind the caller or, as with a disk, at once."""
     made = sw.Store(SPEC, **{"capacity": 400, "segment_steps": SEGMENT_STEPS, "seed": 3} | settings)
     if not behind_caller:
-        made._log.rollover.behind = made._log.behind = None
+        made._log.sealing.behind = None
         made._log.inventory.listeners = made._log.inventory.listeners[1:]
     return made
 
 
 def pending(made: sw.Store) -> int:
-    assert made._log.behind is not None
-    return len(made._log.behind.pending)
+    assert made._log.sealing.behind is not None
+    return len(made._log.sealing.behind.pending)
 
 
 def frames(count: int, seed: int = 0) -> np.ndarray[Any, Any]:
@@ -89,7 +89,7 @@ def assert_same(one: Any, two: Any) -> None:
 
 def segments(made: sw.Store) -> dict[int, bytes]:
     log = made._log
-    log.settle()
+    log.sealing.settle()
     slots = np.flatnonzero(log.index.sealed[: log.index.highest] & (log.index.rows[: log.index.highest] > 0))
     return {log.sealed.packed(slot)[0]: log.sealed.packed(slot)[1] for slot in slots.tolist()}
 
@@ -104,7 +104,7 @@ def test_any_calls_give_the_same_as_without(tmp_path: Path, seed: int) -> None:
     for behind_caller in (True, False):
         made = sw.Store(spec, capacity=capacity, codec=codec, segment_steps=32, seed=3)
         if not behind_caller:
-            made._log.rollover.behind = made._log.behind = None
+            made._log.sealing.behind = None
             made._log.inventory.listeners = made._log.inventory.listeners[1:]
         view = made.transitions(sampler=sw.Prioritized(), n_step=2, seed=5)
         both.append((made, view))
@@ -160,7 +160,7 @@ def test_lanes_that_are_full_together_are_encoded_alike_whether_the_thread_is_fa
         spec = sw.Spec(obs=sw.Field((48, 48), "uint8"), action=sw.Field((), "int64"))
         one = sw.Store(spec, capacity=10_000, codec=codec, segment_steps=32, seed=3)
         if not behind_caller:
-            one._log.rollover.behind = None
+            one._log.sealing.behind = None
         one._log.opened.staggered = False
         rng, found = np.random.default_rng(0), []
         no, zeros = np.zeros(24, np.bool_), np.zeros(24, np.float32)
@@ -406,7 +406,7 @@ Left()
 frame = np.zeros((48, 48), np.uint8)
 for step in range(33):
     store.append(obs=frame, action=1, reward=0.0, terminated=False, truncated=False)
-assert store._log.behind.pending
+assert store._log.sealing.behind.pending
 while not began: time.sleep(0.01)
 gc.enable()
 store.stats()
@@ -425,7 +425,7 @@ def test_a_process_ends_though_a_segment_is_being_encoded() -> None:
         " capacity=1000)\n"
         "frames = np.random.default_rng(0).integers(0, 9, (70, 64, 64, 3)).astype(np.uint8)\n"
         "for frame in frames: store.append(obs=frame, action=1, reward=0.0, terminated=False, truncated=False)\n"
-        "assert store._log.behind.pending\n"
+        "assert store._log.sealing.behind.pending\n"
     )
     for _ in range(3):
         ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)

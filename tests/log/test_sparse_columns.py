@@ -137,7 +137,7 @@ def test_a_lane_whose_open_segment_was_evicted_goes_on_behind_a_checkpoint(count
     """As where many lanes share a small capacity: what the episode's next steps need is all that is left of it."""
     store = sw.Store(NO_STACK, capacity=100, segment_steps=50)
     play(store, count)
-    store._log.rollover.abandon(0)
+    store._log.sealing.abandon(0)
     assert len(store) == 0 and not store._log.opened.ended(0)
     store.checkpoint(tmp_path / "c")
     again = sw.Store.open(tmp_path / "c")

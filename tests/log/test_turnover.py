@@ -46,7 +46,7 @@ class Pair:
         self.rng, self.lanes = rng, int(rng.integers(1, 6))
         self.stores = [sw.Store(self.spec, seed=7, **settings) for _ in range(2)]
         long = self.stores[1]
-        long._writing.appending.serves, long._log.turnover, long._log.admission.release = False, None, None
+        long._writing.appending.serves, long._log.sealing.turnover, long._log.admission.release = False, None, None
         self.films = {
             name: film(rng, field.shape, 80)
             if len(field.shape) == 2

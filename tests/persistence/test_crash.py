@@ -20,7 +20,6 @@ from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.format import segment
 from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
-from sharpwave.log.open_packing import pack_raw
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from tests.support.faults import (
@@ -269,7 +268,7 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
     with small_store(tmp_path) as store:
         append(store, 0, range(3))
         store.flush()
-        id_, rows = pack_raw(store._log.opened, 0)
+        id_, rows = store._log.opened.pack_so_far(0)
     column = segment.HEADER.size + segment.COLUMN.size * 3 - 8
     broken = rows[:column] + (99).to_bytes(8, "little") + rows[column + 8 : -4]
     manifest = read_manifest(tmp_path)

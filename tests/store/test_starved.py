@@ -238,7 +238,9 @@ def test_a_segment_is_sealed_once_where_there_is_no_memory_to_open_the_next(
         monkeypatch.setattr(owner, name, refusing)
 
     refuse(Admission, "take_slot")
-    store._log.turnover = store._log.admission.release = None  # which take slots in the core (test_no_memory.py)
+    store._log.sealing.turnover = store._log.admission.release = (
+        None  # which take slots in the core (test_no_memory.py)
+    )
     for k in range(500):
         for _ in range(3):
             try:

@@ -37,7 +37,7 @@ def audit(store: sw.Store, views: list[Any]) -> None:
         used = np.bincount(index.dictionary[c, sealed], minlength=PLACES)
         counts = np.array([table.uses.count(place) for place in range(PLACES)])
         assert (counts >= used)[1:].all(), "a dictionary that segments need is free"
-        encoder = log.sealed._encoders.get(c)
+        encoder = log.sealed.encoders.get(c)
         if encoder is not None:
             states = [encoder.lanes.find(lane) for lane in range(log.lanes)]
             by_encoder = [state.place for state in states if state is not None] + list(encoder._newest.values())
@@ -62,7 +62,7 @@ def _audit_bytes(store: sw.Store, sealed: list[int]) -> None:
     resident = sealed if cache is None else [slot for slot in sealed if index.resident[slot]]
     live = sum(-(-int(index.nbytes[slot]) // 8) * 8 for slot in resident) + log.space.staged * log.layout.open_bytes
     staged = log.opened.staging >= 0
-    spare = 0 if log.behind is None else len(log.behind._spare)
+    spare = 0 if log.sealing.behind is None else len(log.sealing.behind._spare)
     assert log.space.staged - spare == staged.sum() == log.lanes - log.opened.bare
     assert not index.frames[log.opened.slots[~staged]].any() and not index.rows[log.opened.slots[~staged]].any()
     assert arena.used_bytes == int(arena.live.sum()) == live, "bytes of the arena that nothing holds"

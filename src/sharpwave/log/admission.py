@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import TypeVar
 
@@ -15,6 +15,8 @@ from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region_notes import Evicted
+from sharpwave.format.segment import Column
+from sharpwave.format.segment_header import Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.sealed_segments import Location, Sealed
 from sharpwave.log.segment_space import SegmentSpace
@@ -47,7 +49,8 @@ class Admission:
         on_full: what to do when the disk cannot be written to, as for the store.
 
     Attributes:
-        capacity: limit in steps.
+        capacity: limit in steps. ``disk``: the compaction's. ``retention``, ``space``, ``sealed``, ``inventory`` and
+            ``ledger`` are as given.
         release: frees an evicted segment, or returns False; ``None``: this object does.
     """
 
@@ -63,9 +66,9 @@ class Admission:
         on_full: str,
     ) -> None:
         self.capacity, self.retention, self.on_full = capacity, retention, on_full
-        self._space, self._sealed, self._inventory, self._ledger = space, sealed, inventory, ledger
+        self.space, self.sealed, self.inventory, self.ledger = space, sealed, inventory, ledger
         self._compaction = compaction
-        self._disk = None if compaction is None else compaction.disk
+        self.disk = None if compaction is None else compaction.disk
         self._interrupted = -1  # slot of a segment whose eviction an error interrupted: it is evicted next
         self.release: Callable[[int], bool] | None = None
 
@@ -74,15 +77,15 @@ class Admission:
     @property
     def latest_generation(self) -> int:
         """The highest generation of any id so far."""
-        return self._space.index.latest_generation
+        return self.space.index.latest_generation
 
     def evicted(self) -> Evicted:
         """Return the retention's threshold and the counts of evictions."""
-        return Evicted(self.retention.threshold, self._inventory.evicted_segments, self._inventory.dropped_steps)
+        return Evicted(self.retention.threshold, self.inventory.evicted_segments, self.inventory.dropped_steps)
 
     def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of ``slots`` [n] hold no sealed segment."""
-        index = self._space.index
+        index = self.space.index
         there = np.minimum(slots, index.slots - 1)
         free: npt.NDArray[np.bool_] = (index.sealed[there] == 0) | (index.rows[there] == 0) | (there != slots)
         return free
@@ -100,22 +103,22 @@ class Admission:
         if slot < 0:
             if not len(self.retention):
                 return Made.NOTHING
-            slot = self.retention.choose(newcomer, self._inventory.priorities)
+            slot = self.retention.choose(newcomer, self.inventory.priorities)
             if newcomer is not None and slot == newcomer.slot:
                 return Made.NOT_KEPT
             self._interrupted = slot
-            self._inventory.changes += 1  # so that no append evicts another segment by itself before this one is gone
+            self.inventory.changes += 1  # so that no append evicts another segment by itself before this one is gone
         self._evict(slot)
         self._interrupted = -1
         return Made.ROOM
 
     def _evict(self, slot: int) -> None:
-        self._inventory.announce(slot)
+        self.inventory.announce(slot)
         if self.release is not None and self.release(slot):
             return
-        if self._disk is not None:  # first: a file without held segments is deleted at once
-            self._disk.evict(self._space.index.segment_id(slot))
-        self._sealed.free(slot)
+        if self.disk is not None:  # first: a file without held segments is deleted at once
+            self.disk.evict(self.space.index.segment_id(slot))
+        self.sealed.free(slot)
         self._remove(slot)
 
     def evict_one(self, slot: int) -> None:
@@ -141,40 +144,40 @@ class Admission:
 
     def drop(self, slot: int) -> None:
         """Remove a segment from the store, but not its bytes. A call that raised can be repeated."""
-        self._inventory.announce(slot)
+        self.inventory.announce(slot)
         self._remove(slot)
         self._note_not_kept()
 
     def _remove(self, slot: int) -> None:
-        if self._disk is not None:
-            index = self._space.index
+        if self.disk is not None:
+            index = self.space.index
             end = int(index.first_step[slot]) + int(index.rows[slot])
-            self._disk.evict_tail(index.segment_id(slot), int(index.lane[slot]), end)
-        self._inventory.remove(slot)
+            self.disk.evict_tail(index.segment_id(slot), int(index.lane[slot]), end)
+        self.inventory.remove(slot)
 
     def admits(self, slot: int) -> bool:
         """Return whether the retention admits the segment in ``slot``, which is about to be sealed."""
-        if self.retention.admits(self._space.index.segment_id(slot)):
+        if self.retention.admits(self.space.index.segment_id(slot)):
             return True
         self._note_not_kept()
         return False
 
     def _note_not_kept(self) -> None:
         """Note on disk that a segment is not kept: rows of it may have been flushed, and its ids were handed out."""
-        if self._disk is not None:
-            self._disk.try_note()
+        if self.disk is not None:
+            self.disk.try_note()
 
     def make_room_for_steps(self, coming: int) -> bool:
         """Evict until the capacity has room for ``coming`` steps; return False if no sealed segment is left to
         evict."""
-        while self.capacity is not None and self._inventory.held_steps + coming > self.capacity:
+        while self.capacity is not None and self.inventory.held_steps + coming > self.capacity:
             if self.evict() is Made.NOTHING:
                 return False
         return True
 
     def take_slot(self) -> int:
         """Return a free slot, reset.  Raises: MemoryError: all of them hold open segments."""
-        index = self._space.index
+        index = self.space.index
         while (slot := index.take()) is None:
             if self.evict() is Made.NOTHING:
                 raise MemoryError(
@@ -192,7 +195,7 @@ class Admission:
         Raises:
             MemoryError: no address space, or ``ram`` is too small; then nothing changed.
         """
-        space, arena, ram = self._space, self._space.arena, self._ledger.ram
+        space, arena, ram = self.space, self.space.arena, self.ledger.ram
         if ram is not None:
             self.fit_memory()
             need, left = space.open_bytes(staged) + arena.chunk_bytes, arena.limit_bytes
@@ -203,7 +206,7 @@ class Admission:
                 )
         # For the next power of two, so that memory is moved only a few times where lanes are added one by one.
         disk_limit, to_come = (
-            None if self._disk is None else self._disk.budget.limit_bytes,
+            None if self.disk is None else self.disk.budget.limit_bytes,
             1 << (lanes - 1).bit_length(),
         )
         self._grow(*space.layout.room(self.capacity, ram, disk_limit, to_come, max_rows), opened)
@@ -217,32 +220,32 @@ class Admission:
         Raises:
             MemoryError: no address space; then nothing changed.
         """
-        self._grow(*self._space.layout.room(capacity, ram, disk_limit), opened)
-        self.capacity, self._ledger.ram = capacity, ram
+        self._grow(*self.space.layout.room(capacity, ram, disk_limit), opened)
+        self.capacity, self.ledger.ram = capacity, ram
         if ram is None:
-            self._space.arena.limit_bytes = self._space.arena.reserved_bytes
+            self.space.arena.limit_bytes = self.space.arena.reserved_bytes
 
     def _grow(self, reserve: int, slots: int, opened: npt.NDArray[np.int32]) -> None:
         """Provide address space and slots.  Raises: MemoryError; then nothing changed."""
-        space = self._space
+        space = self.space
         if space.fits(reserve, slots):
             return
-        self._inventory.changes += 1  # addresses are about to change
-        for listener in self._inventory.listeners:  # first: one without room would write past its arrays
+        self.inventory.changes += 1  # addresses are about to change
+        for listener in self.inventory.listeners:  # first: one without room would write past its arrays
             listener.growing(max(slots, space.index.slots))
         space.grow(reserve, slots, opened)
-        if self._ledger.ram is None:
+        if self.ledger.ram is None:
             space.arena.limit_bytes = space.arena.reserved_bytes
 
     def stage(self, count: int) -> list[int]:
         """Return offsets for the rows of ``count`` open segments.  Raises: MemoryError: no room; then none is taken."""
-        arena, nbytes = self._space.arena, self._space.layout.open_bytes
+        arena, nbytes = self.space.arena, self.space.layout.open_bytes
         offsets: list[int] = []
         try:
             while len(offsets) < count:
                 some = arena.reserve(nbytes, count - len(offsets))
                 offsets += some
-                self._space.staged += len(some)
+                self.space.staged += len(some)
                 if not some and self.free_memory() is Made.NOTHING:
                     raise MemoryError(f"store: no room to open {count} lanes; raise ram=, or use fewer lanes")
         except BaseException:
@@ -253,45 +256,73 @@ class Admission:
     def unstage(self, offsets: list[int]) -> None:
         """Free what ``stage`` returned."""
         for offset in reversed(offsets):
-            self._space.arena.free(offset, self._space.layout.open_bytes)
-            self._space.staged -= 1
+            self.space.arena.free(offset, self.space.layout.open_bytes)
+            self.space.staged -= 1
 
-    def keep(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Location | None:
-        """Make room for an encoded segment, and write it to disk if there is one.
-
-        Returns its location, which ``give_back`` frees; ``None``: the retention chose the newcomer itself.
+    def keep(
+        self,
+        slot: int,
+        rows: int,
+        packed: bytes,
+        begins: Sequence[int],
+        columns: Sequence[Column | Placed],
+        places: Sequence[int],
+    ) -> bool:
+        """Make room for an encoded segment, write it to disk if there is one, and only then seal the one in ``slot``.
 
         Args:
-            dictionaries: of its columns, by (column, key).
+            rows: its steps. ``begins``: offset in ``packed`` of each column.
+            places: of the columns' dictionaries, with references, which are released unless the segment is kept.
+
+        Returns False if the retention rejects it.
+
+        Raises:
+            MemoryError, OSError: there is no room; the segment is still open.
+        """
+        newcomer, location, added = Newcomer(slot, self.space.index.segment_id(slot)), None, False
+        try:
+            dictionaries = {} if self.disk is None else self.sealed.dictionaries(columns, places)
+            location = self._place(newcomer, packed, dictionaries)
+            if location is not None:
+                self.retention.add(*newcomer)
+                added = True
+                self.sealed.enter(slot, rows, location, packed, begins, columns, places)
+                return True
+            self._note_not_kept()
+        except BaseException:
+            if location is not None:
+                if self.disk is not None:
+                    self.disk.held.release(location.region, len(packed))
+                self.space.arena.free(location.base, len(packed))
+            if added:
+                self.retention.discard(slot)
+            self.sealed.drop_dictionaries(places)
+            raise
+        self.sealed.drop_dictionaries(places)
+        return False
+
+    def _place(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Location | None:
+        """Take room for a segment in memory and on disk, and write it there; ``None``: the retention chose it itself.
 
         Raises:
             MemoryError, OSError: there is no room; then none is taken.
         """
         base = self._allocate(newcomer, len(packed)) if self.fit_memory(newcomer) else None
-        if base is not None and self._compaction is None:
-            return Location(base)
-        if base is not None and self._compaction is not None:
-            try:
-                written = self._write(self._compaction, newcomer, packed, dictionaries)
-            except BaseException:
-                self._space.arena.free(base, len(packed))
-                raise
-            if written is not None:
-                return Location(base, *written)
-            self._space.arena.free(base, len(packed))
-        self._note_not_kept()
-        return None
-
-    def give_back(self, location: Location, nbytes: int) -> None:
-        """Free the memory and disk space that ``keep`` took for a segment of ``nbytes`` that was not sealed after
-        all."""
-        if self._disk is not None:
-            self._disk.held.release(location.region, nbytes)
-        self._space.arena.free(location.base, nbytes)
+        if base is None or self._compaction is None:
+            return None if base is None else Location(base)
+        try:
+            written = self._write(self._compaction, newcomer, packed, dictionaries)
+        except BaseException:
+            self.space.arena.free(base, len(packed))
+            raise
+        if written is None:
+            self.space.arena.free(base, len(packed))
+            return None
+        return Location(base, *written)
 
     def _allocate(self, newcomer: Newcomer, nbytes: int) -> int | None:
-        """Return the offset of ``nbytes`` of the arena; ``None`` as ``keep``."""
-        space = self._space
+        """Return the offset of ``nbytes`` of the arena; ``None`` as ``_place``."""
+        space = self.space
         while (base := space.allocate(nbytes)) is None:
             made = self.free_memory(newcomer)
             if made is Made.NOT_KEPT:
@@ -311,8 +342,8 @@ class Admission:
         packed: bytes,
         dictionaries: dict[tuple[int, int], bytes],
     ) -> tuple[int, int] | None:
-        """Append a segment to the newest region; return its region and offset. ``None`` as ``keep``."""
-        disk, generation = compaction.disk, self._space.index.latest_generation
+        """Append a segment to the newest region; return its region and offset. ``None`` as ``_place``."""
+        disk, generation = compaction.disk, self.space.index.latest_generation
         need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
         return self._with_room(
             compaction, need, lambda: disk.append(newcomer.id, packed, generation, dictionaries), newcomer
@@ -321,7 +352,7 @@ class Admission:
     def write_tail(self, id_: int, packed: bytes) -> None:
         """Write an open segment's rows so far to the region files, evicting for them.  Raises: OSError."""
         assert self._compaction is not None
-        disk, generation = self._compaction.disk, self._space.index.latest_generation
+        disk, generation = self._compaction.disk, self.space.index.latest_generation
         self._with_room(self._compaction, len(packed), lambda: disk.append_tail(id_, packed, generation))
 
     def _with_room(
@@ -350,9 +381,9 @@ class Admission:
                 )
                 if not drops:
                     raise refusal from error
-            before = self._inventory.evicted_steps
+            before = self.inventory.evicted_steps
             made = self.evict(newcomer) if refusal is None else self._drop(compaction, newcomer, copies)
-            copies = self._inventory.evicted_steps > before  # else copying made no room: evict next
+            copies = self.inventory.evicted_steps > before  # else copying made no room: evict next
             if made is Made.NOT_KEPT:
                 return None
             if made is Made.NOTHING:
@@ -364,7 +395,7 @@ class Admission:
         Args:
             copies: a nearly empty file may be deleted behind a copy of what it holds.
         """
-        disk, inventory = compaction.disk, self._inventory
+        disk, inventory = compaction.disk, self.inventory
         before, nbytes = inventory.evicted_steps, disk.nbytes
         linked = disk.linked()
         most = inventory.sealed_bytes - 2 * max((one.allocated for one in disk.regions.regions.values()), default=0)
@@ -380,7 +411,7 @@ class Admission:
                     copies, most = False, -1
                 made = self.evict(newcomer)
                 if made is Made.NOT_KEPT and newcomer is not None:
-                    inventory.dropped_steps += int(self._space.index.rows[newcomer.slot])
+                    inventory.dropped_steps += int(self.space.index.rows[newcomer.slot])
                 if made is not Made.ROOM:
                     tried = made is Made.NOTHING and inventory.evicted_steps > before
                     return Made.ROOM if tried else made
@@ -398,7 +429,7 @@ class Admission:
         Args:
             linked: regions whose deletion frees nothing.
         """
-        disk, index = compaction.disk, self._space.index
+        disk, index = compaction.disk, self.space.index
         number = disk.budget.emptiest(1.0, linked)
         if number is None:
             return Made.NOTHING
@@ -421,7 +452,7 @@ class Admission:
 
     def free_memory(self, newcomer: Newcomer | None = None) -> Made:
         """Uncache segments; without a disk, evict one."""
-        segment_cache = self._space.segment_cache
+        segment_cache = self.space.segment_cache
         if segment_cache is None:
             return self.evict(newcomer)
         return Made.ROOM if segment_cache.uncache_chunk() else Made.NOTHING
@@ -431,10 +462,10 @@ class Admission:
 
         Returns False if that would evict the ``newcomer``.
         """
-        ram, space, arena = self._ledger.ram, self._space, self._space.arena
+        ram, space, arena = self.ledger.ram, self.space, self.space.arena
         if ram is None:
             return True
-        arena.limit_bytes = self._ledger.arena_bytes(ram)
+        arena.limit_bytes = self.ledger.arena_bytes(ram)
         made = Made.ROOM
         if arena.committed_bytes > arena.limit_bytes:
             arena.trim()

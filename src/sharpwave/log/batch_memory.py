@@ -9,10 +9,8 @@ from typing import Any
 import numpy.typing as npt
 
 from sharpwave.log.admission import Admission
-from sharpwave.log.inventory import Inventory
-from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.batch_pool import Block, Pool, Root
-from sharpwave.memory.ledger import MAX_BATCH_SHARE, MemoryLedger
+from sharpwave.memory.ledger import MAX_BATCH_SHARE
 
 KEPT_TRANSITIONS = 2048
 """Transitions for which room is reserved from the start, as far as the batches' share of ``ram`` allows."""
@@ -25,10 +23,10 @@ class BatchMemory:
         pool: blocks that are lent, or free for the next batch.
     """
 
-    def __init__(self, space: SegmentSpace, inventory: Inventory, ledger: MemoryLedger, admission: Admission) -> None:
-        self._space, self._inventory, self._ledger, self._admission = space, inventory, ledger, admission
+    def __init__(self, admission: Admission) -> None:
+        self._space, self._ledger, self._admission = admission.space, admission.ledger, admission
         self.pool = Pool()
-        ledger.enter_for_batches(lambda: self.pool.nbytes)
+        self._ledger.enter_for_batches(lambda: self.pool.nbytes)
         self.keep(0)
 
     def keep(self, batch_bytes: int) -> None:

@@ -15,10 +15,6 @@ from sharpwave.format.segment import Column
 from sharpwave.log.admission import Admission
 from sharpwave.log.inventory import LogListener
 from sharpwave.log.open_segments import Lanes
-from sharpwave.log.sealed_segments import Sealed
-from sharpwave.log.sealing import Sealing
-from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.native import core
 
 MAX_PENDING = 16
@@ -161,7 +157,7 @@ class Pending:
         lane, slot: its own. ``staging``: offset of its rows, as ``Lanes.staging``.
         may_try: as for ``Sealed.encode``.
         work: encodes it; ``None``: it failed, and the segment is still to be encoded.
-        packed, begins, columns, places: what ``Sealing.keep`` takes, once the work is done.
+        packed, begins, columns, places: what ``Admission.keep`` takes, once the work is done.
     """
 
     lane: int
@@ -186,17 +182,9 @@ class Behind(LogListener):
         pending: the segments. ``works``: those that encode them.
     """
 
-    def __init__(
-        self,
-        space: SegmentSpace,
-        opened: Lanes,
-        sealed: Sealed,
-        sealing: Sealing,
-        admission: Admission,
-        ledger: MemoryLedger,
-    ) -> None:
-        self._space, self._opened, self._sealed = space, opened, sealed
-        self._sealing, self._admission, self._ledger = sealing, admission, ledger
+    def __init__(self, opened: Lanes, admission: Admission) -> None:
+        self._opened, self._admission = opened, admission
+        self._space, self._sealed, self._ledger = admission.space, admission.sealed, admission.ledger
         self.pending: deque[Pending] = deque()
         self.works = Works()
         self._spare: list[int] = []
@@ -259,7 +247,9 @@ class Behind(LogListener):
         return Work(lambda: self._encode(one))
 
     def _encode(self, one: Pending) -> None:
-        one.packed, one.begins = self._sealing.encode(one.lane, one.slot, one.columns, one.places, one.may_try)
+        rows = self._opened.columns.all_so_far(one.slot)
+        self._sealed.encode(one.lane, rows, one.columns, one.places, one.may_try)
+        one.packed, one.begins = self._opened.pack(one.lane, one.slot, one.columns)
 
     def settle(self) -> None:
         """Seal every segment that is being encoded, once it is.
@@ -282,7 +272,7 @@ class Behind(LogListener):
                 raise
             columns, places, rows = one.columns, one.places, int(self._space.index.rows[one.slot])
             one.work, one.columns, one.places = None, [], []  # ``keep`` releases the dictionaries where it raises
-            kept = self._sealing.keep(one.slot, rows, one.packed, one.begins, columns, places)
+            kept = self._admission.keep(one.slot, rows, one.packed, one.begins, columns, places)
             self.pending.popleft()
             self._spare.append(one.staging)
             if not kept:

@@ -22,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import level_of_caller
-from sharpwave.log.marks import ENDED
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.log.same_values import compare
 from sharpwave.native import core
+from sharpwave.spec import ENDED
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

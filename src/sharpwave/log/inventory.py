@@ -12,8 +12,18 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
-HELD, TOTAL, CHANGES, EVICTED, EVICTED_SEGMENTS, SEALED_BYTES = range(6)
-"""Places in ``Inventory.counts``, as the core has them."""
+
+class _Count:
+    """Entry of ``Inventory.counts``."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, inventory: Inventory, owner: type) -> int:
+        return inventory.counts.item(self._place)
+
+    def __set__(self, inventory: Inventory, number: int) -> None:
+        inventory.counts[self._place] = number
 
 
 class LogListener:
@@ -40,12 +50,19 @@ class Inventory:
     """Segments of every lane in order, and counts of their steps.
 
     Attributes:
-        counts: int64 [6], those below but for ``dropped_steps``: in an array, so that the core can append steps, evict
-            others and count them at once.
+        counts: int64 [6], in the order of the six that follow; the core appends steps, evicts others and counts them at
+            once.
+        held_steps: steps held, open segments included. ``total_steps``: steps ever appended.
+        changes: incremented with every change of what is held, so that readers notice.
+        evicted_steps: steps evicted, or removed from open segments. ``evicted_segments``: segments evicted.
+        sealed_bytes: of all sealed segments, on disk or in memory.
         dropped_steps: steps that ``on_full`` dropped.
         oldest: int32 [lanes], slot of each lane's oldest segment.
         listeners: notified of evictions and of growth, in this order.
     """
+
+    held_steps, total_steps, changes = _Count(0), _Count(1), _Count(2)
+    evicted_steps, evicted_segments, sealed_bytes = _Count(3), _Count(4), _Count(5)
 
     def __init__(self, index: SegmentIndex) -> None:
         self._index = index
@@ -53,60 +70,6 @@ class Inventory:
         self.dropped_steps = 0
         self.oldest = np.zeros(0, np.int32)
         self.listeners: list[LogListener] = []
-
-    @property
-    def held_steps(self) -> int:
-        """Steps held, open segments included."""
-        return self.counts.item(HELD)
-
-    @held_steps.setter
-    def held_steps(self, steps: int) -> None:
-        self.counts[HELD] = steps
-
-    @property
-    def total_steps(self) -> int:
-        """Steps ever appended."""
-        return self.counts.item(TOTAL)
-
-    @total_steps.setter
-    def total_steps(self, steps: int) -> None:
-        self.counts[TOTAL] = steps
-
-    @property
-    def changes(self) -> int:
-        """Number that is incremented with every change of what is held, so that readers notice."""
-        return self.counts.item(CHANGES)
-
-    @changes.setter
-    def changes(self, number: int) -> None:
-        self.counts[CHANGES] = number
-
-    @property
-    def evicted_steps(self) -> int:
-        """Steps evicted, or removed from open segments."""
-        return self.counts.item(EVICTED)
-
-    @evicted_steps.setter
-    def evicted_steps(self, steps: int) -> None:
-        self.counts[EVICTED] = steps
-
-    @property
-    def evicted_segments(self) -> int:
-        """Segments evicted."""
-        return self.counts.item(EVICTED_SEGMENTS)
-
-    @evicted_segments.setter
-    def evicted_segments(self, segments: int) -> None:
-        self.counts[EVICTED_SEGMENTS] = segments
-
-    @property
-    def sealed_bytes(self) -> int:
-        """Bytes of all sealed segments, on disk or in memory."""
-        return self.counts.item(SEALED_BYTES)
-
-    @sealed_bytes.setter
-    def sealed_bytes(self, nbytes: int) -> None:
-        self.counts[SEALED_BYTES] = nbytes
 
     def tell(self, listener: LogListener) -> None:
         """Add a listener, behind the others."""

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.format.segment import FLAGS
-from sharpwave.log.marks import ENDED
-from sharpwave.log.sparse_columns import SparseColumns
+from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import MIN_AUTO_BYTES
+from sharpwave.codecs.zstd import Zstd
+from sharpwave.format.segment import FLAGS, Column
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
-from sharpwave.spec import START
+from sharpwave.spec import ENDED, START
 
 Bytes = npt.NDArray[np.uint8]
+Int32s = npt.NDArray[np.int32]
 
 
 class OpenColumns:
-    """Columns of the open segments in slots, views of the arena. ``sparse``: those of sparse fields."""
+    """Columns of the open segments in slots, views of the arena."""
 
-    def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex, sparse: SparseColumns) -> None:
-        self._layout, self._arena, self._index, self._sparse = layout, arena, index, sparse
+    def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
+        self._layout, self._arena, self._index = layout, arena, index
+        self._sparse_limits = np.array([layout.limits[c] for c in layout.sparse_columns], np.int32).reshape(-1, 1)
 
     def of(self, c: int, slot: int, rows: int | None = None) -> Bytes:
         """Return a column's first ``rows`` (``None``: all that there is room for) as uint8 [rows, size]."""
@@ -28,17 +33,20 @@ class OpenColumns:
         begin = int(self._index.offset[c, slot])
         return self._arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
 
-    def so_far(self, slot: int, c: int) -> Bytes:
-        """Return the rows written so far of a field's column that is not sparse, as ``of`` does."""
-        rows = self._index.frames if c in self._layout.obs_columns else self._index.rows
-        return self.of(c, slot, int(rows[slot]))
-
     def all_so_far(self, slot: int) -> list[Bytes]:
         """Return the rows written so far of every column, as ``of`` does."""
         counts = dict.fromkeys(range(len(self._layout.names)), int(self._index.rows[slot]))
         counts |= dict.fromkeys(self._layout.obs_columns, int(self._index.frames[slot]))
-        counts |= self._sparse.rows(slot)
+        counts |= {c: int(rows[slot]) for c, rows, _ in self._sparse()}
         return [self.of(c, slot, rows) for c, rows in counts.items()]
+
+    def _sparse(self) -> Iterable[tuple[int, Int32s, int]]:
+        """Return each sparse field's column, its row counts by slot, and the period of its values."""
+        return zip(self._layout.sparse_columns, self._index.sparse, self._layout.every, strict=True)
+
+    def sparse_full(self, slots: Int32s) -> npt.NDArray[np.bool_]:
+        """Return which of ``slots`` [n] have a sparse field's column without room for another value."""
+        return np.asarray((self._index.sparse[:, slots] >= self._sparse_limits).any(axis=0))
 
     def next_episode_step(self, slot: int) -> int:
         """Return the episode step of the step after the segment's last one, if the episode goes on."""
@@ -60,7 +68,13 @@ class OpenColumns:
             first = int(index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
         keep = min(layout.spec.context, frames - first)
         found = {c: self.of(c, slot, frames)[frames - keep :].copy() for c in layout.obs_columns}
-        for c, counts, every in self._sparse.columns():
+        for c, rows, every in self._sparse():
             if self.next_episode_step(slot) % every:
-                found[c] = self.of(c, slot, counts[slot])[-1:].copy()
+                found[c] = self.of(c, slot, rows[slot])[-1:].copy()
         return found
+
+
+def unshared_column(rows: Bytes) -> Column:
+    """Return a column of ``rows`` uint8 [n, bytes of a row], encoded without a dictionary."""
+    packed = Zstd().encode(rows) if len(rows) and rows[0].nbytes >= MIN_AUTO_BYTES else None
+    return Column(RAW if packed is None else Zstd.number, len(rows), packed or rows.tobytes())

@@ -5,31 +5,38 @@ The index describes an open segment as a segment whose columns are all raw, so s
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
-from sharpwave.format.segment import FLAGS
+from sharpwave.format import segment
+from sharpwave.format.features import features_of
+from sharpwave.format.segment import FLAGS, Column
 from sharpwave.format.segment_header import Header
 from sharpwave.log.episode_annotations import EpisodeAnnotations
-from sharpwave.log.growing_arrays import appended
-from sharpwave.log.marks import ENDED, JUST_ENDED, SEALED_NEXT, WHOLE
-from sharpwave.log.open_columns import OpenColumns
+from sharpwave.log.open_columns import OpenColumns, unshared_column
 from sharpwave.log.same_values import compare
-from sharpwave.log.sparse_columns import SparseColumns
-from sharpwave.log.staggering import first_shares
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import Layout
 from sharpwave.native import core
-from sharpwave.spec import START, TRUNCATED
+from sharpwave.spec import ENDED, START, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Rows = Mapping[str, npt.NDArray[Any]]
+
+# Marks of lanes, as ``steps.hpp`` of the core has them.
+WHOLE = 1 << 16
+"""Share of a segment's steps after which it is sealed, but for a lane's first: all of them."""
+SEALED_NEXT = 1
+"""Share of a segment that is sealed before its lane's next step, however few steps it has, unless it has none."""
+JUST_ENDED = 1
+"""Bit of ``Lanes.watch``: the last frame of the lane's open segment is an observation after an episode's end that was
+given, and that the lane's next step is not compared with yet."""
 
 
 class Lanes:
@@ -47,10 +54,10 @@ class Lanes:
         staging: int64 [lanes], offset of each lane's rows from the arena's first chunk; -1: its open segment is empty
             and has no memory, as no step was appended here. ``bare``: how many such lanes there are.
         first_lane: number of lane 0 in segments.
-        watch: uint8 [lanes], what ``Boundaries`` must look at: bits of ``marks``. ``fresh``: int64 [lanes],
+        watch: uint8 [lanes], what ``Boundaries`` must look at (``JUST_ENDED``). ``fresh``: int64 [lanes],
             episodes that began with another observation than the one before had ended with.
-        annotations: of the episodes in open segments. ``columns``: their columns, read; ``sparse``: those of
-            sparse fields, counted.
+        annotations: of the episodes in open segments. ``columns``: their columns, read. ``sparse``: whether there
+            are sparse fields.
         fields, arrays: the columns, and the arrays by lane, for the core.
     """
 
@@ -67,8 +74,8 @@ class Lanes:
         self.watch = np.zeros(0, np.uint8)
         self.fresh = np.zeros(0, np.int64)
         self.annotations = EpisodeAnnotations()
-        self.sparse = SparseColumns(layout, index)
-        self.columns = OpenColumns(layout, arena, index, self.sparse)
+        self.sparse = bool(layout.sparse_columns)
+        self.columns = OpenColumns(layout, arena, index)
         self.staggered = True
         self.fields = core.Columns(
             [
@@ -176,11 +183,6 @@ class Lanes:
         """Forget that the lane's episode has just ended: the observation after it is not at hand any more."""
         self.watch[lane] = self.watch.item(lane) & ~JUST_ENDED  # allocates nothing
 
-    def final(self, lane: int) -> dict[int, Bytes]:
-        """Return the last frame of the lane's open segment, [size] by column."""
-        slot = int(self.slots[lane])
-        return {c: self.columns.of(c, slot)[self.index.frames[slot] - 1] for c in self.layout.obs_columns}
-
     def _foresee(self, lane: int, successor: Mapping[int, Bytes] | None) -> None:
         self.successor_known[lane] = successor is not None
         for c, row in (successor or {}).items():
@@ -207,7 +209,7 @@ class Lanes:
         index.resident[slots] = True
 
     def fill(self, lane: int, header: Header, arrays: Rows) -> None:
-        """Fill the lane's empty open segment with rows from ``open_packing.pack_raw``, decoded."""
+        """Fill the lane's empty open segment with rows from ``pack_so_far``, decoded."""
         index, slot = self.index, int(self.slots[lane])
         index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
         index.first_step[slot] = header.first_step
@@ -222,6 +224,40 @@ class Lanes:
         if header.frames > header.context + header.steps + ended:
             index.frames[slot] -= 1
             self.successor_known[lane] = self.any_known = True
+
+    def pack(self, lane: int, slot: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
+        """Return the bytes of the lane's segment in ``slot``, with ``columns`` encoded, and the offset of each.
+
+        Args:
+            sealed: as a sealed segment, without annotations of the episode that begins after it.
+        """
+        index, spec = self.index, self.layout.spec
+        first, rows, notes = int(index.first_step[slot]), int(index.rows[slot]), self.annotations
+        return segment.pack(
+            spec.schema_hash,
+            self.first_lane + lane,
+            first,
+            rows,
+            int(index.frames[slot]),
+            int(index.context[slot]),
+            columns,
+            features=features_of(spec),
+            episode_step=int(index.episode_step[slot]),
+            metadata=notes.pack(lane, first, rows, with_next=not sealed) if notes else b"",
+        )
+
+    def pack_so_far(self, lane: int) -> tuple[int, bytes]:
+        """Return the id and the bytes of the lane's open segment so far, without dictionaries.
+
+        A known successor of its last step is its last frame, as in a sealed segment.
+        """
+        frames, slot = self.index.frames, int(self.slots[lane])
+        frames[slot] += self.successor_known[lane]
+        try:
+            columns = [unshared_column(data) for data in self.columns.all_so_far(slot)]
+            return self.index.segment_id(slot), self.pack(lane, slot, columns, sealed=False)[0]
+        finally:
+            frames[slot] -= self.successor_known[lane]
 
     def begin_at(self, lane: int, step: int) -> None:
         """Number the lane's next step, in an open segment that is empty, ``step``."""
@@ -241,7 +277,7 @@ class Lanes:
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
         """Return whose open segments lack room for a sparse field's value, or for annotations: bool [n]."""
-        crowded = self.sparse.full(self.slots[lanes])
+        crowded = self.columns.sparse_full(self.slots[lanes])
         if self.annotations:
             ends = self.steps[lanes].tolist()
             crowded |= [self.annotations.crowded(*one) for one in zip(lanes.tolist(), ends, strict=True)]
@@ -365,3 +401,24 @@ class Lanes:
         if not (rows := index.rows.item(slot)):
             return bool(index.begins.item(slot))
         return bool(self.arena.memory.item(index.offset.item(FLAGS, slot) + rows - 1) & ENDED)
+
+
+def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:
+    """Return how full the first segment of each of ``lanes`` [n] gets: an eighth at least, spread evenly for any
+    number of lanes (van der Corput's sequence). Lane 0 fills its whole segment."""
+    reversed_bits = np.zeros(len(lanes), np.int64)
+    for bit in range(16):
+        reversed_bits |= (lanes >> bit & 1) << 15 - bit
+    return (WHOLE - reversed_bits * 7 // 8).astype(np.int32)
+
+
+def appended(array: npt.NDArray[Any], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return ``array`` with ``values`` appended. Memory grows by doubling; pass the latest result in again to reuse
+    it."""
+    count, total = len(array), len(array) + len(values)
+    memory = array.base if isinstance(array.base, np.ndarray) else array
+    if len(memory) < total:
+        memory = np.zeros(max(16, 2 * total), array.dtype)
+        memory[:count] = array
+    memory[count:total] = values
+    return memory[:total]

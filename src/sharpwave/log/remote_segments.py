@@ -1,11 +1,14 @@
-"""Segments sealed elsewhere, by an actor: checked, and entered without being encoded again."""
+"""Segments between logs: those sealed elsewhere are checked and entered as they are; copies bring another log up."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.raw import RAW
@@ -13,9 +16,8 @@ from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, Column
 from sharpwave.format.segment_header import Header
-from sharpwave.log.marks import ENDED
 from sharpwave.log.step_log import StepLog
-from sharpwave.spec import START
+from sharpwave.spec import ENDED, START
 from sharpwave.validation import MAX_LANES
 
 NEW_WRITER = "a new SegmentWriter on a lane with steps takes first_steps=store.lane_steps + 1"
@@ -76,7 +78,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     try:
         sparse_rows = np.array([header.placed[c].rows for c in log.layout.sparse_columns], np.int32)
         log.make_room_for_steps(rows)
-        following = log.rollover.prepare_next(lane)
+        following = log.sealing.prepare_next(lane)
         kept = log.admission.admits(slot)
     except BaseException:
         log.sealed.drop_dictionaries(places)
@@ -84,11 +86,11 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     try:
         if kept:
             begins = [column.offset for column in header.placed]
-            kept = log.rollover.sealing.keep(slot, rows, packed, begins, header.placed, places)
+            kept = log.admission.keep(slot, rows, packed, begins, header.placed, places)
         else:
             log.sealed.drop_dictionaries(places)
     except BaseException as error:
-        if not log.rollover.drops_for(error):
+        if not log.sealing.drops_for(error):
             index.give_back(following)
             raise
         kept = False
@@ -102,7 +104,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
     index.first_step[slot], index.episode_step[slot] = header.first_step, header.episode_step
     opened.steps[lane] = header.first_step + rows
     inventory.append(rows)
-    log.rollover.go_on(lane, following, kept, {}, going_on=False)
+    log.sealing.go_on(lane, following, kept, {}, going_on=False)
     return slot if kept else -1
 
 
@@ -176,3 +178,38 @@ def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
     return segment.pack_again(header, header.steps, header.frames, columns)
+
+
+class Copy(NamedTuple):
+    """Segment as ``take_in`` takes it: its bytes, and its dictionaries by key."""
+
+    packed: bytes
+    dictionaries: dict[int, bytes]
+
+
+def sealed_after(log: StepLog, lane_steps: npt.NDArray[np.int64], max_bytes: int) -> list[Copy]:
+    """Return the oldest segments that begin at or after ``lane_steps``, in the order in which they were appended.
+
+    One that cannot be read any more is left out. The store's lock is held.
+
+    Args:
+        log: with ``Fifo`` retention.
+        lane_steps: int64 [lanes], how many steps the other log has had of each lane; of lanes beyond, none.
+        max_bytes: of the segments returned, exceeded by the last one.
+
+    Cost: O(segments held), and a copy of what is returned.
+    """
+    index = log.index
+    slots = log.admission.retention.order()["slots"]
+    had = np.zeros(max(log.lanes, len(lane_steps)), np.int64)
+    had[: len(lane_steps)] = lane_steps
+    found: list[Copy] = []
+    total = 0
+    for slot in slots[index.first_step[slots] >= had[index.lane[slots]]].tolist():
+        with suppress(DamagedError):
+            _, packed, shared = log.sealed.packed(slot)
+            found.append(Copy(packed, {key: data for (_, key), data in shared.items()}))
+            total += len(packed)
+        if total >= max_bytes:
+            break
+    return found

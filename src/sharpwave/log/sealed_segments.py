@@ -12,14 +12,14 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import FULL
+from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Placed
 from sharpwave.log.column_encoder import Begin, ColumnEncoder
 from sharpwave.log.inventory import Inventory
-from sharpwave.log.marks import ENDED
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.spec import TRUNCATED
+from sharpwave.spec import ENDED, START, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -37,10 +37,10 @@ class Sealed:
 
     Args:
         disk: disk tier of the segments, if any.
-        encoders: by column. ``inventory``: has the bytes of all sealed segments, on disk or in memory.
+        inventory: has the bytes of all sealed segments, on disk or in memory.
 
     Attributes:
-        tables: dictionaries, by column.
+        tables: dictionaries, by column. ``encoders``: by column.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Sealed:
         encoders: Mapping[int, ColumnEncoder],
         inventory: Inventory,
     ) -> None:
-        self._space, self._disk, self.tables, self._encoders = space, disk, tables, encoders
+        self._space, self._disk, self.tables, self.encoders = space, disk, tables, encoders
         self._inventory = inventory
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
         self._undecodable: dict[int, str] = {}
@@ -64,30 +64,30 @@ class Sealed:
 
     def takes_long(self, lane: int, rows: Sequence[Bytes]) -> bool:
         """Return whether ``encode`` of the same arguments takes long."""
-        return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self._encoders.items())
+        return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self.encoders.items())
 
     def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
         """Return whether what is done for the lane's next segment depends on segments of other lanes."""
-        return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self._encoders.items())
+        return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self.encoders.items())
 
     def try_later(self, lane: int, rows: Sequence[Bytes]) -> bool:
         """Take and begin trials as ``ColumnEncoder.try_later`` does; return whether there were any."""
-        done = [one.try_later(lane, rows[c]) for c, one in self._encoders.items()]
+        done = [one.try_later(lane, rows[c]) for c, one in self.encoders.items()]
         return any(done)
 
     def try_elsewhere(self, begin: Begin | None) -> None:
         """Have trials for later segments made by ``begin``; ``None``: make every trial at once."""
-        for encoder in self._encoders.values():
+        for encoder in self.encoders.values():
             encoder.try_elsewhere(begin)
 
     def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
         """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
-        encoders = self._encoders
+        encoders = self.encoders
         return [c in encoders and encoders[c].lanes.reserve_trial(lane, len(data)) for c, data in enumerate(rows)]
 
     def limit_trials(self, count: float) -> None:
         """Let each encoder make at most so many trials of codecs from now on."""
-        for encoder in self._encoders.values():
+        for encoder in self.encoders.values():
             encoder.lanes.trials_left = count
 
     def encode(
@@ -107,7 +107,7 @@ class Sealed:
             if c < FIRST_FIELD:
                 column, place = Column(RAW, len(data), data.tobytes()), 0
             else:
-                column, place = self._encoders[c].pack(lane, data, None if may_try is None else may_try[c])
+                column, place = self.encoders[c].pack(lane, data, None if may_try is None else may_try[c])
             columns.append(column)
             places.append(place)
 
@@ -201,6 +201,20 @@ class Sealed:
             if place:
                 table.drop(place)
 
+    def adjoins(self, slot: int, following: int) -> bool:
+        """Return whether the segment in ``following`` begins with the step after the last one of that in ``slot``."""
+        index = self._space.index
+        return bool(index.first_step[following] == index.first_step[slot] + index.rows[slot])
+
+    def goes_on(self, slot: int, following: int) -> bool:
+        """Return whether the segment in ``following``, sealed or open, continues the episode under way in ``slot``."""
+        index = self._space.index
+        if not self.adjoins(slot, following):
+            return False
+        if not index.rows[following]:
+            return not index.begins[following]
+        return not self._space.arena.memory[index.offset[FLAGS, following]] & START
+
     def truncate(self, slot: int) -> bool:
         """Truncate the episode after a segment's last step, with the successor's frame as the final one.
 
@@ -264,13 +278,27 @@ class Sealed:
         )
         disk.release(region, nbytes) if release else disk.held.release(region, nbytes)
 
+    def content(self, slot: int, *, cached: bool = False) -> Bytes:
+        """Return a segment's bytes: from memory, or with a disk from its file.
+
+        Args:
+            cached: take them from memory if the cache has them. What ``truncate`` changed may be missing there.
+
+        Raises: DamagedError: they cannot be read.
+        """
+        index, nbytes = self._space.index, int(self._space.index.nbytes[slot])
+        if self._disk is None or (cached and index.resident[slot]):
+            return self._space.arena.memory[index.base[slot] : index.base[slot] + nbytes]
+        content = np.empty(nbytes, np.uint8)
+        problem = self._disk.reads.read(int(index.region[slot]), int(index.region_offset[slot]), content.data)
+        if problem is not None:
+            raise DamagedError(f"segment {index.segment_id(slot)}: {problem}")
+        return content
+
     def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
-        """Return the id and bytes of a segment in memory, and its dictionaries by (column, key)."""
-        index = self._space.index
-        begin = int(index.base[slot])
-        content = self._space.arena.memory[begin : begin + int(index.nbytes[slot])].tobytes()
-        shared = {}
+        """Return the id and bytes of a segment, and its dictionaries by (column, key).  Raises: DamagedError."""
+        index, shared = self._space.index, {}
         for c, place in enumerate(index.dictionary[:, slot].tolist()):
             if place:
                 shared[c, self.tables[c].uses.key(place)] = self.tables[c].data(place)
-        return index.segment_id(slot), content, shared
+        return index.segment_id(slot), self.content(slot).tobytes(), shared

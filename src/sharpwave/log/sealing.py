@@ -1,102 +1,263 @@
-"""Sealing of open segments: encode, admit, write to disk, and only then enter into the store."""
+"""Sealing: a lane's full segment is encoded and kept, dropped or evicted, and its next one takes over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from sharpwave.disk.disk_tier import DiskTier
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.features import features_of
 from sharpwave.format.segment import Column
-from sharpwave.format.segment_header import Placed
-from sharpwave.log.admission import Admission
-from sharpwave.log.open_packing import pack
-from sharpwave.log.open_segments import Lanes
-from sharpwave.log.sealed_segments import Sealed
-from sharpwave.memory.segment_index import SegmentIndex
-from sharpwave.sampling.retention import Newcomer, Retention
+from sharpwave.log.admission import Admission, Made, is_refusal
+from sharpwave.log.behind import Behind
+from sharpwave.log.column_encoder import MAX_TRIALS
+from sharpwave.log.open_segments import Lanes, Rows
+from sharpwave.native import core
+from sharpwave.sampling.ordered import Fifo
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 
 class Sealing:
-    """Sealer of open segments; a segment that is not kept stays open until its lane goes on."""
+    """Change from one open segment of a lane to the next. An error leaves the lane with the segment that it had.
 
-    def __init__(
+    A segment is encoded by the core, together with those of other lanes, by a thread behind the caller, or at once.
+
+    Attributes:
+        turnover: seals and evicts in the core, where neither trials of codecs nor a codec of Python's are needed;
+            ``None`` with a disk, sparse fields, or a retention other than ``Fifo``.
+        behind: encodes behind the caller; ``None`` with a disk, or with a retention that is not in order.
+    """
+
+    def __init__(self, opened: Lanes, admission: Admission) -> None:
+        self._opened, self._admission, self._sealed = opened, admission, admission.sealed
+        self._index, self._inventory = admission.space.index, admission.inventory
+        ram, retention, spec = admission.ledger.ram, admission.retention, opened.layout.spec
+        self.behind: Behind | None = None
+        self.turnover: core.Turnover | None = None
+        if admission.disk is not None:
+            return
+        if retention.in_order:
+            self.behind = Behind(opened, admission)
+            self._inventory.tell(self.behind)
+            self._sealed.try_elsewhere(self.behind.begin if ram is None else None)
+        if type(retention) is Fifo and not spec.sparse_names:
+            lanes = [encoder.lanes for _, encoder in sorted(self._sealed.encoders.items())]
+            self.turnover = core.Turnover(
+                opened.fields, admission.space.arena, self._index.free, retention.queue, lanes,
+                [table.uses for table in self._sealed.tables], int(spec.schema_hash), features_of(spec), spec.context,
+            )  # fmt: skip
+            admission.release = self._release_in_core
+
+    def settle(self) -> bool:
+        """Seal the segments that are being encoded; return whether there were any.
+
+        Raises: MemoryError: no room; the next call tries again.
+        """
+        pending = self._pending
+        if self.behind is not None:
+            self.behind.settle()
+        return pending
+
+    @property
+    def _pending(self) -> bool:
+        """Whether segments are being encoded: they must be sealed before others."""
+        return self.behind is not None and bool(self.behind.pending)
+
+    def seal_full(self, lanes: Ints, max_rows: int, observed: Callable[[], Rows]) -> None:
+        """Seal the open segments of ``lanes`` [n] that have no room for another step.
+
+        Args:
+            max_rows: steps at which a segment counts as full.
+            observed: returns the next steps' observations by field [n, *shape].
+
+        Raises: MemoryError, OSError: no room; some may be sealed.
+        """
+        self.settle()
+        full: Sequence[int] = self._opened.full(lanes, max_rows)
+        if not full:
+            return
+        rows = observed()
+        self._sealed.limit_trials(MAX_TRIALS)
+        try:
+            self._inventory.changes += 1
+            while full:
+                if not self._pending:
+                    full = self._seal_in_core(full, lanes, rows)
+                if full and self._try_codecs(int(lanes[full[0]])):
+                    continue
+                for i in full[:1]:
+                    names = self._opened.layout.names
+                    self._roll(int(lanes[i]), {c: rows[names[c]][i] for c in self._opened.layout.obs_columns})
+                full = full[1:]
+        finally:
+            self._sealed.limit_trials(math.inf)
+            if self.behind is not None:
+                self.behind.wake()
+
+    def seal_open(self, lane: int) -> None:
+        """Seal the lane's open segment, which is not empty and ends an episode, before it is full.
+
+        Raises: MemoryError, OSError: no room; nothing changed.
+        """
+        self._roll(lane, {})
+
+    def abandon(self, lane: int) -> None:
+        """Evict the rows of the lane's open segment, though it is not sealed."""
+        going_on = not self._opened.ended(lane)
+        context = self._opened.columns.context_behind(int(self._opened.slots[lane])) if going_on else {}
+        successor = self._opened.successor(lane)
+        following = self.prepare_next(lane)
+        self.go_on(lane, following, False, context, going_on, successor)
+
+    def prepare_next(self, lane: int) -> int:
+        """Return a slot for the lane's next segment.  Raises: MemoryError; then none is taken."""
+        slot = self._admission.take_slot()
+        try:
+            self._opened.prepare(lane, slot)
+        except BaseException:
+            self._index.give_back(slot)
+            raise
+        return slot
+
+    def go_on(
         self,
-        index: SegmentIndex,
-        disk: DiskTier | None,
-        opened: Lanes,
-        sealed: Sealed,
-        admission: Admission,
-        retention: Retention,
+        lane: int,
+        following: int,
+        kept: bool,
+        context: Mapping[int, Bytes],
+        going_on: bool,
+        successor: Mapping[int, Bytes] | None = None,
     ) -> None:
-        self._index, self._disk, self._opened, self._sealed = index, disk, opened, sealed
-        self._admission, self._retention = admission, retention
+        """Open the lane's next segment in the slot ``following``; drop its last unless it is ``kept``."""
+        slot = int(self._opened.slots[lane])
+        self._opened.reopen(lane, following, context, going_on, successor)
+        self._index.link(slot, following)
+        if not kept:
+            try:
+                self._admission.drop(slot)
+            except BaseException:  # an interrupt, or out of memory: its bytes are being overwritten already
+                self._admission.drop(slot)
+                raise
 
-    def seal(self, lane: int, slot: int) -> bool:
-        """Encode the lane's segment in ``slot``, and keep it; return False if the retention rejects it.
+    def drops_for(self, error: BaseException) -> bool:
+        """Return whether ``on_full`` drops the newest segment for ``error``."""
+        return is_refusal(error) and self._admission.on_full == "drop_newest"
+
+    # at once, or behind the caller
+
+    def _roll(self, lane: int, successor: Mapping[int, npt.NDArray[Any]]) -> None:
+        """Seal the lane's open segment and open its next. ``successor``: the next step's observation, by column."""
+        index = self._index
+        slot = int(self._opened.slots[lane])
+        going_on = not self._opened.ended(lane)
+        context = self._opened.columns.context_behind(slot) if going_on else {}
+        known = {c: np.ascontiguousarray(row).reshape(-1).view(np.uint8) for c, row in successor.items()}
+        if going_on:
+            self._opened.write_successor(lane, successor)
+            self._inventory.changes += 1
+        following = -1
+        try:
+            following = self.prepare_next(lane)
+            self._try_codecs(lane)
+            kept = self.seal(lane, slot, following)
+        except BaseException as error:  # out of memory, disk full, or an interrupt by the user
+            if following < 0 or not self.drops_for(error):
+                index.frames[slot] -= going_on  # the successor was not appended after all
+                if following >= 0:
+                    index.give_back(following)
+                raise
+            kept = False
+            self._inventory.dropped_steps += int(index.rows[slot])
+        self.go_on(lane, following, kept, context, going_on, known)
+
+    def _try_codecs(self, lane: int) -> bool:
+        """Take the outcome of a trial of codecs that is due before the lane's segment is sealed, and begin one whose
+        outcome is for later segments; return whether either was done."""
+        rows = self._opened.columns.all_so_far(int(self._opened.slots[lane]))
+        if self._pending and self._sealed.depends_on_others(lane, rows):
+            self.settle()
+        return self._sealed.try_later(lane, rows)
+
+    def seal(self, lane: int, slot: int, following: int) -> bool:
+        """Seal the lane's open segment, which is in ``slot``, or have it encoded behind the caller.
+
+        Args:
+            following: slot of the lane's next segment.
+
+        Returns False if the retention rejects it.
 
         Raises:
             MemoryError, OSError: there is no room; the segment is still open.
         """
+        if self.behind is not None:
+            if self.behind.take(lane, slot, following):
+                return True
+            self.behind.settle()  # those that were full before it are sealed, and one day evicted, before it
         if not self._admission.admits(slot):
             return False
         columns: list[Column] = []
         places: list[int] = []
         try:
-            packed, begins = self.encode(lane, slot, columns, places)
+            self._sealed.encode(lane, self._opened.columns.all_so_far(slot), columns, places)
+            packed, begins = self._opened.pack(lane, slot, columns)
         except BaseException:
             self._sealed.drop_dictionaries(places)
             raise
-        return self.keep(slot, int(self._index.rows[slot]), packed, begins, columns, places)
+        return self._admission.keep(slot, int(self._index.rows[slot]), packed, begins, columns, places)
 
-    def encode(
-        self,
-        lane: int,
-        slot: int,
-        columns: list[Column],
-        places: list[int],
-        may_try: Sequence[bool] | None = None,
-    ) -> tuple[bytes, list[int]]:
-        """Return the bytes of the lane's segment in ``slot``, and the offset of each column.
+    # in the core
 
-        Args:
-            columns, places: appended to: the columns and the places of their dictionaries, with references to them,
-                also where this raises.
-            may_try: as for ``Sealed.encode``.
-        """
-        self._sealed.encode(lane, self._opened.columns.all_so_far(slot), columns, places, may_try)
-        return pack(self._opened, lane, slot, columns)
+    def in_core(self) -> tuple[core.Turnover | None, list[core.Items] | None]:
+        """Return what seals within the call that appends steps, and the items of views that it tells of evictions;
+        ``None``: the caller must seal, and evict. Both hold until the log has changed."""
+        if self.turnover is None:
+            return None, None
+        admission = self._admission
+        seals = admission.ledger.ram is None and not self._opened.annotations and not self._pending
+        told_here = self._sealed.damaged or admission.interrupted  # these evictions are Python's to tell, or to finish
+        return self.turnover if seals else None, None if told_here else self._inventory.followers
 
-    def keep(
-        self,
-        slot: int,
-        rows: int,
-        packed: bytes,
-        begins: Sequence[int],
-        columns: Sequence[Column | Placed],
-        places: Sequence[int],
-    ) -> bool:
-        """Make room for a segment, and seal the one in ``slot`` as ``packed``.
+    def _seal_in_core(self, positions: Sequence[int], lanes: Ints, frames: Rows) -> Sequence[int]:
+        """Seal the open segments of the lanes at those ``positions``, one after the other, up to the first that is not
+        for the core to encode; return the positions that are left.
 
         Args:
-            begins: offset in ``packed`` of each column.
-            places: of their dictionaries, with references, which are released unless the segment is kept.
+            lanes: int64 [n]. ``frames``: observations of their next steps by field [n, *shape].
 
-        Returns and raises as ``seal``.
+        Raises: MemoryError: some may be sealed.
         """
-        newcomer, location, added = Newcomer(slot, self._index.segment_id(slot)), None, False
-        try:
-            dictionaries = {} if self._disk is None else self._sealed.dictionaries(columns, places)
-            location = self._admission.keep(newcomer, packed, dictionaries)
-            if location is not None:
-                self._retention.add(*newcomer)
-                added = True
-                self._sealed.enter(slot, rows, location, packed, begins, columns, places)
-                return True
-        except BaseException:
-            if location is not None:
-                self._admission.give_back(location, len(packed))
-            if added:
-                self._retention.discard(slot)
-            self._sealed.drop_dictionaries(places)
-            raise
-        self._sealed.drop_dictionaries(places)
-        return False
+        opened = self._opened
+        if self.turnover is None or opened.annotations:
+            return positions
+        rows = {name: np.ascontiguousarray(frames[name]) for name in opened.layout.spec.obs_names}
+        opened.any_known = True
+        while positions:
+            self._admission.fit_memory()
+            some = np.array(positions)
+            followers = self.in_core()[1]
+            found = self.turnover.seal(
+                *self._arrays(), opened.first_lane, lanes[some], some, rows, len(lanes), followers
+            )
+            done = found if found >= 0 else -1 - found
+            positions = positions[done:]
+            if done < len(some) and (found >= 0 or self._admission.free_memory() is not Made.ROOM):
+                break
+        return positions
+
+    def _release_in_core(self, slot: int) -> bool:
+        """Free an evicted segment and its slot; return whether that was the core's to do: not where a dictionary goes
+        with it."""
+        if self.turnover is None or not self.turnover.release(*self._arrays(), slot):
+            return False
+        self._sealed.damaged.pop(slot, None)
+        return True
+
+    def _arrays(self) -> tuple[Bytes, core.IndexArrays, core.LaneArrays, npt.NDArray[np.int32], Ints]:
+        """Return the log's arrays, which are replaced as it grows."""
+        inventory = self._inventory
+        return self._opened.arena.memory, self._index.arrays, self._opened.arrays, inventory.oldest, inventory.counts

@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.marks import ENDED
 from sharpwave.log.same_values import compare
 from sharpwave.log.step_log import StepLog
-from sharpwave.log.whole_episodes import begin_apart, drop
-from sharpwave.spec import TRUNCATED
+from sharpwave.spec import ENDED, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -35,7 +33,7 @@ class StepBlock:
         nexts: [N, *shape] by field: the observations after the last steps; ``None``: unknown.
         broken: bool [T, N]: the step's episode was broken off after it, and ``flags`` and ``finals`` say so.
         one_episode: they are an episode of one lane, which has none under way. ``whole``: and are appended all or not
-            at all (``sharpwave.log.whole_episodes``).
+            at all: in segments of their own, so that a part of them can be evicted.
         done: int64 [N], how many steps of each lane are appended so far. ``ids``: int64 [T, N], their ids.
     """
 
@@ -71,7 +69,7 @@ class StepBlock:
         log.open_lanes(int(self.lanes.max()) + 1, self.lanes)
         if self.whole and not self.done[0]:
             self._first_step = int(log.opened.steps[self.lanes[0]])
-            begin_apart(log, int(self.lanes[0]), len(self.flags), at_once=until == len(self.flags))
+            _begin_apart(log, int(self.lanes[0]), len(self.flags), at_once=until == len(self.flags))
         if not self.one_episode and not self.done.any() and len(self.flags) > 1:
             log.boundaries.look_within(self.lanes, self.flags, self.rows, self.finals, self.broken)
         if until - self.done.min() == 1 and (self.done == self.done[0]).all():
@@ -87,7 +85,7 @@ class StepBlock:
         whole."""
         if self.whole:
             if 0 < self.done[0] < len(self.flags):
-                drop(log, int(self.lanes[0]), self._first_step, self._first_step + int(self.done[0]))
+                drop_steps(log, int(self.lanes[0]), self._first_step, self._first_step + int(self.done[0]))
             return
         for j, lane in enumerate(self.lanes.tolist()):
             done = int(self.done[j])
@@ -176,3 +174,60 @@ def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[n
             part[part] = compare(a[part], b[part])[0]
         found[begin : begin + at_a_time] = part
     return found
+
+
+def _begin_apart(log: StepLog, lane: int, steps: int, at_once: bool) -> None:
+    """Seal the lane's open segment, which ends an episode, unless the next episode fits into it and is written at once.
+
+    Args:
+        steps: of the next episode.
+        at_once: whether its steps are written in one call, as far as a segment has room.
+
+    Raises:
+        MemoryError, OSError: there is no room; nothing changed.
+    """
+    if not log.index.rows[log.opened.slots[lane]]:
+        return
+    capacity = log.admission.capacity
+    at_once = at_once and not log.opened.sparse and (capacity is None or steps <= max(1, capacity // 2))
+    if not at_once or log.room(lane) < steps:
+        log.sealing.seal_open(lane)
+
+
+def drop_steps(log: StepLog, lane: int, first: int, end: int) -> int:
+    """Evict the lane's steps ``first`` to ``end - 1``, which lie in segments of their own.
+
+    If the lane's last step is among them, its next begins an episode.
+
+    Returns how many were held.
+
+    Raises:
+        ValueError: they share a segment with others; nothing changed.
+        OSError: the eviction could not be written to disk: steps may be back when the store is opened after a crash.
+
+    Cost: O(segments of the lane).
+    """
+    index, opened = log.index, int(log.opened.slots[lane])
+    slots: list[int] = []
+    slot = int(log.inventory.oldest[lane])
+    while slot >= 0:
+        begins, ends = int(index.first_step[slot]), int(index.first_step[slot] + index.rows[slot])
+        if begins < end and ends > first and ends > begins:
+            if begins < first or ends > end:
+                raise ValueError(
+                    f"drop_steps: steps {begins} to {ends - 1} of lane {lane} share a segment; expected first and end "
+                    "of an episode that add_episode(whole=True) appended"
+                )
+            slots.append(slot)
+        slot = int(index.next[slot])
+    steps = sum(int(index.rows[slot]) for slot in slots)
+    if opened in slots:
+        slots.remove(opened)
+        log.sealing.abandon(lane)
+    if first < log.opened.steps[lane] <= end and not log.opened.ended(lane):
+        log.opened.begin_episode(lane)  # not where another is under way, which this would empty
+    for slot in slots:
+        log.admission.evict_one(slot)
+    if log.disk is not None:
+        log.disk.note()
+    return steps

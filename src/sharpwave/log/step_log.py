@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,26 +12,25 @@ import numpy.typing as npt
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.format import segment
 from sharpwave.format.annotations import Annotations
+from sharpwave.format.metadata import read_metadata
+from sharpwave.format.segment import FLAGS
 from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission
 from sharpwave.log.batch_memory import BatchMemory
-from sharpwave.log.behind import Behind
 from sharpwave.log.boundaries import Boundaries
-from sharpwave.log.column_encoder import MAX_TRIALS, ColumnEncoder
-from sharpwave.log.growing_arrays import appended
+from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.log.inventory import Inventory
-from sharpwave.log.open_segments import Lanes, Rows
-from sharpwave.log.rollover import Rollover
+from sharpwave.log.open_segments import Lanes, Rows, appended
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.log.turnover import Turnover
 from sharpwave.memory.ledger import MemoryLedger
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.memory.segment_layout import layout_of
-from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import Retention
-from sharpwave.spec import Spec
+from sharpwave.spec import START, Spec
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -89,10 +87,7 @@ class StepLog:
         boundaries: notices steps that never happened.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
-        rollover: seals open segments and opens the next. ``turnover``: does so in the core, where it can; ``None`` with
-            a disk, sparse fields, or a retention other than ``Fifo``. ``behind``: has segments encoded behind the
-            caller; ``None`` with a disk, or with a retention not in order. ``admission``: decides which segments to
-            evict for new ones.
+        sealing: seals open segments and opens the next. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         tables: each column's dictionaries.
         tag: mark of this store's ids.
@@ -137,21 +132,8 @@ class StepLog:
         self.admission = Admission(
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
         )
-        sealing = Sealing(self.index, disk, self.opened, self.sealed, self.admission, retention)
-        self.rollover = Rollover(self.index, self.opened, self.sealed, sealing, self.admission, self.inventory)
-        self.behind: Behind | None = None
-        if disk is None and retention.in_order:
-            self.behind = Behind(space, self.opened, self.sealed, sealing, self.admission, ledger)
-            self.rollover.behind = self.behind
-            self.inventory.tell(self.behind)
-            self.sealed.try_elsewhere(self.behind.begin if ram is None else None)
-        self.turnover: Turnover | None = None
-        if disk is None and type(retention) is Fifo and not spec.sparse_names:
-            self.turnover = Turnover(
-                space, self.opened, self.sealed, encoders, self.admission, retention, self.inventory, ledger
-            )
-            self.admission.release = self.turnover.release
-        self.batches = BatchMemory(space, self.inventory, ledger, self.admission)
+        self.sealing = self._make_sealing()
+        self.batches = BatchMemory(self.admission)
         if disk is not None:
             disk.begin(self.admission, stride, retention.in_order, on_full == "drop_oldest")
         self.closed = False
@@ -161,6 +143,9 @@ class StepLog:
         self.keeping: Keeping | None = None
         self.copying: Copying | None = None
         self.saving = threading.Lock()
+
+    def _make_sealing(self) -> Sealing:
+        return Sealing(self.opened, self.admission)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -280,8 +265,8 @@ class StepLog:
             ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
         """
         check_lanes(capacity, self.lanes)
-        if ram is not None and self.behind is not None:
-            self.behind.let_go()
+        if ram is not None and self.sealing.behind is not None:
+            self.sealing.behind.let_go()
             self.sealed.try_elsewhere(None)
         self.batches.check_ram(ram, batch_bytes)
         self.admission.resize(capacity, ram, disk_limit, self.opened.slots)
@@ -302,11 +287,10 @@ class StepLog:
 
     def make_room_for_steps(self, coming: int) -> None:
         while not self.admission.make_room_for_steps(coming):
-            if self.behind is not None and self.behind.pending:
-                self.behind.settle()
+            if self.sealing.settle():
                 continue
             # Many lanes that were opened one after another hold all steps there are.
-            self.rollover.abandon(int(np.argmax(self.index.rows[self.opened.slots])))
+            self.sealing.abandon(int(np.argmax(self.index.rows[self.opened.slots])))
 
     # steps
 
@@ -340,36 +324,8 @@ class StepLog:
         Args:
             observed: returns the steps' observations by field [n, *shape].
         """
-        self._seal_full(lanes, observed)
+        self.sealing.seal_full(lanes, self.max_rows(len(self.opened)), observed)
         self.make_room_for_steps(len(lanes))
-
-    def settle(self) -> None:
-        """Seal the segments that are being encoded.  Raises: MemoryError: no room; the next call tries again."""
-        if self.behind is not None:
-            self.behind.settle()
-
-    def _seal_full(self, lanes: Ints, observed: Callable[[], Rows]) -> None:
-        self.settle()
-        full: Sequence[int] = self.opened.full(lanes, self.max_rows(len(self.opened)))
-        if not full:
-            return
-        rows = observed()
-        self.sealed.limit_trials(MAX_TRIALS)
-        try:
-            self.inventory.changes += 1
-            while full:
-                if self.turnover is not None and not (self.behind is not None and self.behind.pending):
-                    full = self.turnover.seal(full, lanes, rows)
-                if full and self.rollover.try_codecs(int(lanes[full[0]])):
-                    continue
-                for i in full[:1]:
-                    successor = {c: rows[self.layout.names[c]][i] for c in self.layout.obs_columns}
-                    self.rollover.roll(int(lanes[i]), successor)
-                full = full[1:]
-        finally:
-            self.sealed.limit_trials(math.inf)
-            if self.behind is not None:
-                self.behind.wake()
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
         """Append the first of several steps of one episode to one lane, which is open: as many as fit into a segment.
@@ -387,7 +343,7 @@ class StepLog:
             self.write(lanes, flags[:1], first, final if len(flags) == 1 else None)
             return 1
         max_rows = self.max_rows(len(opened))
-        self._seal_full(lanes, lambda: {names[c]: rows[names[c]][:1] for c in self.layout.obs_columns})
+        self.sealing.seal_full(lanes, max_rows, lambda: {names[c]: rows[names[c]][:1] for c in self.layout.obs_columns})
         count = min(len(flags), max(1, opened.room(lane, max_rows)))
         if self.admission.capacity is not None:
             count = min(count, max(1, self.admission.capacity // 2))
@@ -435,7 +391,7 @@ class StepLog:
             return
         before = int(index.previous[slot])
         opened.begin_episode(lane)
-        self.settle()
+        self.sealing.settle()
         if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
             # With the frame that is there: what came next when it was sealed.
             self.sealed.rewrite_truncated([before], release=True)
@@ -450,12 +406,39 @@ class StepLog:
             self.disk.try_note()  # of the segment's new ids, which a crash must not make forgotten
 
     def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:
-        """Restore the lane's last rows, from ``pack_raw`` and decoded, to its open segment."""
+        """Restore the lane's last rows, from ``Lanes.pack_so_far`` and decoded, to its open segment."""
         self.open_lanes(lane + 1, np.array([lane]))
         self.opened.fill(lane, header, arrays)
         self.inventory.held_steps += header.steps
 
     # segments
+
+    def annotations_of(self, ids: Iterable[int]) -> list[dict[str, Any]]:
+        """Return the annotations of the episode of each step of ``ids``, encoded, as far as the step's segment has
+        them.
+
+        Raises:
+            KeyError: an evicted id.  DamagedError: a segment on disk that cannot be read.
+        """
+        index = self.index
+        known: dict[int, dict[int, dict[str, Any]]] = {}  # by slot: by the row of the episode's first step there
+        found = []
+        for id_ in ids:
+            slot, row = divmod(id_ & LEAF_MASK, self.stride)
+            there = id_ >= 0 and slot < index.slots and row < index.rows[slot]
+            if not there or index.generation[slot] != id_ >> LEAF_BITS:
+                raise KeyError(f"annotations: id {id_} was evicted from the store")
+            rows = int(index.rows[slot])
+            if slot not in known:
+                if index.sealed[slot]:
+                    packed = segment.parse(self.sealed.content(slot, cached=True), self.spec).metadata
+                else:
+                    packed = self.opened.annotations.pack(int(index.lane[slot]), int(index.first_step[slot]), rows)
+                known[slot] = dict(read_metadata(packed, rows).episodes)
+            begin = int(index.offset[FLAGS, slot])
+            starts = np.flatnonzero(self.arena.memory[begin : begin + row + 1] & START)
+            found.append(known[slot].get(int(starts[-1]) if starts.size else 0, {}))
+        return found
 
     def room(self, lane: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment."""
@@ -468,7 +451,7 @@ class StepLog:
         Raises: OSError: files could not be deleted; their steps come back when the store is opened again.
         """
         for lane in np.flatnonzero(self.index.rows[self.opened.slots]).tolist():
-            self.rollover.abandon(lane)
+            self.sealing.abandon(lane)
         self.admission.evict_all()
         for lane in range(self.lanes):  # last: nothing is left that this could change
             if not self.opened.ended(lane):

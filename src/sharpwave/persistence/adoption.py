@@ -29,8 +29,7 @@ from sharpwave.format.region_notes import (
 from sharpwave.format.row_counts import check_rows, sparse_rows
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Header
-from sharpwave.log.episode_breaks import adjoins, goes_on
-from sharpwave.log.open_packing import unshared_column
+from sharpwave.log.open_columns import unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.spec import TERMINATED, TRUNCATED, Spec
@@ -280,12 +279,12 @@ class Adoption:
             chain = [*slots, int(log.opened.slots[lane])]
             log.inventory.chain(lane, slots, chain[-1])
             for slot, following in pairwise(chain):
-                index.gap[slot] = not adjoins(index, slot, following)
+                index.gap[slot] = not log.sealed.adjoins(slot, following)
                 if index.gap[slot]:
                     self.broken.discard(slot)
                 elif writers_go_on and slot == slots[-1] and not index.rows[following]:
                     continue
-                elif not goes_on(index, log.arena, slot, following) and log.sealed.truncate(slot):
+                elif not log.sealed.goes_on(slot, following) and log.sealed.truncate(slot):
                     self.broken.add(slot)
         log.sealed.rewrite_truncated(sorted(self.broken))
 

@@ -29,8 +29,8 @@ def _before() -> None:
     watched = sorted(_watched.items(), key=lambda one: one[1].number)  # as ``views.turns`` takes several
     _forks.held = [(log, lock, lock.take(timeout=LOCK_S)) for log, lock in watched]
     for log, _, taken in _forks.held:
-        if taken and log.behind is not None:
-            log.behind.wait()
+        if taken and log.sealing.behind is not None:
+            log.sealing.behind.wait()
 
 
 def _in_parent() -> None:
@@ -43,8 +43,8 @@ def _in_child() -> None:
     for log, lock, taken in _forks.__dict__.pop("held", []):
         if log.disk is not None and not log.closed:
             log.disk.leave_to_parent()
-        if log.behind is not None:
-            log.behind.works.forked()
+        if log.sealing.behind is not None:
+            log.sealing.behind.works.forked()
         log.saving = threading.Lock()  # it may be held by a thread of the parent
         if log.copying is not None:
             log.copying.end()

@@ -10,7 +10,6 @@ from typing import Any
 
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.errors import StoreInUseError
-from sharpwave.log.open_packing import pack_raw
 from sharpwave.log.step_log import StepLog
 
 EXIT_WAIT_S = 10.0
@@ -70,7 +69,7 @@ def _write_tails(log: StepLog, disk: DiskTier, evict: bool) -> None:
     """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
     for lane in range(log.lanes):
         if log.index.rows[log.opened.slots[lane]]:
-            id_, packed = pack_raw(log.opened, lane)
+            id_, packed = log.opened.pack_so_far(lane)
             if disk.has_tail(id_, packed):
                 continue  # no eviction for a tail
             if evict:

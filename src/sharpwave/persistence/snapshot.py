@@ -13,8 +13,7 @@ from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment import FLAGS, MAX_NUMBER
-from sharpwave.log.marks import WHOLE
-from sharpwave.log.open_packing import pack_raw
+from sharpwave.log.open_segments import WHOLE
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.persistence.adoption import Adoption, Recovery
@@ -57,7 +56,7 @@ def tails(log: StepLog) -> list[tuple[int, bytes]]:
     there = (log.index.frames[log.opened.slots] > 0) | (log.opened.successor_known > 0)
     there |= (log.index.sparse[:, log.opened.slots] > 0).any(axis=0)
     there |= np.array([log.opened.annotations.has(lane) for lane in range(log.lanes)], np.bool_)
-    return [pack_raw(log.opened, lane) for lane in np.flatnonzero(there).tolist()]
+    return [log.opened.pack_so_far(lane) for lane in np.flatnonzero(there).tolist()]
 
 
 def checked(state: Any, stride: int) -> dict[str, Any]:

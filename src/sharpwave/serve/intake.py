@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.log.sealed_after import Copy
+from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.client import Client, Holder
 from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases

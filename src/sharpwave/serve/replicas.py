@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DuplicateError
-from sharpwave.log.sealed_after import Copy, sealed_after
+from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
 from sharpwave.serve.manifest import write_whole
 from sharpwave.serve.requests import Request

@@ -12,7 +12,6 @@ import numpy.typing as npt
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
-from sharpwave.log.annotation_lookup import annotations_of
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native import core
 from sharpwave.showing import table, titled
@@ -219,7 +218,7 @@ class EpisodeReader:
             begins = np.concatenate([[0], np.flatnonzero(np.diff(slots)) + 1])
             ids = self.log.index.generation[slots[begins]] << LEAF_BITS | slots[begins] * self.log.stride + rows[begins]
             merged: dict[str, Any] = {}
-            for values in annotations_of(self.log, ids.tolist()):
+            for values in self.log.annotations_of(ids.tolist()):
                 merged.update(values)
         decoded: dict[str, Any] = decode(merged)
         return decoded
