@@ -10,11 +10,9 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: pong cartpole test check analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers latency soak ladder sequences clean
 
-pong: $(VENV)/.train,view
-	$(BIN)/sharpwave train pong
-
-cartpole: $(VENV)/.train,view
-	$(BIN)/sharpwave train cartpole
+# Settings of a run: make pong OPTIONS="--steps 3000"
+pong cartpole: $(VENV)/.train,view
+	$(BIN)/sharpwave train $@ $(OPTIONS)
 
 test: check tests
 

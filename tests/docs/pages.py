@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PROGRAM = '__name__ == "__main__"'
+"""In a block that is a program of its own."""
 _FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.S | re.M)
 
 
@@ -41,7 +43,7 @@ def run(page: Path) -> None:
     """
     names: dict[str, object] = {"__name__": page.stem}
     for block in blocks(page, "python"):
-        if '__name__ == "__main__"' in block.text:
+        if PROGRAM in block.text:
             _run_program(page, block)
             continue
         code = "\n" * (block.line - 1) + block.text  # so that a traceback names the page's line
