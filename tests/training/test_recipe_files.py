@@ -7,7 +7,7 @@ import pytest
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.files import sealed_json
 from sharpwave.training.folder import Config, read_config, write_config
-from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes import load_recipe, tables
 from sharpwave.training.recipes.environments import Gymnasium
 from sharpwave.training.recipes.files import check_effects, read_recipe, with_values
 from sharpwave.training.recipes.recipe import Recipe
@@ -43,6 +43,13 @@ def test_a_file_changes_what_it_names(tmp_path, name, text):
 def test_a_file_may_have_the_name_of_the_recipe_that_it_changes(tmp_path):
     (tmp_path / "cartpole.toml").write_text(TOML)
     assert read_recipe(tmp_path / "cartpole.toml") == ("cartpole", EXPECTED)
+
+
+def test_a_file_is_read_before_any_recipe_is(tmp_path):
+    """The module of files is an attribute of the package then, beside the functions that read its tables."""
+    tables.cache_clear()
+    (tmp_path / "mine.toml").write_text(TOML)
+    assert read_recipe(tmp_path / "mine.toml")[1].agent.lr == 1e-4
 
 
 def test_without_a_recipe_it_changes_the_defaults(tmp_path):
