@@ -12,22 +12,16 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runner
 
 import sharpwave as sw
 from sharpwave.bench.worker import private_bytes
 
 LANES, IMAGES = 8, 64
 CASES: dict[str, tuple[int, int | None]] = {"32x32": (32, None), "84x84, stacks of 4": (84, 4)}
-
-
-def resident_bytes() -> int:
-    """Return this process's private memory, without trimming it first."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line.split()[1] for line in lines if line.startswith("RssAnon")))
 
 
 def fill(store: sw.Store, side: int, calls: int) -> None:
@@ -60,14 +54,14 @@ def measure(case: str, ram: int, calls: int) -> str:
     made(300)
     before = private_bytes()
     held = made(calls)
-    grown, trimmed, said = resident_bytes() - before, private_bytes() - before, held[0].stats()["total_bytes"]
+    grown, trimmed, said = runner.memory() - before, private_bytes() - before, held[0].stats()["total_bytes"]
     figures = "  ".join(f"{nbytes / 2**20:9.1f}" for nbytes in (ram, said, trimmed, grown))
     return f"{case:20}  {figures}  {said / trimmed - 1:+9.1%}"
 
 
 def main() -> None:
     """Measure each case in a process of its own."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--ram-mib", type=int, default=64)
     parser.add_argument("--calls", type=int, default=20_000, help=f"of extend, {LANES} lanes each")
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)

@@ -11,7 +11,6 @@ all actors and of the shard.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import subprocess
@@ -21,7 +20,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from children import of_kinds, processor_s
+import runner
+from runner import of_kinds, processor_s
 
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.service import Service
@@ -92,7 +92,7 @@ def watched(command: list[str], run: Path) -> dict[str, float]:
 
 def main() -> None:
     """Run the ways in turn, and print the table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=12_000)
     arguments = parser.parse_args()

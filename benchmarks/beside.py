@@ -6,6 +6,8 @@
 Each tree (a folder with ``src/``) fills its stores in a process of its own; both are asked in turn, each round
 beginning with the other one. Where a process's memory happens to lie makes some per cent, so after some rounds both are
 started again. A ratio is the median over all rounds of the second tree's time to the first's.
+
+A tree's process imports this file with that tree's package: it uses nothing but what both have, the public calls.
 """
 
 from __future__ import annotations
@@ -14,29 +16,130 @@ import argparse
 import json
 import statistics
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import frames
-from rich.console import Console
-from rich.table import Table
+import numpy as np
 
-from sharpwave.bench.machine import environment
-from sharpwave.bench.process import Child
+import sharpwave as sw
 
 HERE = Path(__file__).parent
 CALLS = {0: 512, 32: 300, 256: 60}
 """Calls of a slice by batch size; 0: ``extend``, four times as many as seal a lane's segment."""
 DATA = ("frames", "vectors")
+WORKER = "--worker"
 ROWS = [("extend", data, 0) for data in DATA]
 ROWS += [(what, data, batch) for data in DATA for what in ("uniform", "prioritized") for batch in (32, 256)]
 TIMEOUT_S = 600
+LANES = 8
+TIMES = 4000
+"""Recorded steps of each lane, in memory, played again and again."""
+
+Step = dict[str, Any]
 
 Results = dict[str, Any]
 
 
+def frame_steps(folder: Path) -> tuple[sw.Spec, list[Step]]:
+    """Return steps of a recording of ``frames.py``."""
+    obs, reward, terminated, truncated = (
+        np.array(np.load(folder / f"{name}.npy", mmap_mode="r")[: TIMES + 1])
+        for name in ("obs", "reward", "terminated", "truncated")
+    )
+    steps = []
+    for t in range(len(obs) - 1):
+        step = {"obs": obs[t], "action": np.arange(LANES), "reward": reward[t], "truncated": truncated[t]}
+        final = obs[t + 1] if (terminated[t] | truncated[t]).any() else None
+        steps.append({**step, "terminated": terminated[t], "final_obs": final})
+    return sw.Spec(obs=sw.Field(obs.shape[2:], "uint8", stack=4), action=sw.Field((), "int64")), steps
+
+
+def vector_steps() -> tuple[sw.Spec, list[Step]]:
+    """Return steps of 17 and 6 random numbers, an episode of 500."""
+    rng = np.random.default_rng(0)
+    obs, action = (rng.normal(size=(TIMES + 1, LANES, size)).astype(np.float32) for size in (17, 6))
+    no, reward = np.zeros(LANES, np.bool_), np.ones(LANES, np.float32)
+    steps = []
+    for t in range(TIMES):
+        ended = t % 500 == 499
+        step = {"obs": obs[t], "action": action[t], "reward": reward, "truncated": no}
+        steps.append({**step, "terminated": ~no if ended else no, "final_obs": obs[t + 1] if ended else None})
+    return sw.Spec(obs=sw.Field((17,), "float32"), action=sw.Field((6,), "float32")), steps
+
+
+class Filled:
+    """Full store with its views and an endless source of steps."""
+
+    def __init__(self, spec: sw.Spec, steps: list[Step], capacity: int) -> None:
+        self.store = sw.Store(spec, capacity=capacity, seed=0)
+        self.views = {
+            "uniform": self.store.transitions(seed=1),
+            "prioritized": self.store.transitions(sampler=sw.Prioritized(), seed=2),
+        }
+        self._steps = self._endless(steps)
+        for _ in range(capacity // LANES):
+            self.extend()
+
+    def extend(self) -> None:
+        """Append a step of every lane."""
+        self.store.extend(**next(self._steps))
+
+    def sampling(self, sampler: str, batch: int) -> Callable[[], Any]:
+        """Return a function that samples a batch, and updates its priorities if it is prioritized."""
+        view: Any = self.views[sampler]
+        errors = np.random.default_rng(0).exponential(size=batch)
+        if sampler == "uniform":
+            return lambda: view.sample(batch)
+
+        def sample() -> None:
+            view.update_priorities(view.sample(batch).ids, errors)
+
+        return sample
+
+    def bytes_a_step(self) -> float:
+        """Return the bytes per step that the store reports."""
+        return float(self.store.stats()["bytes_per_step"])
+
+    @staticmethod
+    def _endless(steps: list[Step]) -> Iterator[Step]:
+        while True:
+            yield from steps
+
+
+def timed(call: Callable[[], Any], calls: int) -> dict[str, float]:
+    """Return microseconds of wall time and of processor time per call."""
+    begin, cpu = time.perf_counter(), time.process_time()
+    for _ in range(calls):
+        call()
+    return {
+        "wall_us": (time.perf_counter() - begin) / calls * 1e6,
+        "cpu_us": (time.process_time() - cpu) / calls * 1e6,
+    }
+
+
+def serve() -> None:
+    """Fill the stores, then answer requests, one line of JSON each."""
+    folder, capacity = Path(sys.argv[2]), int(sys.argv[3])
+    filled = {"frames": Filled(*frame_steps(folder), capacity), "vectors": Filled(*vector_steps(), capacity)}
+    print(json.dumps({data: one.bytes_a_step() for data, one in filled.items()}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        one = filled[asked["data"]]
+        call = one.sampling(asked["what"], asked["batch"]) if asked["batch"] else one.extend
+        timed(call, 2)
+        print(json.dumps(timed(call, asked["calls"])), flush=True)
+
+
 def measure(arguments: argparse.Namespace) -> Results:
     """Return every round of both trees, by row."""
+    import frames
+    from runner import say
+
+    from sharpwave.bench.machine import environment
+    from sharpwave.bench.process import Child
+
     folder = frames.folder_of("pong", 50_000, cache=arguments.frames_cache, say=say)
     trees = {"first": arguments.first, "second": arguments.second}
     rows: Results = {" ".join(map(str, row)): {tree: [] for tree in trees} for row in ROWS}
@@ -51,7 +154,7 @@ def measure(arguments: argparse.Namespace) -> Results:
         children = {}
         try:
             for tree, path in trees.items():
-                command = [sys.executable, str(HERE / "beside_worker.py"), str(folder), str(arguments.steps)]
+                command = [sys.executable, __file__, WORKER, str(folder), str(arguments.steps)]
                 children[tree] = Child(tree, command, env={"PYTHONPATH": str(path.resolve() / "src")})
                 say(f"life {life + 1} of {arguments.lives}: filling {path}")
                 found["bytes_per_step"][tree] = children[tree].receive(TIMEOUT_S)
@@ -69,13 +172,15 @@ def measure(arguments: argparse.Namespace) -> Results:
 
 def summary(found: Results) -> Results:
     """Return, by row and clock, both trees' medians in microseconds, and quartiles of the rounds' ratios."""
+    import runner
+
     told: Results = {}
     for name, rounds in found["rows"].items():
         told[name] = {}
         for clock in ("wall_us", "cpu_us"):
             first, second = ([one[clock] for one in rounds[tree]] for tree in ("first", "second"))
             ratios = [b / a for a, b in zip(first, second, strict=True)]
-            low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+            low, middle, high = runner.quartiles(ratios)
             told[name][clock] = {
                 "first": statistics.median(first), "second": statistics.median(second), "ratio": middle,
                 "quartiles": [low, high],
@@ -85,31 +190,27 @@ def summary(found: Results) -> Results:
 
 def table(found: Results) -> None:
     """Print the summary."""
+    import runner
+
     title = "Time a call, second tree to first: below 1 is faster"
-    shown = Table(title=title, title_justify="left", title_style="bold")
-    shown.add_column("")
-    for header in ("first, us", "second, us", "ratio", "quartiles", "ratio, CPU time"):
-        shown.add_column(header, justify="right")
+    shown = runner.table(title, "", "first, us", "second, us", "ratio", "quartiles", "ratio, CPU time")
     for name, clocks in found["summary"].items():
         wall, cpu = clocks["wall_us"], clocks["cpu_us"]
         low, high = wall["quartiles"]
         cells = [f"{wall['first']:,.1f}", f"{wall['second']:,.1f}", f"{wall['ratio']:.3f}", f"{low:.3f} - {high:.3f}"]
         shown.add_row(name.removesuffix(" 0"), *cells, f"{cpu['ratio']:.3f}")
-    console = Console(width=100)
+    console = runner.console(100)
     console.print(shown)
     for data in DATA:
         first, second = (found["bytes_per_step"][tree][data] for tree in ("first", "second"))
         console.print(f"bytes a step, {data}: {first:.1f}, {second:.1f}", highlight=False)
 
 
-def say(text: str) -> None:
-    """Print progress to stderr, apart from the result."""
-    print(text, file=sys.stderr, flush=True)
-
-
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    from frames import CACHE
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("first", type=Path, help="reference tree, a folder with src/")
     parser.add_argument("second", type=Path)
     parser.add_argument("--quick", action="store_true", help="half a minute: one life, fewer steps and rounds")
@@ -117,7 +218,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each life")
     parser.add_argument("--steps", type=int, default=100_000, help="steps that each store holds")
     parser.add_argument("--out", type=Path, help="write all rounds to this .json file")
-    parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
+    parser.add_argument("--frames-cache", type=Path, default=CACHE, help="folder for played frames")
     arguments = parser.parse_args()
     for tree in (arguments.first, arguments.second):
         if not (tree / "src" / "sharpwave").is_dir():
@@ -132,4 +233,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    serve() if sys.argv[1:2] == [WORKER] else main()

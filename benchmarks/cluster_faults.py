@@ -12,7 +12,6 @@ or never written; and how memory grew.
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import tempfile
@@ -22,21 +21,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_harm import KINDS, Fault
+import runner
+from faults.harm import KINDS, Fault
 
 DEFAULT = [kind for kind in KINDS if kind != "ray"]  # which needs the extra
 
 
 def slope(groups: list[list[float]]) -> tuple[float, float]:
     """Return growth a round within groups, by least squares, and the half-width of its 95% interval."""
-    kept = [np.array(one) for one in groups if len(one) > 2]
+    kept = [one for one in groups if len(one) > 2]
     if sum(map(len, kept)) < 6:
         return float("nan"), float("nan")
-    x = np.concatenate([np.arange(len(one)) - (len(one) - 1) / 2 for one in kept])
-    y = np.concatenate([one - one.mean() for one in kept])
-    each = float(x @ y / (x @ x))
-    rest = y - each * x
-    return each, 1.96 * float(np.sqrt(rest @ rest / max(1, len(x) - len(kept) - 1) / (x @ x)))
+    numbers = np.repeat(np.arange(len(kept)), [len(one) for one in kept])
+    each, error = runner.slope([k for one in kept for k in range(len(one))], np.concatenate(kept), numbers)
+    return each, 1.96 * error
 
 
 @dataclass
@@ -129,7 +127,7 @@ def _harmed(fault: Fault, group: Any, shard: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", default=",".join(DEFAULT), help=f"of {', '.join(KINDS)}; in turn; ray: needs Ray")
@@ -146,7 +144,7 @@ def main() -> None:
         faults = [name for name in KINDS[kind][1] if given.faults in name]
         play(kind, random.Random(seed).sample(faults, len(faults))[: last - record.rounds], seed, record)
         if given.results:
-            given.results.write_text(json.dumps(asdict(record), indent=1) + "\n")
+            runner.write(given.results, asdict(record))
         seed += 1
     record.show()
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_world import ALPHA, BATCH, BETA, LOOKAHEAD, SHAPE, STACK, Step, skewed
+from cluster_worker import ALPHA, BATCH, BETA, LOOKAHEAD, SHAPE, STACK, Step, skewed
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import reverb
 import tensorflow as tf
-from cluster_world import ALPHA, BATCH, LOOKAHEAD, SHAPE, STACK, Step, skewed
+from cluster_worker import ALPHA, BATCH, LOOKAHEAD, SHAPE, STACK, Step, skewed
 
 TABLE = "transitions"
 CHUNK_STEPS = 5
@@ -41,7 +41,7 @@ class Server:
         self.server = reverb.Server([table], port or None, reverb.checkpointers.DefaultCheckpointer(str(folder)))
         self.address = f"127.0.0.1:{self.server.port}"
 
-    def answer(self, checkpoint: bool = False) -> dict[str, int]:
+    def count(self, checkpoint: bool = False) -> dict[str, int]:
         """Write a checkpoint if asked; return the number of items."""
         client = self.server.localhost_client()
         if checkpoint:

@@ -27,7 +27,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from cluster_homes import BACK_S, Home, anonymous_bytes, end
+import runner
+from faults.homes import BACK_S, Home, end
 
 import sharpwave as sw
 from sharpwave.bench.worker import private_bytes
@@ -222,7 +223,7 @@ class Soak(Home):
         while time.monotonic() < over:
             time.sleep(WINDOW_S)
             for number, one in enumerate(processes):
-                row = {"at": time.time(), "bytes": anonymous_bytes(one)}
+                row = {"at": time.time(), "bytes": runner.memory(one)}
                 self.windows.setdefault(f"shard {number}", []).append(row)
             if time.monotonic() > due["writer"]:
                 self.end("writer 1", signal.SIGKILL)
@@ -269,11 +270,8 @@ def slope(rows: list[tuple[float, float]]) -> tuple[float, float]:
     """Return growth an hour, by least squares, and the half-width of its 95% interval."""
     if len(rows) < 4:
         return float("nan"), float("nan")
-    x, y = np.array(rows).T
-    x = (x - x.mean()) / 3600
-    each = float(x @ y / (x @ x))
-    rest = y - y.mean() - each * x
-    return each, 1.96 * float(np.sqrt(rest @ rest / (len(x) - 2) / (x @ x)))
+    each, error = runner.slope([at / 3600 for at, _ in rows], [value for _, value in rows])
+    return each, 1.96 * error
 
 
 def show(result: dict[str, Any]) -> None:
@@ -307,7 +305,7 @@ def show(result: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--show", type=Path, help="print results that were written, and nothing else")

@@ -1,4 +1,4 @@
-"""Process of ``cluster.py``: writers, a learner, or a server of Reverb. Answers requests, one JSON object a line.
+"""Process of ``cluster.py``: writers, a learner, or a server of Reverb; and what these share, real steps above all.
 
 cluster_worker.py server CAPACITY | writers CONTENDER FRAMES ADDRESS ... | learner CONTENDER FRAMES ADDRESS ...
 """
@@ -6,19 +6,95 @@ cluster_worker.py server CAPACITY | writers CONTENDER FRAMES ADDRESS ... | learn
 from __future__ import annotations
 
 import importlib
-import json
 import os
+import socket
+import struct
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import frames
 import numpy as np
-from cluster_world import ALPHA, BATCH, BETA, ITEM_BYTES, Steps, connection_bytes, skewed
+import numpy.typing as npt
+import runner
 
-MAX_WRITERS = 64
+from sharpwave.bench.recording import Recording
+
+STACK, SHAPE = 4, (84, 84)
+BATCH, LOOKAHEAD = 256, 4
+ALPHA, BETA = 0.6, 0.4
+ITEM_BYTES = (STACK + 1) * SHAPE[0] * SHAPE[1]
+"""Bytes of a decoded transition's frames: of its stack and its successor's, which share three."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One environment's step. ``after``: the true frame behind it. ``number``: of its writer and of its order."""
+
+    number: int
+    obs: npt.NDArray[np.uint8]
+    after: npt.NDArray[np.uint8]
+    reward: np.float32
+    terminated: np.bool_
+    truncated: np.bool_
+
+    @property
+    def ended(self) -> bool:
+        """Whether it was its episode's last."""
+        return bool(self.terminated or self.truncated)
+
+
+class Steps:
+    """Steps of a recording without end, of which each writer begins elsewhere. A round of them ends an episode."""
+
+    def __init__(self, recording: Recording) -> None:
+        self._recording = recording
+        self._frames = [np.ascontiguousarray(recording.obs[:, lane]) for lane in range(recording.lanes)]
+
+    def of(self, writer: int) -> Iterator[Step]:
+        """Iterate over one writer's steps."""
+        number = writer << 40
+        while True:
+            yield self.one(number)
+            number += 1
+
+    def one(self, number: int) -> Step:
+        """Return the step of a number."""
+        recording, writer = self._recording, number >> 40
+        lane, time = writer % recording.lanes, (writer * 997 + number % (1 << 40)) % recording.times
+        place, last = int(recording.final_place[time, lane]), time == recording.times - 1
+        return Step(
+            number, self._frames[lane][time], recording.final[place] if place >= 0 else self._frames[lane][time + 1],
+            recording.reward[time, lane], recording.terminated[time, lane],
+            np.bool_(recording.truncated[time, lane] or (last and place < 0)),
+        )  # fmt: skip
+
+
+def skewed(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Return priorities that differ between writers, 1 : 4 : 16 : 64, and by eight times within one's steps."""
+    priorities: npt.NDArray[np.float64] = np.exp2(2.0 * ((numbers >> 40) % 4)) * (1 + numbers % 8)
+    return priorities
+
+
+def connection_bytes() -> dict[str, tuple[int, int]]:
+    """Return bytes sent and received on every TCP connection of this process, whatever library made it."""
+    counted: dict[str, tuple[int, int]] = {}
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{name}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(name))) as one:
+                info = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                ends = f"{one.getsockname()} {one.getpeername()}"
+        except OSError:  # closed meanwhile, or no TCP connection
+            continue
+        if len(info) >= 136:
+            counted[ends] = struct.unpack_from("<QQ", info, 120)
+    return counted
 
 
 class Writers:
@@ -143,23 +219,12 @@ class Learner:
 def main() -> None:
     """Answer requests until standard input ends."""
     role, *rest = sys.argv[1:]
-    answers, sys.stdout = sys.stdout, sys.stderr  # libraries print
-
-    def say(what: dict[str, Any]) -> None:
-        answers.write(json.dumps(what) + "\n")
-        answers.flush()
-
     if role == "server":
         server = importlib.import_module("cluster_reverb").Server(int(rest[0]), Path(rest[1]), int(rest[2]))
-        say({"address": server.address})
-        for line in sys.stdin:
-            say(server.answer(**json.loads(line)))
-        os._exit(0)
-    contender = importlib.import_module(rest[0])
-    made: Any = (Writers if role == "writers" else Learner)(contender, Steps(frames.read(Path(rest[1]))), rest[2:])
-    for line in sys.stdin:
-        request = json.loads(line)
-        say(getattr(made, request.pop("do"))(**request))
+        runner.answer(lambda: server, lambda made: {"address": made.address})
+    else:
+        contender, steps = importlib.import_module(rest[0]), Steps(frames.read(Path(rest[1])))
+        runner.answer(lambda: (Writers if role == "writers" else Learner)(contender, steps, rest[2:]))
     os._exit(0)  # threads of a learner's stream would be waited for
 
 

@@ -1,25 +1,27 @@
-"""Codecs on frames and vectors: encoded size, and the time to encode, decode and gather.
+"""Codecs on frames and vectors: encoded size, and the time to encode, decode and gather; and what else was tried.
 
     python benchmarks/codec_sizes.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
+    python benchmarks/codec_sizes.py --segments 6000    # segments of 32, 64 and 128 steps of games' frames
+    python benchmarks/codec_sizes.py --floats 5120      # lossless codecs on MuJoCo's observations: pip install pcodec
 
 Columns of 128 steps, as segments hold them; the dictionary is trained on the first and used for all. Times are the
-fastest of several passes, in processor time of all threads where it says CPU.
+fastest of several passes, in processor time of all threads where it says CPU. ``--segments``: bytes a step, index
+included, and processor time to append one. ``--floats``: what is left of real observations, column by column, and what
+decoding costs; a sampled row needs its own bytes only if rows are raw, every other codec unpacks its whole column.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import frames
 import numpy as np
 import numpy.typing as npt
-from rich.console import Console
-from rich.table import Table
+import runner
 
 import sharpwave as sw
 from sharpwave.bench.recording import LANES
@@ -28,6 +30,17 @@ from sharpwave.codecs.registry import by_name
 
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128
+FRAMES: dict[tuple[int, ...], dict[str, Any]] = {
+    (84, 84): {},
+    (210, 160, 3): {"grayscale": False, "img_height": 210, "img_width": 160},
+}
+SEGMENT_LANES = 2
+SETS = (
+    ("Hopper-v5", "float32"),
+    ("HalfCheetah-v5", "float32"),
+    ("HalfCheetah-v5", "float64"),
+    ("Humanoid-v5", "float32"),
+)
 STACK = 4
 CODECS = ("patches", "delta", "zstd", "predict", "raw")
 
@@ -163,18 +176,110 @@ def sources(steps: int, cache: Path) -> dict[str, Rows]:
     return found | {f"counts {size}": counts(size, steps) for size in (64, 256)}
 
 
+def segments(steps: int) -> None:
+    """Print, for each game and kind of frame, bytes a step and time to append by length of segments."""
+    from ale_py.vector_env import AtariVectorEnv
+
+    for game in GAMES:
+        for shape, settings in FRAMES.items():
+            env: Any = AtariVectorEnv(game, num_envs=SEGMENT_LANES, stack_num=1, **settings)
+            obs, _ = env.reset(seed=1)
+            rng = np.random.default_rng(0)
+            spec = sw.Spec(obs=sw.Field(shape, "uint8"), action=sw.Field((), "int64"))
+            stores = {length: sw.Store(spec, capacity=100_000, segment_steps=length) for length in (32, 64, 128)}
+            spent = dict.fromkeys(stores, 0.0)
+            for _ in range(steps // SEGMENT_LANES):
+                action = rng.integers(0, int(env.single_action_space.n), SEGMENT_LANES)
+                after, reward, terminated, truncated, _ = env.step(action)
+                for length, store in stores.items():
+                    begin = time.process_time()
+                    store.extend(
+                        obs=obs[:, 0], action=action, reward=reward, terminated=terminated, truncated=truncated,
+                        next_obs=after[:, 0],
+                    )  # fmt: skip
+                    spent[length] += time.process_time() - begin
+                obs = after.copy()
+            found = []
+            for length, store in stores.items():
+                stats = store.stats()
+                encoded = stats["encoded_bytes_per_step"] + stats["bytes"]["index"] / len(store)
+                found.append(f"{length}: {encoded:.1f} B, {1e6 * spent[length] / steps:.1f} us")
+            print(f"{game} {shape}: " + "; ".join(found), flush=True)
+
+
+def played(name: str, dtype: str, steps: int) -> Any:
+    """Return observations [steps, size] of random play."""
+    import gymnasium as gym
+
+    env: Any = gym.make(name)
+    obs, _ = env.reset(seed=0)
+    env.action_space.seed(0)
+    rows = []
+    for _ in range(steps):
+        rows.append(obs.astype(dtype))
+        obs, _, terminated, truncated, _ = env.step(env.action_space.sample())
+        if terminated or truncated:
+            obs, _ = env.reset()
+    return np.stack(rows)
+
+
+def transposed(column: Any) -> bytes:
+    """Return a column's bytes, variable by variable, and in each first all first bytes, then all second ones."""
+    values = np.ascontiguousarray(column.T).reshape(-1)
+    return np.ascontiguousarray(values.view(np.uint8).reshape(-1, values.itemsize).T).tobytes()
+
+
+def floats(steps: int) -> None:
+    """Print what lossless codecs leave of each robot's observations."""
+    import zstandard
+    from pcodec import ChunkConfig, standalone
+
+    compressor = zstandard.ZstdCompressor(level=1)
+    ways: dict[str, Callable[[Any], bytes]] = {
+        "zstd": lambda column: compressor.compress(column.tobytes()),
+        "transposed + zstd": lambda column: compressor.compress(transposed(column)),
+        "pcodec": lambda column: standalone.simple_compress(np.ascontiguousarray(column.T).reshape(-1), ChunkConfig()),
+    }
+    print("bytes a row, and microseconds to unpack a column (raw: to copy a row)")
+    for name, dtype in SETS:
+        rows = played(name, dtype, steps)
+        columns = [rows[i : i + COLUMN] for i in range(0, len(rows), COLUMN)]
+        found = [f"raw {rows[0].nbytes}"]
+        for way, pack in ways.items():
+            found.append(f"{way} {sum(len(pack(column)) for column in columns) / len(rows):.1f}")
+        packed = ways["pcodec"](columns[0])
+        found.append(f"pcodec unpacks in {least_us(partial(standalone.simple_decompress, packed)):.1f} us")
+        found.append(f"raw {least_us(rows[0].copy):.1f} us")
+        print(f"{name} {dtype}: " + ", ".join(found))
+
+
+def least_us(call: Callable[[], Any]) -> float:
+    """Return the least microseconds of 200 calls."""
+    times = []
+    for _ in range(200):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return 1e6 * min(times)
+
+
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer steps")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results", help="folder of the results")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder of the results")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
+    parser.add_argument("--segments", type=int, metavar="STEPS", help="segments of several lengths instead")
+    parser.add_argument("--floats", type=int, metavar="STEPS", help="codecs of other libraries on vectors instead")
     arguments = parser.parse_args()
+    if arguments.segments or arguments.floats:
+        segments(arguments.segments) if arguments.segments else floats(arguments.floats)
+        return
     steps, passes = (1024, 3) if arguments.quick else (8192, 7)
     results: dict[str, Any] = {}
-    shown = Table(title="Codecs, columns of 128 steps (CPU: processor time)", title_style="bold", title_justify="left")
-    for column in ("", "codec", "raw bytes", "bytes", "of raw", "encode us", "decode us", "gather/s", "gather CPU us"):
-        shown.add_column(column, justify="left" if column in ("", "codec") else "right")
+    columns = ("raw bytes", "bytes", "of raw", "encode us", "decode us", "gather/s", "gather CPU us")
+    title = "Codecs, columns of 128 steps (CPU: processor time)"
+    shown = runner.table(title, "", "codec", *columns, left=("", "codec"))
     for name, rows in sources(steps, arguments.frames_cache).items():
         size = rows[0].nbytes
         for codec in CODECS:
@@ -184,9 +289,8 @@ def main() -> None:
             share = f"{found['bytes'] / size:.1%}"
             shown.add_row(name, codec, f"{size:,}", f"{found['bytes']:,.0f}", share, *times, *rest)
         shown.add_section()
-    Console(width=120).print(shown)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "codec_sizes.json").write_text(json.dumps(results, indent=1) + "\n")
+    runner.console(120).print(shown)
+    runner.write(arguments.out / "codec_sizes.json", results)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,15 @@ after the other; shown are medians over turns of processor time, and their 10th 
 
 from __future__ import annotations
 
-import argparse
-import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runner
 import torch
 from gymnasium.spaces import Box
-from rich.console import Console
-from rich.table import Table
 from stable_baselines3 import SAC as TheirSAC
 from stable_baselines3 import TD3 as TheirTD3
 from stable_baselines3.common.logger import Logger
@@ -112,7 +109,7 @@ def measured(learners: dict[str, Learner], turns: int) -> dict[str, list[float]]
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--updates", type=int, default=200, help="of each learner")
     parser.add_argument("--out", type=Path, default=HERE / "results" / "continuous.json", help="file of the figures")
     arguments = parser.parse_args()
@@ -121,9 +118,9 @@ def main() -> None:
     learners = {name: ours(name, changes) for name, changes in OURS.items()}
     learners |= {name: theirs(kind) for name, kind in THEIRS.items()}
     found = measured(learners, max(1, arguments.updates // PER_TURN))
-    table = Table(title="Processor time of an update, batch 256, one core", title_justify="left")
-    for column in ("learner", "median, ms", "10 to 90 %", "updates a second", "times SB3's"):
-        table.add_column(column, justify="left" if column == "learner" else "right")
+    title = "Processor time of an update, batch 256, one core"
+    columns = ("learner", "median, ms", "10 to 90 %", "updates a second", "times SB3's")
+    table = runner.table(title, *columns, left=("learner",))
     lines = {}
     for name, times in found.items():
         peer = found["stable-baselines3 TD3" if "td3" in name.lower() else "stable-baselines3 SAC"]
@@ -131,8 +128,8 @@ def main() -> None:
         ratio = float(np.median(np.array(peer) / np.array(times)))
         lines[name] = {"median_ms": median, "low_ms": low, "high_ms": high, "ratio": ratio}
         table.add_row(name, f"{median:.2f}", f"{low:.2f} to {high:.2f}", f"{1_000 / median:.0f}", f"{ratio:.2f}")
-    Console().print(table)
-    arguments.out.write_text(json.dumps({"updates": arguments.updates, "learners": lines}, indent=1) + "\n")
+    runner.console(100).print(table)
+    runner.write(arguments.out, {"updates": arguments.updates, "learners": lines})
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import gymnasium
+import runner
 from learning import MUJOCO, OURS, commit, episodes_of, print_table
 from stable_baselines3 import SAC, TD3
 from stable_baselines3.common.evaluation import evaluate_policy
@@ -66,7 +67,7 @@ def trained(task: str, agent: str, seed: int) -> Line:
 
 def main() -> None:
     """Make the runs that are missing, and print them beside ours."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=MUJOCO, default=["hopper"])
     parser.add_argument("--agents", nargs="+", choices=("sac", "td3"), default=["sac"])
     parser.add_argument("--seeds", type=int, nargs="+", default=OURS[:3])

@@ -15,7 +15,7 @@ faults: every file operation of a store's small life comes out as an error, as a
 as a power cut that leaves any sectors of what was not synced (tests/support/faulty.py). So for each retention; where
 regions are copied together there are more operations, of which --fault-rounds are tried, others for each kind.
 
-held: --held lives of small stores for each retention and each of capacity, ram and disk_limit (held_lives.py), killed
+held: --held lives of small stores for each retention and each of capacity, ram and disk_limit (lifetimes.py), killed
 after a flush, without one, or at a file operation. What was held at the kill is held when the store is opened, but for
 steps that were not flushed; each item and episode is what a plain log of the acknowledged steps says.
 
@@ -26,7 +26,6 @@ through Store.open and ``sharpwave verify`` whole.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import os
@@ -39,8 +38,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import held_lives
+import lifetimes
 import numpy as np
+import runner
 
 import sharpwave as sw
 from sharpwave.disk import disk_budget
@@ -52,7 +52,6 @@ from sharpwave.offline.verify import check as verify
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import faults, faulty
 
-HERE = Path(__file__).parent
 LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20
 KEPT_ROUNDS = 100
 """Rounds whose acknowledged steps are remembered; the capacity holds fewer steps than these have."""
@@ -370,14 +369,14 @@ def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
 
 def held(lives: int, seed: int) -> dict[str, Any]:
     """Kill small stores, and compare what they hold before and after."""
-    say(held_lives.HEAD)
-    found = held_lives.compare(lives, ["flushed and killed", "killed", "killed amid writing"], seed, say)
+    say(lifetimes.HEAD)
+    found = lifetimes.compare(lives, ["flushed and killed", "killed", "killed amid writing"], seed, say)
     return {"losses": sum(row["failed_stores"] for row in found.values()), "stores": found}
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=1000, help="of kills")
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--whole-opens", type=int, default=500, help="flips and cuts checked on a whole store")
@@ -386,7 +385,7 @@ def main() -> None:
     parser.add_argument("--fault-rounds", type=int, default=1300, help="rounds with faults for each retention, at most")
     parser.add_argument("--held", type=int, default=1000, help="lives for each retention and limit")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "crash.json")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS / "crash.json")
     arguments = parser.parse_args()
     base = Path(tempfile.mkdtemp(prefix="sharpwave-crash-"))
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
@@ -403,7 +402,7 @@ def main() -> None:
         parts["held"] = lambda: held(arguments.held, arguments.seed)
     for name, part in parts.items():
         results[name] = part()
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        runner.write(arguments.out, results)
     shutil.rmtree(base)
     bad = [part["losses"] for name, part in results.items() if name != "flips"]
     bad += [results["flips"][name] for name in ("not_found", "undamaged_lost") if "flips" in results]

@@ -10,8 +10,6 @@ the processor time a transition of the learner and of the shards.
 
 from __future__ import annotations
 
-import argparse
-import os
 import statistics
 import time
 from contextlib import ExitStack, closing
@@ -21,6 +19,7 @@ from typing import Any
 
 import frames
 import numpy as np
+import runner
 
 import sharpwave as sw
 from sharpwave.serve.local_shards import LocalShards
@@ -29,13 +28,6 @@ from sharpwave.serve.process import ShardSettings
 SPEC = sw.Spec(obs=sw.Field((84, 84), "uint8", stack=4), action=sw.Field((), "int64"))
 WAYS = {"cut rows, TCP": (1, True), "whole arrays, TCP": (1, False), "shared memory": (0, True)}
 LOOKAHEAD = 4
-TICKS = os.sysconf("SC_CLK_TCK")
-
-
-def cpu_seconds(process: int) -> float:
-    """Return the processor time that a process has taken."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
 
 
 def started(stack: ExitStack, shards: int) -> LocalShards:
@@ -85,7 +77,7 @@ class Way:
         }
 
     def _shards_cpu(self) -> float:
-        return sum(map(cpu_seconds, self.processes.processes))
+        return sum(map(runner.processor_s, self.processes.processes))
 
 
 def write(cluster: sw.Cluster, shard: int, recording: Any) -> None:
@@ -104,7 +96,7 @@ def write(cluster: sw.Cluster, shard: int, recording: Any) -> None:
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--steps", type=int, default=40_000, help="steps in each shard")
     parser.add_argument("--batch-size", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=7)

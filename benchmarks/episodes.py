@@ -6,12 +6,12 @@ python benchmarks/episodes.py [--steps 1000] [--rounds 15]
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from typing import Any
 
 import numpy as np
+import runner
 
 import sharpwave as sw
 
@@ -23,7 +23,7 @@ KINDS: dict[str, tuple[tuple[int, ...], str]] = {
 
 def main() -> None:
     """Time all of them in turn."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1000, help="of an episode")
     parser.add_argument("--rounds", type=int, default=15)
     arguments = parser.parse_args()

@@ -8,7 +8,6 @@ compiled once, as Python does unless PYTHONDONTWRITEBYTECODE is set, which is ig
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -17,6 +16,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import runner
 
 STORE = """
 import json, resource, sys, time
@@ -52,7 +53,7 @@ COMMANDS = [["--version"], ["--help"], ["inspect", "STORE"], ["train", "pong", "
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--repeats", type=int, default=3)
     repeats = parser.parse_args().repeats
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)

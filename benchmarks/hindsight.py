@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -22,9 +21,8 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import runner
 import torch
-from rich.console import Console
-from rich.table import Table
 from stable_baselines3 import SAC
 from stable_baselines3 import HerReplayBuffer as Theirs
 from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
@@ -89,7 +87,7 @@ def train(name: str, seed: int, env: str, steps: int) -> dict[str, Any]:
 
 def main() -> None:
     """Train with each buffer and seed in turn, print a table, and write all runs."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--env", default="FetchReach-v4")
@@ -104,19 +102,20 @@ def main() -> None:
         for name in BUFFERS:
             command = [sys.executable, __file__, "--one", name, "--seeds", str(seed)]
             command += ["--steps", str(asked.steps), "--env", asked.env]
-            ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-            runs[name][seed] = json.loads(ran.stdout.splitlines()[-1])
+            found = runner.last_line(command, name)
+            if found is None:
+                sys.exit(1)
+            runs[name][seed] = found
             print(f"seed {seed}, {name}: {runs[name][seed]}", file=sys.stderr)
-    asked.out.write_text(json.dumps({"env": asked.env, "steps": asked.steps, "runs": runs}, indent=1) + "\n")
-    Console(width=120).print(_table(asked.env, asked.steps, runs))
+    runner.write(asked.out, {"env": asked.env, "steps": asked.steps, "runs": runs})
+    runner.console(120).print(_table(asked.env, asked.steps, runs))
 
 
-def _table(env: str, steps: int, runs: dict[str, dict[int, dict[str, Any]]]) -> Table:
+def _table(env: str, steps: int, runs: dict[str, dict[int, dict[str, Any]]]) -> Any:
     seeds = len(next(iter(runs.values())))
-    table = Table(title=f"{env}, success in {EPISODES} held-out episodes, {seeds} seeds")
     marks = [str(done) for done in range(EVERY, steps + 1, EVERY)]
-    for head in ("buffer", *(f"{int(mark):,}" for mark in marks), "seconds"):
-        table.add_column(head, justify="left" if head == "buffer" else "right")
+    title = f"{env}, success in {EPISODES} held-out episodes, {seeds} seeds"
+    table = runner.table(title, "buffer", *(f"{int(mark):,}" for mark in marks), "seconds", left=("buffer",))
     for name, of in runs.items():
         scores = np.array([[run["success"][mark] for mark in marks] for run in of.values()])
         cells = [f"{s.mean():.0%} ({s.min():.0%}-{s.max():.0%})" for s in scores.T]

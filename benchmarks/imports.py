@@ -21,7 +21,6 @@ A new format is a module of ``import_*.py`` with a ``Format``; ``FORMATS`` lists
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import shutil
@@ -37,6 +36,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import runner
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -191,7 +191,7 @@ def formats() -> dict[str, Format]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("formats", nargs="*", metavar="FORMAT")
     parser.add_argument("--damages", nargs="+", metavar="NAME")
     parser.add_argument("--out", type=Path)

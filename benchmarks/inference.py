@@ -14,7 +14,6 @@ Networks: mlp, recipe cartpole (CartPole); conv, recipe atari (Pong, 4 frames of
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import threading
 import time
@@ -24,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+import runner
 import torch
 
 import sharpwave as sw
@@ -276,7 +276,7 @@ def beside_a_learner(network: str, place: str, seconds: float) -> tuple[float, f
 
 def main() -> None:
     """Measure, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)

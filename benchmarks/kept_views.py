@@ -5,7 +5,6 @@ python benchmarks/kept_views.py [--items 1000000] [--rounds 5]
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import runner
 
 import sharpwave as sw
 from sharpwave.views.keeping import PERIOD_S
@@ -55,7 +55,7 @@ def turn(view: Any, store: sw.Store, kept: bool) -> tuple[float, float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner.parser(__doc__)
     parser.add_argument("--items", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()

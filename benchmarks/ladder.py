@@ -11,10 +11,8 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from training_speed import ladder as measured
-from training_speed import ladder_report as report
-from training_speed.progress import numbers, run_command, say
 from training_speed.rungs import chosen
-from training_speed.solved import finished_runs
+from training_speed.runs import finished_runs, numbers, run_command, say
 
 from sharpwave.training.files import write_json
 
@@ -52,9 +50,9 @@ def ladder(
     rows = results["rows"] = measured.rows(results)
     write_json(out / measured.FILE, results)
     console = Console()
-    report.tables(results, rows, Console(width=max(console.width, 170)))  # a narrower one would cut figures off
+    measured.tables(results, rows, Console(width=max(console.width, 170)))  # a narrower one would cut figures off
     if rows:
-        report.figure(results, rows, out / "ladder.png")
+        measured.figure(results, rows, out / "ladder.png")
         say(f"written: {out / measured.FILE}, {out / 'ladder.png'}")
 
 

@@ -10,32 +10,31 @@ TorchRL's files are left in the system's cache. README.md beside this file says 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shutil
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import frames
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from store import Worker
+import runner
+from runner import Results
 from tier_worker import PLAYED
-from tiers import TITLES, environment, say
+from tiers import TITLES, contender, environment, say
 
+from sharpwave.bench.process import Child
 from sharpwave.bench.recording import LANES
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from rich.console import Console
+
 SMALLEST = 10_000
 OPERATIONS = {"add": "extend, 8 lanes", "sample": "sample(256)"}
 PARTS = ("p50", "p99", "mean")
 NAMES = TITLES | {"torchrl": "TorchRL LazyMemmapStorage, cached"}
 LOOKS = {"memory": "#0b7285", "disk": "#e8590c", "torchrl": "#868e96"}
-
-Results = dict[str, Any]
 
 
 def measure(arguments: argparse.Namespace, base: Path) -> Results:
@@ -45,11 +44,11 @@ def measure(arguments: argparse.Namespace, base: Path) -> Results:
         most["torchrl"] = min(arguments.steps, arguments.peer_steps)
     sizes = [10**k for k in range(4, int(math.log10(arguments.steps) + 1e-9) + 1)]
     found: Results = {name: {} for name in most}
-    workers: dict[str, Worker] = {}
+    workers: dict[str, Child] = {}
     try:
         for name, steps in most.items():
             (base / name).mkdir()
-            workers[name] = Worker(name, base / name, arguments.threads, "tier_worker.py", ("seaquest", "0"))
+            workers[name] = contender(name, base / name, "seaquest", "0", arguments.threads)
             workers[name].ask(do="build", steps=steps, ram=arguments.ram)
         for size in sizes:
             there = [name for name in most if size <= most[name]]
@@ -83,9 +82,8 @@ def parts(rounds: list[list[float]]) -> dict[str, float]:
 def table(console: Console, found: Results) -> None:
     """Print all latencies, and by how much the largest store is slower than the smallest."""
     for operation, title in OPERATIONS.items():
-        shown = Table(title=f"{title}: microseconds", title_style="bold", title_justify="left")
-        for column in ("", *(f"{part} at {size:,}" for size in found["memory"] for part in PARTS[:2]), "p50 grows"):
-            shown.add_column(column, justify="right" if column else "left")
+        columns = [f"{part} at {size:,}" for size in found["memory"] for part in PARTS[:2]]
+        shown = runner.table(f"{title}: microseconds", "", *columns, "p50 grows")
         for name, by_size in found.items():
             cells = [
                 f"{by_size[s][operation][p]:,.0f}" if s in by_size else "-" for s in found["memory"] for p in PARTS[:2]
@@ -100,23 +98,17 @@ def table(console: Console, found: Results) -> None:
 
 def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
     """Draw two panels, adding and sampling; the median solid, the 99th percentile dashed."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.ticker import NullFormatter
 
-    with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        shown, axes = pyplot.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    title = f"Latency as a store grows: Seaquest, 4x84x84 uint8 ({where['machine']}, {where['date']})"
+    with runner.picture(path, title, 1, 2, figsize=(11, 4.6)) as axes:
         for axis, (operation, title) in zip(axes, OPERATIONS.items(), strict=True):
             for name, by_size in found.items():
                 label = NAMES[name].replace("ram=", f"ram={ram}") if name == "disk" else NAMES[name]
                 for part, style in (("p50", "-"), ("p99", "--")):
                     values = [entry[operation][part] / 1e3 for entry in by_size.values()]
-                    axis.plot(
-                        list(by_size), values, style, marker="o", markersize=4, color=LOOKS[name],
-                        label=f"{label}, {part}",
-                    )  # fmt: skip
+                    look = {"marker": "o", "markersize": 4, "color": LOOKS[name], "label": f"{label}, {part}"}
+                    axis.plot(list(by_size), values, style, **look)
             axis.set_xscale("log")
             axis.set_yscale("log")
             axis.set_title(title, loc="left", fontsize=10)
@@ -126,18 +118,11 @@ def figure(found: Results, where: dict[str, Any], ram: str, path: Path) -> None:
             axis.yaxis.set_minor_formatter(NullFormatter())
         axes[0].set_ylabel("milliseconds a call")
         axes[1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        shown.suptitle(
-            f"Latency as a store grows: Seaquest, 4x84x84 uint8 ({where['machine']}, {where['date']})",
-            fontsize=11,
-            weight="bold",
-        )
-        shown.savefig(path, dpi=130)
-        pyplot.close(shown)
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a minute: up to 100,000 steps")
     parser.add_argument("--steps", type=int, default=10_000_000, help="a power of ten")
     parser.add_argument("--ram", default="128MiB", help="memory of the store on disk")
@@ -146,7 +131,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=0, help="threads of a contender (default: its own)")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for latency.json and latency.png")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for latency.json and latency.png")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.steps, arguments.peer_steps = min(arguments.steps, 100_000), min(arguments.peer_steps, SMALLEST)
@@ -160,14 +145,13 @@ def main() -> None:
         found = measure(arguments, base)
     finally:
         shutil.rmtree(base, ignore_errors=True)
-    console = Console(width=190)
+    console = runner.console(190)
     table(console, found)
     if "torchrl" not in found:
         console.print("TorchRL is not installed: pip install torchrl", style="yellow")
-    arguments.out.mkdir(parents=True, exist_ok=True)
     settings = {name: str(value) for name, value in vars(arguments).items()}
     summary = {"environment": where, "settings": settings, "latency_us": found}
-    (arguments.out / "latency.json").write_text(json.dumps(summary, indent=1) + "\n")
+    runner.write(arguments.out / "latency.json", summary)
     figure(found, where, arguments.ram, arguments.out / "latency.png")
     say(f"written: {arguments.out / 'latency.json'}, {arguments.out / 'latency.png'}")
 

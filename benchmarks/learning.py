@@ -33,9 +33,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import runner
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 from sharpwave.bench.learning_runs import EPSILON, Key, Line, all_runs, by_agent, learned, normalized
 from sharpwave.bench.scoring import interquartile_mean, interval
@@ -73,13 +72,15 @@ FOUR_FRAMES = {
 TASKS: dict[str, dict[str, Arm]] = {
     "tmaze": {
         "r2d2": Arm("tmaze", seeds=(401, 402, 403, 404, 405)),
-        "dqn-4-frames": Arm("gymnasium", FOUR_FRAMES | {"env": "frames4:TMaze4-v0"}, seeds=(401, 402, 403, 404, 405)),
+        "dqn-4-frames": Arm(
+            "gymnasium", FOUR_FRAMES | {"env": "learning_tasks:TMaze4-v0"}, seeds=(401, 402, 403, 404, 405)
+        ),
     },
     "lock": {
         "r2d3": Arm("lock", demonstrated=True),
         "r2d2": Arm("tmaze", {"env": "sharpwave/Lock-v0", "length": 8, "burn_in": 0, "stride": 8}),
         "dqn-4-frames-demonstrated": Arm(
-            "demonstrated-dqn", FOUR_FRAMES | {"env": "frames4:Lock4-v0", "demonstration_share": 0.25}, True
+            "demonstrated-dqn", FOUR_FRAMES | {"env": "learning_tasks:Lock4-v0", "demonstration_share": 0.25}, True
         ),
     },
 }
@@ -91,7 +92,7 @@ REPEAT_FIRST = {
 """A window is an episode. What an action is worth shows at once, in rewards of 1/51."""
 OF_OTHERS = {
     "repeat-first": {"r2d2": Arm("tmaze", REPEAT_FIRST, seeds=(401, 402, 403))},
-    "memory-chain": {"r2d2": Arm("tmaze", {"env": "memory_chain:MemoryChain-v0"}, seeds=(401, 402, 403))},
+    "memory-chain": {"r2d2": Arm("tmaze", {"env": "learning_tasks:MemoryChain-v0"}, seeds=(401, 402, 403))},
 }
 """Memory tasks of popgym and bsuite, which no extra installs."""
 
@@ -151,7 +152,7 @@ ON_POLICY = {
         f"k{k}": Arm("minatar-ppo", {"epochs": k, "evaluate_every": 0, "steps": 250_000}, seeds=OURS) for k in (1, 2, 4)
     },
 }
-"""Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (stale.py)."""
+"""Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (learning_tasks.py)."""
 MUJOCO = {
     task: {
         agent: Arm(
@@ -225,17 +226,16 @@ TASKS |= MINATAR | ASKED_FOR
 
 def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
     """Train one run in this process, or go on with it, and measure it."""
-    import frames4
-    import stale
+    import learning_tasks as tasks
 
     from sharpwave.training.recipes import load_recipe
 
     arm = TASKS[task][agent]
-    here = {"demonstrated-dqn": frames4.DEMONSTRATED, "stale-impala": stale.RECIPE}
+    here = {"demonstrated-dqn": tasks.DEMONSTRATED, "stale-impala": tasks.STALE}
     recipe = here[arm.recipe] if arm.recipe in here else load_recipe(arm.recipe)
     changes = {name: one.format(seed=seed) if isinstance(one, str) else one for name, one in arm.changes.items()}
     if arm.demonstrated:
-        changes["demonstrations"] = str(frames4.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
+        changes["demonstrations"] = str(tasks.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
     recipe = recipe.override(seed=seed, device="cpu", **changes)
     names = {"task": task, "agent": agent, "seed": seed, "commit": commit()}
     return {**names, **learned(arm.recipe, recipe, folder, episodes_of(task), arm.epsilon)}
@@ -256,9 +256,6 @@ def episodes_of(task: str) -> int:
 
 def print_table(lines: list[Line]) -> None:
     """Print a row for each agent on each task."""
-    table = Table(title="Mean of the held-out episodes, fixed weights", title_justify="left")
-    for name in ("task", "agent"):
-        table.add_column(name)
     columns: dict[str, Callable[[list[Line]], str]] = {
         "seeds": lambda runs: str(len(runs)),
         "IQM": lambda runs: f"{interquartile_mean([run['score'] for run in runs]):.3f}",
@@ -268,12 +265,12 @@ def print_table(lines: list[Line]) -> None:
         "steps, median": lambda runs: f"{statistics.median(run['steps'] for run in runs):,.0f}",
         "minutes, median": lambda runs: f"{statistics.median(run['minutes'] for run in runs):.1f}",
     }
-    for name in columns:
-        table.add_column(name, justify="right")
+    title = "Mean of the held-out episodes, fixed weights"
+    table = runner.table(title, "task", "agent", *columns, left=("task", "agent"))
     for task, agent in dict.fromkeys((line["task"], line["agent"]) for line in lines):
         runs = [line for line in lines if (line["task"], line["agent"]) == (task, agent)]
         table.add_row(task, agent, *(text(runs) for text in columns.values()))
-    Console(width=130).print(table)
+    runner.console(130).print(table)
 
 
 def print_games(lines: list[Line], picture: Path) -> None:
@@ -284,14 +281,13 @@ def print_games(lines: list[Line], picture: Path) -> None:
     of_games = by_agent(lines)
     played = {line["task"] for line in lines}
     together = normalized({agent: games for agent, games in of_games.items() if games.keys() == played})
-    table = Table(title="MinAtar: scores / best mean of an agent in the game", title_justify="left")
-    for name in ("agent", "runs", "IQM", "95 %"):
-        table.add_column(name)
+    columns = ("agent", "runs", "IQM", "95 %")
+    table = runner.table("MinAtar: scores / best mean of an agent in the game", *columns, left=columns)
     for agent, games in together.items():
         low, high = interval([*games.values()])
         iqm = interquartile_mean([*games.values()])
         table.add_row(agent, str(sum(map(len, games.values()))), f"{iqm:.3f}", f"{low:.3f} to {high:.3f}")
-    Console(width=130).print(table)
+    runner.console(130).print(table)
 
     panels = {"all games, normalized": together}
     for game in dict.fromkeys(line["task"] for line in lines):
@@ -317,7 +313,7 @@ def print_games(lines: list[Line], picture: Path) -> None:
 
 def main() -> None:
     """Command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     usual = [task for task in TASKS if task not in ASKED_FOR]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
     parser.add_argument("--agents", nargs="+", help="only these")

@@ -8,7 +8,6 @@ folder is there is not trained again, whether it ended or not: what it has writt
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -17,11 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from training_speed.progress import PACKAGES
-from training_speed.runs import episodes
-from training_speed.solved import crossings
+import runner
+from training_speed.runs import PACKAGES, crossings, episodes
 
 from sharpwave.bench.machine import environment
 
@@ -122,12 +118,8 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print one row for each lever, with its seeds beside each other."""
     runs = [run for one in results.values() for run in one.values()]
     marks = sorted({mark for run in runs for mark in run["rewards"]})
-    shown = Table(title="Recipe pong-dqn, what was tried", title_style="bold", title_justify="left")
-    for column in ("", "change", "seeds"):
-        shown.add_column(column)
-    for mark in marks:
-        shown.add_column(f"{mark // 1000}K", justify="right")
-    shown.add_column("solved", justify="right")
+    columns = ("", "change", "seeds", *(f"{mark // 1000}K" for mark in marks), "solved")
+    shown = runner.table("Recipe pong-dqn, what was tried", *columns, left=columns[:3])
     for name, one in results.items():
         cells = []
         for mark in marks:
@@ -135,7 +127,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
             cells.append(", ".join("-" if reward is None else f"{reward:.1f}" for reward in rewards))
         solved = [run["solved"] and f"{run['solved']['frames'] / 1000:.0f}K" for run in one.values()]
         shown.add_row(name, LEVERS[name].says, ", ".join(one), *cells, ", ".join(frames or "-" for frames in solved))
-    console = Console(width=200)
+    console = runner.console(200)
     console.print(shown)
     console.print(
         f"Mean reward of the episodes that ended in the {WINDOW:,} steps before, a figure a seed; -: the run was ended "
@@ -180,7 +172,7 @@ def _thousands(curve: list[list[float]]) -> tuple[list[float], list[float]]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=300_000)

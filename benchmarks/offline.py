@@ -9,7 +9,6 @@ measured again while its data are the same. Runs that are learned from stay in -
 python benchmarks/offline.py [--tasks cartpole hopper] [--seeds 100 101 ...] [--runs runs/offline] [--out FILE]
 """
 
-import argparse
 import io
 import json
 import tempfile
@@ -18,6 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+import runner
 from rich.console import Console
 
 from sharpwave.offline.recorded import RecordedEpisodes
@@ -80,7 +80,7 @@ TASKS = {
 
 def main() -> None:
     """Learn with every seed, and print all lines of the results."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--seeds", type=int, nargs="*", help="others than each task's own")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "offline", help="folder of what is learned from")

@@ -4,8 +4,8 @@
         [--out F] [--python P]
 
 A folder is a checkout or an unpacked source distribution of the release that is installed; nothing of it is kept here.
-Its tests are copied to a temporary folder, so that they import the library that is installed, and pytest loads
-``peer_plugin.py``, which puts our buffers where theirs were. Of CleanRL the programs are run that use a replay buffer
+Its tests are copied to a temporary folder, so that they import the library that is installed, and pytest loads this
+file as a plugin, which puts our buffers where theirs were. Of CleanRL the programs are run that use a replay buffer
 and PyTorch, for some hundred steps, with one import changed.
 
 Each test has passed; or it was refused by a sentence that ``REFUSALS`` foresees, and says why; or it failed. Those that
@@ -15,7 +15,6 @@ buffers either, which is tried for all that did not pass.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -24,10 +23,18 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+import pytest
+import runner
+
+from sharpwave.store import Store
 
 HERE = Path(__file__).resolve().parent
 TIMEOUT_S = 3600
@@ -117,7 +124,7 @@ class Outcome:
 
 
 def outcome(suite: str, found: dict[str, Any]) -> Outcome:
-    """Return the outcome of a test by a line that ``peer_plugin.py`` wrote."""
+    """Return the outcome of a test by a line that the plugin wrote."""
     file, _, test = found["test"].partition("::")
     kind, said = found["outcome"], found["error"]
     if kind == "passed" and not found["stores"]:
@@ -150,7 +157,7 @@ def run_tests(name: str, file: str, folder: Path, python: str, again: list[int] 
     """Run a library's tests with our buffers, or those at some places with its own.
 
     Returns:
-        what ``peer_plugin.py`` wrote of each test, in their order.
+        what the plugin wrote of each test, in their order.
     """
     out = folder / "outcomes.jsonl"
     out.write_text("")
@@ -158,7 +165,7 @@ def run_tests(name: str, file: str, folder: Path, python: str, again: list[int] 
     more = {"PEER": name, "PEER_OUTCOMES": str(out), "PYTHONPATH": os.pathsep.join(paths)}
     if again is not None:
         more["PEER_ALONE"] = ",".join(map(str, again))
-    command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "peer_plugin", "-p", "no:cacheprovider", file]
+    command = [python, "-m", "pytest", "-q", "--tb=short", "-p", "peer_suites", "-p", "no:cacheprovider", file]
     try:
         subprocess.run(command, cwd=folder, env=os.environ | more, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -230,7 +237,7 @@ def check_release(name: str, source: Path) -> None:
 
 def main() -> None:
     """Run what is asked for, print counts, and write all outcomes."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("sources", nargs="+", metavar="NAME=FOLDER", help=f"of {', '.join([*SUITES, 'cleanrl'])}")
     parser.add_argument("--only", default="", help="a file of tests, or a program of CleanRL's")
     parser.add_argument("--out", type=Path, help="file for the outcomes, as JSON")
@@ -247,7 +254,98 @@ def main() -> None:
             found += run_suite(name, source, given.python, given.only)
     print(table(found))
     if given.out is not None:
-        given.out.write_text(json.dumps([vars(one) for one in found], indent=1) + "\n")
+        runner.write(given.out, [vars(one) for one in found])
+
+
+# The plugin gets from its environment: PEER, the library's name; PEER_OUTCOMES, the file that gets a line of JSON for
+# each test; and PEER_ALONE, the places of those tests, as in "3,17", that are run with the library's own buffers, and
+# no others then.
+
+made = 0
+"""Stores begun, or opened, so far."""
+
+
+def tianshou() -> None:
+    """Replace the names that users import; Tianshou's modules go on building upon its own classes."""
+    theirs, ours = import_module("tianshou.data"), import_module("sharpwave.integrations.tianshou")
+    for name in set(ours.__all__) & set(vars(theirs)):
+        setattr(theirs, name, getattr(ours, name))
+
+
+def torchrl() -> None:
+    """Replace the storage in memory, which TorchRL's buffers, samplers and writers use."""
+    theirs, ours = (
+        import_module("torchrl.data.replay_buffers.storages"),
+        import_module("sharpwave.integrations.torchrl"),
+    )
+    put_everywhere("torchrl", theirs.LazyTensorStorage, ours.SharpwaveStorage)
+
+
+def sb3() -> None:
+    """Replace the buffers in all modules, so that algorithms make ours where none is asked for."""
+    ours, theirs = import_module("sharpwave.integrations.sb3"), import_module("stable_baselines3.common.buffers")
+    her = import_module("stable_baselines3").HerReplayBuffer
+    put_everywhere("stable_baselines3", her, ours.HerReplayBuffer)
+    put_everywhere("stable_baselines3", theirs.NStepReplayBuffer, ours.NStepReplayBuffer)
+    put_everywhere("stable_baselines3", theirs.DictReplayBuffer, ours.ReplayBuffer)
+    put_everywhere("stable_baselines3", theirs.ReplayBuffer, ours.ReplayBuffer)
+
+
+def put_everywhere(package: str, theirs: Any, ours: Any) -> None:
+    """Replace an object in each module of a package that has imported it."""
+    for name, module in list(sys.modules.items()):
+        if isinstance(module, ModuleType) and name.partition(".")[0] == package:
+            for key in [key for key, value in vars(module).items() if value is theirs]:
+                setattr(module, key, ours)
+
+
+PEERS = {"tianshou": tianshou, "sb3": sb3, "torchrl": torchrl}
+
+
+def pytest_configure() -> None:
+    """Count stores, and replace buffers before a test imports them."""
+    begin = Store._begin
+
+    def counted(self: Store, *args: Any) -> None:
+        global made
+        made += 1
+        begin(self, *args)
+
+    Store._begin = counted  # type: ignore[assignment, method-assign]
+    if "PEER_ALONE" not in os.environ:
+        PEERS[os.environ["PEER"]]()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Keep the tests that ``PEER_ALONE`` names: by place, as names of tests contain those of buffers."""
+    if "PEER_ALONE" in os.environ:
+        items[:] = [items[int(place)] for place in os.environ["PEER_ALONE"].split(",")]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """Note how many stores there were before the test."""
+    item.stash[BEFORE] = made
+    yield
+    with Path(os.environ["PEER_OUTCOMES"]).open("a") as out:
+        out.write(json.dumps(item.stash[OUTCOME] | {"stores": made - item.stash[BEFORE]}) + "\n")
+
+
+BEFORE, OUTCOME = pytest.StashKey[int](), pytest.StashKey[dict[str, Any]]()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note the outcome of a test, and the error that it ended with."""
+    report = yield
+    if report.when == "setup" or not report.passed:
+        found = {"test": item.nodeid, "outcome": report.outcome, "error": ""}
+        if report.failed:
+            crash = getattr(report.longrepr, "reprcrash", None)
+            found["error"] = " ".join((crash.message if crash else str(report.longrepr)).split())[:2000]
+        item.stash[OUTCOME] = found
+    return report
 
 
 if __name__ == "__main__":

@@ -5,9 +5,8 @@ python benchmarks/random_play.py breakout qbert seaquest pong
 
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
+import runner
 
 from sharpwave.envs import AtariFrames, AtariSettings
 from sharpwave.training.scores import EpisodeSums, game_result
@@ -32,7 +31,7 @@ def scores(game: str, episodes: int, seed: int = 0) -> list[float]:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("games", nargs="+", help="breakout, qbert, ...")
     parser.add_argument("--episodes", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)

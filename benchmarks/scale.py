@@ -8,8 +8,6 @@ these shards against their real speed, in the same run; then simulates more of t
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import threading
 import time
@@ -19,16 +17,15 @@ from typing import Any
 
 import frames
 import numpy as np
+import runner
 from cluster_ours import SPEC, Shards, Writer
-from cluster_world import ALPHA, BETA, ITEM_BYTES, Steps, connection_bytes, cpu_s, resident_bytes
-from rich.console import Console
-from rich.table import Table
+from cluster_worker import ALPHA, BETA, ITEM_BYTES, Steps, connection_bytes
+from runner import memory, processor_s
 from scale_model import ONE_WAY_S, Case, Costs, Found, Linear, Model
 
 import sharpwave as sw
 from sharpwave.bench.machine import environment
 
-HERE = Path(__file__).parent
 ACTORS, ACTOR_RATE, STEPS, SHARDS, BATCH, PER_S = 1000, 250.0, 10**9, 100, 512, 100.0
 GBIT = 10.0
 """Assumed speed of the learner's link, in gigabits a second."""
@@ -41,13 +38,13 @@ class Real:
 
     def __init__(self, shards: int, recorded: Steps) -> None:
         self.shards = Shards(shards, 1_000_000)
-        self.empty_bytes = resident_bytes(self.shards.processes)
+        self.empty_bytes = sum(map(memory, self.shards.processes))
         writers = [Writer(self.shards.addresses["tcp"], number) for number in range(8)]
         rows = [recorded.of(number) for number in range(8)]
         self._write(writers, rows, FILL // 2)  # the first ones choose codecs and load kernels
-        sent, before = connection_bytes(), cpu_s(self.shards.processes)
+        sent, before = connection_bytes(), self._shards_s()
         steps = self._write(writers, rows, FILL // 2)
-        self.put_s = (cpu_s(self.shards.processes) - before) / steps
+        self.put_s = (self._shards_s() - before) / steps
         self.put_bytes = _moved(sent, connection_bytes()) / steps
         self.cluster = sw.Cluster.of(SPEC, self.shards.addresses["tcp"])
         self.replay = self.cluster.transitions(sampler=sw.Prioritized(alpha=ALPHA, beta=BETA))
@@ -77,11 +74,11 @@ class Real:
     def _timed(self, call: Any, seconds: float) -> tuple[float, float, int]:
         """Return processor time a call, of this process and of the shards, and the number of calls."""
         calls, begin = 0, time.perf_counter()
-        ours, theirs = time.process_time(), cpu_s(self.shards.processes)
+        ours, theirs = time.process_time(), self._shards_s()
         while time.perf_counter() < begin + seconds:
             call()
             calls += 1
-        return (time.process_time() - ours) / calls, (cpu_s(self.shards.processes) - theirs) / calls, calls
+        return (time.process_time() - ours) / calls, (self._shards_s() - theirs) / calls, calls
 
     def speed(self, seconds: float) -> dict[str, float]:
         """Return batches a second and the latency of a batch and its update."""
@@ -89,15 +86,18 @@ class Real:
         errors = np.random.default_rng(0).random(MANY).astype(np.float32) + 0.01
         for _ in range(8):
             next(stream)
-        begin, ours, theirs = time.perf_counter(), time.process_time(), cpu_s(self.shards.processes)
+        begin, ours, theirs = time.perf_counter(), time.process_time(), self._shards_s()
         while (now := time.perf_counter()) < begin + seconds:
             self.replay.update_priorities(next(stream), errors)
             taken.append(time.perf_counter() - now)
-        ours, theirs = time.process_time() - ours, cpu_s(self.shards.processes) - theirs
+        ours, theirs = time.process_time() - ours, self._shards_s() - theirs
         return {
             "batches_per_s": len(taken) / seconds, "p50": float(np.median(taken)), "p99": _p99(taken),
             "learner_cpu": ours / len(taken), "shards_cpu": theirs / len(taken),
         }  # fmt: skip
+
+    def _shards_s(self) -> float:
+        return sum(map(processor_s, self.shards.processes))
 
     def close(self) -> None:
         """End the shards."""
@@ -200,7 +200,7 @@ def simulated(costs: Costs, seconds: float) -> list[dict[str, Any]]:
 
 def report(results: dict[str, Any]) -> None:
     """Print the tables; without simulated 99th percentiles, as the check has shown that the model has no tails."""
-    console, costs = Console(width=150), results["costs"]
+    console, costs = runner.console(), results["costs"]
     console.print(f"Measured costs (load {results['environment']['load_average']:.1f}); us, or bytes for the wire:")
     for name in ("learner_draw", "learner_update", "shard_draw", "shard_update", "wire"):
         scale = 1.0 if name == "wire" else 1e6
@@ -210,14 +210,13 @@ def report(results: dict[str, Any]) -> None:
     console.print(
         f"  put: {costs['put'] * 1e6:.0f} us of a shard and {costs['put_bytes']:,.0f} bytes a segment of 32 steps"
     )
-    table = Table(title=f"Real shards on this machine, batches of {MANY}: measured and simulated")
     figures = (
         ("batches_per_s", "batches/s", 1.0), ("p50", "p50 ms", 1e3),
         ("learner_cpu", "learner CPU ms", 1e3), ("shards_cpu", "shards CPU ms", 1e3),
     )  # fmt: skip
     heads = [head for _, title, _ in figures for head in (title, "simulated")]
-    for head in ("shards", "share of a core", *heads):
-        table.add_column(head, justify="right")
+    title = f"Real shards on this machine, batches of {MANY}: measured and simulated"
+    table = runner.table(title, "shards", "share of a core", *heads)
     for row in results["validated"]:
         cells = [f"{row[who][name] * scale:.1f}" for name, _, scale in figures for who in ("real", "simulated")]
         table.add_row(str(row["shards"]), f"{row['core_share']:.2f}", *cells)
@@ -237,13 +236,12 @@ def report(results: dict[str, Any]) -> None:
     )
 
 
-def _large(results: dict[str, Any]) -> Table:
-    table = Table(title=f"Simulated: one link of {GBIT:.0f} Gbit/s, {ONE_WAY_S * 1e6:.0f} us one way")
-    for name in (
+def _large(results: dict[str, Any]) -> Any:
+    table = runner.table(
+        f"Simulated: one link of {GBIT:.0f} Gbit/s, {ONE_WAY_S * 1e6:.0f} us one way",
         "shards", "steps/s in", "batch", "batches/s wanted", "got", "calls/s", "learner core", "shard core", "link",
         "a share p50 ms",
-    ):  # fmt: skip
-        table.add_column(name, justify="right")
+    )  # fmt: skip
     for row in results["simulated"]:
         case = row["case"]
         wanted = f"{case['per_s']:.0f}" if case["per_s"] else "most"
@@ -258,10 +256,10 @@ def _large(results: dict[str, Any]) -> Table:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement (1.0)")
     parser.add_argument("--simulated", type=float, default=5.0, help="seconds of each simulation (5.0)")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for scale.json")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for scale.json")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
     arguments = parser.parse_args()
     costs, validated, nbytes = measured(arguments.seconds, arguments.frames_cache)
@@ -269,8 +267,7 @@ def main() -> None:
         "environment": environment(("sharpwave", "numpy", "simpy")), "costs": asdict(costs),
         "validated": validated, "bytes": nbytes, "simulated": simulated(costs, arguments.simulated),
     }  # fmt: skip
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "scale.json").write_text(json.dumps(results, indent=1) + "\n")
+    runner.write(arguments.out / "scale.json", results)
     report(results)
 
 

@@ -12,39 +12,86 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
+import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import frames
-from sequence_contenders import BURN_IN, LENGTH, N_STEP, STRIDE
-from sequence_report import figure, goals, table
-from sequence_worker import BATCHES, CONTENDERS
+import numpy as np
+import runner
+from runner import Results, bytes_a_step, in_turn, middle, rate, say
+from sequence_contenders import (
+    BURN_IN,
+    LENGTH,
+    N_STEP,
+    STATES,
+    STEPS,
+    STRIDE,
+    WINDOW,
+    Contender,
+    Flashbax,
+    Reverb,
+    Ring,
+    Sharpwave,
+    TorchRL,
+    play,
+    recurrent_states,
+)  # fmt: skip
 
-from sharpwave.bench.machine import environment
+from sharpwave.bench import recording as recordings
+from sharpwave.bench.limit import Limit
+from sharpwave.bench.machine import cores, environment
 from sharpwave.bench.process import Child
+from sharpwave.bench.recording import Recording
 from sharpwave.bench.setups import installed
+from sharpwave.bench.summary import ratios
+from sharpwave.bench.worker import Measured, private_bytes, serve, timed
 
-HERE = Path(__file__).parent
-SOURCE = HERE.parent / "src"
 MODULES = {"TorchRL": "torchrl", "Flashbax": "flashbax"}
 """Libraries without which the contenders whose names begin so are left out."""
 PACKAGES = ("sharpwave", "numpy", "torch", "torchrl", "tensordict", "jax", "flashbax")
-OURS = ("sharpwave auto", "sharpwave raw")
 END_S = 60
 """Seconds in which a contender ends by itself: on a busy machine a store of 500,000 steps took more than ten."""
 FRAMES = 500_000
 """Steps to play; a store of more repeats them."""
 
 
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+CONTENDERS: dict[str, Callable[[], Contender]] = {
+    "sharpwave auto": partial(Sharpwave, "auto"),
+    "sharpwave raw": partial(Sharpwave, "raw"),
+    "numpy ring": Ring,
+    "TorchRL": TorchRL,
+    "TorchRL, no state": partial(TorchRL, state=False),
+    "TorchRL memmap": partial(TorchRL, mapped=True),
+    "Flashbax": Flashbax,
+    "Flashbax, no state": partial(Flashbax, state=False),
+    "Reverb": Reverb,
+}
+BATCHES = (64, 16)
+MAX_ADDED_TIMES = 1000
+"""Times of all lanes that adding is timed with."""
+WARM_TIMES = 600
+DRAINED = 4
+"""Batches taken before the clock starts, some of which were prepared earlier."""
+IDLE_S = 0.002
+OURS, PEERS = "sharpwave", ("TorchRL", "Flashbax", "Reverb")
+STATELESS = "no state"
+"""Contenders with this in their names lack the recurrent states, and are not what the goals are measured against."""
+MAX_R2D2_BYTES = 1_000_000_000
+WORKER = "--worker"
+
+
+def run(arguments: argparse.Namespace) -> Results:
     """Fill all contenders, measure them in turn, and return the results."""
     folder = frames.folder_of("pong", FRAMES if arguments.r2d2_steps else arguments.steps, cache=arguments.frames_cache)
-    results: dict[str, Any] = {
-        "environment": environment(PACKAGES) | {"load": [], "cores": len(os.sched_getaffinity(0))},
+    results: Results = {
+        "environment": environment(PACKAGES) | {"load": [], "cores": cores()},
         "settings": {name: getattr(arguments, name) for name in ("steps", "rounds", "seconds", "r2d2_steps")}
         | {"burn_in": BURN_IN, "length": LENGTH, "stride": STRIDE, "n_step": N_STEP},
         "contenders": {},
@@ -72,13 +119,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def one_round(turn: int, workers: dict[str, Child], results: dict[str, Any], seconds: float) -> None:
+def one_round(turn: int, workers: dict[str, Child], results: Results, seconds: float) -> None:
     """Ask every contender once for each of its measurements."""
-    names = list(results["contenders"])
-    order = names[turn % len(names) :] + names[: turn % len(names)]
     for what, batch in [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]:
-        for name in order:
-            if what == "prioritized" and name not in OURS:
+        for name in in_turn(list(results["contenders"]), turn):
+            if what == "prioritized" and not name.startswith(OURS):
                 continue
             answer = workers[name].ask(measure=what, batch=batch, seconds=seconds)
             rounds = results["contenders"][name]["rounds"]
@@ -88,7 +133,7 @@ def one_round(turn: int, workers: dict[str, Child], results: dict[str, Any], sec
         results["limit"][str(batch)].append(answer["windows"])
 
 
-def memory_of(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
+def memory_of(arguments: argparse.Namespace, folder: Path) -> Results:
     """Return the memory of one store of ``r2d2_steps``."""
     one = worker("sharpwave auto", folder, arguments, FRAMES)
     try:
@@ -100,9 +145,8 @@ def memory_of(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 def worker(name: str, folder: Path, arguments: argparse.Namespace, recorded: int = 0) -> Child:
     """Start the process of a contender, over the first ``recorded`` steps played; 0: as many as it stores."""
     python = arguments.reverb if name == "Reverb" else sys.executable
-    command = [python, str(HERE / "sequence_worker.py"), name, str(folder), str(recorded or arguments.steps)]
-    path = os.pathsep.join([str(SOURCE), os.environ.get("PYTHONPATH", "")])
-    return Child(name, command, env={"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "RL_LOGGING_LEVEL": "ERROR"})
+    steps = recorded or arguments.steps
+    return runner.worker("sequences.py", WORKER, name, folder, steps, name=name, python=python)
 
 
 def end(one: Child) -> None:
@@ -130,14 +174,204 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-def say(text: str) -> None:
-    """Print progress to stderr, apart from the result."""
-    print(text, file=sys.stderr, flush=True)
+class Bench:
+    """Benchmark of a contender, filled from a recording."""
+
+    def __init__(self, make: Callable[[], Contender], recording: Recording) -> None:
+        self.make, self.recording = make, recording
+        self.states = recurrent_states()
+
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Fill the contender; ``bytes`` is the growth of the process without any batch's memory."""
+        lanes = self.recording.lanes
+        self.contender = self.make()  # import, compile and start threads, whose memory is not the buffer's
+        self._add_all(WARM_TIMES * lanes)
+        self._sample_each()
+        self.contender.close()
+        del self.contender
+        before = private_bytes()
+        self.contender = self.make()
+        begin = time.perf_counter()
+        self._add_all(steps)
+        answer: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
+        answer["bytes"] = private_bytes() - before
+        self._sample_each()
+        answer["bytes_with_batches"] = private_bytes() - before
+        if isinstance(self.contender, Sharpwave):
+            answer["windows"] = len(self.contender.uniform)
+        answer["wrong"] = self._wrong()
+        times = min(MAX_ADDED_TIMES, self.recording.times)
+        self.items = [self.contender.item(step) for step in play(self.recording, self.states, 0, times)]
+        self.at = 0
+        return answer
+
+    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
+        """Return calls per second and processor time per call; ``rows`` is the number of steps or windows of one."""
+        contender = self.contender
+        if what == "add":
+            return timed(self._add_next, seconds) | {"rows": self.recording.lanes}
+        for _ in range(DRAINED):
+            contender.sample(batch)
+        if what == "uniform":
+            answer = timed(lambda: contender.sample(batch), seconds)
+        else:
+            assert isinstance(contender, Sharpwave)
+            errors = np.random.default_rng(0).exponential(size=(batch, LENGTH))
+            answer = timed(lambda: contender.sample_prioritized(batch, errors), seconds)
+        _wait_until_idle()
+        return answer | {"rows": batch}
+
+    def _add_next(self) -> None:
+        self.contender.add(self.items[self.at])
+        self.at = (self.at + 1) % len(self.items)
+
+    def _add_all(self, steps: int) -> None:
+        """Build the contender and add ``steps``, playing the recording again from its beginning as often as needed."""
+        self.contender.build(self.recording, steps)
+        times = steps // self.recording.lanes
+        while times:
+            part = min(times, self.recording.times)
+            self.contender.fill(play(self.recording, self.states, 0, part))
+            times -= part
+
+    def _sample_each(self) -> None:
+        for batch in BATCHES:
+            self.contender.sample(batch)
+            if isinstance(self.contender, Sharpwave):
+                self.contender.sample_prioritized(batch, np.ones((batch, LENGTH)))
+
+    def _wrong(self) -> dict[str, float]:
+        """Return the shares of sampled windows that are not consecutive steps of one episode, of observations that are
+        not those recorded, and of states that are not those of the first step."""
+        recording, lanes = self.recording, self.recording.lanes
+        seen = self.contender.seen(self.contender.sample(BATCHES[0]))
+        assert seen.number.shape[1] == STEPS
+        crossed = frames = states = 0
+        for i, mask in enumerate(seen.mask):
+            number = seen.number[i][mask]
+            t, lane = number // lanes, number[0] % lanes
+            whole = np.array_equal(number, number[0] + lanes * np.arange(len(number)))
+            crossed += not whole or recording.start[t[-1], lane] > t[0]
+            frames += int((seen.obs[i][mask] != recording.obs[t, number % lanes]).any(axis=(1, 2)).sum())
+            if len(seen.state):
+                states += not np.array_equal(seen.state[i], self.states[number[0] % STATES])
+        count = len(seen.number)
+        return {"windows": crossed / count, "frames": frames / int(seen.mask.sum()), "states": states / count}
+
+
+def _wait_until_idle() -> None:
+    """Wait for threads that prepare the next batches: the processor is the next contender's."""
+    before = -1.0
+    while time.process_time() - before > IDLE_S:
+        before = time.process_time()
+        time.sleep(10 * IDLE_S)
+
+
+def make(name: str, folder: Path, steps: int) -> Measured:
+    """Make the benchmark ``name`` over the first ``steps`` of the recording in ``folder``."""
+    if name == "limit":
+        return Limit(84 * 84, WINDOW)
+    recording = recordings.read(folder, None, steps // recordings.LANES)
+    return Bench(CONTENDERS[name], recording)
+
+
+def fastest_peer(results: Results, what: str) -> str | None:
+    """Return the library that hands out the most windows a second with everything in them."""
+    names = [name for name in results["contenders"] if name.startswith(PEERS) and STATELESS not in name]
+    return max(names, key=lambda name: rate(results, name, what), default=None)
+
+
+def ratio(results: Results, name: str, other: str, what: str, others: str) -> float:
+    """Return how many times as fast as ``other`` doing ``others`` ``name`` does ``what``, the median of rounds."""
+    both = {name: results["contenders"][name]["rounds"][what], other: results["contenders"][other]["rounds"][others]}
+    shown = {"contenders": {one: {"rounds": {what: rounds}} for one, rounds in both.items()}}
+    return 1.0 if name == other and what == others else statistics.median(ratios(shown, name, other, what))
+
+
+def rows(results: Results) -> list[tuple[str, str, str]]:
+    """Return (title, contender, how it samples) of the table's rows."""
+    found = []
+    for name, entry in results["contenders"].items():
+        found.append((name, name, "uniform"))
+        if f"prioritized {BATCHES[0]}" in entry["rounds"]:
+            found.append((f"{name}, prioritized", name, "prioritized"))
+    return found
+
+
+def show(results: Results) -> None:
+    """Print all contenders."""
+    settings, where = results["settings"], results["environment"]
+    steps = settings["burn_in"] + settings["length"]
+    columns = [name for batch in BATCHES for name in (f"windows/s, {batch}", "x fastest peer", "CPU ms")]
+    title = f"Windows of {steps} steps of Pong, 84 x 84 uint8, {settings['steps']:,} steps"
+    shown, console = runner.table(title, "", *columns, "bytes a step", "adds/s"), runner.console()
+    for title, name, how in rows(results):
+        cells = []
+        for batch in BATCHES:
+            what, others = f"{how} {batch}", f"uniform {batch}"
+            peer = fastest_peer(results, others)
+            rounds = results["contenders"][name]["rounds"][what]
+            cells.append(f"{rate(results, name, what):,.0f}")
+            cells.append(f"{ratio(results, name, peer, what, others):.2f}" if peer else "-")
+            cells.append(f"{middle(rounds, 'cpu_us') / 1000:.1f}")
+        if how == "uniform":
+            cells += [f"{bytes_a_step(results, name):,.0f}", f"{rate(results, name, 'add'):,.0f}"]
+        else:
+            cells += ["", ""]
+        shown.add_row(title, *cells, style="bold cyan" if name.startswith(OURS) else "")
+    copied = [f"{statistics.median(results['limit'][str(batch)]):,.0f}" for batch in BATCHES]
+    shown.add_row("frames copied, all cores", copied[0], "", "", copied[1], "", "", "", "")
+    console.print(shown)
+    load, versions = where["load"] or [0.0], where["versions"]
+    console.print(
+        f"x: of the fastest library's uniform windows with recurrent states, median of {settings['rounds']} ratios; "
+        f"CPU: of all threads, a batch.\n{where['machine']}, load {min(load):.1f} to {max(load):.1f}, "
+        + ", ".join(f"{name} {number}" for name, number in versions.items()),
+        style="dim",
+    )
+    for name, entry in results["contenders"].items():
+        wrong = {part: share for part, share in entry["fill"]["wrong"].items() if share}
+        if wrong:
+            told = ", ".join(f"{share:.1%} of {part}" for part, share in wrong.items())
+            console.print(f"{name}: sampled what was not played so: {told}", style="yellow")
+    console.print(runner.goal_table(goals(results)))
+
+
+def goals(results: Results) -> Iterator[tuple[str, str, str, bool | None]]:
+    """Yield Sharpwave's goals, and what it reached."""
+    for title, name, how in rows(results):
+        for batch in BATCHES if name == "sharpwave auto" else ():
+            what, others = f"{how} {batch}", f"uniform {batch}"
+            if peer := fastest_peer(results, others):
+                times = ratio(results, name, peer, what, others)
+                yield f"{title}, windows of batch {batch}: at least 3 x", f"{times:.1f} x", peer, times >= 3
+    if large := results.get("r2d2"):
+        each, million = large["bytes"] / large["steps"], large["steps"] / 1e6
+        for name, entry in results["contenders"].items():
+            if name.startswith(PEERS) and STATELESS not in name and entry["fill"]["bytes"] > 0:
+                share = bytes_a_step(results, name) / each
+                yield f"{million:g}M steps, memory of a step: at most 1/50", f"1/{share:.0f}", name, share >= 50
+        text = f"{4 * each:,.0f} MB"
+        yield "4M steps: under 1 GB", text, f"{each:,.0f} bytes a step", 4e6 * each < MAX_R2D2_BYTES
+
+
+def figure(results: Results, path: Path) -> None:
+    """Draw bars by contender: windows sampled a second at both batch sizes, and bytes a step."""
+    shown, where = [row for row in rows(results) if STATELESS not in row[0]], results["environment"]
+    panels = {
+        f"windows a second, batch {batch}": [rate(results, name, f"{how} {batch}") for _, name, how in shown]
+        for batch in BATCHES
+    }
+    panels["bytes a step"] = [bytes_a_step(results, name) for _, name, _ in shown]
+    title = f"Windows of 120 steps of Pong, 84x84 uint8 ({where['machine']}, {where['date']})"
+    with runner.picture(path, title, 1, len(panels), figsize=(12, 3.6), sharey=True) as axes:
+        for axis, (title, values) in zip(axes, panels.items(), strict=True):
+            runner.bars(axis, title, [title for title, _, _ in shown], values)
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes: fewer steps and rounds, shorter slices")
     parser.add_argument("--steps", type=int, default=100_000, help="steps in each buffer (default 100000)")
     parser.add_argument(
@@ -150,20 +384,25 @@ def main() -> None:
     parser.add_argument(
         "--reverb", metavar="PYTHON", help="interpreter with dm-reverb[tensorflow] and Sharpwave's dependencies"
     )
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for sequences.json, sequences.png")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for sequences.json, sequences.png")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.steps, arguments.r2d2_steps = min(arguments.steps, 16_000), min(arguments.r2d2_steps, 250_000)
         arguments.rounds, arguments.seconds = 3, 0.3
+    runner.check_idle()
     results = run(arguments)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "sequences.json").write_text(json.dumps(results, indent=1) + "\n")
-    table(results)
-    goals(results)
+    runner.write(arguments.out / "sequences.json", results)
+    show(results)
     figure(results, arguments.out / "sequences.png")
     say(f"written: {arguments.out / 'sequences.json'}, {arguments.out / 'sequences.png'}")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [WORKER]:
+        bench = make(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
+        serve(lambda: bench)
+        if isinstance(bench, Bench):
+            bench.contender.close()
+    else:
+        main()

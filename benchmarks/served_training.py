@@ -21,7 +21,6 @@ line of FILE; runs that are there are not made again.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -37,7 +36,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from children import of_kinds, peak_bytes
+import runner
+from runner import memory, of_kinds
 
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.folder import recipe_of
@@ -75,7 +75,7 @@ class Peaks:
     def _look(self) -> None:
         while not self._over.wait(LOOK_S):
             for process, kind in of_kinds():
-                peak = max(peak_bytes(process), self.found.get(process, ("", 0))[1])
+                peak = max(memory(process, "VmHWM"), self.found.get(process, ("", 0))[1])
                 self.found[process] = kind, peak
 
 
@@ -198,13 +198,13 @@ def main() -> None:
     if sys.argv[1:2] == ["--on-ray"]:
         on_ray(sys.argv[2:])
         return
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--env", choices=sorted(RECIPES), default="cartpole")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=WAYS[:3])
     parser.add_argument("--seeds", type=int, nargs="+", default=[621, 622, 623])
     parser.add_argument("--minutes", type=float, default=10.0, help="of training at most")
     parser.add_argument("--runs", type=Path, default=Path("runs/served"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "served_training.jsonl", metavar="FILE")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS / "served_training.jsonl", metavar="FILE")
     parser.add_argument("--report", action="store_true", help="only print the table")
     arguments, more = parser.parse_known_args()
     made = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich.console import Console
-from rich.table import Table
+import runner
+from runner import Results, slope
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 MIB = 1 << 20
 WARM_UP = 0.1
 """Share of the windows, from the first, that slopes leave out."""
 RARE = ("checkpoint", "flush", "resize")
 """Operations with few calls in a window, whose 99th percentile is not followed."""
-
-Results = dict[str, Any]
-
-
-def slope(hours: Any, values: Any) -> tuple[float, float]:
-    """Fit a line by least squares; return growth per hour and its standard error, NaN below three points."""
-    x = np.asarray(hours, np.float64) - np.mean(hours)
-    y = np.asarray(values, np.float64)
-    spread = float((x**2).sum())
-    if len(x) < 3 or spread == 0:
-        return float("nan"), float("nan")
-    steep = float((x * y).sum()) / spread
-    rest = y - y.mean() - steep * x
-    return steep, float(np.sqrt((rest**2).sum() / (len(x) - 2) / spread))
 
 
 def slopes(windows: list[dict[str, Any]]) -> Results:
@@ -48,9 +37,7 @@ def slopes(windows: list[dict[str, Any]]) -> Results:
 
 def table(console: Console, results: Results) -> None:
     """Print each operation's calls and latencies over the whole run, and how these changed."""
-    shown = Table(title="Operations", title_style="bold", title_justify="left")
-    for column in ("", "calls", "p50 ms", "p99 ms", "longest ms", "p50 an hour", "p99 an hour"):
-        shown.add_column(column, justify="right" if column else "left")
+    shown = runner.table("Operations", "", "calls", "p50 ms", "p99 ms", "longest ms", "p50 an hour", "p99 an hour")
     windows = results["windows"]
     for name in sorted({name for w in windows for name in w["operations"]}):
         there = [w["operations"][name] for w in windows if name in w["operations"]]
@@ -105,9 +92,7 @@ def goals(console: Console, results: Results) -> bool:
         rows.append(("the last checkpoint opened and sampled", told, not checkpoint["wrong"]))
     else:
         rows.append(("sharpwave verify: the last checkpoint", "none was made", None))
-    shown = Table(title="Goals", title_style="bold", title_justify="left")
-    for column in ("goal", "reached", ""):
-        shown.add_column(column)
+    shown = runner.table("Goals", "goal", "reached", " ", left=("goal", "reached", " "))
     for goal, reached, met in rows:
         shown.add_row(goal, reached, "-" if met is None else "[green]met" if met else "[red]missed")
     console.print(shown)
@@ -118,10 +103,6 @@ def goals(console: Console, results: Results) -> bool:
 
 def figure(results: Results, path: Path) -> None:
     """Draw memory, held steps and latencies over time."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
     from matplotlib.ticker import NullFormatter
 
     windows, where = results["windows"], results["environment"]
@@ -134,8 +115,8 @@ def figure(results: Results, path: Path) -> None:
         "checkpoint": ("#2b8a3e", "--"),
         "flush": ("#adb5bd", "--"),
     }
-    with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False}):
-        shown, axes = pyplot.subplots(2, 2, figsize=(11, 7), layout="constrained", sharex=True)
+    title = f"A store on disk under five threads for {minutes[-1]:.0f} minutes ({where['machine']}, {where['date']})"
+    with runner.picture(path, title, 2, 2, figsize=(11, 7), sharex=True) as axes:
         held, disk = axes[0]
         held.plot(minutes, [w["grown"] / MIB for w in windows], color="#0b7285", label="the process grew by")
         held.plot(minutes, [w["counted"] / MIB for w in windows], ":", color="#0b7285", label="stats() says")
@@ -163,10 +144,3 @@ def figure(results: Results, path: Path) -> None:
             axis.grid(True, which="major", color="#e9ecef")
         axes[1][1].sharey(axes[1][0])
         axes[1][1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-        shown.suptitle(
-            f"A store on disk under five threads for {minutes[-1]:.0f} minutes ({where['machine']}, {where['date']})",
-            fontsize=11,
-            weight="bold",
-        )
-        shown.savefig(path, dpi=130)
-        pyplot.close(shown)

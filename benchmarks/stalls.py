@@ -16,7 +16,6 @@ import argparse
 import json
 import mmap
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,9 +23,8 @@ from typing import Any
 
 import gymnasium
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from vector_contenders import CONTENDERS, Steps
+import runner
+from vectors import CONTENDERS, Steps
 
 NAMES = ("sharpwave", "numpy ring", "SB3", "cpprb")
 
@@ -91,7 +89,7 @@ def filled(name: str, lanes: int, calls: int, backed: bool, pause_s: float) -> l
 
 def main() -> None:
     """Fill each contender several times, and print medians of the rounds."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--calls", type=int, default=977, help="a million steps")
     parser.add_argument("--lanes", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
@@ -107,31 +105,15 @@ def main() -> None:
     for _ in range(arguments.rounds):
         for name in NAMES:
             command = [sys.executable, __file__, "--one", name, "--calls", str(arguments.calls)]
-            command += [
-                "--lanes",
-                str(arguments.lanes),
-                "--pause",
-                str(arguments.pause),
-                *(["--backed"] if arguments.backed else []),
-            ]
-            ran = subprocess.run(command, capture_output=True, text=True, check=True)
-            spent[name].append(json.loads(ran.stdout.splitlines()[-1]))
-    table = Table(title=f"{arguments.calls:,} calls of {arguments.lanes:,} Humanoids, milliseconds a call")
-    heads = (
-        "",
-        "mean",
-        "median",
-        "99 %",
-        "worst",
-        "above 3x",
-        "processor: mean",
-        "median",
-        "worst",
-        "above 3x",
-        "first",
-    )
-    for head in heads:
-        table.add_column(head, justify="right" if head else "left")
+            command += ["--lanes", str(arguments.lanes), "--pause", str(arguments.pause)]
+            command += ["--backed"] if arguments.backed else []
+            found = runner.last_line(command, name)
+            if found is None:
+                sys.exit(1)
+            spent[name].append(found)
+    title = f"{arguments.calls:,} calls of {arguments.lanes:,} Humanoids, milliseconds a call"
+    heads = ("mean", "median", "99 %", "worst", "above 3x", "processor: mean", "median", "worst", "above 3x", "first")
+    table = runner.table(title, "", *heads)
     for name, rounds in spent.items():
         some = [np.array(one[1:]).T for one in rounds]
 
@@ -151,7 +133,7 @@ def main() -> None:
         ]
         first = statistics.median(one[0][0] for one in rounds)
         table.add_row(name, *(cell.removesuffix(".00") for cell in cells), f"{first:.2f}")
-    Console(width=120).print(table)
+    runner.console(120).print(table)
 
 
 if __name__ == "__main__":

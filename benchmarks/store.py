@@ -4,70 +4,81 @@
 
 Every contender fills a buffer in a process of its own and keeps it; then all are asked in turn, round after round, so
 that whatever else the machine does hits all of them. Figures are medians over rounds; a ratio is the median of the
-rounds' ratios. README.md beside this file says how each contender is configured.
+rounds' ratios. docs/benchmarks.md says how each contender is configured.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
+import statistics
 import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import frames
-from contenders import CONTENDERS, ENCODED
-from report import figure, goals, table
+import numpy as np
+import runner
+from frames import STACK
+from runner import Results, bytes_a_step, in_turn, rate, say
 
 from sharpwave.bench import machine
+from sharpwave.bench.contenders import Contender, Sharpwave
+from sharpwave.bench.limit import Limit
+from sharpwave.bench.peers import SB3
 from sharpwave.bench.process import Child
+from sharpwave.bench.setups import SETUPS
+from sharpwave.bench.summary import ratios
+from sharpwave.bench.worker import Bench, Measured, serve
 
-HERE = Path(__file__).parent
+CONTENDERS: dict[str, Callable[[], Contender]] = {
+    "sharpwave auto": lambda: Sharpwave("auto"),
+    "sharpwave delta": lambda: Sharpwave("delta"),
+    "sharpwave zstd": lambda: Sharpwave("zstd"),
+    "sharpwave raw": lambda: Sharpwave("raw"),
+    "SB3": lambda: SB3(optimized=False),
+    "SB3 optimized": lambda: SB3(optimized=True),
+    "SB3 numpy": lambda: SB3(optimized=False, to_torch=False),
+    "cpprb compressed": lambda: SETUPS["cpprb"].make(STACK),
+    "cpprb stacks": lambda: SETUPS["cpprb stacks"].make(STACK),
+    "Tianshou last frame": lambda: SETUPS["Tianshou"].make(STACK),
+    "Tianshou stacks": lambda: SETUPS["Tianshou stacks"].make(STACK),
+}
+ENCODED = ("sharpwave auto", "sharpwave delta", "sharpwave zstd")
 BATCHES = (32, 256, 1024)
 TREES = ("sharpwave tree", "sharpwave sampler", "cpprb", "Tianshou")
 LEAVES = 1 << 20
+ALPHA, BETA = 0.6, 0.4
 PACKAGES = ("sharpwave", "numpy", "zstandard", "torch", "stable-baselines3", "cpprb", "tianshou", "ale-py")
 
 
-class Worker(Child):
-    """Process of a contender. ``more``: further arguments of ``script``."""
-
-    def __init__(
-        self, name: str, folder: Path, threads: int, script: str = "worker.py", more: tuple[str, ...] = ()
-    ) -> None:
-        limits = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS")
-        super().__init__(
-            name,
-            [sys.executable, str(HERE / script), name, str(folder), *more],
-            env=dict.fromkeys(limits, str(threads)) if threads else None,
-            begin=(lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])) if threads else None,
-        )
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
+def run(arguments: argparse.Namespace) -> Results:
     """Fill all contenders, measure them in turn, and return the results."""
     say(f"frames: {arguments.steps:,} steps of {arguments.game}")
     folder = frames.folder_of(arguments.game, arguments.steps, cache=arguments.frames_cache, say=say)
     names = [name for name in CONTENDERS if not arguments.only or any(part in name for part in arguments.only)]
-    workers: dict[str, Worker] = {}
-    results: dict[str, Any] = {"environment": environment(arguments), "contenders": {}, "trees": {}, "limit": []}
+    settings = {
+        name: getattr(arguments, name) for name in ("game", "steps", "peer_steps", "rounds", "seconds", "threads")
+    }
+    results: Results = {
+        "environment": machine.environment(PACKAGES) | settings, "contenders": {}, "trees": {}, "limit": []
+    }  # fmt: skip
+    workers: dict[str, Child] = {}
     try:
-        for name in names:
-            workers[name] = Worker(name, folder, arguments.threads)
-            filled = workers[name].ask(fill=arguments.steps if name in ENCODED else arguments.peer_steps)
-            results["contenders"][name] = {"fill": filled, "rounds": {}}
-            say(f"{name}: {filled['steps']:,} steps, {filled['bytes'] / filled['steps']:,.0f} bytes each")
-        workers["trees"] = Worker("trees", folder, arguments.threads)
+        for name in [*names, "trees", "limit"]:
+            workers[name] = runner.worker("store.py", WORKER, name, folder, name=name, threads=arguments.threads)
+            if name in names:
+                filled = workers[name].ask(fill=arguments.steps if name in ENCODED else arguments.peer_steps)
+                results["contenders"][name] = {"fill": filled, "rounds": {}}
+                say(f"{name}: {filled['steps']:,} steps, {filled['bytes'] / filled['steps']:,.0f} bytes each")
         workers["trees"].ask(fill=LEAVES)
-        workers["limit"] = Worker("limit", folder, arguments.threads)
         workers["limit"].ask(fill=0)
-        kinds: list[tuple[str, int]] = [("add", 0)]
-        kinds += [(what, batch) for what in ("uniform", "prioritized") for batch in BATCHES]
+        kinds = [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]
         for turn in range(arguments.rounds):
             say(f"round {turn + 1} of {arguments.rounds}")
             for what, batch in kinds:
-                for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                for name in in_turn(names, turn):
                     entry = results["contenders"][name]
                     if what == "prioritized" and not entry["fill"]["prioritized"]:
                         continue
@@ -84,26 +95,230 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     return results
 
 
-def environment(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Describe the machine, the software and the settings."""
-    return machine.environment(PACKAGES) | {
-        "game": arguments.game,
-        "steps": arguments.steps,
-        "peer_steps": arguments.peer_steps,
-        "rounds": arguments.rounds,
-        "seconds": arguments.seconds,
-        "threads": arguments.threads,
+WORKER = "--worker"
+
+
+def measured(name: str, folder: Path) -> Measured:
+    """Make the benchmark ``name`` over the recording in ``folder``: a contender, sum trees alone, or memory alone."""
+    if name == "trees":
+        return Trees()
+    if name == "limit":
+        return Limit(84 * 84, STACK + 1)
+    return Bench(CONTENDERS[name], frames.read(folder))
+
+
+class Trees:
+    """Sum trees alone, of all libraries, with the same number of leaves; ``measure`` takes the library's name."""
+
+    def fill(self, leaves: int) -> dict[str, Any]:
+        """Make the trees, with random priorities everywhere."""
+        self.rng = np.random.default_rng(0)
+        priorities = self.rng.exponential(size=leaves) + 1e-3
+        self.rounds: dict[str, Callable[[int], Callable[[], Any]]] = {
+            "sharpwave tree": _sharpwave_tree(leaves, priorities, self.rng),
+            "sharpwave sampler": _sharpwave_sampler(leaves, priorities, self.rng),
+            "cpprb": _cpprb(leaves, priorities, self.rng),
+            "Tianshou": _tianshou(leaves, priorities, self.rng),
+        }
+        return {"trees": list(self.rounds), "leaves": leaves}
+
+    def measure(self, name: str, batch: int, seconds: float) -> dict[str, float]:
+        """Return microseconds of a draw and an update: the median of single calls, which is least disturbed."""
+        call = self.rounds[name](batch)
+        call()
+        taken, end = [], time.perf_counter() + seconds
+        while (begin := time.perf_counter()) < end:
+            call()
+            taken.append(time.perf_counter() - begin)
+        return {"us": float(np.median(taken)) * 1e6}
+
+
+def _sharpwave_tree(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+    from sharpwave.sampling.sum_tree import SumTree
+
+    tree = SumTree(leaves)
+    tree.set(np.arange(leaves), priorities**ALPHA)
+
+    def prepare(batch: int) -> Callable[[], Any]:
+        uniforms, values, rest = (np.empty(batch) for _ in range(3))
+        drawn, errors = np.empty(batch, np.int64), rng.exponential(size=batch)
+
+        def call() -> None:
+            rng.random(out=uniforms)
+            tree.draw(uniforms, drawn, values, rest)
+            tree.set(drawn, errors**ALPHA)
+
+        return call
+
+    return prepare
+
+
+def _sharpwave_sampler(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+    from sharpwave import Prioritized
+    from sharpwave.native import core
+    from sharpwave.sampling.protocol import Draw
+
+    stride = 128
+    slots = -(-leaves // stride)
+    sampler = Prioritized(alpha=ALPHA, beta=BETA)
+    sampler.bind(slots, stride)
+    sampler.insert(np.arange(slots), np.zeros(slots, np.int64), np.full(slots, stride))
+    sampler.update(np.arange(leaves), priorities)
+
+    def prepare(batch: int) -> Callable[[], Any]:
+        draw, errors = Draw.of(batch), rng.exponential(size=batch)
+
+        def call() -> None:
+            sampler.draw(draw, rng)
+            core.importance_weights(draw.probabilities, BETA, draw.weights)
+            sampler.update(draw.items, errors)
+
+        return call
+
+    return prepare
+
+
+def _cpprb(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+    from cpprb import PrioritizedReplayBuffer
+
+    # Its tree is not available alone: this is the smallest buffer around it, one byte a step.
+    buffer = PrioritizedReplayBuffer(leaves, {"done": {"dtype": np.bool_}}, alpha=ALPHA)
+    buffer.add(done=np.zeros(leaves, np.bool_), priorities=priorities)
+
+    def prepare(batch: int) -> Callable[[], Any]:
+        errors = rng.exponential(size=batch)
+
+        def call() -> None:
+            buffer.update_priorities(buffer.sample(batch, beta=BETA)["indexes"], errors)
+
+        return call
+
+    return prepare
+
+
+def _tianshou(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+    from tianshou.data import SegmentTree
+
+    tree = SegmentTree(leaves)
+    tree[np.arange(leaves)] = priorities**ALPHA
+
+    def prepare(batch: int) -> Callable[[], Any]:
+        errors = rng.exponential(size=batch)
+
+        def call() -> None:
+            tree[tree.get_prefix_sum_idx(rng.random(batch) * tree.reduce())] = errors**ALPHA
+
+        return call
+
+    return prepare
+
+
+def cpu_us(results: Results, name: str, what: str) -> float:
+    """Return the processor time of all threads for one row, in microseconds; 0: not measured."""
+    rounds = results["contenders"][name]["rounds"].get(what)
+    return statistics.median(one["cpu_us"] / one["rows"] for one in rounds) if rounds else 0.0
+
+
+def counted(results: Results, name: str) -> float | None:
+    """Return by which share ``stats()`` is above the growth of the process's memory; ``None``: no store of ours."""
+    fill = results["contenders"][name]["fill"]
+    return fill["stats"]["total_bytes"] / fill["bytes"] - 1 if "stats" in fill else None
+
+
+def against_fastest(results: Results, name: str, what: str) -> tuple[float, float, str] | None:
+    """Return the speed of ``name`` relative to the fastest peer, by wall and by processor time, and that peer."""
+    peers = [one for one in results["contenders"] if not one.startswith("sharpwave") and rate(results, one, what)]
+    if not peers or name not in results["contenders"]:
+        return None
+    fastest = max(peers, key=lambda peer: rate(results, peer, what))
+    rounds = [results["contenders"][n]["rounds"][what] for n in (name, fastest)]
+    wall = statistics.median(ratios(results, name, fastest, what))
+    cpu = statistics.median(b["cpu_us"] / a["cpu_us"] for a, b in zip(*rounds, strict=True))
+    return wall, cpu, fastest
+
+
+def show(results: Results) -> None:
+    """Print all contenders, the trees and the limit of memory."""
+    where, console = results["environment"], runner.console()
+    columns = ["steps", "bytes a step", "stats()", "adds/s"]
+    columns += [f"{what} {batch}" for what in ("uniform", "PER") for batch in BATCHES] + ["CPU us a transition"]
+    title = f"Replay memories on {where['game'].capitalize()}: 4 x 84 x 84 uint8 observations, 8 lanes"
+    shown = runner.table(title, "", *columns)
+    for name, entry in results["contenders"].items():
+        off = counted(results, name)
+        cells = [f"{entry['fill']['steps']:,}", f"{bytes_a_step(results, name):,.0f}"]
+        cells.append("-" if off is None else f"{off:+.1%}")
+        whats = ["add", *(f"{what} {batch}" for what in ("uniform", "prioritized") for batch in BATCHES)]
+        cells += [f"{rate(results, name, what):,.0f}" if rate(results, name, what) else "-" for what in whats]
+        shown.add_row(name, *cells, f"{cpu_us(results, name, 'uniform 256'):.1f}", style=style(name))
+    console.print(shown)
+    console.print(
+        "uniform and PER (prioritized, priorities updated): transitions a second by batch size; medians of "
+        f"{where['rounds']} rounds of {where['seconds']} s; CPU: uniform 256, all threads.\n"
+        + runner.machine_text(where),
+        style="dim",
+    )
+    trees = runner.table("Sum tree alone: draw 256 and update them, 2^20 leaves", "", "us")
+    for name, taken in results["trees"].items():
+        trees.add_row(name, f"{statistics.median(taken):.0f}", style=style(name))
+    console.print(trees)
+    limit = statistics.median(results["limit"])
+    console.print(f"What memory allows: {limit:,.0f} transitions a second, copied from random places, on all cores.")
+    for name, entry in results["contenders"].items():
+        wrong = ", ".join(f"{share:.1%} of {part}" for part, share in entry["fill"]["wrong"].items() if share)
+        if wrong:
+            console.print(f"{name}: sampled frames that were never recorded: {wrong}", style="yellow")
+    console.print(runner.goal_table(goals(results)))
+
+
+def style(name: str) -> str:
+    """Return how a contender's row is printed."""
+    return "bold cyan" if name.startswith("sharpwave") else ""
+
+
+def goals(results: Results) -> Iterator[tuple[str, str, str, bool | None]]:
+    """Yield Sharpwave's goals, what it reached, and what it was compared with."""
+    for name in ENCODED:
+        if name in results["contenders"]:
+            steps, size = results["contenders"][name]["fill"]["steps"], bytes_a_step(results, name)
+            yield f"{name}: at most 250 bytes a transition", f"{size:,.0f}", f"{steps:,} steps", size <= 250
+            off, added = counted(results, name) or 0.0, rate(results, name, "add")
+            yield f"{name}: stats() within 5 % of the growth", f"{off:+.1%}", "private memory", abs(off) <= 0.05
+            yield f"{name}: at least 100,000 adds/s", f"{added:,.0f}", "", added >= 100_000
+    for name, batch, least in (("sharpwave auto", 256, 3), ("sharpwave auto", 32, 1), ("sharpwave raw", 256, 10)):
+        for what in ("uniform", "prioritized"):
+            if found := against_fastest(results, name, f"{what} {batch}"):
+                text = f"{found[0]:.1f} x ({found[1]:.1f} x by CPU time)"
+                yield f"{name}: {what} {batch}: at least {least} x the fastest peer", text, found[2], found[0] >= least
+    for name in ("sharpwave auto", "sharpwave raw"):
+        if name in results["contenders"]:
+            share = rate(results, name, "uniform 256") / statistics.median(results["limit"])
+            yield f"{name}: uniform 256: as memory allows", f"{share:.2f} x", "copying alone", share >= 0.8
+    spent = statistics.median(results["trees"]["sharpwave tree"])
+    best = min(statistics.median(v) for n, v in results["trees"].items() if not n.startswith("sharpwave"))
+    yield "draw and update 256 of 2^20: at most 60 us", f"{spent:.0f} us", f"{best:.0f} us", spent <= 60
+
+
+def figure(results: Results, path: Path) -> None:
+    """Draw bars by contender: bytes, adds, and transitions sampled at the batch sizes."""
+    names, where = list(results["contenders"]), results["environment"]
+    panels = {
+        "bytes a step": [bytes_a_step(results, name) for name in names],
+        "steps added a second, 8 lanes": [rate(results, name, "add") for name in names],
     }
-
-
-def say(text: str) -> None:
-    """Print progress to stderr, apart from the result."""
-    print(text, file=sys.stderr, flush=True)
+    for what in ("uniform", "prioritized"):
+        for batch in BATCHES[:2]:
+            title = f"transitions a second, {what}, batch {batch}"
+            panels[title] = [rate(results, name, f"{what} {batch}") for name in names]
+    title = f"Replay memories on {where['game'].capitalize()}, 4x84x84 uint8 ({where['machine']}, {where['date']})"
+    with runner.picture(path, title, 3, 2, figsize=(11, 10.5), sharey=True) as axes:
+        for axis, (title, values) in zip(axes.flat, panels.items(), strict=True):
+            runner.bars(axis, title, names, values, logarithmic=title.startswith("bytes"))
 
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="a minute: fewer steps and rounds, shorter slices")
     parser.add_argument("--game", default="pong", help="game of the frames, as ale-py names it (default pong)")
     parser.add_argument("--steps", type=int, default=500_000, help="steps in encoded stores (default 500000)")
@@ -112,20 +327,22 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=0.5, help="length of one measurement")
     parser.add_argument("--threads", type=int, default=0, help="threads of a contender (default: its own)")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="contenders whose name contains one of these")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for store.json and store.png")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for store.json and store.png")
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.steps, arguments.peer_steps = min(arguments.steps, 48_000), min(arguments.peer_steps, 8_000)
         arguments.rounds, arguments.seconds = 3, 0.2
+    runner.check_idle()
     results = run(arguments)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "store.json").write_text(json.dumps(results, indent=1) + "\n")
-    table(results)
-    goals(results)
+    runner.write(arguments.out / "store.json", results)
+    show(results)
     figure(results, arguments.out / "store.png")
     say(f"written: {arguments.out / 'store.json'}, {arguments.out / 'store.png'}")
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == [WORKER]:
+        serve(lambda: measured(sys.argv[2], Path(sys.argv[3])))
+    else:
+        main()

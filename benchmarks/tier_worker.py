@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import math
 import os
 import shutil
@@ -23,6 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+import runner
 from disk_limit import forget, forgetful, reads
 from frames import CACHE, STACK, folder_of, read
 
@@ -213,12 +213,7 @@ class TorchRL:
 
 def memory() -> tuple[int, int]:
     """Return the bytes of this process: private memory, and resident pages of mapped files."""
-    parts = dict.fromkeys(("RssAnon", "RssFile", "RssShmem"), 0)
-    for line in Path("/proc/self/status").read_text().splitlines():
-        name, _, value = line.partition(":")
-        if name in parts:
-            parts[name] = int(value.split()[0]) * 1024
-    return parts["RssAnon"], parts["RssFile"] + parts["RssShmem"]
+    return runner.memory(), runner.memory(part="RssFile") + runner.memory(part="RssShmem")
 
 
 class Watch(threading.Thread):
@@ -359,18 +354,7 @@ class Bench:
         return {"add": adds, "sample": samples}
 
 
-def main() -> None:
-    """Serve requests until the pipe closes. What libraries print goes to stderr."""
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    name, folder, data, segment_steps = sys.argv[1:]
-    scratch = Path(folder)
-    bench = Bench(name, data, scratch, int(segment_steps) or None)
-    for line in sys.stdin:
-        request = json.loads(line)
-        answers.write(json.dumps(getattr(bench, request.pop("do"))(**request)) + "\n")
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
 if __name__ == "__main__":
-    main()
+    name, folder, data, segment_steps = sys.argv[1:]
+    runner.answer(lambda: Bench(name, data, Path(folder), int(segment_steps) or None))
+    shutil.rmtree(folder, ignore_errors=True)

@@ -20,16 +20,18 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import frames
-from rich.console import Console
-from rich.table import Table
-from store import Worker
+import runner
+from runner import Results, in_turn
 
 from sharpwave.bench import machine
+from sharpwave.bench.process import Child
 
-HERE = Path(__file__).parent
+if TYPE_CHECKING:
+    from rich.console import Console
+
 DATA = ("seaquest", "noise", "pong")
 RAM = {"seaquest": "96MiB", "noise": "256MiB", "pong": "64MiB"}
 QUICK_RAM = {"seaquest": "48MiB", "noise": "160MiB", "pong": "48MiB"}
@@ -47,8 +49,6 @@ TITLES = {
 PACKAGES = ("sharpwave", "numpy", "torch", "torchrl", "tensordict")
 MIB = 1 << 20
 
-Results = dict[str, Any]
-
 
 def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
     """Fill all contenders, measure them in turn, and return the results."""
@@ -56,13 +56,12 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
     ram = arguments.ram or (QUICK_RAM if arguments.quick else RAM)[data]
     names = ["memory", "disk"] + (["torchrl"] if find_spec("torchrl") else [])
     steps_in_segment = str(arguments.segment_steps or SEGMENT_STEPS.get(data, 0))
-    workers: dict[str, Worker] = {}
+    workers: dict[str, Child] = {}
     results: Results = {"contenders": {name: {"rounds": {}} for name in names}, "limits": {}}
     try:
         for name in names:
             (folder / name).mkdir(parents=True)
-            more = (data, steps_in_segment)
-            workers[name] = Worker(name, folder / name, arguments.threads, "tier_worker.py", more)
+            workers[name] = contender(name, folder / name, data, steps_in_segment, arguments.threads)
         plan = workers["memory"].ask(do="plan", times=arguments.times, ram=ram)
         results["plan"] = plan
         for name in names:
@@ -78,7 +77,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
             say(f"{data}: round {turn + 1} of {arguments.rounds}")
             asked = [(name, what) for what in KINDS for name in names]
             asked += [("disk", what) for what in LIMITS] + [("torchrl", what) for what in CACHED if "torchrl" in names]
-            for name, what in asked[turn % len(asked) :] + asked[: turn % len(asked)]:
+            for name, what in in_turn(asked, turn):
                 answer = workers[name].ask(do="measure", what=what, seconds=arguments.seconds)
                 kept = results["limits"] if what in LIMITS else results["contenders"][name]["rounds"]
                 kept.setdefault(what, []).append(answer)
@@ -87,6 +86,11 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
             worker.close()
         shutil.rmtree(folder, ignore_errors=True)
     return results
+
+
+def contender(name: str, folder: Path, data: str, segment_steps: str, threads: int) -> Child:
+    """Start the process of a contender."""
+    return runner.worker("tier_worker.py", name, folder, data, segment_steps, name=name, threads=threads)
 
 
 def rates(results: Results, name: str, what: str) -> list[float]:
@@ -107,10 +111,9 @@ def ratio(results: Results, what: str, one: str, other: str) -> float:
 def table(console: Console, data: str, results: Results) -> None:
     """Print the contenders."""
     ram = results["plan"]["ram"]
-    shown = Table(title=f"{data}: ram={ram / MIB:.0f} MiB", title_style="bold", title_justify="left")
-    shown.add_column("")
-    for column in ("steps", "on disk, bytes a step", "memory at most", "adds/s", *KINDS):
-        shown.add_column(column, justify="right")
+    title = f"{data}: ram={ram / MIB:.0f} MiB"
+    columns = ("steps", "on disk, bytes a step", "memory at most", "adds/s", *KINDS)
+    shown = runner.table(title, "", *columns)
     for name, entry in results["contenders"].items():
         state, fill = entry["state"], entry["fill"]
         held = f"{state['private'] / MIB:,.0f} MiB"
@@ -140,9 +143,8 @@ def table(console: Console, data: str, results: Results) -> None:
 def goals(console: Console, data: str, results: Results) -> None:
     """Print the disk tier's goals and what it reached."""
     state, ram = results["contenders"]["disk"]["state"], results["plan"]["ram"]
-    shown = Table(title=f"{data}: goals", title_style="bold", title_justify="left")
-    for column in ("goal", "reached", ""):
-        shown.add_column(column)
+    columns = ("goal", "reached", " ")
+    shown = runner.table(f"{data}: goals", *columns, left=columns)
     times, grown = state["encoded"] / ram, state["private"] / ram
     shown.add_row("encoded steps: ten times ram=", f"{times:.1f} x", _met(times >= 10))
     shown.add_row("memory never above ram= + 10 %", f"{grown:.2f} x ram= at most", _met(grown <= 1.1))
@@ -186,7 +188,7 @@ def _met(met: bool) -> str:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two minutes: less memory, fewer rounds")
     parser.add_argument("--data", nargs="+", choices=DATA, default=["seaquest", "noise"])
     parser.add_argument("--ram", help="default: 96MiB, for noise 256MiB")
@@ -197,7 +199,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="length of one measurement")
     parser.add_argument("--threads", type=int, default=0, help="threads of a contender (default: its own)")
     parser.add_argument("--folder", type=Path, help="where the files go; default: a temporary folder")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for tiers.json")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for tiers.json")
     arguments = parser.parse_args()
     if arguments.quick:
         arguments.rounds, arguments.seconds = 2, 0.5
@@ -205,7 +207,7 @@ def main() -> None:
     for game in set(arguments.data) - {"noise"}:
         frames.folder_of(game, 500_000 if game == "pong" else 250_000, cache=frames.CACHE, say=say)
     base = arguments.folder or Path(tempfile.mkdtemp(prefix="sharpwave-tiers-"))
-    console = Console(width=150)
+    console = runner.console()
     where = environment()
     settings = {name: str(value) for name, value in vars(arguments).items()}
     path = arguments.out / "tiers.json"
@@ -226,8 +228,7 @@ def main() -> None:
         f"{arguments.seconds} s. {where['machine']}, load {where['load_average']:.1f}, {versions}",
         style="dim",
     )
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(summary, indent=1) + "\n")
+    runner.write(path, summary)
     say(f"written: {path}")
 
 

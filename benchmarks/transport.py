@@ -9,12 +9,12 @@ through a ring in shared memory.
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from typing import Any
 
 import numpy as np
+import runner
 
 import sharpwave as sw
 from sharpwave.envs import step_spec
@@ -136,7 +136,7 @@ def report(name: str, size: int, count: int, seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--steps", type=int, default=8_000, help="steps of each of 4 environments (8000)")
     arguments = parser.parse_args()
     lengths(arguments.steps)

@@ -11,15 +11,13 @@ successors bit by bit, actions, returns, discounts. "wrong" never happened, "mis
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import time
 import warnings
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+import runner
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -30,7 +28,7 @@ RESULTS = Path(__file__).parent / "results" / "truth.json"
 
 def main() -> None:
     """Run, print, write the JSON; exit code 1 if anything is wrong or missing."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1000, help="calls of step() for each set-up")
     parser.add_argument("--only", nargs="+", help="set-ups whose names contain one of these")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -38,7 +36,7 @@ def main() -> None:
     warnings.filterwarnings("ignore", module="gymnasium")
     found: dict[str, dict[str, Any]] = {}
     begin = time.monotonic()
-    console = Console(width=110)
+    console = runner.console(110)
     for name, setup in SETUPS.items():
         if args.only and not any(part in name for part in args.only):
             continue
@@ -55,7 +53,7 @@ def main() -> None:
     table.add_row(f"{len(found)} set-ups", *(f"{value:,}" for value in total.values()))
     console.print(table)
     seconds = round(time.monotonic() - begin)
-    args.out.write_text(json.dumps({"seconds": seconds, "total": total, "setups": found}, indent=1) + "\n")
+    runner.write(args.out, {"seconds": seconds, "total": total, "setups": found})
     print(f"{seconds} s; {args.out}")
     if total["wrong"] or total["missing"]:
         raise SystemExit(1)

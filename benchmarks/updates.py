@@ -9,8 +9,6 @@ with the update in training, do not.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable
@@ -19,11 +17,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import runner
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import nn
-from training_speed.progress import PACKAGES
+from training_speed.runs import PACKAGES
 
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.losses import double_q_targets, huber
@@ -171,7 +168,7 @@ VARIANTS: dict[str, Variant] = {
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = runner.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="also torch.compile, which needs a C++ compiler")
     parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for updates.json")
@@ -193,8 +190,7 @@ def main() -> None:
     times: dict[str, list[float]] = {name: [] for name in ready}
     names = list(ready)
     for turn in range(arguments.rounds):
-        at = turn % len(names)
-        for name in names[at:] + names[:at]:
+        for name in runner.in_turn(names, turn):
             recipe, learn, data = ready[name]
             taken = []
             with setup.arithmetic(recipe):
@@ -204,9 +200,7 @@ def main() -> None:
                     taken.append(time.perf_counter() - begun)
             times[name].append(1000 * statistics.median(taken[2:]) * BATCH / recipe.agent.replay.batch_size)
 
-    shown = Table(title=f"An update of {BATCH} transitions", title_style="bold", title_justify="left")
-    for column in ("", "ms", "ratio", "first call, s"):
-        shown.add_column(column, justify="left" if not column else "right")
+    shown = runner.table(f"An update of {BATCH} transitions", "", "ms", "ratio", "first call, s")
     results = {}
     for name in names:
         ratios = [mine / recipe for mine, recipe in zip(times[name], times["recipe pong-dqn"], strict=True)]
@@ -217,11 +211,8 @@ def main() -> None:
         }
         one = results[name]
         shown.add_row(name, f"{one['milliseconds']:.1f}", f"{one['ratio']:.2f}", f"{first[name]:.1f}")
-    Console(width=100).print(shown)
-    arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "updates.json").write_text(
-        json.dumps({"environment": environment(PACKAGES), "updates": results}, indent=1) + "\n"
-    )
+    runner.console(100).print(shown)
+    runner.write(arguments.out / "updates.json", {"environment": environment(PACKAGES), "updates": results})
 
 
 if __name__ == "__main__":

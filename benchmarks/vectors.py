@@ -15,19 +15,18 @@ import argparse
 import gc
 import json
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
-from rich.console import Console
-from rich.table import Table
-from vector_contenders import CONTENDERS, Contender, Steps
+import numpy.typing as npt
+import runner
 
 import sharpwave as sw
 from sharpwave.bench.machine import environment
@@ -45,6 +44,200 @@ GOALS_US = {
 """At most so many microseconds a call: of 1,024 lanes, 4 million steps a second."""
 
 Times = dict[str, dict[str, list[float]]]
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One step of each of n lanes: arrays [n, ...]; ``infos`` as stable-baselines3 wants them."""
+
+    obs: Array
+    action: Array
+    reward: Array
+    terminated: Array
+    truncated: Array
+    next_obs: Array
+    infos: list[dict[str, Any]]
+
+
+class Contender(Protocol):
+    """Replay memory under test."""
+
+    def build(self, capacity: int, lanes: int, obs: int, action: int) -> None:
+        """Make it, for vectors of so many floats."""
+
+    def item(self, steps: Steps) -> Any:
+        """Return what ``add`` takes, untimed."""
+
+    def add(self, item: Any) -> None:
+        """Add a step of each lane."""
+
+    def sample(self, batch: int) -> Any:
+        """Return transitions: observations, actions, rewards, ends, next observations."""
+
+
+class Sharpwave:
+    """``Store.append`` for one lane, ``Store.extend`` for several."""
+
+    def build(self, capacity: int, lanes: int, obs: int, action: int) -> None:
+        spec = sw.Spec(obs=sw.Field((obs,), "float32"), action=sw.Field((action,), "float32"))
+        self.store, self.single = sw.Store(spec, capacity=capacity), lanes == 1
+        self.view = self.store.transitions()
+
+    def item(self, steps: Steps) -> Any:
+        ends = steps.truncated.any()
+        if not self.single:
+            arrays = {"obs": steps.obs, "action": steps.action, "reward": steps.reward}
+            arrays |= {"terminated": steps.terminated, "truncated": steps.truncated}
+            return arrays | ({"final_obs": steps.next_obs} if ends or steps.terminated.any() else {})
+        one: dict[str, Any] = {"obs": steps.obs[0], "action": steps.action[0], "reward": float(steps.reward[0])}
+        one |= {"terminated": bool(steps.terminated[0]), "truncated": bool(steps.truncated[0])}
+        return one | ({"final_obs": steps.next_obs[0]} if ends or one["terminated"] else {})
+
+    def add(self, item: Any) -> None:
+        if self.single:
+            self.store.append(**item)
+        else:
+            self.store.extend(**item)
+
+    def sample(self, batch: int) -> Any:
+        return self.view.sample(batch)
+
+
+class Ring:
+    """Arrays of numpy with a position, as single-file implementations have them."""
+
+    def build(self, capacity: int, lanes: int, obs: int, action: int) -> None:
+        self.capacity, self.at, self.size = capacity, 0, 0
+        self.rng = np.random.default_rng(0)
+        self.obs, self.next_obs = np.zeros((2, capacity, obs), np.float32)
+        self.action, self.reward = np.zeros((capacity, action), np.float32), np.zeros(capacity, np.float32)
+        self.terminated = np.zeros(capacity, np.bool_)
+        self.single = lanes == 1
+
+    def item(self, steps: Steps) -> Any:
+        arrays = steps.obs, steps.action, steps.reward, steps.terminated, steps.next_obs
+        return tuple(array[0] for array in arrays) if self.single else arrays
+
+    def add(self, item: Any) -> None:
+        obs, action, reward, terminated, next_obs = item
+        count = 1 if self.single else len(reward)
+        there: Any = self.at if self.single else (self.at + np.arange(count)) % self.capacity
+        self.obs[there], self.action[there], self.reward[there] = obs, action, reward
+        self.terminated[there], self.next_obs[there] = terminated, next_obs
+        self.at, self.size = (self.at + count) % self.capacity, min(self.capacity, self.size + count)
+
+    def sample(self, batch: int) -> Any:
+        chosen = self.rng.integers(0, self.size, batch)
+        return (
+            self.obs[chosen], self.action[chosen], self.reward[chosen], self.terminated[chosen], self.next_obs[chosen]
+        )  # fmt: skip
+
+
+class SB3:
+    """``ReplayBuffer`` with as many environments; batches are tensors.
+
+    Args:
+        optimized: with ``optimize_memory_usage``.
+    """
+
+    def __init__(self, optimized: bool = False) -> None:
+        self.optimized = optimized
+
+    def build(self, capacity: int, lanes: int, obs: int, action: int) -> None:
+        from gymnasium.spaces import Box
+        from stable_baselines3.common.buffers import ReplayBuffer
+
+        self.buffer = ReplayBuffer(
+            capacity,
+            Box(-np.inf, np.inf, (obs,), np.float32),
+            Box(-1, 1, (action,), np.float32),
+            device="cpu",
+            n_envs=lanes,
+            optimize_memory_usage=self.optimized,
+            handle_timeout_termination=not self.optimized,
+        )
+
+    def item(self, steps: Steps) -> Any:
+        return steps.obs, steps.next_obs, steps.action, steps.reward, steps.terminated, steps.infos
+
+    def add(self, item: Any) -> None:
+        self.buffer.add(*item)
+
+    def sample(self, batch: int) -> Any:
+        return self.buffer.sample(batch)
+
+
+class Cpprb:
+    """``ReplayBuffer``.
+
+    Args:
+        next_of: the next observation is the next row: only for one lane, whose episodes' ends must be told.
+    """
+
+    def __init__(self, next_of: bool = False) -> None:
+        self.next_of = next_of
+
+    def build(self, capacity: int, lanes: int, obs: int, action: int) -> None:
+        from cpprb import ReplayBuffer
+
+        fields: dict[str, Any] = {"obs": {"shape": obs}, "act": {"shape": action}, "rew": {}, "done": {}}
+        self.next_of &= lanes == 1
+        if self.next_of:
+            self.buffer = ReplayBuffer(capacity, fields, next_of="obs")
+        else:
+            self.buffer = ReplayBuffer(capacity, fields | {"next_obs": {"shape": obs}})
+
+    def item(self, steps: Steps) -> Any:
+        arrays = {"obs": steps.obs, "act": steps.action, "rew": steps.reward, "next_obs": steps.next_obs}
+        return arrays | {"done": steps.terminated}, bool(steps.terminated.any() or steps.truncated.any())
+
+    def add(self, item: Any) -> None:
+        arrays, ended = item
+        self.buffer.add(**arrays)
+        if ended:
+            self.buffer.on_episode_end()
+
+    def sample(self, batch: int) -> Any:
+        return self.buffer.sample(batch)
+
+
+class TorchRL:
+    """``TensorDictReplayBuffer`` over a ``LazyTensorStorage``; steps come as tensordicts, made untimed."""
+
+    def build(self, capacity: int, lanes: int, obs: int, action: int) -> None:
+        from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
+
+        self.buffer = TensorDictReplayBuffer(storage=LazyTensorStorage(capacity), batch_size=256)
+
+    def item(self, steps: Steps) -> Any:
+        import torch
+        from tensordict import TensorDict
+
+        end = torch.from_numpy(steps.terminated)[:, None]
+        after = {
+            "observation": torch.from_numpy(steps.next_obs), "reward": torch.from_numpy(steps.reward)[:, None],
+            "done": end, "terminated": end,
+        }  # fmt: skip
+        arrays = {"observation": torch.from_numpy(steps.obs), "action": torch.from_numpy(steps.action), "next": after}
+        return TensorDict(arrays, [len(steps.reward)])
+
+    def add(self, item: Any) -> None:
+        self.buffer.extend(item)
+
+    def sample(self, batch: int) -> Any:
+        return self.buffer.sample(batch)
+
+
+CONTENDERS: dict[str, Callable[[], Contender]] = {
+    "sharpwave": Sharpwave,
+    "numpy ring": Ring,
+    "SB3": SB3,
+    "SB3, optimize_memory_usage": lambda: SB3(optimized=True),
+    "cpprb": Cpprb,
+    "cpprb, next_of": lambda: Cpprb(next_of=True),
+    "TorchRL": TorchRL,
+}
 
 
 def random_steps(rng: np.random.Generator, lanes: int, times: int) -> list[Steps]:
@@ -177,21 +370,15 @@ def in_processes(steps: int) -> dict[str, float]:
     """Return each contender's bytes a step."""
     found = {}
     for name in CONTENDERS:
-        command = [sys.executable, __file__, "--one", name, "--steps", str(steps)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
-        if ran.returncode:
-            print(f"{name}: {(ran.stderr.strip() or 'no message').splitlines()[-1]}", file=sys.stderr)
-            continue
-        found[name] = json.loads(ran.stdout.splitlines()[-1])["bytes"]
-    return found
+        found[name] = runner.last_line([sys.executable, __file__, "--one", name, "--steps", str(steps)], name)
+    return {name: one["bytes"] for name, one in found.items() if one is not None}
 
 
 def show(results: dict[str, Any]) -> None:
     """Print a table, and Sharpwave's goals."""
-    means, console = results["means_us"], Console(width=120)
-    table = Table(title=f"Vectors of {OBS} floats: processor time a call in us, medians of {results['rounds']} rounds")
-    for head in ("", *means, f"99 % of {MANY}", "bytes a step of Hopper"):
-        table.add_column(head, justify="left" if not head else "right")
+    means, console = results["means_us"], runner.console(120)
+    title = f"Vectors of {OBS} floats: processor time a call in us, medians of {results['rounds']} rounds"
+    table = runner.table(title, "", *means, f"99 % of {MANY}", "bytes a step of Hopper")
     for name in CONTENDERS:
         cells = [f"{statistics.median(means[what][name]):.1f}" for what in means]
         cells.append(f"{statistics.median(results['p99_us'][f'extend {MANY}'][name]):.0f}")
@@ -217,10 +404,10 @@ def show(results: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure all contenders in turn, print a table, and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--steps", type=int, default=1_000_000, help="of Hopper; 0: none")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "vectors.json")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS / "vectors.json")
     parser.add_argument("--show", type=Path, help="print earlier results")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -230,6 +417,7 @@ def main() -> None:
     if arguments.show:
         show(json.loads(arguments.show.read_text()))
         return
+    runner.check_idle()
     means, worst = calls_in_turn(arguments.rounds)
     results = {
         "environment": environment(("sharpwave", "numpy", "stable-baselines3", "cpprb", "torchrl", "gymnasium")),
@@ -240,7 +428,7 @@ def main() -> None:
         "steps": arguments.steps,
         "bytes": in_processes(arguments.steps) if arguments.steps else {},
     }
-    arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+    runner.write(arguments.out, results)
     show(results)
 
 

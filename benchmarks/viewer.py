@@ -27,6 +27,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import runner
+
 POLL_S = 2.0
 """How often an open page asks whether there is anything new, as ``app.js`` has it."""
 KEYS_A_SECOND = 15
@@ -109,12 +111,6 @@ def steps_between(metrics: Path, begin: float, end: float, started: float) -> fl
     return float((high - low) / (last - first))
 
 
-def processor_s(process: int) -> float:
-    """Return the processor time that a process has taken."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def started_at(metrics: Path, process: subprocess.Popen[bytes], timeout_s: float = 300) -> float:
     """Return when the run's clock began, once its memory has grown; the time of a line is that of its writing."""
     deadline, before = time.monotonic() + timeout_s, 0
@@ -130,7 +126,7 @@ def started_at(metrics: Path, process: subprocess.Popen[bytes], timeout_s: float
 
 def main() -> None:
     """Measure, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = runner.parser(__doc__)
     parser.add_argument("--recipe", choices=RECIPES, default="pong")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each state")
     parser.add_argument("--seconds", type=float, default=8.0, help="length of a turn")
@@ -158,10 +154,10 @@ def main() -> None:
                 for state in turns:
                     page.state = state
                     viewer.send_signal(signal.SIGSTOP if state == STATES[0] else signal.SIGCONT)
-                    begin, used = time.time(), processor_s(viewer.pid)
+                    begin, used = time.time(), runner.processor_s(viewer.pid)
                     time.sleep(given.seconds)
                     end = time.time()
-                    taken[state] += processor_s(viewer.pid) - used
+                    taken[state] += runner.processor_s(viewer.pid) - used
                     rates[state].append(steps_between(run / "metrics.jsonl", begin, end, begun))
             viewer.send_signal(signal.SIGCONT)
             page.ended = True
@@ -180,14 +176,14 @@ def show(given: argparse.Namespace, rates: dict[str, list[float]], taken: dict[s
     figures = {}
     for state in STATES:
         ratios = [one / none for one, none in zip(rates[state], rates[STATES[0]], strict=True)]
-        low, middle, high = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else ratios * 3
+        low, middle, high = runner.quartiles(ratios)
         share = taken[state] / (given.rounds * given.seconds)
         figures[state] = {"steps_per_s": rates[state], "ratio": middle, "quartiles": [low, high], "viewer_cpu": share}
         rate = statistics.median(rates[state])
         print(f"{state:16} {rate:9,.0f} {middle:7.3f} {low:7.3f} - {high:5.3f} {share:10.1%}")
     print(f"{requests:,} requests")
     if given.json is not None:
-        given.json.write_text(json.dumps({"recipe": given.recipe, "states": figures}, indent=1) + "\n")
+        runner.write(given.json, {"recipe": given.recipe, "states": figures})
 
 
 if __name__ == "__main__":

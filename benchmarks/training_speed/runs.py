@@ -1,18 +1,27 @@
-"""Whole training runs for the benchmarks: ``sharpwave train`` in a process of its own, resumed if interrupted."""
+"""Training runs of a benchmark: in processes, resumed where interrupted; when they solved Pong; results that grow."""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints
+import typer
+
+from sharpwave.bench.machine import environment
+from sharpwave.configuration import leaves
+from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints, recipe_of
+from sharpwave.training.recipes import load_recipe
+from sharpwave.training.recipes.recipe import resumable
+from training_speed.rungs import BOUND
 
 Episodes = list[dict[str, Any]]
 POLL_S = 1.0
@@ -94,3 +103,180 @@ def _remove(folder: Path) -> None:
     """Remove a folder if it is a run's."""
     if (folder / CONFIG).is_file():
         shutil.rmtree(folder)
+
+
+MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
+"""Measures: the textbook's running mean of episodes' rewards, and the recipes' mean of 100 episodes."""
+
+Finished = dict[str, Any]
+"""Results of a run: seed, changes (settings unlike recipe pong-dqn's that affect learning), bytes_per_step, by measure
+{"frames", "minutes"} or None where it did not pass the bound, and curve: [frames, mean of 100 episodes]."""
+
+RECIPES = ("pong-dqn", "pong")
+"""The recipe, and its name in results of earlier releases."""
+CURVE_EVERY = 5_000
+"""Frames between two points of a curve."""
+
+
+def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, float] | None]:
+    """Find the first episode at whose end each measure reaches ``bound``. The mean of 100 needs 100 episodes."""
+    found: dict[str, dict[str, float] | None] = dict.fromkeys(MEASURES)
+    for event in _scored(played):
+        passed = {
+            "alpha": event["avg_reward"] >= bound,
+            "mean100": event["episodes"] >= 100 and event["mean_reward"] >= bound,
+        }
+        for measure in MEASURES:
+            if passed[measure] and found[measure] is None:
+                found[measure] = {"frames": event["steps"], "minutes": event["minutes"]}
+    return found
+
+
+def _scored(played: Episodes) -> Episodes:
+    """Return the episodes from the first mean on: with a ladder of epsilons not every episode counts."""
+    return [event for event in played if event["mean_reward"] is not None]
+
+
+def solved(played: Episodes) -> bool:
+    """Return whether both measures have passed the bound."""
+    return all(crossings(played).values())
+
+
+def finished_run(folder: Path) -> Finished:
+    """Read the results of a run's folder."""
+    summary = json.loads((folder / SUMMARY).read_text())
+    played = episodes(folder)
+    return {
+        "seed": summary["seed"],
+        "changes": _changes(json.loads((folder / CONFIG).read_text())),
+        "bytes_per_step": summary["bytes_per_step"],
+        **crossings(played),
+        "curve": curve(played),
+    }
+
+
+def curve(played: Episodes) -> list[list[float]]:
+    """Return [frames, mean of the last 100 episodes] at the first episode's end of every ``CURVE_EVERY`` frames."""
+    found: dict[int, list[float]] = {}
+    for event in _scored(played):
+        found.setdefault(event["steps"] // CURVE_EVERY, [event["steps"], round(event["mean_reward"], 2)])
+    return list(found.values())
+
+
+def _changes(config: dict[str, Any]) -> dict[str, Any]:
+    usual = {leaf.name: leaf.value for leaf in leaves(load_recipe(RECIPES[0]))}
+    found = {leaf.name: leaf.value for leaf in leaves(recipe_of(config))}
+    aside = {*resumable(), "seed", "save_replay"}
+    return {name: value for name, value in found.items() if name not in aside and value != usual.get(name)}
+
+
+def finished_runs(path: Path) -> list[Finished]:
+    """Read the results of a folder of run folders, or of a file of summaries by seed that ``benchmarks/pong.py`` wrote.
+
+    A summary alone has only the last episode, so that it is unknown when a measure passed the bound earlier, unless it
+    contains ``finished``, the result of ``finished_run``.
+
+    Raises:
+        ValueError: the path is neither.
+    """
+    try:
+        if path.is_dir():
+            summaries = {file.parent: json.loads(file.read_text()) for file in sorted(path.glob(f"*/{SUMMARY}"))}
+            found = [finished_run(folder) for folder, summary in summaries.items() if summary["recipe"] in RECIPES]
+        else:
+            summaries = json.loads(path.read_text())
+            found = [_finished_summary(summary) for summary in summaries.values() if summary["recipe"] in RECIPES]
+    except (OSError, KeyError, TypeError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"--finished: {str(path)!r} is neither a folder of runs nor summaries by seed: {error}"
+        ) from error
+    if not found:
+        raise ValueError(
+            f"--finished: {str(path)!r} holds no finished run of recipe pong-dqn; give the folder of run folders"
+        )
+    return found
+
+
+def _finished_summary(summary: dict[str, Any]) -> Finished:
+    reached = summary["reason"].startswith(f"the mean of 100 episodes reached {BOUND:g}")
+    last = {"frames": summary["steps"], "minutes": summary["minutes"]}
+    return {
+        "seed": summary["seed"],
+        "changes": {},
+        "bytes_per_step": summary["bytes_per_step"],
+        "alpha": None,
+        "mean100": last if reached else None,
+        "curve": [],
+        **summary.get("finished", {}),
+    }
+
+
+def spread(values: Iterable[float | None]) -> dict[str, float | None] | None:
+    """Return median, low and high. None means never and counts as largest; None is returned if it is the median."""
+    known = sorted(math.inf if value is None else value for value in values)
+    if not known or math.isinf(statistics.median(known)):
+        return None
+    return {"median": statistics.median(known), "low": known[0], "high": known[-1] if known[-1] < math.inf else None}
+
+
+def minutes_for(frames: float, steps_per_second: float) -> float:
+    """Return the minutes that ``frames`` agent steps take."""
+    return frames / steps_per_second / 60
+
+
+PACKAGES = ("sharpwave", "torch", "numpy", "gymnasium", "ale-py", "stable-baselines3", "opencv-python-headless")
+
+Results = dict[str, Any]
+
+
+def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
+    """Read the results in ``path`` to continue, or make new ones if there are none.
+
+    Args:
+        settings: settings that must be equal for slices to be comparable.
+    Raises:
+        ValueError: results of other settings, or a file without results.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if fresh or not path.exists():
+        return {"settings": settings, "environment": environment(PACKAGES)}
+    try:
+        results: Results = json.loads(path.read_text())
+        found = results["settings"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{str(path)!r} holds no results: {error}; remove it or give --fresh") from error
+    for name, value in settings.items():
+        if found.get(name) != value:
+            raise ValueError(
+                f"--{name.replace('_', '-')}: got {value}, but {str(path)!r} was measured with {found.get(name)}; "
+                "give that to continue, --fresh to start over, or another --out"
+            )
+    results["environment"] = environment(PACKAGES)
+    return results
+
+
+def numbers(text: str, option: str, minimum: int = 0) -> list[int]:
+    """Parse numbers: "0,1,2" -> [0, 1, 2].
+
+    Raises:
+        ValueError: not integers of at least ``least``, separated by commas.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isascii() and part.isdigit() and int(part) >= minimum for part in parts):
+        raise ValueError(f"{option}: got {text!r}, expected integers of at least {minimum} with commas, as 10,20")
+    return list(dict.fromkeys(int(part) for part in parts))
+
+
+def say(text: str) -> None:
+    """Print progress to stderr, apart from the result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def run_command(command: Callable[..., None]) -> None:
+    """Run a benchmark by its command line and exit; invalid input is explained in a sentence."""
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(command)
+    try:
+        app()
+    except (ValueError, OSError) as error:
+        sys.exit(str(error))

@@ -16,8 +16,7 @@ from sharpwave.bench.clock import Clock
 from sharpwave.bench.trainer import train_on_clock
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.recipes import load_recipe
-from training_speed import parallel, textbook
-from training_speed.lanes import make_lanes
+from training_speed import textbook
 from training_speed.rungs import RUNGS, Rung
 
 SETTLE_TURNS = 10
@@ -89,7 +88,7 @@ def measure(name: str, seed: int, warmup: int, steps: int, threads: int) -> Slic
 def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
     """Step every environment once, then make one update."""
     usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
-    lanes = make_lanes(rung.lanes, rung.envs)
+    lanes = textbook.make_lanes(rung.lanes, rung.envs)
     learner = textbook.Learner(lanes.stack, lanes.num_actions, rung.no_grad)
     buffer = textbook.ListBuffer()
     window = Window(warmup, steps, rung.envs)
@@ -130,11 +129,11 @@ def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
 def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
     """Take PER_UPDATE transitions from the acting process, then make one update of PER_UPDATE times the batch."""
     usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
-    learner = textbook.Learner(*parallel.shape(rung), rung.no_grad)
+    learner = textbook.Learner(*textbook.shape(rung), rung.no_grad)
     buffer = textbook.ListBuffer()
-    window = Window(warmup, steps, parallel.PER_UPDATE)
+    window = Window(warmup, steps, textbook.PER_UPDATE)
     before = 0
-    with parallel.Player(rung, learner.net, seed, warmup) as player:
+    with textbook.Player(rung, learner.net, seed, warmup) as player:
         usage.add(player.pid)
         played = player.seconds()
         for turn in range(window.end):
@@ -143,12 +142,12 @@ def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
                 usage.restart()
                 before, played = learner.updates, player.seconds()
             with clock.part("waiting"):
-                transitions = [player.get() for _ in range(parallel.PER_UPDATE)]
+                transitions = [player.get() for _ in range(textbook.PER_UPDATE)]
             for transition in transitions:
                 buffer.append(transition)
             if turn >= window.warm:
                 with clock.part("sampling"):
-                    batch = textbook.tensors(buffer.sample(textbook.BATCH * parallel.PER_UPDATE, rng))
+                    batch = textbook.tensors(buffer.sample(textbook.BATCH * textbook.PER_UPDATE, rng))
                 with clock.part("learning"):
                     learner.learn(batch)
         split = clock.split()

@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import memory_size
 import numpy as np
 import pytest
 from ladder import ladder as ladder_script
-from memory_size import memory_size as memory_size_script
 from rich.console import Console
-from training_speed import ladder, ladder_report, memory_size, runs, solved
-from training_speed.lanes import VectorLanes, make_lanes
-from training_speed.progress import begin, numbers, run_command
+from training_speed import ladder
+from training_speed import runs as trainings
 from training_speed.rungs import RUNGS, Rung, chosen
-from training_speed.textbook import LazyFrames, ListBuffer, Transition, tensors
+from training_speed.runs import begin, numbers, run_command
+from training_speed.textbook import LazyFrames, ListBuffer, Transition, VectorLanes, make_lanes, tensors
 
 from sharpwave.bench.clock import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
@@ -75,17 +75,17 @@ def test_the_bound_is_passed_when_it_is_reached_first():
         episode(3000, 100, 16.0, 16.99),
         episode(4000, 101, 18.0, 17.0),
     ]
-    assert solved.crossings(played) == {
+    assert trainings.crossings(played) == {
         "alpha": {"frames": 2000, "minutes": 20.0},
         "mean100": {"frames": 4000, "minutes": 40.0},
     }
-    assert not solved.solved(played[:3]) and solved.solved(played)
+    assert not trainings.solved(played[:3]) and trainings.solved(played)
 
 
 def test_a_run_that_never_got_there_counts_as_never():
-    assert solved.spread([3.0, None, 1.0]) == {"median": 3.0, "low": 1.0, "high": None}
-    assert solved.spread([3.0, None]) is None
-    assert solved.spread([]) is None
+    assert trainings.spread([3.0, None, 1.0]) == {"median": 3.0, "low": 1.0, "high": None}
+    assert trainings.spread([3.0, None]) is None
+    assert trainings.spread([]) is None
 
 
 def one_slice(steps, seconds, learning, each):
@@ -132,7 +132,7 @@ def test_summaries_tell_the_last_episode_only(tmp_path):
     reached, limit = "the mean of 100 episodes reached 17", "the limit of 5 steps"
     runs = {"4": {**summary, "reason": reached}, "5": {**summary, "reason": limit}}
     path.write_text(json.dumps({**runs, "6": {**summary, "reason": reached, "recipe": "cartpole"}}))
-    first, second = solved.finished_runs(path)
+    first, second = trainings.finished_runs(path)
     assert first == {
         "seed": 4, "changes": {}, "bytes_per_step": 7.0, "alpha": None, "mean100": {"frames": 5, "minutes": 6.0},
         "curve": [],
@@ -140,12 +140,12 @@ def test_summaries_tell_the_last_episode_only(tmp_path):
     assert second["mean100"] is None
     told = {**first, "alpha": {"frames": 4, "minutes": 5.0}, "curve": [[3, -20.0], [5, 17.0]]}
     path.write_text(json.dumps({"4": {**summary, "reason": reached, "finished": told}}))
-    assert solved.finished_runs(path) == [told]
+    assert trainings.finished_runs(path) == [told]
     with pytest.raises(ValueError, match="holds no finished run of recipe pong-dqn"):
-        solved.finished_runs(tmp_path)
+        trainings.finished_runs(tmp_path)
     path.write_text("{}}")
     with pytest.raises(ValueError, match="neither a folder of runs nor summaries"):
-        solved.finished_runs(path)
+        trainings.finished_runs(path)
 
 
 def test_the_plain_buffer_keeps_the_newest_and_counts_shared_frames_once():
@@ -210,7 +210,7 @@ def test_a_rung_without_its_libraries_says_what_to_install(tmp_path):
     results = begin(tmp_path / "ladder.json", {"steps": 5, "warmup": 5, "threads": 1}, fresh=False)
     results["absent"] = {"sb3": "stable_baselines3 not installed: pip install 'sharpwave[bench]'"}
     console = Console(width=250, record=True, file=io.StringIO())
-    ladder_report.tables(results, [], console)
+    ladder.tables(results, [], console)
     assert "pip install 'sharpwave[bench]'" in console.export_text()
 
 
@@ -264,8 +264,8 @@ def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
 
 @pytest.mark.nightly
 def test_memory_sizes_are_trained_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "POLL_S", 0.1)
-    run_here(monkeypatch, memory_size_script, "--steps", 500, "--out", tmp_path, "--sizes", 300)
+    monkeypatch.setattr(trainings, "POLL_S", 0.1)
+    run_here(monkeypatch, memory_size.memory_size, "--steps", 500, "--out", tmp_path, "--sizes", 300)
     path = tmp_path / "memory-size.json"
     (run,) = json.loads(path.read_text())["runs"]
     assert run["size"] == 300 and run["steps"] == 504 and run["mean100"] is None
@@ -278,13 +278,13 @@ def test_memory_sizes_are_trained_once(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_run_ends_when_it_has_played_enough(tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, "POLL_S", 0.1)
+    monkeypatch.setattr(trainings, "POLL_S", 0.1)
     folder = tmp_path / "run"
     arguments = ["cartpole", "--steps", "10000000", "--report-every", "100"]
 
     def three(played):
         return len(played) >= 3
 
-    summary = runs.train(folder, arguments, enough=three)
+    summary = trainings.train(folder, arguments, enough=three)
     assert summary["reason"] == "interrupted by SIGINT" and summary["episodes"] >= 3
-    assert runs.train(folder, arguments, enough=three) == summary  # at once: it is done
+    assert trainings.train(folder, arguments, enough=three) == summary  # at once: it is done

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 DEFAULT_STRIDE, SHORT_STRIDE = 128, 64
 """Steps in a segment, and in one of a store on disk or of large steps. Sampling an item from disk reads its whole
 segment for a few frames of it. A lane's open segment of large steps takes half the memory; games' frames take at most
-15 % more, mostly 5 (``benchmarks/segments.py``)."""
+15 % more, mostly 5 (``benchmarks/codec_sizes.py --segments``)."""
 LARGE_STEP_BYTES = 4 << 10
 MIN_CHUNK_BYTES = 64 * 1024
 """Small segments fill a chunk but for part of one."""

@@ -1,4 +1,4 @@
-"""A training of CartPole whose memory is a cluster, while its actors and its learner die: for cluster_faults.py.
+"""A training of CartPole whose memory is a cluster, while its actors and its learner die: in ``cluster_faults.py``.
 
 The actors write by themselves, so there is no account of each step; but CartPole says what follows from an observation
 and an action, so that every transition can be computed again.
@@ -20,10 +20,11 @@ from typing import Any
 import gymnasium
 import numpy as np
 import psutil
-from cluster_group import STOPPED_S
-from cluster_homes import BACK_S, Served, anonymous_bytes, end
+import runner
 
 import sharpwave as sw
+from faults.group import STOPPED_S
+from faults.homes import BACK_S, Served, end
 from sharpwave.training.folder import checkpoints
 
 SHARDS, ENVS, STEPS_ON = 2, 4, 300
@@ -182,12 +183,12 @@ class TrainingGroup:
                     found.append(f"probabilities are not 1/{mass}, of {count} items")
                 stats = self.cluster.stats()["shards"]
                 processes = zip(self.home.processes(), stats, strict=True)
-                beyond = [anonymous_bytes(one) - held["total_bytes"] for one, held in processes]
+                beyond = [runner.memory(one) - held["total_bytes"] for one, held in processes]
             memory = {
-                "learner of a training": float(anonymous_bytes(self.learner.pid)),
+                "learner of a training": float(runner.memory(self.learner.pid)),
                 "shard": float(np.mean(beyond)),
             }
-            memory["actor of a training"] = float(np.mean([anonymous_bytes(one.pid) for one in self.actors()]))
+            memory["actor of a training"] = float(np.mean([runner.memory(one.pid) for one in self.actors()]))
         except Exception as error:
             return [*found, f"checks: {type(error).__name__}: {error}"], {}
         return found, memory

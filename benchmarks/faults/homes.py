@@ -1,4 +1,4 @@
-"""Who runs the shards that cluster_faults.py harms: this process, one that can be killed, or ``sharpwave serve``."""
+"""Homes of the harmed shards: this process, one that can be killed, ``sharpwave serve``, or a simulated Ray."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from cluster_account import SPEC
+import psutil
 
 import sharpwave as sw
+from faults.account import SPEC
 from sharpwave.serve.addresses import Address, Security, connect
 from sharpwave.serve.link import Link
 from sharpwave.serve.requests import Request
@@ -26,6 +28,7 @@ BACK_S = 120.0
 CAPACITY = 4_000_000
 """More than rounds write: what is gone was lost, not evicted."""
 HERE = Path(__file__).parent
+NODES = 3
 
 
 class Home:
@@ -181,7 +184,7 @@ class Driven(Started):
         ]
 
     def command(self) -> list[str]:
-        program = str(HERE / "cluster_account.py")
+        program = str(HERE / "account.py")
         return [sys.executable, program, "driver", str(self.folder), str(self._shards), str(CAPACITY)]
 
     def start(self) -> str:
@@ -199,6 +202,54 @@ def serve(listen: str, settings: Mapping[str, Any]) -> list[str]:
     return [sys.executable, "-m", "sharpwave.cli", "serve", "--listen", listen, *given]
 
 
+class OnRay(Home):
+    """Shards that Ray has placed, one on each node."""
+
+    def __init__(self, folder: Path, **given: Any) -> None:
+        sys.path.insert(0, str(Path(__file__).parents[2]))
+        import pytest
+
+        from tests.serve.on_ray import NODE, simulated
+
+        self._node, self._undo = NODE, ExitStack()
+        patch = self._undo.enter_context(pytest.MonkeyPatch.context())
+        _, self._nodes = self._undo.enter_context(simulated(NODES, patch))
+        self.folder = folder / "disk"
+        options: dict[str, Any] = {"disk": self.folder, "segment_steps": 8, "address": "ray", **given}
+        self.cluster = sw.Cluster(SPEC, shards=NODES, capacity=CAPACITY, **options)
+        self._shards: Any = self.cluster._processes
+
+    def address(self, shard: int) -> Address:
+        try:
+            where: Address = self._shards.moved(shard)()
+            return where
+        except LookupError as error:
+            raise ConnectionError(str(error)) from error
+
+    def lose_node(self, shard: int, with_disk: bool) -> float:
+        """Kill a node and what it has of a shard; return the seconds until the shard answered from another.
+
+        The first node, with Ray's directory, stays: then only the shard is killed, as Ray cannot outlive it.
+        """
+        before = self.process(shard)
+        raylet = psutil.Process(before).ppid()
+        os.kill(before, signal.SIGSTOP)  # it writes nothing meanwhile, and refuses nothing either
+        if with_disk:
+            shutil.rmtree(self.folder / f"shard-{shard}")
+        for node in list(self._nodes.worker_nodes):
+            if node.all_processes["raylet"][0].process.pid == raylet:
+                self._nodes.remove_node(node, allow_graceful=False)
+        end(before)
+        took = self.back(shard, before)
+        while len(self._nodes.worker_nodes) < NODES - 1:
+            self._nodes.add_node(**self._node)
+        return took
+
+    def close(self) -> None:
+        super().close()
+        self._undo.close()
+
+
 def end(process: int) -> None:
     """Kill a process, if it is there."""
     with contextlib.suppress(ProcessLookupError):
@@ -208,12 +259,3 @@ def end(process: int) -> None:
 def state(process: int, thread: str) -> str:
     """Return a thread's state as Linux calls it; "T": it is stopped."""
     return Path(f"/proc/{process}/task/{thread}/stat").read_text().rpartition(")")[2].split()[0]
-
-
-def anonymous_bytes(process: int) -> int:
-    """Return the private memory of another process; 0: it has ended."""
-    try:
-        status = Path(f"/proc/{process}/status").read_text()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) << 10 for line in status.splitlines() if line.startswith("RssAnon")), 0)

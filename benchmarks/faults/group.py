@@ -1,10 +1,13 @@
-"""Writers and a learner of a cluster that is being harmed, and what is checked of them: for cluster_faults.py."""
+"""Writers and a learner of a cluster that is being harmed, the relays between them, and what is checked."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,17 +17,141 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_account import LANES, PATIENCE_S, Account, audit, wrong
-from cluster_homes import Home, anonymous_bytes
-from cluster_relay import Relay
+from runner import memory
 
 import sharpwave as sw
+from faults.account import LANES, PATIENCE_S, Account, audit, wrong
+from faults.homes import Home
 from sharpwave.bench.worker import private_bytes
+from sharpwave.serve.addresses import UNIX, Address
+from sharpwave.serve.wire import HEADER
 
 HERE = Path(__file__).parent
 STOPPED_S = 1.0
+CHUNK_BYTES = 1 << 12
+HOLD_S = 0.05
+"""How long a reply is held back for the one after it to overtake it."""
 LOST = (ConnectionError, OSError, sw.EmptyError)
 """What calls may raise while something is away."""
+
+
+class Relay:
+    """A relay that listens at a unix socket.
+
+    Args:
+        behind: says where the shard is.
+
+    Attributes:
+        loses: share of replies that are lost, each with its connection. ``swaps``: of those that come after the next
+            one. ``repeats``: of those that come twice. ``delay_s``: before each reply. ``bytes_s``: how fast it is, in
+            both directions; 0: without limit.
+    """
+
+    def __init__(self, path: Path, behind: Callable[[], Address], seed: int) -> None:
+        self.address, self._behind, self._random = f"unix:{path}", behind, random.Random(seed)
+        self.loses = self.swaps = self.repeats = self.delay_s = self.bytes_s = 0.0
+        self._open: list[socket.socket] = []
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.bind(str(path))
+        self._socket.listen(16)
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def heal(self) -> None:
+        """Pass on everything, as it comes."""
+        self.loses = self.swaps = self.repeats = self.delay_s = self.bytes_s = 0.0
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ours, _ = self._socket.accept()
+                try:
+                    theirs = _connected(self._behind())
+                except OSError:
+                    ours.close()
+                    continue
+                self._open = [one for one in self._open if one.fileno() >= 0] + [ours, theirs]
+                for work, ends in ((self._requests, (ours, theirs)), (self._replies, (theirs, ours))):
+                    threading.Thread(target=self._until_closed, args=(work, ends), daemon=True).start()
+
+    def _until_closed(
+        self, work: Callable[[socket.socket, socket.socket], None], ends: tuple[socket.socket, socket.socket]
+    ) -> None:
+        with contextlib.suppress(OSError):
+            work(*ends)
+        for one in ends:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def _requests(self, source: socket.socket, target: socket.socket) -> None:
+        while data := source.recv(CHUNK_BYTES):
+            self._passed(target, data)
+
+    def _replies(self, source: socket.socket, target: socket.socket) -> None:
+        held = b""
+        while True:
+            alone = held and not select.select([source], [], [], HOLD_S)[0]
+            reply = b"" if alone else _frame(source)
+            if (not reply and not alone) or self._random.random() < self.loses:
+                return
+            if self.delay_s:
+                time.sleep(self.delay_s)
+            if reply and not held and self._random.random() < self.swaps:
+                held = reply
+                continue
+            for one in (reply, held):
+                self._passed(target, one)
+            if self._random.random() < self.repeats:
+                self._passed(target, reply)
+            held = b""
+
+    def _passed(self, target: socket.socket, data: bytes) -> None:
+        for begin in range(0, len(data), CHUNK_BYTES):
+            chunk = data[begin : begin + CHUNK_BYTES]
+            if self.bytes_s:
+                time.sleep(len(chunk) / self.bytes_s)
+            target.sendall(chunk)
+
+    def cut(self) -> None:
+        """End the connections that there are."""
+        for one in self._open:
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop listening, and cut."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+        self.cut()
+        for one in self._open:
+            one.close()
+
+
+def _connected(address: Address) -> socket.socket:
+    if address.kind != UNIX:
+        return socket.create_connection((address.host, address.port))
+    made = socket.socket(socket.AF_UNIX)
+    made.connect(address.path)
+    return made
+
+
+def _frame(source: socket.socket) -> bytes:
+    """Receive a whole frame; nothing: the connection has ended."""
+    header = _exactly(source, HEADER.size)
+    if not header:
+        return b""
+    _, _, _, _, head, body, _ = HEADER.unpack(header)
+    return header + _exactly(source, head + body)
+
+
+def _exactly(source: socket.socket, nbytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < nbytes:
+        some = source.recv(nbytes - len(data))
+        if not some:
+            return b""
+        data += some
+    return bytes(data)
 
 
 class Group:
@@ -120,7 +247,7 @@ class Group:
 
     def doomed(self, *arguments: str, stops: bool = False) -> list[str]:
         """Run another writer or learner, stop it for a while if it ``stops``, and kill it; return what it said."""
-        command = [sys.executable, str(HERE / "cluster_account.py"), *arguments]
+        command = [sys.executable, str(HERE / "account.py"), *arguments]
         lines: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
@@ -160,15 +287,15 @@ class Group:
             found.append(f"the learner sampled {self.wrong} transitions that never happened")
         try:
             found += self._probabilities()
-            memory = self._memory()
+            held = self._memory()
         except Exception as error:
             found.append(f"checks: {type(error).__name__}: {error}")
-            memory = {}
+            held = {}
         self.wrong, self.errors = 0, []
         for one in self.accounts:
             one.errors.clear()
         self.go_on()
-        return found, memory
+        return found, held
 
     def _probabilities(self) -> list[str]:
         """Check the draws of rested shards: one over the items, and by the priorities just set over the masses."""
@@ -206,7 +333,7 @@ class Group:
         """Return private bytes: of this process, with learner and writers; of a shard, beyond what its store counts."""
         stats = self.cluster.stats()["shards"]
         counted = [one["total_bytes"] + one.get("replica", {"total_bytes": 0})["total_bytes"] for one in stats]
-        beyond = [anonymous_bytes(one) - held for one, held in zip(self.home.processes(), counted, strict=True)]
+        beyond = [memory(one) - held for one, held in zip(self.home.processes(), counted, strict=True)]
         return {"learner and writers": float(private_bytes()), "shard": float(np.mean(beyond))}
 
     def end(self) -> tuple[int, list[str]]:

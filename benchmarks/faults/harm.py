@@ -10,13 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_account import Account, audit, wrong
-from cluster_group import STOPPED_S, Group
-from cluster_homes import BACK_S, Driven, Here, Served, Started
-from cluster_ray import OnRay
-from cluster_training import TrainingGroup
 
 import sharpwave as sw
+from faults.account import Account, audit, wrong
+from faults.group import STOPPED_S, Group
+from faults.homes import BACK_S, Driven, Here, OnRay, Served, Started
+from faults.training import TrainingGroup
 
 SHARDS = 2
 Fault = Callable[[Any, int], float]
