@@ -29,8 +29,8 @@ from training_speed.runs import ended, episodes
 
 from sharpwave.bench.scoring import interquartile_mean
 from sharpwave.bench.scoring import interval as iqm_interval
-from sharpwave.training.config import recipe_of
 from sharpwave.training.evaluation import evaluate
+from sharpwave.training.folder import recipe_of
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 
 RESAMPLES = 10_000
