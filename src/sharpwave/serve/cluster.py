@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
+from sharpwave.arguments import is_integer
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.boundaries import NOTICED
 from sharpwave.serve.addresses import Address, Security
@@ -21,6 +22,7 @@ from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.forks import temporary_folder
 from sharpwave.serve.link import Link
 from sharpwave.serve.local_shards import LocalShards, Plan
+from sharpwave.serve.manifest import Manifest
 from sharpwave.serve.members import Members
 from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.requests import Request
@@ -228,6 +230,7 @@ class Cluster(ClusterWriters, ClusterViews):
         cls,
         path: str | os.PathLike[str],
         *,
+        shards: int | None = None,
         disk: str | os.PathLike[str] | None = None,
         capacity: int | None = None,
         ram: int | str | None = None,
@@ -235,14 +238,17 @@ class Cluster(ClusterWriters, ClusterViews):
         secret: str | bytes | None = None,
         seed: int = 0,
     ) -> Self:
-        """Open a checkpoint of a cluster, or the folder of one on disk, in as many shards on this machine as it had.
+        """Open a checkpoint of a cluster, or the folder of one on disk, on this machine.
 
         Writers of the cluster that is opened go on with their lanes if they are made with the same ``name``.
 
         Args:
+            shards: number of shards; default: as before. A checkpoint opens in fewer: each shard merges several, with
+                all their steps, and with the priorities, uses and counts of views.
             disk: a new or empty folder for the shards of a checkpoint of a cluster on disk; or one in which that was
                 not finished, which begins anew.
-            capacity, ram, disk_limit: of all shards together; default: as before.
+            capacity, ram, disk_limit: of all shards together; default: as before. Where shards are merged, each gets
+                the limits of as many as the largest merge.
 
         Raises:
             FileNotFoundError: the folder holds no cluster.  DamagedError: ``cluster.json`` is damaged.
@@ -250,13 +256,17 @@ class Cluster(ClusterWriters, ClusterViews):
             ValueError, FileExistsError, ShardFailedError.
         """
         with opening(path, disk) as (found, folder, begins_from):
+            count = _checked_shards(shards, found, path, begins_from)
+            limits = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
+            parts = found.parts if capacity is ram is disk_limit is None else 0
+            if count < found.shards:
+                limits, parts = found.merged_limits(count) | _given(limits), 0
             made = cls.__new__(cls)
             made._begin(found.spec, Security.of(secret), seed)
             try:
                 plan = Plan(
-                    found.shards, made._sockets(), capacity, ram, disk_limit, folder, security=made.security,
-                    begins_from=begins_from, opens=True, replicas=found.replicas, new=found.new,
-                    parts=found.parts if capacity is ram is disk_limit is None else 0,
+                    count, made._sockets(), **limits, disk=folder, security=made.security, begins_from=begins_from,
+                    merges=found.shards, opens=True, replicas=found.replicas, new=found.new, parts=parts,
                 )  # fmt: skip
                 made._start(plan, found.draining)
                 assert made._fleet is not None
@@ -307,6 +317,27 @@ class Cluster(ClusterWriters, ClusterViews):
         if not self.directory:
             there = 'sharpwave.Cluster.of(spec, [one[0] for one in cluster.where()["shards"]])'
         raise not_to_be_copied(self, f"connect to its shards with {there}")
+
+
+def _checked_shards(shards: int | None, found: Manifest, path: Any, begins_from: Path | None) -> int:
+    """Return in how many shards a folder is opened.  Raises: ValueError."""
+    if shards is None or shards == found.shards:
+        return found.shards
+    if not is_integer(shards) or not 1 <= shards < found.shards:
+        raise ValueError(
+            f"open: shards={shards!r}, expected an integer from 1 to {found.shards}, as many as {os.fspath(path)!r} "
+            "has; resize() adds shards to a cluster that runs"
+        )
+    if begins_from is None:
+        raise ValueError(
+            f"open: shards={shards}, but {os.fspath(path)!r} is the folder of a cluster of {found.shards} shards, "
+            "expected a checkpoint: open the folder, write one with checkpoint(), and open that"
+        )
+    return int(shards)
+
+
+def _given(limits: dict[str, Any]) -> dict[str, Any]:
+    return {name: limit for name, limit in limits.items() if limit is not None}
 
 
 def connect(

@@ -49,7 +49,8 @@ class Plan:
             Paths become absolute: a shard that is started again is to find them from wherever this process is then.
         options: further arguments of ``Store``: ``codec``, ``on_full``, ``segment_steps``, ``seed``.
         listen: where they listen besides: shard k at ``port + 1 + k``, or any free port where it is 0.
-        begins_from: folder of a checkpoint, with a folder of each shard.
+        begins_from: folder of a checkpoint, with a folder of each shard; ``merges``: how many: a shard takes every
+            ``shards``-th from its own on.
         opens: their stores are there already: ``None`` leaves a limit as it was.
         replicas: of each shard, kept by its neighbour: 0 or 1.
         new: limits and options of a store that has to be made where others are opened.
@@ -66,6 +67,7 @@ class Plan:
     listen: Address | None = None
     security: Security = field(default_factory=Security)
     begins_from: Path | None = None
+    merges: int = 0
     opens: bool = False
     replicas: int = 0
     new: Mapping[str, Any] = field(default_factory=dict)
@@ -178,7 +180,9 @@ class Plan:
             limits,
             self.disk is not None,
             {**self.options, "seed": int(self.options.get("seed", self.new.get("seed", 0))) + number},
-            None if self.begins_from is None else str(self.begins_from / f"shard-{number}"),
+            []
+            if self.begins_from is None
+            else [str(self.begins_from / f"shard-{one}") for one in range(number, self.merges, self.shards)],
             self.security.secret.hex(),
             self.security.certificate,
             self.security.key,
@@ -219,7 +223,7 @@ class _Seat(Supervised):
             why = said.get("failed", late if time.monotonic() - begun > READY_S else died)
             raise ShardFailedError(f"shard {self.settings.number}: {why}")
         self.settings = replace(  # the ports that it got
-            self.settings, addresses=said["addresses"], begins_from=None
+            self.settings, addresses=said["addresses"], begins_from=[]
         )
         return self.settings.addresses
 

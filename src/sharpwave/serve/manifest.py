@@ -119,6 +119,13 @@ class Manifest:
         if self.checkpoint and not self.cut:
             raise FileNotFoundError(f"{folder}: the first checkpoint there was not finished; write it again")
 
+    def merged_limits(self, shards: int) -> dict[str, Any]:
+        """Return limits of all shards together where so many merge these: each gets those of as many as one merges."""
+        most = -(-self.shards // shards)
+        limits = {name: self.new.get(name) for name in ("capacity", "ram", "disk_limit")}
+        stores = {"capacity": shards, "ram": shards * (1 + self.replicas), "disk_limit": shards * (1 + self.replicas)}
+        return {name: None if one is None else one * most * stores[name] for name, one in limits.items()}
+
 
 def _checksum(said: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(said, sort_keys=True).encode())

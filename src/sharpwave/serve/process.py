@@ -28,7 +28,8 @@ from sharpwave.serve.intake import LEASES
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.log_lines import LOG, failure, unhurried
 from sharpwave.serve.manifest import write_whole
-from sharpwave.serve.replicas import Keeper, Neighbour
+from sharpwave.serve.merging import merge
+from sharpwave.serve.replicas import Keeper, Neighbour, read_leases
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from sharpwave.spec import Spec
@@ -37,6 +38,8 @@ from sharpwave.store import Store
 STORE = "store"
 """Folder of the store, in the shard's."""
 MANIFEST = "store.json"
+SCRATCH = "merging"
+"""Folder of the checkpoints that a shard merges, until it has."""
 FREE_S = 5.0
 """How long a folder or an address may be in use by a shard that is ending."""
 IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
@@ -52,7 +55,8 @@ class ShardSettings:
     Attributes:
         number: of the shard. ``addresses``: where it listens. ``folder``: its own, with its store where ``on_disk``.
         spec: ``Spec.description()``. ``limits``: ``capacity``, ``ram`` and ``disk_limit`` of this shard.
-        options: further arguments of ``Store``. ``begins_from``: folder of a checkpoint whose contents it begins with.
+        options: further arguments of ``Store``. ``begins_from``: folders of the checkpoints whose content it begins
+            with: of one shard, or of several that it merges.
         secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
         keeps: number of the shard whose replica this one keeps. ``kept_by``: where that one listens that keeps its own.
         new: ``limits`` and ``options`` for a store that is made because there is none, where those are ``None``.
@@ -65,7 +69,7 @@ class ShardSettings:
     limits: dict[str, int | None]
     on_disk: bool
     options: dict[str, Any] = field(default_factory=dict)
-    begins_from: str | None = None
+    begins_from: list[str] = field(default_factory=list)
     secret: str = ""
     certificate: str | None = None
     key: str | None = None
@@ -75,7 +79,7 @@ class ShardSettings:
 
 
 def opened(settings: ShardSettings) -> Store:
-    """Return the shard's store: the one in its folder, or of the checkpoint that it begins with, or a new one.
+    """Return the shard's store: the one in its folder, or of the checkpoints that it begins with, or a new one.
 
     Its writers go on, so episodes are not ended.
 
@@ -87,12 +91,19 @@ def opened(settings: ShardSettings) -> Store:
     limits: dict[str, Any] = dict(settings.limits)
     if disk is not None and (disk / MANIFEST).exists():
         return Store.open(disk, writers_go_on=True, **limits)
-    if settings.begins_from is not None:
-        leases = Path(f"{settings.begins_from}-{LEASES}")
-        if leases.exists():
-            write_whole(folder / LEASES, leases.read_text())
-        return Store.open(settings.begins_from, disk=disk, writers_go_on=True, **limits)
-    return made(settings, disk)
+    if not settings.begins_from:
+        return made(settings, disk)
+    checkpoints = [Path(one) for one in settings.begins_from]
+    leases = [read_leases(one.with_name(f"{one.name}-{LEASES}")) for one in checkpoints]
+    if len(checkpoints) == 1:
+        store = Store.open(checkpoints[0], disk=disk, writers_go_on=True, **limits)
+        merged = leases[0]
+    else:
+        store = made(settings, disk)
+        merged = merge(store, checkpoints, leases, None if disk is None else folder / SCRATCH)
+        shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+    write_whole(folder / LEASES, json.dumps(merged))
+    return store
 
 
 def made(settings: ShardSettings, disk: Path | None) -> Store:
@@ -116,7 +127,7 @@ def replica(settings: ShardSettings) -> Keeper | None:
 
 def delete_shard(folder: Path) -> None:
     """Delete a shard's store, replicas and writers' lanes; what else is in its folder stays."""
-    for one in (folder / STORE, *folder.glob("replica-of-*")):
+    for one in (folder / STORE, folder / SCRATCH, *folder.glob("replica-of-*")):
         if one.is_dir():
             shutil.rmtree(one, ignore_errors=True)
         else:

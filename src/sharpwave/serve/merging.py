@@ -1,0 +1,138 @@
+"""Merge of shards: one new store with the steps, writers' lanes and views of several checkpoints.
+
+A cluster that is opened with fewer shards merges theirs. The merged store keeps every step, each lane in order. A shard's
+lanes follow those of the shards before it.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.format.segment import parse, readdressed
+from sharpwave.log.sealed_after import Copy, sealed_after
+from sharpwave.store import Store
+from sharpwave.views.keeping import state_of
+from sharpwave.views.saved_view import SavedView
+
+PART_BYTES = 4 << 20
+"""Bytes of segments that are copied at a time."""
+Leases = dict[str, tuple[int, int]]
+Ints = npt.NDArray[np.int64]
+Segment = tuple[int, int, int, Copy]
+"""Lane, first step and slot of a segment, and its content."""
+
+
+def merge(store: Store, sources: Sequence[Path], leases: Sequence[Leases], scratch: Path | None) -> Leases:
+    """Fill an empty store with the content of several checkpoints; return the lanes of their writers in it.
+
+    Segments are interleaved by their share of each checkpoint: a full store evicts every shard's oldest first.
+
+    Args:
+        leases: of each checkpoint, by writer. ``scratch``: folder in which checkpoints of stores on disk are opened.
+
+    Raises: what ``Store.open`` and ``Store.add_segment`` do.
+    """
+    merged: Leases = {}
+    slots: list[dict[int, int]] = [{} for _ in sources]  # of each checkpoint: the merged store's, by its own
+    first_lanes: list[int] = []
+    lanes = 0
+    with ExitStack() as stack:
+        opened: list[Store] = []
+        for k, (source, own) in enumerate(zip(sources, leases, strict=True)):
+            disk = None if scratch is None else scratch / str(k)
+            opened.append(stack.enter_context(Store.open(source, disk=disk, writers_go_on=True)))
+            merged |= {name: (first + lanes, count) for name, (first, count) in own.items() if name not in merged}
+            first_lanes.append(lanes)
+            lanes += max([opened[-1].lanes, *(first + count for first, count in own.values())])
+        order = heapq.merge(*(_shares(k, one) for k, one in enumerate(opened)), key=lambda item: item[:2])
+        for _, k, (lane, first_step, slot, copy) in order:
+            lane += first_lanes[k]
+            store.add_segment(readdressed(copy.packed, lane, first_step), copy.dictionaries)
+            slots[k][slot] = int(store._log.index.previous[store._log.opened.slots[lane]])
+        _carry(store, opened, slots)
+    return merged
+
+
+def _shares(number: int, store: Store) -> Iterator[tuple[float, int, Segment]]:
+    """Yield a store's segments, oldest first, each with the share of them that precedes it, and the store's number."""
+    index = store._log.index
+    held = store._log.admission.retention.order()["slots"]
+    places = {(int(index.lane[slot]), int(index.first_step[slot])): int(slot) for slot in held}
+    had, came = np.zeros(store.lanes, np.int64), 0
+    while part := sealed_after(store._log, had, PART_BYTES):
+        for copy in part:
+            header = parse(copy.packed, store.spec)
+            had[header.lane] = header.first_step + header.steps
+            place = places[header.lane, header.first_step]
+            yield came / len(held), number, (header.lane, header.first_step, place, copy)
+            came += 1
+
+
+def _carry(store: Store, sources: Sequence[Store], slots: Sequence[dict[int, int]]) -> None:
+    """Give a merged store what its sources know beside their steps: annotations, counts, and the state of each view."""
+    log = store._log
+    states: dict[str, list[tuple[int, dict[str, Any]]]] = {}
+    for k, source in enumerate(sources):
+        store.annotate(None, {**source.annotations(), **store.annotations()})
+        evicted = source._log.inventory.evicted_steps
+        log.inventory.evicted_steps += evicted
+        log.inventory.total_steps += evicted
+        log.inventory.evicted_segments += source._log.inventory.evicted_segments
+        for state in source._views.states().values():
+            states.setdefault(state["name"], []).append((k, state))
+    saved: dict[str, dict[str, Any]] = {}
+    for number, (name, several) in enumerate(states.items()):
+        alike = [(k, one) for k, one in several if _settings(one) == _settings(several[0][1])]
+        merged = _merged(store, alike, slots)
+        store._views.restore(number, merged)
+        saved[name] = state_of(SavedView.from_state(merged, log), log)
+    if store._views.keeping is not None:  # a crash before a learner asks for the views costs no priorities
+        store._views.keeping.write(saved.items())
+
+
+def _settings(state: dict[str, Any]) -> list[Any]:
+    return [state[name] for name in ("settings", "sampler", "max_times_sampled")]
+
+
+def _merged(store: Store, states: list[tuple[int, dict[str, Any]]], slots: Sequence[dict[int, int]]) -> dict[str, Any]:
+    """Return one view's state over the merged store, of its states over the checkpoints: items move with their slots.
+
+    Counts are summed, so a rate limiter goes on where it was. The random state is the first one's.
+    """
+    index, stride = store._log.index, store._log.stride
+    generation = np.full(index.highest, -1, np.int64)
+    leaves: dict[str, npt.NDArray[Any]] = {}  # an entry for each item
+    queues: list[tuple[float, int]] = []
+    for k, state in states:
+        there = np.array([slot for slot in slots[k] if slot < len(state["generation"])], np.int64)
+        there = there[state["generation"][there] >= 0]
+        now = np.array([slots[k][slot] for slot in there.tolist()], np.int64)
+        generation[now] = index.generation[now]
+        remembered = state["remembered"]
+        for name, values in (("values", remembered.get("values")), ("uses", state["uses"])):
+            if values is not None:
+                whole = np.zeros((max([index.highest, -(-len(values) // stride)]), stride), values.dtype)
+                whole.reshape(-1)[: len(values)] = values
+                target = leaves.setdefault(name, np.zeros((index.highest, stride), values.dtype))
+                target[now] = whole[there]
+        if "order" in remembered:
+            moved = [slots[k].get(slot, -1) for slot in (remembered["order"] // stride).tolist()]
+            items = np.array(moved, np.int64) * stride + remembered["order"] % stride
+            queues += [(at / len(items), item) for at, item in enumerate(items.tolist()) if item >= 0]
+    first = states[0][1]
+    remembered = dict(first["remembered"])
+    if "values" in leaves:
+        largest = max(state["remembered"]["max_priority"] for _, state in states)
+        remembered |= {"values": leaves["values"].reshape(-1), "max_priority": largest}
+    if "order" in remembered:
+        remembered["order"] = np.array([item for _, item in sorted(queues)], np.int64)
+    counts = {name: sum(state[name] for _, state in states) for name in ("samples", "inserts")}
+    uses = None if first["uses"] is None else leaves["uses"].reshape(-1)
+    return {**first, **counts, "remembered": remembered, "uses": uses, "ahead": [], "generation": generation}
