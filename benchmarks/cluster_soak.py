@@ -33,9 +33,8 @@ from faults.homes import BACK_S, Home, end
 import sharpwave as sw
 from sharpwave.bench.worker import private_bytes
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link
-from sharpwave.serve.remote_writer import RemoteWriter
+from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 
 SHARDS, LANES, EPISODE, STACK, SIDE = 2, 4, 200, 4, 84
 SPEC = sw.Spec(obs=sw.Field((SIDE, SIDE), "uint8", stack=STACK), action=sw.Field((), "int64"))

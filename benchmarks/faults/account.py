@@ -16,9 +16,8 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link
-from sharpwave.serve.remote_writer import RemoteWriter
+from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 
 SPEC = sw.Spec(obs=sw.Field((6, 5), "uint8", stack=3), action=sw.Field((), "int64"))
 LANES, EPISODE = 2, 25

@@ -21,7 +21,7 @@ import sharpwave as sw
 from faults.account import SPEC
 from sharpwave.serve.addresses import Address, Security, connect
 from sharpwave.serve.link import Link
-from sharpwave.serve.requests import Request
+from sharpwave.serve.wire import Request
 
 BACK_S = 120.0
 """How long what was killed may take to answer again."""

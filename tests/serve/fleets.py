@@ -1,4 +1,4 @@
-"""Fleets of shards in threads, drained when a test says so, and the plain log of what was written to them."""
+"""Fleets of shards in threads, and the plain log of what was written to them."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
-from sharpwave.serve.addresses import Address, Security, machine
-from sharpwave.serve.fleet import Fleet
-from sharpwave.serve.link import Link
+from sharpwave.serve.addresses import Security, machine
 from sharpwave.serve.local_shards import Plan
-from sharpwave.serve.members import Members
+from sharpwave.serve.members import Fleet, Members
 from tests.serve.serving import SPEC, Served, served
 
 EPISODE = 10
@@ -25,21 +22,29 @@ CAPACITY = 600
 
 
 class Started:
-    """Shards in threads, as a fleet's processes."""
+    """Shards in threads, as a fleet's processes.
+
+    Attributes:
+        gone: how many of the last shards the fleet no longer has, as where a service was started anew with fewer.
+    """
 
     def __init__(self, there: Served) -> None:
-        self.there, self.removed, self.left = there, 0, False
+        self.there, self.gone, self.left = there, 0, False
 
     @property
     def count(self) -> int:
-        return len(self.there.servers) - self.removed
+        return len(self.there.servers) - self.gone
 
     def where(self) -> dict[str, Any]:
         addresses = [[str(one.address)] for one in self.there.servers[: self.count]]
         return {"shards": addresses, "machine": machine()}
 
-    def remove(self) -> None:
-        self.removed += 1
+    def moved(self, number: int) -> None:
+        """Return ``None``: shards stay where they are."""
+
+    def lose(self) -> None:
+        """End the last shard."""
+        self.gone += 1
         self.there.servers[self.count].close()
 
     def leave(self) -> None:
@@ -50,23 +55,13 @@ class Started:
 
 
 @contextmanager
-def fleet_of(shards: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Served, Fleet]]:
-    """Shards with a fleet, whose drain goes on when the test says so."""
-    monkeypatch.setattr("sharpwave.serve.intake.AWAY_S", 0.0)
-    monkeypatch.setattr("sharpwave.serve.fleet.LOOK_S", 1e6)
-    monkeypatch.setattr("sharpwave.serve.lease.HEAR_S", 0.0)
+def fleet_of(shards: int, folder: Path) -> Iterator[tuple[Served, Fleet, Started]]:
+    """Shards with a fleet."""
     with served(shards, folder, capacity=CAPACITY) as there:
         processes: Any = Started(there)
-
-        def link(number: int) -> Link:
-            return Link(Address.parse(processes.where()["shards"][number][0]), Security())
-
-        fleet = Fleet(SPEC, Plan(shards, folder, CAPACITY * shards), processes, link)
+        fleet = Fleet(SPEC, Plan(shards, folder, CAPACITY * shards), processes)
         there.cluster._members = Members(Security(), fleet=fleet)
-        yield there, fleet
-        fleet._closing.set()
-        for one in fleet._links.values():
-            one.close()
+        yield there, fleet, processes
 
 
 def write(writer: SegmentWriter, log: list[tuple[int, int]], begin: int, steps: int, lanes: int, of: int) -> None:

@@ -16,13 +16,13 @@ import pytest
 import sharpwave as sw
 from sharpwave.format.segment import readdressed
 from sharpwave.serve import budget as budget_module
-from sharpwave.serve import client as client_module
 from sharpwave.serve import intake as intake_module
+from sharpwave.serve import server as client_module
 from sharpwave.serve import shard_views, wire
 from sharpwave.serve.addresses import Security, connect
 from sharpwave.serve.budget import Budget
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.requests import Request
+from sharpwave.serve.wire import Request
 from tests.serve.serving import SPEC, Kind, Served, fill, play, sealed, served
 
 

@@ -13,9 +13,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.remote_writer import RemoteWriter
+from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from tests.serve.serving import SPEC, play, served
 
 

@@ -20,8 +20,7 @@ from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.serve import cut_batches
 from sharpwave.serve.cut_batches import Dictionaries
 from sharpwave.serve.link import Link
-from sharpwave.serve.requests import Request
-from sharpwave.serve.wire import Frame, WireError
+from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.views import filling
 from tests.serve.serving import served
 from tests.support.examples import examples

@@ -12,7 +12,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,10 +22,9 @@ import sharpwave as sw
 from sharpwave.disk.ownership import MARK
 from sharpwave.errors import ShardFailedError
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.cuts import cut
+from sharpwave.serve.cluster_folder import Manifest, cut, write_whole
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.local_shards import LocalShards
-from sharpwave.serve.manifest import Manifest, write_whole
 from sharpwave.serve.process import ShardSettings
 from sharpwave.serve.service import Service
 from tests.serve.serving import SPEC, play, served
@@ -296,7 +297,7 @@ def test_what_is_in_a_folders_way_or_fills_its_disk_is_named(tmp_path: Path, mon
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: '.*cluster\.json'"):
-        patch.setattr("sharpwave.serve.manifest.os.fsync", full)
+        patch.setattr("sharpwave.serve.cluster_folder.os.fsync", full)
         write_whole(tmp_path / "cluster.json", "{}")
     assert os.listdir(tmp_path) == ["file"]
 
@@ -316,39 +317,6 @@ def test_shards_that_a_resize_added_before_it_failed_are_there_when_the_folder_i
         assert len(cluster) == held
     with sw.Cluster.open(folder) as cluster:
         assert len(cluster.links) == 3 and len(cluster) == held
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("by", "partly"), [("cluster", True), ("service", False)])
-def test_a_shard_that_was_being_removed_when_its_owner_was_killed_does_not_come_back(
-    tmp_path: Path, by: str, partly: bool
-) -> None:
-    folder = tmp_path / "disk"
-    with sw.Cluster(SPEC, shards=2, capacity=10_000, disk=folder) as cluster:
-        write(cluster)
-        held = cluster.stats()["shards"][0]["steps"]
-    program = (
-        "import sys, sharpwave as sw; cluster = sw.Cluster.open(sys.argv[1]); "
-        "cluster.resize(shards=1, drain=False); sys.stdin.read()"
-    )
-    with subprocess.Popen([sys.executable, "-c", program, str(folder)], stdin=subprocess.PIPE) as owner:
-        while Manifest.read(folder).shards == 2:  # then it waits for the shard to end, to delete its store
-            assert owner.poll() is None
-            time.sleep(0.001)
-        owner.kill()
-    left = folder / "shard-1" / "store"
-    if partly:
-        (left / "store.json").unlink(missing_ok=True)
-    with contextlib.ExitStack() as stack:
-        if by == "cluster":
-            cluster = stack.enter_context(sw.Cluster.open(folder))
-        else:
-            service = Service(Address.parse("127.0.0.1:0"), None, folder, Security())
-            stack.enter_context(service)
-            cluster = stack.enter_context(sw.connect(str(service.address)))
-        assert not left.exists() and not Manifest.read(folder).leaving
-        cluster.resize(shards=2)
-        assert [one["steps"] for one in cluster.stats()["shards"]] == [held, 0]
 
 
 @pytest.mark.slow
@@ -395,23 +363,37 @@ def test_limits_that_a_cluster_is_opened_with_are_those_of_its_next_lives_and_of
 
 
 @pytest.mark.slow
-def test_a_client_of_a_service_is_told_that_a_shard_is_away_as_who_started_the_shards_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    listen = Address.parse(f"unix:{tmp_path}/sock")
-    with (
-        Service(listen, 2, None, Security(), capacity=1_000) as service,
-        sw.Cluster(SPEC, address=str(listen)) as client,
-    ):
+def test_clients_of_a_service_grow_and_save_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    still: list[bool] = []
 
-        def away(*_: object) -> None:
-            raise ShardLostError("shard 1: nothing answers there")
+    def held_up(*given: Any) -> None:
+        assert service._fleet is not None
+        with ThreadPoolExecutor(1) as pool:  # another thread, as that of another client
+            still.append(not pool.submit(service._fleet.lock.acquire, blocking=False).result())
+        cut(*given)
 
-        with monkeypatch.context() as patch:
-            patch.setattr(service._fleet, "_ask", away)
-            with pytest.raises(ShardLostError, match="nothing answers there"):
-                client.resize(shards=1)
-            patch.setattr("sharpwave.serve.members.cut", away)
-            with pytest.raises(ShardLostError, match="nothing answers there"):
-                client.checkpoint(tmp_path / "ckpt")
-        client.resize(shards=1)
+    def away(*_: object) -> None:
+        raise ShardLostError("shard 1: nothing answers there")
+
+    with Service(Address.parse("127.0.0.1:0"), 1, tmp_path / "disk", Security(), capacity=10_000) as service:
+        address = str(service.address)
+        with sw.Cluster(SPEC, address=address) as one, sw.connect(address) as other:
+            replay = other.transitions()
+            one.resize(shards=2)
+            assert len(one.links) == 2
+            with pytest.raises(ValueError, match=r"only grows; write a checkpoint and open it with Cluster\.open"):
+                one.resize(shards=1)
+            with pytest.raises(ValueError, match="expected an integer from 1"):
+                one.resize(shards=0)
+            assert other._members.renew(0.0) and len(other.links) == 2
+            held = write(other)
+            replay.refresh()
+            assert set(replay.sample(128).shards.tolist()) == {0, 1}
+            monkeypatch.setattr("sharpwave.serve.members.cut", held_up)
+            other.checkpoint(tmp_path / "ckpt")
+            assert still == [True]
+            monkeypatch.setattr("sharpwave.serve.members.cut", away)
+            with pytest.raises(ShardLostError, match="nothing answers there"):  # as who started the shards is told
+                other.checkpoint(tmp_path / "ckpt")
+    with sw.Cluster.open(tmp_path / "ckpt", shards=1, disk=tmp_path / "one") as cluster:
+        assert len(cluster) == held

@@ -156,7 +156,7 @@ def test_a_fork_while_other_threads_hold_all_locks_goes_on_or_says_why_not(tmp_p
         replay.sample(16, lookahead=2)
         links, members = there.cluster.links, there.cluster._members
         locks: list[Any] = [*(link.lock for link in links), members._lock, replay._lock, replay._batches._decoding]
-        locks += [writer._lock, *(lease.link.lock for lease in writer.delivery._leases)]
+        locks += [writer._lock, writer.delivery._lease.link.lock]
         held, over = threading.Event(), threading.Event()
 
         def hold() -> None:

@@ -17,7 +17,7 @@ from sharpwave.serve import log_lines
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.link import Link
 from sharpwave.serve.local_shards import COMMAND, Plan
-from sharpwave.serve.requests import Request
+from sharpwave.serve.wire import Request
 from tests.serve.serving import SPEC, served
 
 

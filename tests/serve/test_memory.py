@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve import client as client_module
+from sharpwave.serve import server as client_module
 from sharpwave.serve.shared_memory import SharedBlocks
 from tests.serve.serving import fill, served
 

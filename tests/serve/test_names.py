@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.remote_writer import Delivery
 from tests.serve.serving import SPEC, play, served
 
 NAMES = [f"actor-{number}" for number in range(6)]
 
 
 def place(writer: sw.serve.remote_writer.RemoteWriter) -> tuple[int, int]:
-    return writer.delivery._leases[-1].number, writer.delivery.first_lane
+    return writer.delivery._lease.number, writer.delivery.first_lane
 
 
 def test_a_writer_finds_the_shard_that_has_its_name(tmp_path: Path) -> None:
@@ -59,22 +59,6 @@ def test_a_name_does_not_move_with_the_number_of_shards_and_is_found_where_it_we
         assert {name: place(cluster.writer(name=name)) for name in new} == new
 
 
-def test_a_later_writer_is_not_replaced_by_one_that_follows_from_a_drained_shard() -> None:
-    with sw.Cluster(SPEC, shards=2, capacity=100_000) as cluster:
-        earlier = cluster.writer(name="actor", shard=1, timeout=10.0)
-        play(earlier, 1, 20, seed=0)
-        earlier.flush()
-        cluster.resize(shards=1)
-        later = cluster.writer(name="actor", timeout=10.0)
-        assert place(later)[0] == 0
-        with pytest.raises(ValueError, match="another writer of that name"):
-            play(earlier, 1, 200, seed=1)
-            earlier.flush()
-        play(later, 1, 100, seed=2)
-        later.flush()
-        assert place(cluster.writer(name="actor")) == place(later)
-
-
 def test_a_name_waits_for_a_shard_that_is_away_and_others_do_not(tmp_path: Path) -> None:
     with sw.Cluster(SPEC, shards=2, capacity=100_000, disk=tmp_path / "d") as cluster:
         writers = {name: cluster.writer(name=name, durability="flush") for name in NAMES}
@@ -101,7 +85,7 @@ def test_every_process_takes_a_new_name_to_the_same_shard(tmp_path: Path) -> Non
     script = (
         "import sys, sharpwave as sw; from tests.serve.serving import SPEC\n"
         "with sw.Cluster.of(SPEC, sys.argv[1:3]) as cluster:\n"
-        "    print(*(cluster.writer(name=n).delivery._leases[-1].number for n in sys.argv[3:]))"
+        "    print(*(cluster.writer(name=n).delivery._lease.number for n in sys.argv[3:]))"
     )
     names = [f"n{number}" for number in range(8)]
     answers = []
@@ -126,9 +110,9 @@ def test_a_shard_that_is_lost_just_after_it_said_that_it_has_the_name_is_waited_
                 raise ShardLostError("killed")
             return Delivery(*arguments, **settings)
 
-        monkeypatch.setattr("sharpwave.serve.cluster_writers.Delivery", delivery)
+        monkeypatch.setattr("sharpwave.serve.cluster.Delivery", delivery)
         with pytest.raises(ShardLostError, match="killed"):
             there.cluster.writer(1, name="w", timeout=0.0)
         writer = there.cluster.writer(1, name="w", timeout=10)
-        assert not lost and writer.delivery._leases[0].number == 1
+        assert not lost and writer.delivery._lease.number == 1
         writer.close()

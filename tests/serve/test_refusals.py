@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve.requests import Request
+from sharpwave.serve.wire import Request
 from tests.serve.serving import SPEC, play, served
 
 

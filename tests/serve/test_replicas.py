@@ -13,9 +13,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Security
-from sharpwave.serve.delivery import Delivery
 from sharpwave.serve.link import Link
-from sharpwave.serve.remote_writer import RemoteWriter
+from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.replicas import Keeper, Neighbour
 from tests.serve.serving import SPEC, sealed, served
 from tests.serve.test_lives import actions, counting
@@ -143,7 +142,7 @@ def test_nothing_is_acknowledged_before_the_neighbour_has_it(tmp_path: Path, mon
             writer.flush()
         assert first.store.lane_steps.tolist() == [40] and writer.delivery.waiting == 1
         monkeypatch.setattr(second.keeper, "keep", keep)
-        writer.delivery._leases[0].link.close()
+        writer.delivery._lease.link.close()
         writer.flush()
         assert replica.lane_steps.tolist() == [40] and len(replica) == 8
         writer.delivery.close()
@@ -171,7 +170,7 @@ def test_a_durable_writer_that_reconnects_hears_of_what_is_on_the_disk(
         delivery = Delivery(link, "w", 1, durable=True)
         segment = sealed(1, 20, 0, end=0.0)[0]
         delivery.put(segment)
-        link.wait(delivery._leases[0]._kept[0].ticket)  # the shard has it, and its acknowledgement is lost
+        link.wait(delivery._lease._kept[0].ticket)  # the shard has it, and its acknowledgement is lost
         link.close()
         flushed.clear()
         delivery.flush()

@@ -25,8 +25,8 @@ from sharpwave.serve import intake as intake_module
 from sharpwave.serve import link as link_module
 from sharpwave.serve.addresses import Address, Security, connect, listen
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.requests import FAILED, Request, ViewState
 from sharpwave.serve.server import Server
+from sharpwave.serve.wire import FAILED, Request, ViewState
 from tests.serve.serving import SPEC, fill, sealed, served
 
 

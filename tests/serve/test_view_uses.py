@@ -94,7 +94,7 @@ def test_a_cluster_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
 def test_nothing_is_left_of_views_that_were_freed(tmp_path: Path, kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharpwave.serve.client.MAX_MAPPED", 40)
+    monkeypatch.setattr("sharpwave.serve.server.MAX_MAPPED", 40)
     with served(1, tmp_path, kind) as there:
         fill(there.stores[0], 1, 40, 0)
         members, link = there.cluster._members, there.cluster.links[0]

@@ -48,8 +48,7 @@ def serve(
 
     from sharpwave.errors import ShardFailedError
     from sharpwave.serve.addresses import Address, Security
-    from sharpwave.serve.ending import Ending
-    from sharpwave.serve.log_lines import unhurried
+    from sharpwave.serve.log_lines import Ending, unhurried
     from sharpwave.serve.service import Service
 
     if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
@@ -74,7 +73,7 @@ def serve(
             console.print(f"Serving at {service.address}{there}; Ctrl-C stops.", highlight=False)
             if running and shards not in (None, running):
                 console.print(
-                    f"--shards {shards} is for a new folder; Cluster.resize changes this one.", highlight=False
+                    f"--shards {shards} is for a new folder; Cluster.resize adds shards to this one.", highlight=False
                 )
             ending.wait()
             console.print("Stopping: shards write what is left.", highlight=False)
@@ -84,6 +83,6 @@ def serve(
 
 
 def _is_cluster(disk: Path | None) -> bool:
-    from sharpwave.serve.manifest import CLUSTER
+    from sharpwave.serve.cluster_folder import CLUSTER
 
     return disk is not None and (disk / CLUSTER).exists()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import secrets
+import time
+import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -13,27 +15,27 @@ from typing import Any, NoReturn, Self
 from sharpwave.arguments import is_integer
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.boundaries import NOTICED
+from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
+from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.cluster_folder import Manifest, opening
 from sharpwave.serve.cluster_views import ClusterViews
-from sharpwave.serve.cluster_writers import ClusterWriters
-from sharpwave.serve.cuts import opening
-from sharpwave.serve.directory import ask_directory
-from sharpwave.serve.fleet import Fleet, started_link
 from sharpwave.serve.forks import temporary_folder
-from sharpwave.serve.link import Link
+from sharpwave.serve.link import RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards, Plan
-from sharpwave.serve.manifest import Manifest
-from sharpwave.serve.members import Members
+from sharpwave.serve.members import Fleet, Members, ask_directory
+from sharpwave.serve.placement import placed, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
-from sharpwave.serve.requests import Request
+from sharpwave.serve.remote_writer import Delivery, RemoteWriter
+from sharpwave.serve.wire import Request
 from sharpwave.spec import Spec
 from sharpwave.store import Store
-from sharpwave.validation import checked_folder
+from sharpwave.validation import MAX_LANES, checked_folder
 
 LOCAL_CAPACITY = 64
 
 
-class Cluster(ClusterWriters, ClusterViews):
+class Cluster(ClusterViews):
     """Experience store that several processes write to and sample from.
 
     Args:
@@ -95,7 +97,7 @@ class Cluster(ClusterWriters, ClusterViews):
                     shards, sockets, capacity, ram, disk_limit, folder, given, security=self.security, replicas=replicas
                 )  # fmt: skip
                 with plan.begun(spec):
-                    self._start(plan)
+                    self._run(plan, LocalShards(plan.settings(spec)))
             else:
                 self._join(
                     address,
@@ -116,12 +118,8 @@ class Cluster(ClusterWriters, ClusterViews):
         self._made = 0
         self._writers = 0
 
-    def _start(self, plan: Plan, draining: dict[str, Any] | None = None) -> None:
-        """Start the shards of a plan as processes of this machine."""
-        self._run(plan, LocalShards(plan.settings(self.spec)), draining)
-
-    def _run(self, plan: Plan, started: LocalShards | RayShards, draining: dict[str, Any] | None = None) -> None:
-        self._fleet = Fleet(self.spec, plan, started, started_link(started, self.security), draining)
+    def _run(self, plan: Plan, started: LocalShards | RayShards) -> None:
+        self._fleet = Fleet(self.spec, plan, started)
         self._undo.callback(self._fleet.close)
         self._members = Members(self.security, fleet=self._fleet)
 
@@ -169,6 +167,99 @@ class Cluster(ClusterWriters, ClusterViews):
         folder, delete = temporary_folder(self)
         self._undo.callback(delete)
         return folder
+
+    # writers
+
+    def writer(
+        self,
+        lanes: int = 1,
+        *,
+        name: str | None = None,
+        shard: int | None = None,
+        durability: str = "memory",
+        segment_steps: int | None = None,
+        codec: str | Mapping[str, str] = "auto",
+        strict: bool = False,
+        timeout: float | None = None,
+    ) -> RemoteWriter:
+        """Make a writer of ``lanes`` lanes, which one shard gets: for a ``Recorder``, or to call ``extend``.
+
+        Args:
+            name: of the writer. One that replaces another of the same name goes on with its lanes, in its shard.
+            shard: number of the shard; default: the one that has the name; a new name's follows from the name and the
+                number of shards, and writers without one get one after the other, without those that cannot be
+                reached.
+            durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
+                shard's disk, which the cluster must have.
+            segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
+                With fewer the shard holds fewer steps than its capacity says.
+            strict: as for ``Store``: steps that never happened are an error of ``extend``, and else a warning here. The
+                cluster's ``stats()`` count them once the segments that follow have arrived.
+            timeout: seconds that the writer waits for its shard, and at first for those that are away and may have its
+                name; default 60.
+
+        Raises:
+            ValueError: an invalid argument.  ShardLostError: the shard cannot be reached.
+        """
+        if durability not in ("memory", "flush"):
+            raise ValueError(f"writer: durability={durability!r}, expected 'memory' or 'flush'")
+        lanes = _checked_count("lanes", lanes, MAX_LANES)
+        if segment_steps is not None:
+            segment_steps = _checked_count("segment_steps", segment_steps, MAX_SEGMENT_STEPS)
+        deadline = time.monotonic() + check_timeout("writer", timeout)
+        while True:
+            try:
+                delivery = self._delivery(lanes, name, shard, durability, timeout, deadline)
+                try:
+                    return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps, strict=strict)
+                except BaseException:
+                    delivery.close()
+                    raise
+            except ShardLostError:  # the one that has the name may have been lost just after it said so
+                if name is None or shard is not None or time.monotonic() >= deadline:
+                    raise
+            time.sleep(RETRY_S)
+
+    def _delivery(
+        self, lanes: int, name: str | None, shard: int | None, durability: str, timeout: float | None, deadline: float
+    ) -> Delivery:
+        """Return lanes of the first shard that can be reached of those that may have them.
+
+        Raises: ShardLostError, ValueError.
+        """
+        links = list(self._members.now())
+        if shard is not None:
+            tried = [shard]
+        elif name is not None:
+            tried = placed(str(name), self._members.now, max(0.0, deadline - time.monotonic()))
+            links = list(self._members.now())
+        else:  # one after the other, and past those that are away
+            tried = turned(len(links), self._writers + os.getpid())
+            self._writers += 1
+        for number in tried:
+            if number not in range(len(links)):
+                raise ValueError(f"writer: shard={number!r}, expected one of {[*range(len(links))]}")
+            try:
+                link = links[number].another()
+                if durability == "flush" and not link.call(Request.DESCRIBE).head["on_disk"]:
+                    raise ValueError(
+                        "writer: durability='flush', but this cluster has no disk to sync to; give it disk=, or write "
+                        "with durability='memory'"
+                    )
+                return Delivery(
+                    link,
+                    uuid.uuid4().hex if name is None else str(name),
+                    lanes,
+                    durable=durability == "flush",
+                    timeout=timeout,
+                    number=number,
+                    others=self._members.now,
+                    check_open=self._members.check_open,
+                )
+            except ShardLostError:
+                if number == tried[-1]:
+                    raise
+        raise ShardLostError("writer: the cluster has no shard at present; try again")
 
     # the whole
 
@@ -257,7 +348,7 @@ class Cluster(ClusterWriters, ClusterViews):
         """
         with opening(path, disk) as (found, folder, begins_from):
             count = _checked_shards(shards, found, path, begins_from)
-            limits = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
+            limits: dict[str, Any] = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
             parts = found.parts if capacity is ram is disk_limit is None else 0
             if count < found.shards:
                 limits, parts = found.merged_limits(count) | _given(limits), 0
@@ -268,7 +359,7 @@ class Cluster(ClusterWriters, ClusterViews):
                     count, made._sockets(), **limits, disk=folder, security=made.security, begins_from=begins_from,
                     merges=found.shards, opens=True, replicas=found.replicas, new=found.new, parts=parts,
                 )  # fmt: skip
-                made._start(plan, found.draining)
+                made._run(plan, LocalShards(plan.settings(found.spec)))
                 assert made._fleet is not None
                 made._fleet.opened(found)
             except BaseException:
@@ -276,25 +367,18 @@ class Cluster(ClusterWriters, ClusterViews):
                 raise
         return made
 
-    def resize(self, *, shards: int, drain: bool = True) -> None:
-        """Start further shards, or begin to drain the last ones; draws stay exact.
+    def resize(self, *, shards: int) -> None:
+        """Start further shards; draws stay exact.
 
-        A new shard begins empty, with the limits that the others have. One that is drained takes no new episodes: its
-        writers' lanes go to other shards as their episodes end. Its steps are drawn as before, and are evicted, oldest
-        first, as the shards that stay evict what they held at that time; then its process ends. More shards than are
-        to stay end the drain of those that are still there. For shards that this object started, or that
-        ``sharpwave serve`` has.
-
-        Args:
-            drain: ``False``: evict the steps of shards that are not to stay at once, and truncate the episodes that
-                their writers are in.
+        A new shard begins empty, with the limits that the others have. For shards that this object started, or that
+        ``sharpwave serve`` has. For fewer shards, write a checkpoint, and open that with ``shards=``.
 
         Raises:
-            ValueError: no such number, replicas, or nobody who could start shards.
-            ShardLostError: a shard is away at present; nothing was changed.
-            OSError: the folder cannot be written to; no drain has begun, and shards that were added stay.
+            ValueError: no such number, fewer shards than there are, replicas, or nobody who could start shards.
+            ShardFailedError: one does not begin; those before it stay.
+            OSError: the folder cannot be written to.
         """
-        self._members.resize(shards, drain)
+        self._members.resize(shards)
 
     def close(self) -> None:
         """Disconnect; shards that this object started write what is left to their disks, and end.
@@ -319,6 +403,13 @@ class Cluster(ClusterWriters, ClusterViews):
         raise not_to_be_copied(self, f"connect to its shards with {there}")
 
 
+def _checked_count(name: str, value: Any, most: int) -> int:
+    """Return an argument as an integer.  Raises: ValueError."""
+    if not is_integer(value) or not 1 <= value <= most:
+        raise ValueError(f"writer: {name}={value!r}, expected an integer from 1 to {most}")
+    return int(value)
+
+
 def _checked_shards(shards: int | None, found: Manifest, path: Any, begins_from: Path | None) -> int:
     """Return in how many shards a folder is opened.  Raises: ValueError."""
     if shards is None or shards == found.shards:
@@ -336,7 +427,7 @@ def _checked_shards(shards: int | None, found: Manifest, path: Any, begins_from:
     return int(shards)
 
 
-def _given(limits: dict[str, Any]) -> dict[str, Any]:
+def _given(limits: Mapping[str, Any]) -> dict[str, Any]:
     return {name: limit for name, limit in limits.items() if limit is not None}
 
 

@@ -9,8 +9,8 @@ from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_replay import RemoteReplay
-from sharpwave.serve.requests import SEQUENCES, TRANSITIONS
 from sharpwave.serve.shard_views import SAMPLERS
+from sharpwave.serve.wire import SEQUENCES, TRANSITIONS
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
 

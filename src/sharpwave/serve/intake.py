@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve.client import Client, Holder
-from sharpwave.serve.manifest import write_whole
+from sharpwave.serve.cluster_folder import LEASES, write_whole
 from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases
+from sharpwave.serve.server import MAX_WAIT_S, Client, Holder, Reply
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, max_lanes
@@ -24,20 +24,10 @@ from sharpwave.validation import MAX_LANES, max_lanes
 MAX_DICTIONARIES = 1024
 MAX_DICTIONARY_BYTES = 1 << 28
 """Dictionaries that a connection may have sent."""
-MAX_WAIT_S = 600.0
-AWAY_S = 2.0
-"""How long a shard that is drained waits for a writer whose connection ended, or for all after it was started."""
-IDLE_S = 30.0
-"""How long it waits, once it is empty, for one that sends nothing: that goes on elsewhere."""
 UNUSED_S = 300.0
 """How long a view whose connections have all ended still holds writers up."""
 MAX_NAME_CHARACTERS = 200
-CEDED = -1
-"""Who has paused the intake for good, among connections that did so for a while."""
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
-Reply = tuple[dict[str, Any], dict[str, Any]]
-LEASES = "writers.json"
-"""File in a shard's folder: the lanes of each writer."""
 
 
 class Intake:
@@ -48,29 +38,24 @@ class Intake:
 
     Attributes:
         neighbour: keeps the shard's replica, if there is one.
-        elsewhere: while the shard is drained, the shards that take its writers: as of ``DrainedError``.
     """
 
     def __init__(self, store: Store, folder: Path | None) -> None:
         self._store, self._folder = store, folder
         self.neighbour: Neighbour | None = None
-        self.elsewhere: dict[str, Any] | None = None
-        self._writing: dict[int, float] = {}  # connections of writers, and when they were last heard
-        self._left_at = time.monotonic()
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._credit: dict[int, int] = {}  # by view, the store's total of steps up to which writers may append
         self._unused_since: dict[int, float] = {}  # views that no connection uses
-        self._paused: set[int] = set()  # who has paused the intake
+        self._paused: set[int] = set()  # connections that have paused the intake
         self._leased = read_leases(None if folder is None else folder / LEASES)
         self._holders: dict[str, Holder] = {}  # by the writer's name
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
 
-    def find(self, frame: Frame) -> dict[str, Any]:
+    def find(self, client: Client, frame: Frame) -> Reply:
         """Return the ``lanes`` that a writer's ``name`` has here, 0: none, and the ``turn`` of the latest writer of it.
 
-        ``complete``: whether that is so for sure: what only the replica has may name it too. ``drained``: it may not
-        come here.
+        ``complete``: whether that is so for sure: what only the replica has may name it too.
         """
         name = frame.head.get("name")
         if type(name) is not str:
@@ -84,69 +69,57 @@ class Intake:
         with self._lock:
             lanes = self._leased.get(name, (0, 0))[1]
             turn = self._holders[name].turn if name in self._holders else 0
-        return {"lanes": lanes, "turn": turn, "complete": complete, "drained": self.elsewhere is not None}
+        return {"lanes": lanes, "turn": turn, "complete": complete}, {}
 
     def lease(self, client: Client, frame: Frame) -> Reply:
         """Give a writer lanes: those that it had, if its name is known, else new ones.
 
         The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
-        disk; with a neighbour, also there. While the shard is drained, only a writer that is here already gets lanes.
-
-        Lanes of a lease that fails are free again.
+        disk; with a neighbour, also there. Lanes of a lease that fails are free again.
         """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
             raise WireError(f"a lease of {lanes!r} lanes for {name!r:.100}")
         if not (0 < len(name) <= MAX_NAME_CHARACTERS and name.isprintable()):
             raise ValueError(f"writer name={name!r:.100}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
-        since = frame.head.get("since", 0)  # its turn in a shard that is gone: a later one is not replaced by it
-        elsewhere = self.elsewhere
-        if elsewhere is not None and not frame.head.get("turn"):
-            with self._lock:
-                holder = self._holders.get(name)
-            if holder is not None:  # whoever wrote here under that name would follow, and replace the later one there
-                self._take_turn(client, name, holder, since)
-            return {"elsewhere": elsewhere}, {}
         self._level(client)
-        new: list[str] = []
+        first, new = self._reserved(name, lanes)
         try:
-            return self._given(client, frame, name, lanes, since, elsewhere, new)
+            if new:
+                with self._lock:
+                    self.keep_leases()
+            return self._given(client, frame, name, first, lanes)
         except BaseException:
             if new and self.neighbour is None:  # which keeps the lease, too
                 self._give_back(client, name)
             raise
 
-    def _given(
-        self,
-        client: Client,
-        frame: Frame,
-        name: str,
-        lanes: int,
-        since: Any,
-        elsewhere: dict[str, Any] | None,
-        new: list[str],
-    ) -> Reply:
-        """Return the reply to a lease; a name that had none is appended to ``new``."""
+    def _reserved(self, name: str, lanes: int) -> tuple[int, bool]:
+        """Return a writer's first lane, and whether it is new.  Raises: ValueError."""
         with self._lock:
             first, count = self._leased.get(name, (-1, 0))
             if count and count != lanes:
                 raise ValueError(f"writer {name!r} has {count} lanes, asked for were {lanes}; give another name=")
-            if not count:
-                first, most = max(self._lanes, self._store.lanes), max_lanes(self._store.capacity)
-                if first + lanes > most:
-                    limit = "" if most == MAX_LANES else f", 2 steps each of its capacity of {self._store.capacity:,}"
-                    raise ValueError(
-                        f"writer {name!r}: lanes={lanes:,} from lane {first:,} on, but a shard has at most "
-                        f"{most:,}{limit}; use fewer, add a shard, or give writers a name= that they have again when "
-                        "they are started again"
-                    )
-                self._leased[name] = first, lanes
-                new.append(name)
-                self._lanes = max(self._lanes, first + lanes)
-                self.keep_leases()
+            if count:
+                return first, False
+            first, most = max(self._lanes, self._store.lanes), max_lanes(self._store.capacity)
+            if first + lanes > most:
+                limit = "" if most == MAX_LANES else f", 2 steps each of its capacity of {self._store.capacity:,}"
+                raise ValueError(
+                    f"writer {name!r}: lanes={lanes:,} from lane {first:,} on, but a shard has at most "
+                    f"{most:,}{limit}; use fewer, add a shard, or give writers a name= that they have again when "
+                    "they are started again"
+                )
+            self._leased[name] = first, lanes
+            self._lanes = max(self._lanes, first + lanes)
+            return first, True
+
+    def _given(self, client: Client, frame: Frame, name: str, first: int, lanes: int) -> Reply:
+        """Return the reply to a lease."""
+        with self._lock:
             holder = self._holders.setdefault(name, Holder())
-            self._writing[id(client)] = time.monotonic()
-        self._take_turn(client, name, holder, frame.head.get("turn", 0) or since)
+        # ``since``: its turn in a shard that is gone, so that it does not replace a later writer of that name.
+        self._take_turn(client, name, holder, frame.head.get("turn", 0) or frame.head.get("since", 0))
         durable = bool(frame.head.get("durable"))
         held = self._store.lane_steps
         safe = held if self.neighbour is None else np.array(self._replicated(client, [], durable), np.int64)
@@ -154,12 +127,7 @@ class Intake:
             self._store.flush(views=False)
         lane_steps = _of_lanes(held, first, lanes)
         safe_steps = np.minimum(lane_steps, _of_lanes(safe, first, lanes))
-        head = {
-            "first_lane": first,
-            "segment_steps": self._store._log.stride,
-            "turn": client.turn,
-            "elsewhere": elsewhere,
-        }
+        head = {"first_lane": first, "segment_steps": self._store._log.stride, "turn": client.turn}
         return head, {"lane_steps": lane_steps, "safe_steps": safe_steps}
 
     def _give_back(self, client: Client, name: str) -> None:
@@ -185,13 +153,13 @@ class Intake:
             client.holder, client.turn, client.refused = holder, holder.turn, None
 
     def keep_leases(self, path: Path | None = None) -> None:
-        """Keep the writers' lanes, which they go on with after this process."""
+        """Write the writers' lanes, with which they go on after this process. One thread at a time writes a file."""
         if path is None and self._folder is not None:
             path = self._folder / LEASES
         if path is not None:
             write_whole(path, json.dumps(self._leased))
 
-    def put(self, client: Client, frame: Frame) -> dict[str, Any]:
+    def put(self, client: Client, frame: Frame) -> Reply:
         """Append segments, in order; reply once all are in the store, each once.
 
         ``steps``: their steps. ``keys``: for each, the keys of its dictionaries; those that the connection has not sent
@@ -213,18 +181,14 @@ class Intake:
         if client.refused is not None:
             raise client.refused
         try:
-            with self._lock:
-                self._writing[id(client)] = math.inf
-            return self._taken(client, head, parts)
+            return {"duplicates": self._taken(client, head, parts)}, {}
         except Exception as error:
             if client.turn:
                 client.refused = error.with_traceback(None)
             raise
-        finally:
-            with self._lock:
-                self._writing[id(client)] = time.monotonic()
 
-    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> dict[str, Any]:
+    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> int:
+        """Append the segments of a message; return how many were there already."""
         self._level(client)
         duplicates, appended, noticed = 0, [], head.get("noticed", [])
         for number, keys in enumerate(head.get("keys", [])):
@@ -243,7 +207,7 @@ class Intake:
             self._replicated(client, appended, durable)
         if durable:
             self._store.flush(views=False)
-        return {"duplicates": duplicates} | ({} if self.elsewhere is None else {"elsewhere": self.elsewhere})
+        return duplicates
 
     def _level(self, client: Client) -> None:
         """Wait until this shard has what only its replica had; steps that are appended before would hide the lack."""
@@ -309,42 +273,8 @@ class Intake:
         with self._changed:
             self._paused.add(id(client))
 
-    @property
-    def writers(self) -> int:
-        """Writers that are connected and not idle, and 1 where one may be about to connect again."""
-        with self._lock:
-            return self._busy()
-
-    def _busy(self) -> int:
-        now = time.monotonic()
-        return sum(now - heard < IDLE_S for heard in self._writing.values()) + (now - self._left_at < AWAY_S)
-
-    def cede(self) -> bool:
-        """Take no steps any more, as the shard is to end, until ``go_on``; whoever sends some waits for that, or for
-        the end, and sends them to another shard. Return whether it is so: not if there are steps, or active writers.
-        """
-        with self._changed:
-            if CEDED not in self._paused and (len(self._store) or self._busy()):
-                return False
-            self._paused.add(CEDED)
-            return True
-
-    def go_on(self) -> None:
-        """Undo ``cede``."""
-        with self._changed:
-            self._paused.discard(CEDED)
-            self._changed.notify_all()
-
-    def left(self, client: Client) -> None:
-        """Undo what a connection that has ended held up."""
-        self.resume(client)
-        with self._lock:
-            if id(client) in self._writing:
-                del self._writing[id(client)]
-                self._left_at = time.monotonic()
-
     def resume(self, client: Client) -> None:
-        """Undo what a connection has paused."""
+        """Take steps again, unless another connection has paused that."""
         with self._changed:
             self._paused.discard(id(client))
             self._changed.notify_all()

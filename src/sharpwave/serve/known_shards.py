@@ -13,8 +13,7 @@ import numpy as np
 from sharpwave.sampling.limiters import Cursor, Limiter
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.members import Members
-from sharpwave.serve.requests import Request, ViewState
-from sharpwave.serve.wire import Frame
+from sharpwave.serve.wire import Frame, Request, ViewState
 
 MAX_AHEAD_STEPS = 1 << 24
 

@@ -19,8 +19,7 @@ from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, connect
 from sharpwave.serve.cut_batches import Dictionaries
 from sharpwave.serve.forks import follow
-from sharpwave.serve.requests import FAILED, Request
-from sharpwave.serve.wire import Frame, Part
+from sharpwave.serve.wire import FAILED, Frame, Part, Request
 
 REPLY_S = 60.0
 """How long a shard may take to answer."""
@@ -133,10 +132,6 @@ class Link:
     def another(self) -> Link:
         """Return a further connection to the same shard."""
         return Link(self.address, self._security, self._patience_s, self._moved, (self._what, self._started_by))
-
-    def to(self, address: Address) -> Link:
-        """Return a connection to another shard, of the same secret."""
-        return Link(address, self._security, self._patience_s)
 
     def has_reply(self, number: int | None = None, wait_s: float = 0.0) -> bool:
         """Return whether a reply has come, or begun to: then ``wait`` for the oldest request does not block for long.

@@ -16,10 +16,9 @@ from typing import Any
 from sharpwave.errors import ShardFailedError, StoreInUseError
 from sharpwave.persistence.settings import LEAST, Settings, checked_limits
 from sharpwave.serve.addresses import TCP, Address, Security, machine
-from sharpwave.serve.cuts import delete_when_free
+from sharpwave.serve.cluster_folder import CLUSTER, Manifest, delete_when_free, new_folder
 from sharpwave.serve.log_lines import LOG
-from sharpwave.serve.manifest import CLUSTER, Manifest, new_folder
-from sharpwave.serve.process import ShardSettings, delete_shard
+from sharpwave.serve.process import ShardSettings
 from sharpwave.serve.supervisor import Program, Supervised, end
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
@@ -274,14 +273,6 @@ class LocalShards:
             self._seats.append(seat)
             self.addresses.append(addresses)
         return addresses
-
-    def remove(self) -> None:
-        """Stop the last shard, and delete its store from its folder."""
-        with self._lock:
-            seat = self._seats.pop()
-            self.addresses.pop()
-        _stop([seat])
-        delete_shard(Path(seat.settings.folder))
 
     @property
     def count(self) -> int:

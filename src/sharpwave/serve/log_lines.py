@@ -1,17 +1,20 @@
-"""Log of a process that serves strangers: one line a failure, few of a kind, and none that waits for its reader."""
+"""A process that serves strangers: its log, of few lines of a kind, none of which waits for its reader; and its end."""
 
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import io
 import logging
 import os
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Iterator
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
+from types import FrameType
 from typing import TextIO
 
 from sharpwave.escaping import escaped
@@ -27,6 +30,8 @@ MAX_UNREAD_CHARACTERS = 1 << 20
 """Limit of what waits until standard error is read; more is dropped and counted."""
 DRAIN_S = 1.0
 """How long a process that ends waits for the reader."""
+LOOK_S = 1.0
+"""Pause between looks whether a process is asked to end."""
 
 
 def failure(error: BaseException) -> str:
@@ -154,3 +159,33 @@ def _thread_failed(args: threading.ExceptHookArgs) -> None:
     if args.exc_value is not None and not isinstance(args.exc_value, SystemExit):
         name = "a thread" if args.thread is None else args.thread.name
         LOG.error("%s failed: %s", name, failure(args.exc_value))
+
+
+class Ending:
+    """Request to end, which the main thread waits for.
+
+    A handler may run while the main thread holds a lock of an ``Event``, and so must not ``set`` it; to put something
+    into a ``SimpleQueue`` is safe then. And the system may give the signal to another thread, which does not wake the
+    main thread, where handlers run, from waiting for a lock: so it looks up every second.
+    """
+
+    def __init__(self) -> None:
+        self._asked: SimpleQueue[None] = SimpleQueue()
+
+    def ask(self, number: int = 0, frame: FrameType | None = None) -> None:
+        """Ask for the end. May be the handler of a signal."""
+        self._asked.put(None)
+
+    def wait(self) -> None:
+        """Wait until somebody has asked."""
+        while True:
+            try:
+                return self._asked.get(timeout=LOOK_S)
+            except Empty:
+                continue
+
+
+def tell_on_request() -> None:
+    """Write to standard error what every thread is doing whenever SIGUSR1 comes, where there is such a signal."""
+    if hasattr(faulthandler, "register"):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)

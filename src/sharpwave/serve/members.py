@@ -1,25 +1,27 @@
-"""Members: the shards of a cluster as one client is linked to them. They may come and go."""
+"""Members of a cluster: the process that started the shards adds some (``Fleet``), every client is linked to all."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
-from sharpwave.serve.addresses import Address, Security, machine, nearest, reachable
-from sharpwave.serve.cuts import cut
-from sharpwave.serve.directory import ask_directory
-from sharpwave.serve.fleet import Fleet
+from sharpwave.arguments import is_integer
+from sharpwave.errors import StoreInUseError
+from sharpwave.serve.addresses import HERE, Address, Security, machine, nearest, reachable
+from sharpwave.serve.cluster_folder import Manifest, cut
 from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, OtherShardLostError, ShardLostError
-from sharpwave.serve.local_shards import READY_S
-from sharpwave.serve.requests import Request
+from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
+from sharpwave.serve.ray_cluster import RayShards
 from sharpwave.serve.view_uses import ViewUses
-from sharpwave.serve.wire import Frame
+from sharpwave.serve.wire import Frame, Request
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
 
@@ -31,6 +33,90 @@ CHECKPOINT_S = 3600.0
 """How long a service may take to write a checkpoint."""
 PAUSE_S = 60.0
 """Pause before a directory is asked again that did not answer: clients that are connected can do without."""
+
+
+class Fleet:
+    """Shards that this process has started, until ``close``.
+
+    Attributes:
+        spec: of their steps. ``plan``: by which they were made. ``processes``: of the shards.
+        lock: held while shards are added, and while a checkpoint of all is written.
+    """
+
+    def __init__(self, spec: Spec, plan: Plan, processes: LocalShards | RayShards) -> None:
+        self.spec, self.plan, self.processes = spec, plan, processes
+        self.lock = threading.RLock()
+        self._process = os.getpid()
+        follow(self)
+
+    def forked(self) -> None:
+        """Leave the shards to the parent, which stops them."""
+        self.lock = threading.RLock()
+        self.processes.leave()
+
+    def check_process(self, what: str) -> None:
+        """Refuse what only the process can do that has started the shards.  Raises: StoreInUseError."""
+        if self._process != os.getpid():
+            raise StoreInUseError(
+                f"{what}: process {self._process} has started these shards; this is process {os.getpid()}, forked from "
+                "it: do that there"
+            )
+
+    def __len__(self) -> int:
+        return self.processes.count
+
+    def link(self, number: int) -> Link:
+        """Return a new link to a shard."""
+        return Link(
+            nearest(self.processes.where(), HERE)[number], self.plan.security, moved=self.processes.moved(number)
+        )
+
+    def manifest(self) -> Manifest:
+        """Return what the folder of the shards says."""
+        with self.lock:
+            return replace(self.plan.manifest(self.spec), shards=len(self))
+
+    def write(self, **about_to_change: Any) -> None:
+        """Write the manifest to the folder of the shards, if they have one.  Raises: OSError.
+
+        Args:
+            about_to_change: fields of ``Manifest`` that are not so yet.
+        """
+        if self.plan.disk is not None and isinstance(self.processes, LocalShards):
+            replace(self.manifest(), **about_to_change).write(self.plan.disk)
+
+    def opened(self, found: Manifest) -> None:
+        """Write to the folder of these shards what differs from what it said when they were opened: a checkpoint, or
+        other limits, which are those of the next life too.  Raises: OSError."""
+        if self.manifest() != found:
+            self.write()
+
+    def resize(self, shards: int) -> None:
+        """Start further shards.  Raises: as ``Cluster.resize``."""
+        self.check_process("resize")
+        if self.plan.replicas:
+            raise ValueError("resize: with replicas the number of shards stays; open a new cluster with more")
+        if not is_integer(shards) or not 1 <= shards <= MAX_SHARDS:
+            raise ValueError(f"resize: shards={shards!r}, expected an integer from 1 to {MAX_SHARDS}")
+        with self.lock:
+            if shards < len(self):
+                raise ValueError(
+                    f"resize: shards={shards}, but {len(self)} run, and a cluster that runs only grows; write a "
+                    f"checkpoint and open it with Cluster.open(path, shards={shards})"
+                )
+            for one in [self.plan.one_more(self.spec, number) for number in range(len(self), shards)]:
+                try:
+                    self.write(shards=one.number + 1)  # first: clients write to a shard as soon as it is there
+                    self.processes.add(one)
+                except BaseException:  # those that have begun stay
+                    with contextlib.suppress(OSError):
+                        self.write()
+                    raise
+
+    def close(self) -> None:
+        """Stop the shards, which write what is left to their disks; in a forked process, do nothing."""
+        if self._process == os.getpid():
+            self.processes.close()
 
 
 class Members:
@@ -98,8 +184,8 @@ class Members:
         return self.links
 
     def renew(self, older_s: float = RENEW_S) -> bool:
-        """Take note of shards that were added or removed, if a directory said so more than ``older_s`` seconds ago;
-        return whether there were any.
+        """Link to shards that were added, and drop links to shards that a service started anew does not have, if the
+        directory was asked more than ``older_s`` seconds ago; return whether there were any.
 
         Raises: ValueError: closed.
         """
@@ -185,21 +271,21 @@ class Members:
             raise lost
         return found
 
-    def resize(self, shards: int, drain: bool) -> None:
-        """Add shards, or drain the last ones.  Raises: as ``Cluster.resize``."""
+    def resize(self, shards: int) -> None:
+        """Add shards.  Raises: as ``Cluster.resize``."""
         self.check_open()
         if self._fleet is not None:
-            self._fleet.resize(shards, drain)
+            self._fleet.resize(shards)
         elif self._directory is not None:
-            self._ask_service(self._directory, Request.RESIZE, {"shards": shards, "drain": drain}, READY_S)
+            self._ask_service(self._directory, Request.RESIZE, {"shards": shards}, READY_S)
         else:
             raise ValueError("resize: these shards were started elsewhere; resize them there")
         self.renew(0.0)
 
     def checkpoint(self, path: str | os.PathLike[str], spec: Spec) -> None:
-        """Write a checkpoint of all shards, none of which comes or goes meanwhile: as ``Cluster.checkpoint``.
+        """Write a checkpoint of all shards, to which none is added meanwhile: as ``Cluster.checkpoint``.
 
-        A service writes its own: it knows what is drained, and holds that up.
+        A service writes its own.
         """
         self.check_open()
         if self._directory is not None:
@@ -228,3 +314,18 @@ class Members:
         self._closed = True
         for link in self.links:
             link.close()
+
+
+def ask_directory(
+    address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
+) -> dict[str, Any]:
+    """Return what a directory says: ``spec``, and addresses of ``shards``, made if there are none and it is given.
+
+    Raises:
+        ConnectionError, ValueError.
+    """
+    link = Link(address, security, patience_s=patience_s)
+    try:
+        return link.call(Request.DIRECTORY, {"spec": None if spec is None else spec.description()}).head
+    finally:
+        link.close()

@@ -1,7 +1,7 @@
 """Merge of shards: one new store with the steps, writers' lanes and views of several checkpoints.
 
-A cluster that is opened with fewer shards merges theirs. The merged store keeps every step, each lane in order. A shard's
-lanes follow those of the shards before it.
+A cluster that is opened with fewer shards merges theirs. The merged store keeps every step, each lane in order. A
+shard's lanes follow those of the shards before it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.segment import parse, readdressed
-from sharpwave.log.sealed_after import Copy, sealed_after
+from sharpwave.log.remote_segments import Copy, sealed_after
+from sharpwave.serve.replicas import Leases
 from sharpwave.store import Store
 from sharpwave.views.keeping import state_of
 from sharpwave.views.saved_view import SavedView
 
 PART_BYTES = 4 << 20
 """Bytes of segments that are copied at a time."""
-Leases = dict[str, tuple[int, int]]
 Ints = npt.NDArray[np.int64]
 Segment = tuple[int, int, int, Copy]
 """Lane, first step and slot of a segment, and its content."""

@@ -1,4 +1,4 @@
-"""Placement of a writer: which shard gets its lanes. A writer of a name comes to the shard that has that name."""
+"""Placement of writers: which shard gets a writer's lanes. A writer comes to the shard that has its name."""
 
 from __future__ import annotations
 
@@ -8,10 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.requests import Request
-
-Known = tuple[bool, int]
-"""Whether the shard that has a name takes writers, and the turn of the latest writer of that name there."""
+from sharpwave.serve.wire import Request
 
 
 def home(name: str, shards: int) -> int:
@@ -32,22 +29,22 @@ def placed(name: str, links: Callable[[], Sequence[Link]], timeout: float) -> li
     """Return the numbers of the shards to try for a writer of a name, in order: the one that has the name, else all,
     its home first.
 
-    While a shard is away that may have it, and no other has, that is waited for, up to ``timeout`` seconds.
+    While a shard is away that may have it, and no other has, wait for it, up to ``timeout`` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
         there = list(links())
-        known, away = _asked(name, there)
-        if known:
-            return [max(known, key=lambda number: known[number])]
+        turns, away = _turns(name, there)
+        if turns:
+            return [max(turns, key=lambda number: turns[number])]
         if not away or time.monotonic() >= deadline:
             return turned(len(there), home(name, len(there)))
         time.sleep(RETRY_S)
 
 
-def _asked(name: str, links: Sequence[Link]) -> tuple[dict[int, Known], bool]:
-    """Ask all shards for a writer's name; return those that have it, and whether one did not say."""
-    known: dict[int, Known] = {}
+def _turns(name: str, links: Sequence[Link]) -> tuple[dict[int, int], bool]:
+    """Ask all shards for a writer's name; return the latest turn in each that has it, and whether one did not say."""
+    turns: dict[int, int] = {}
     away = False
     own = [link.another() for link in links]  # a learner's requests may be on their way on the others
     tickets: list[int | None] = []
@@ -65,9 +62,9 @@ def _asked(name: str, links: Sequence[Link]) -> tuple[dict[int, Known], bool]:
                 away = True
                 continue
             if head.get("lanes"):
-                known[number] = not head.get("drained"), int(head.get("turn", 0))
+                turns[number] = int(head.get("turn", 0))
             away = away or not head.get("complete")
     finally:
         for link in own:
             link.close()
-    return known, away
+    return turns, away

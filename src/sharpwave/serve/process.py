@@ -23,11 +23,9 @@ from typing import Any, TypeVar
 
 from sharpwave.errors import StoreInUseError
 from sharpwave.serve.addresses import HERE, Address, Security
-from sharpwave.serve.ending import Ending, tell_on_request
-from sharpwave.serve.intake import LEASES
+from sharpwave.serve.cluster_folder import LEASES, MERGING, STORE, write_whole
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.log_lines import LOG, failure, unhurried
-from sharpwave.serve.manifest import write_whole
+from sharpwave.serve.log_lines import LOG, Ending, failure, tell_on_request, unhurried
 from sharpwave.serve.merging import merge
 from sharpwave.serve.replicas import Keeper, Neighbour, read_leases
 from sharpwave.serve.server import Server
@@ -35,11 +33,7 @@ from sharpwave.serve.shard import Shard
 from sharpwave.spec import Spec
 from sharpwave.store import Store
 
-STORE = "store"
-"""Folder of the store, in the shard's."""
 MANIFEST = "store.json"
-SCRATCH = "merging"
-"""Folder of the checkpoints that a shard merges, until it has."""
 FREE_S = 5.0
 """How long a folder or an address may be in use by a shard that is ending."""
 IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
@@ -100,8 +94,8 @@ def opened(settings: ShardSettings) -> Store:
         merged = leases[0]
     else:
         store = made(settings, disk)
-        merged = merge(store, checkpoints, leases, None if disk is None else folder / SCRATCH)
-        shutil.rmtree(folder / SCRATCH, ignore_errors=True)
+        merged = merge(store, checkpoints, leases, None if disk is None else folder / MERGING)
+        shutil.rmtree(folder / MERGING, ignore_errors=True)
     write_whole(folder / LEASES, json.dumps(merged))
     return store
 
@@ -123,18 +117,6 @@ def replica(settings: ShardSettings) -> Keeper | None:
     else:
         store = made(settings, folder if settings.on_disk else None)
     return Keeper(settings.keeps, store, folder.with_name(f"{folder.name}-{LEASES}"))
-
-
-def delete_shard(folder: Path) -> None:
-    """Delete a shard's store, replicas and writers' lanes; what else is in its folder stays."""
-    for one in (folder / STORE, folder / SCRATCH, *folder.glob("replica-of-*")):
-        if one.is_dir():
-            shutil.rmtree(one, ignore_errors=True)
-        else:
-            one.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):
-        (folder / LEASES).unlink(missing_ok=True)
-        folder.rmdir()
 
 
 @contextlib.contextmanager

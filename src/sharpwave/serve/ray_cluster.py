@@ -7,7 +7,6 @@ import secrets
 import shutil
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
@@ -17,9 +16,9 @@ from typing import Any
 from sharpwave.errors import ShardFailedError
 from sharpwave.extras import install
 from sharpwave.serve.addresses import HERE, TCP, Address, machine, nearest
+from sharpwave.serve.cluster_folder import write_whole
 from sharpwave.serve.local_shards import READY_S, STOP_S
-from sharpwave.serve.manifest import write_whole
-from sharpwave.serve.process import ShardSettings, delete_shard, running
+from sharpwave.serve.process import ShardSettings, running
 
 NAMESPACE = "sharpwave"
 CLUSTER = "ray.txt"
@@ -90,7 +89,6 @@ class RayShard:
         self._undo.callback(shutil.rmtree, sockets, ignore_errors=True)
         folder = Path(given.folder) if given.on_disk else sockets / "shard"
         _take(folder, cluster)
-        self._folder = folder if given.on_disk else None
         addresses = [f"unix:{sockets / '0.sock'}", str(Address(TCP, host=ray.util.get_node_ip_address()))]
         given = replace(given, folder=str(folder), addresses=addresses, kept_by=None)
         moved = None if kept_by is None else _asked(ray, _actor(cluster, kept_by))
@@ -100,17 +98,14 @@ class RayShard:
         """Return where it listens, on which machine, in which process."""
         return {"addresses": self._addresses, "machine": machine(), "process": os.getpid()}
 
-    def stop(self, delete: bool = False) -> None:
-        """Write what is left to the disk, and stop listening; ``delete``: the store too."""
+    def stop(self) -> None:
+        """Write what is left to the disk, and stop listening."""
         self._undo.close()
-        if delete and self._folder is not None:
-            (self._folder / CLUSTER).unlink(missing_ok=True)
-            delete_shard(self._folder)
 
 
-def _actor(cluster: str, number: int, before: int = 0) -> str:
-    """Return the name of a shard's actor; ``before``: how many shards of that number there were, one may be ending."""
-    return f"sharpwave-{cluster}-shard-{number}-{before}"
+def _actor(cluster: str, number: int) -> str:
+    """Return the name of a shard's actor."""
+    return f"sharpwave-{cluster}-shard-{number}"
 
 
 def _asked(ray: Any, name: str) -> Callable[[], Address]:
@@ -158,7 +153,6 @@ class RayShards:
         self._ray = begin_ray(address)
         self._name = secrets.token_hex(4)
         self._handles: list[Any] = []
-        self._begun: Counter[int] = Counter()  # actors, by number
         self._said: list[dict[str, Any]] = []  # of each shard, when it was last asked
         self._asked: dict[int, Any] = {}  # that have not been answered
         self._lock = threading.Lock()
@@ -175,10 +169,8 @@ class RayShards:
 
         nodes = placed(self._ray)
         node = nodes[settings.number % len(nodes)]
-        before = self._begun[settings.number]
-        self._begun[settings.number] += 1
         made = self._ray.remote(RayShard).options(
-            name=_actor(self._name, settings.number, before),
+            name=_actor(self._name, settings.number),
             namespace=NAMESPACE,
             num_cpus=0.001,  # decoding takes what is free; of an actor that needs none Ray chooses the node
             max_restarts=-1,
@@ -210,15 +202,6 @@ class RayShards:
         """Start one more shard.  Raises: ShardFailedError."""
         self._handles.append(self._placed(settings))
         self._said.append(self._ready(len(self._handles) - 1))
-
-    def remove(self) -> None:
-        """Stop the last shard, and delete its store from its folder."""
-        with self._lock:
-            handle = self._handles.pop()
-            self._said.pop()
-            self._asked.pop(len(self._handles), None)
-        self._ray.wait([handle.stop.remote(True)], timeout=STOP_S)
-        self._ray.kill(handle, no_restart=True)
 
     def moved(self, number: int) -> Callable[[], Address]:
         """Return a function that says where a shard is now, or raises LookupError while it is started again."""

@@ -22,9 +22,8 @@ from sharpwave.serve.draws import Share, divide
 from sharpwave.serve.forks import precede
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.requests import Request
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
-from sharpwave.serve.wire import WireError
+from sharpwave.serve.wire import Request, WireError
 from sharpwave.store import Store
 from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import Target

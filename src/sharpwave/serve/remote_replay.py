@@ -20,8 +20,7 @@ from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import Plan, RemoteBatches
 from sharpwave.serve.remote_blend import RemoteBlend
-from sharpwave.serve.requests import Request
-from sharpwave.serve.wire import Part
+from sharpwave.serve.wire import Part, Request
 from sharpwave.store import Store
 from sharpwave.views.batch import Arrays
 from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host

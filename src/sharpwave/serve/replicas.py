@@ -14,10 +14,9 @@ import numpy.typing as npt
 
 from sharpwave.errors import DuplicateError
 from sharpwave.log.remote_segments import Copy, sealed_after
+from sharpwave.serve.cluster_folder import write_whole
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.manifest import write_whole
-from sharpwave.serve.requests import Request
-from sharpwave.serve.wire import Frame, Part, WireError
+from sharpwave.serve.wire import Frame, Part, Request, WireError
 from sharpwave.store import Store
 
 PART_BYTES = 4 << 20

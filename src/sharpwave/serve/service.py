@@ -1,4 +1,4 @@
-"""Service: shards in processes of this machine, and the directory that tells clients of them."""
+"""Service: what ``sharpwave serve`` runs: shards in processes of this machine, and the directory that names them."""
 
 from __future__ import annotations
 
@@ -7,23 +7,30 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
 
 from sharpwave.memory.address_space import PAGE, reserve
-from sharpwave.serve.addresses import TCP, Address, Security, check_free
-from sharpwave.serve.directory import Directory
-from sharpwave.serve.fleet import Fleet, started_link
+from sharpwave.serve.addresses import TCP, Address, Security, check_free, machine
+from sharpwave.serve.budget import Budget
+from sharpwave.serve.cluster_folder import CLUSTER, Manifest, alone, delete_shard, empty_folder
 from sharpwave.serve.local_shards import LocalShards, Plan
-from sharpwave.serve.manifest import CLUSTER, Manifest, alone, empty_folder
-from sharpwave.serve.members import Members
-from sharpwave.serve.process import delete_shard, once_free
-from sharpwave.serve.server import Server
+from sharpwave.serve.members import Fleet, Members
+from sharpwave.serve.process import once_free
+from sharpwave.serve.server import Client, Reply, Server
+from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.spec import Field, Spec
 
 SMALLEST = Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8"))
 """Steps so small that what shards cannot have with them, they cannot have at all."""
+BYTES = 1 << 28
+"""Budget of what connections make a directory hold."""
+Make = Callable[[Spec], list[list[str]]]
+Resize = Callable[[int], None]
+Checkpoint = Callable[[str], None]
 
 
 class Service:
@@ -89,7 +96,7 @@ class Service:
             self._plan = Plan(
                 found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
             )
-            addresses = self._started(found.spec, found.draining)
+            addresses = self._started(found.spec)
             assert self._fleet is not None
             self._fleet.opened(found)
         return Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
@@ -124,17 +131,15 @@ class Service:
                     delete_shard(one)
             return self._started(spec)
 
-    def _started(self, spec: Spec, draining: dict[str, Any] | None = None) -> list[list[str]]:
+    def _started(self, spec: Spec) -> list[list[str]]:
         self.shards = LocalShards(self._plan.settings(spec))
-        link = started_link(self.shards, self._plan.security)
-        self._fleet = Fleet(spec, self._plan, self.shards, link, draining)
+        self._fleet = Fleet(spec, self._plan, self.shards)
         self._undo.callback(self._fleet.close)
         return self.shards.addresses
 
-    def _resize(self, shards: int, drain: bool) -> None:
+    def _resize(self, shards: int) -> None:
         assert self._fleet is not None
-        self._fleet.plan = self._plan
-        self._fleet.resize(shards, drain)
+        self._fleet.resize(shards)
 
     def _checkpoint(self, path: str) -> None:
         assert self._fleet is not None
@@ -154,6 +159,67 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class Directory:
+    """Answers of ``sharpwave serve`` to clients, who then turn to the shards themselves.
+
+    Args:
+        make: makes the shards of a spec, and returns the addresses of each. ``resize``: adds some.
+        checkpoint: writes one of all of them to a folder.
+        spec, addresses: of the shards that are there already.
+    """
+
+    def __init__(
+        self,
+        make: Make,
+        resize: Resize,
+        checkpoint: Checkpoint,
+        spec: Spec | None = None,
+        addresses: list[list[str]] | None = None,
+    ) -> None:
+        self._make, self._resize, self._checkpoint, self._spec = make, resize, checkpoint, spec
+        self.addresses = addresses or []
+        self.budget = Budget(BYTES)
+        self._lock = threading.Lock()
+
+    def about(self) -> dict[str, Any]:
+        """Return what clients are told when they connect."""
+        return {"directory": True}
+
+    def answer(self, client: Client, frame: Frame) -> Reply:
+        """Return the shards' addresses, and their spec; make them if the request brings a spec and there are none.
+
+        Raises:
+            ValueError: the spec is another, or there cannot be so many shards.
+            ShardFailedError: one does not begin.  OSError: a checkpoint cannot be written.
+        """
+        if frame.kind in (Request.RESIZE, Request.CHECKPOINT) and self._spec is None:
+            raise ValueError("there are no shards yet; the first client says what a step is")
+        if frame.kind == Request.CHECKPOINT:
+            self._checkpoint(str(frame.head["path"]))
+            return {}, {}
+        if frame.kind == Request.RESIZE:
+            self._resize(frame.head.get("shards", 0))
+            return {}, {}
+        if frame.kind != Request.DIRECTORY:
+            raise WireError(f"a request of kind {frame.kind} to the directory, expected {Request.DIRECTORY}")
+        asked = frame.head.get("spec")
+        with self._lock:
+            if asked is not None:
+                spec = Spec.from_json(asked)
+                if self._spec is not None and spec.description() != self._spec.description():
+                    raise ValueError(
+                        f"the shards store steps of {self._spec.description()}, asked for were {spec.description()}; "
+                        "use that spec, or serve another folder"
+                    )
+                if self._spec is None:
+                    self.addresses, self._spec = self._make(spec), spec
+            spec_now = None if self._spec is None else self._spec.description()
+            return {"spec": spec_now, "shards": self.addresses, "machine": machine()}, {}
+
+    def left(self, client: Client) -> None:
+        """Do nothing: clients hold nothing up."""
 
 
 def _check_asked(disk: Path, found: Manifest, asked: dict[str, Any]) -> None:

@@ -13,17 +13,16 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
-from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
 from sharpwave.serve.budget import Budget, NoRoomError
-from sharpwave.serve.client import Client
+from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import written
-from sharpwave.serve.intake import LEASES, Intake
+from sharpwave.serve.intake import Intake
 from sharpwave.serve.replicas import Keeper
-from sharpwave.serve.requests import Request
+from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardViews
-from sharpwave.serve.wire import Frame, WireError
+from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.store import Store
 from sharpwave.views.layout import Layout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
@@ -32,7 +31,6 @@ FREE_SHARE = 0.25
 """Share of the budget beyond which memory of batches that were sent is released."""
 ATTEMPTS = 8
 """How often a draw is tried while memory for its rows is made room for."""
-Reply = tuple[dict[str, Any], dict[str, Any]]
 
 
 class Shard:
@@ -58,9 +56,9 @@ class Shard:
             Request.FORGET: self._forget,
             Request.DRAW: self._draw,
             Request.UPDATE: self._update,
-            Request.FIND: self._find,
-            Request.LEASE: self._lease,
-            Request.PUT: self._put,
+            Request.FIND: self.intake.find,
+            Request.LEASE: self.intake.lease,
+            Request.PUT: self.intake.put,
             Request.CREDIT: self._set_credit,
             Request.STATS: self._stats,
             Request.FLUSH: self._flush,
@@ -71,9 +69,6 @@ class Shard:
             Request.ANNOTATE: self._annotate,
             Request.REPLICATE: self._replicate,
             Request.RESTORE: self._restore,
-            Request.DRAIN: self._drain,
-            Request.CEDE: self._cede,
-            Request.INHERIT: self._inherit,
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
@@ -101,7 +96,6 @@ class Shard:
         store = self.store
         head = {
             "spec": store.spec.description(),
-            "shard": self.incarnation,
             "segment_steps": store._log.stride,
             "capacity": store.capacity,
             "steps": len(store),
@@ -113,8 +107,7 @@ class Shard:
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
         replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
-        drained = {"draining": self.intake.elsewhere is not None}
-        return {"stats": self.store.stats() | drained | replica, "shard": self.incarnation}, {}
+        return {"stats": self.store.stats() | replica}, {}
 
     # views
 
@@ -123,7 +116,7 @@ class Shard:
         return self._said(self.views.ask(client, frame.head))
 
     def _said(self, number: int) -> Reply:
-        return {"view": number, "state": self.views.state(number).described(), "shard": self.incarnation}, {}
+        return {"view": number, "state": self.views.state(number).described()}, {}
 
     def _state(self, client: Client, frame: Frame) -> Reply:
         number, replay = self.views.of(frame)
@@ -219,16 +212,6 @@ class Shard:
 
     # writers
 
-    def _find(self, client: Client, frame: Frame) -> Reply:
-        return self.intake.find(frame), {}
-
-    def _lease(self, client: Client, frame: Frame) -> Reply:
-        head, parts = self.intake.lease(client, frame)
-        return head | {"shard": self.incarnation}, parts
-
-    def _put(self, client: Client, frame: Frame) -> Reply:
-        return self.intake.put(client, frame) | {"shard": self.incarnation}, {}
-
     def _keeper(self) -> Keeper:
         if self.keeper is None:
             raise ValueError("this shard keeps no replica of another")
@@ -268,33 +251,8 @@ class Shard:
 
     def left(self, client: Client) -> None:
         """Undo what a connection held up."""
-        self.intake.left(client)
+        self.intake.resume(client)
         self.views.left(client)
-
-    # a drain
-
-    def _drain(self, client: Client, frame: Frame) -> Reply:
-        """Send writers ``elsewhere``, and evict what is due: whole segments of the first ``evict`` steps that there
-        ever were. Without ``elsewhere``, take writers again."""
-        elsewhere = frame.head.get("elsewhere")
-        self.intake.elsewhere = None if elsewhere is None else dict(elsewhere)
-        evict_before(self.store, int(frame.head.get("evict", 0)))
-        steps, total = len(self.store), self.store.total_steps
-        return {"steps": steps, "total_steps": total, "writers": self.intake.writers}, {}
-
-    def _cede(self, client: Client, frame: Frame) -> Reply:
-        """Take no steps any more, and hand over how many steps and samples each view has counted, for the limiters.
-
-        ``counts`` is missing if there are steps, or active writers: then all is as before.
-        """
-        return {"counts": self.views.cede()} if self.intake.cede() else {}, {}
-
-    def _inherit(self, client: Client, frame: Frame) -> Reply:
-        """Add what another shard has ceded, or take back what this one has; a view's counts are kept with its
-        priorities."""
-        self.views.inherit(frame.head.get("counts", {}))
-        self.intake.go_on()
-        return {}, {}
 
     def _checkpoint(self, client: Client, frame: Frame) -> Reply:
         path = Path(str(frame.head["path"]))
@@ -311,28 +269,6 @@ class Shard:
         for one in self._stores():
             one.clear()
         return {}, {}
-
-
-def evict_before(store: Store, total_steps: int) -> None:
-    """Evict a store's oldest segments, as far as their steps are among the first ``total_steps`` that it ever had.
-
-    Raises: OSError: with a disk, the eviction could not be written: they may be back after a crash.
-    """
-    with store._lock:
-        log = store._log
-        log.check_open()
-        order, inventory = log.admission.retention, log.inventory
-        assert isinstance(order, Fifo)
-        try:
-            while (slot := next(order.oldest(), None)) is not None:
-                gone = inventory.total_steps - inventory.held_steps
-                if gone + int(log.index.rows[slot]) > total_steps:
-                    break
-                log.admission.evict_one(slot)
-            if log.disk is not None:
-                log.disk.note()
-        finally:
-            store._views.written()
 
 
 def _points(frame: Frame) -> npt.NDArray[np.float64]:

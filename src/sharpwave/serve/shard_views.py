@@ -12,10 +12,9 @@ from sharpwave.sampling.ordered import Fifo, Lifo
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.serve.client import Client
 from sharpwave.serve.intake import UNUSED_S, Intake
-from sharpwave.serve.requests import SEQUENCES, TRANSITIONS, ViewState
-from sharpwave.serve.wire import Frame
+from sharpwave.serve.server import Client
+from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Frame, ViewState
 from sharpwave.store import Store
 from sharpwave.views.layout import LARGE
 from sharpwave.views.replay import Replay
@@ -193,31 +192,6 @@ class ShardViews:
         before = len(limiting)
         limiting.discard(id(client))
         return before == 1 and not limiting
-
-    # a drain
-
-    def cede(self) -> dict[str, list[int]]:
-        """Return how many steps and samples each view has counted, by its name; they begin anew."""
-        counts = {}
-        for number, replay in list(self.replays.items()):
-            with replay.lock:
-                inserts, items = self._store.total_steps - self._inserts_before[number], replay.source.items
-                counts[self._settings[number]["name"]] = [inserts, items.samples]
-                self._count(number, -inserts, -items.samples)
-        return counts
-
-    def inherit(self, counts: Mapping[str, Any]) -> None:
-        """Add what another shard has ceded; a view's counts are kept with its priorities."""
-        for number, replay in list(self.replays.items()):
-            inserts, samples = counts.get(self._settings[number]["name"], (0, 0))
-            with replay.lock:
-                self._count(number, int(inserts), int(samples))
-
-    def _count(self, number: int, inserts: int, samples: int) -> None:
-        source = self.replays[number].source
-        source.items.samples += samples
-        source.steps_before -= inserts
-        self._inserts_before[number] -= inserts
 
 
 def _sampler(described: Any) -> Sampler:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.requests import Request
+from sharpwave.serve.wire import Request
 
 Gone = tuple[str, Sequence[deque[Any]]]
 """Name of a view that an object used which is gone, and the batches that it and its streams had asked for."""

@@ -21,9 +21,9 @@ import sharpwave as sw
 from sharpwave.sampling.limiters import Cursor
 from sharpwave.serve.addresses import Address, Security, machine
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.requests import Request
 from sharpwave.serve.service import Service
 from sharpwave.serve.supervisor import ProcessDiedError
+from sharpwave.serve.wire import Request
 from sharpwave.training import setup
 from sharpwave.training.actors import hub as hub_module
 from sharpwave.training.actors.hub import Hub

@@ -21,12 +21,9 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.addresses import Address
 from sharpwave.serve.budget import BYTES, Budget
-from sharpwave.serve.client import Client
-from sharpwave.serve.requests import Request
-from sharpwave.serve.server import Server
-from sharpwave.serve.shard import Reply
+from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.supervisor import ProcessDiedError
-from sharpwave.serve.wire import Frame, WireError
+from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
 from sharpwave.training.actors.transport import Arrival, Delivered
 from sharpwave.training.actors.worker import most_steps, ratio_limiter

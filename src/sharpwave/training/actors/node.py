@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from sharpwave.serve.addresses import Address, Security, nearest
-from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.link import HUB, Link, ShardLostError
-from sharpwave.serve.requests import Request
+from sharpwave.serve.members import ask_directory
 from sharpwave.serve.supervisor import ProcessDiedError
+from sharpwave.serve.wire import Request
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool
 from sharpwave.training.actors.transport import Delivered

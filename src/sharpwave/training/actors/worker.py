@@ -21,9 +21,9 @@ from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.serve.addresses import Address, Security, nearest
-from sharpwave.serve.delivery import Delivery
-from sharpwave.serve.directory import ask_directory
 from sharpwave.serve.link import Link
+from sharpwave.serve.members import ask_directory
+from sharpwave.serve.remote_writer import Delivery
 from sharpwave.serve.supervisor import PARENT_GONE, follow_parent
 from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
@@ -238,8 +238,6 @@ class _Actor:
                 final_obs = final_observations(obs, infos["final_obs"], ended) if ended.any() else None
                 self.errors.add(acted, reward, terminated, truncated, final_obs)
             state = agent.observe(acted.state, reward, ended)
-            if self._delivery is not None and self._delivery.moving:
-                self._delivery.leave(self.writer)
             self._send_ready()
             episodes = sums.add(*game_result(reward, ended, infos))
             if self._hooks:

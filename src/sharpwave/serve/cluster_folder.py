@@ -1,0 +1,372 @@
+"""Folders of clusters: the file that names their shards, checkpoints of all shards at one moment, and their opening."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import secrets
+import shutil
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Self
+
+from sharpwave.disk.ownership import MARK
+from sharpwave.disk.store_folder import LOCK, Hold, lock_if_possible
+from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
+from sharpwave.native.directory import Directory
+from sharpwave.native.files import Files
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.wire import Request
+from sharpwave.spec import Spec
+from sharpwave.validation import checked_folder
+
+CLUSTER = "cluster.json"
+FORMAT = 1
+MAX_SHARDS_SAID = 1 << 16
+STORE = "store"
+"""Folder of the store, in a shard's."""
+MERGING = "merging"
+"""Folder of the checkpoints that a shard merges, in its own, until it has."""
+LEASES = "writers.json"
+"""File in a shard's folder: the lanes of each writer."""
+END_S = 10.0
+"""How long shards whose parent was killed may take to end."""
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a folder holds: the shards of a cluster in ``shard-K``, or those of a checkpoint in ``cut-N/shard-K``.
+
+    Attributes:
+        spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
+        cut: number of the checkpoint that counts; 0: the cluster itself.
+        replicas: of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
+        checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": none bears it.
+        opening: folder of the checkpoint that the shards are being copied from: they do not count yet; "": they do.
+        parts: how many shards limits are divided by: as many as there were at the beginning; 0: that is not known.
+    """
+
+    spec: Spec
+    shards: int
+    on_disk: bool
+    cut: int = 0
+    replicas: int = 0
+    new: dict[str, Any] = field(default_factory=dict)
+    checkpoint: str = ""
+    opening: str = ""
+    parts: int = 0
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Return what a folder's file says.
+
+        Raises:
+            FileNotFoundError: there is none.  DamagedError: it is not what a cluster writes.  NewerVersionError.
+        """
+        path = folder / CLUSTER
+        try:
+            text = path.read_text()
+        except (FileNotFoundError, NotADirectoryError) as error:
+            raise FileNotFoundError(f"{folder}: no cluster there: {CLUSTER} is missing") from error
+        try:
+            said = json.loads(text)
+            checksum = said.pop("checksum")
+            if type(said["format"]) is int and said["format"] > FORMAT:
+                raise NewerVersionError(str(path))
+            if checksum != _checksum(said):
+                raise ValueError("its checksum does not match")
+            shards, cut = said["shards"], said["cut"]
+            if type(shards) is not int or type(cut) is not int or not 0 < shards <= MAX_SHARDS_SAID or cut < 0:
+                raise ValueError(f"shards {shards!r}, cut {cut!r}")
+            replicas, new = said.get("replicas", 0), dict(said.get("new", {}))
+            if replicas not in (0, 1):
+                raise ValueError(f"replicas {replicas!r}")
+            spec = Spec.from_json(said["spec"])
+            checkpoint, opening = (str(said.get(name, "")) for name in ("checkpoint", "opening"))
+            parts = said.get("parts", 0)
+            if type(parts) is not int or not 0 <= parts <= MAX_SHARDS_SAID:
+                raise ValueError(f"parts {parts!r}")
+            on_disk = bool(said["on_disk"])
+            return cls(spec, shards, on_disk, cut, replicas, new, checkpoint, opening, parts)
+        except NewerVersionError:
+            raise
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise DamagedError(f"{path}: not what a cluster writes ({error}); put back a copy") from error
+
+    def write(self, folder: Path) -> None:
+        """Write the file, or replace it, at once.  Raises: OSError."""
+        said: dict[str, Any] = {
+            "format": FORMAT,
+            "spec": self.spec.description(),
+            "shards": self.shards,
+            "on_disk": self.on_disk,
+            "cut": self.cut,
+            "replicas": self.replicas,
+            "new": self.new,
+            "checkpoint": self.checkpoint,
+            "opening": self.opening,
+            "parts": self.parts,
+        }
+        said["checksum"] = _checksum(said)
+        write_whole(folder / CLUSTER, json.dumps(said, indent=1))
+
+    def check_whole(self, folder: Path) -> None:
+        """Refuse a folder whose shards, or whose first cut, are not all there.
+
+        Raises: ValueError, FileNotFoundError: naming the remedy.
+        """
+        if self.opening:
+            raise ValueError(
+                f"{folder} was being copied from the checkpoint {self.opening}, and not all is there; "
+                f"sharpwave.Cluster.open({self.opening!r}, disk={str(folder)!r}) begins anew"
+            )
+        if self.checkpoint and not self.cut:
+            raise FileNotFoundError(f"{folder}: the first checkpoint there was not finished; write it again")
+
+    def merged_limits(self, shards: int) -> dict[str, Any]:
+        """Return limits of all shards together where so many merge these: each gets those of as many as one merges."""
+        most = -(-self.shards // shards)
+        limits = {name: self.new.get(name) for name in ("capacity", "ram", "disk_limit")}
+        stores = {"capacity": shards, "ram": shards * (1 + self.replicas), "disk_limit": shards * (1 + self.replicas)}
+        return {name: None if one is None else one * most * stores[name] for name, one in limits.items()}
+
+
+def _checksum(said: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(said, sort_keys=True).encode())
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a small file so that it is there whole or as before, whatever happens.  Raises: OSError."""
+    partial = path.with_name(f"{path.name}.partial")
+    try:
+        with partial.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        error.filename = error.filename or str(path)  # a full disk does not say which
+        raise
+    if hasattr(os, "O_DIRECTORY"):
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def empty_folder(disk: str | os.PathLike[str]) -> Path:
+    """Make the folder of a cluster on disk, or find it empty.
+
+    Raises:
+        FileExistsError: it is not empty.  OSError: it cannot be made.
+    """
+    folder = checked_folder("disk", disk)
+    if (folder / CLUSTER).exists():
+        try:
+            Manifest.read(folder).check_whole(folder)
+        except (ValueError, FileNotFoundError) as error:
+            raise FileExistsError(f"disk: {error}; or give another folder") from error
+        raise FileExistsError(
+            f"disk: {folder} holds a cluster already; open it with sharpwave.Cluster.open({str(folder)!r})"
+        )
+    begun = (LOCK, f"{CLUSTER}.partial")  # by one that was killed before it was there
+    if folder.is_dir() and any(one.name not in begun for one in folder.iterdir()):
+        raise FileExistsError(f"disk: {folder} is not empty; give a new or empty folder")
+    Files().make_folder(folder).close()
+    return folder
+
+
+@contextlib.contextmanager
+def alone(folder: Path) -> Iterator[None]:
+    """Hold a cluster's folder while its shards begin: of two processes one gets all, or none is there yet.
+
+    Raises: StoreInUseError: another process makes or opens a cluster there.
+    """
+    with Files().make_folder(folder) as directory:
+        if not lock_if_possible(directory.descriptor, shared=False):
+            raise StoreInUseError(
+                f"disk: another process is making or opening a cluster in {folder}; wait for it, or give another folder"
+            )
+        yield
+
+
+@contextlib.contextmanager
+def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]:
+    """Make the folder of a new cluster on disk, and hold it while its shards begin.
+
+    Raises: as ``empty_folder``, ``alone``.
+    """
+    folder = empty_folder(disk)
+    with alone(folder):
+        empty_folder(disk)
+        replace(manifest, on_disk=True, cut=0).write(folder)
+        yield
+
+
+def cut(
+    links: Sequence[Link],
+    call: Callable[[Request], Any],
+    path: str | os.PathLike[str],
+    spec: Spec,
+    manifest: Manifest | None,
+) -> None:
+    """Write a checkpoint of all shards at one moment: as ``Cluster.checkpoint``.
+
+    Args:
+        call: sends a request to every shard. ``manifest``: what is known of the shards; ``None``: their number.
+
+    Raises:
+        OSError: a shard cannot write; an earlier checkpoint there is unchanged.
+        FileExistsError: the folder holds something else than checkpoints of clusters.
+    """
+    folder = checked_folder("checkpoint", path).absolute()  # shards may have another working directory
+    Files().make_folder(folder).close()
+    found = Manifest.read(folder) if (folder / CLUSTER).exists() else None
+    before = 0 if found is None else found.cut
+    name = (found.checkpoint if found is not None else "") or secrets.token_hex(16)
+    own = [] if found is None else [one for one in folder.glob("cut-*") if _is_own(one, name, before)]
+    others = [
+        one.name for one in folder.iterdir() if one not in own and one.name not in (CLUSTER, f"{CLUSTER}.partial")
+    ]
+    other = found is not None and not before and not found.checkpoint
+    if other or others:
+        what = "a cluster that is no checkpoint" if other else others[0]
+        way = ", or delete that, if a checkpoint that was killed left it" if what.startswith("cut-") else ""
+        raise FileExistsError(f"checkpoint: {folder} holds {what}; give a new or empty folder{way}")
+    alike = Manifest(spec, len(links), on_disk=False) if manifest is None else manifest
+    if found is None or not found.checkpoint:  # before there is a cut that bears it
+        replace(alike if found is None else found, cut=before, checkpoint=name).write(folder)
+    for one in own:  # of an attempt that failed
+        if one.name != f"cut-{before}":
+            _remove(one)
+    number = before + 1
+    while (target := folder / f"cut-{number}").exists():  # there were others' files in it
+        number += 1
+    target.mkdir()
+    write_whole(target / MARK, json.dumps({"cut": number, "checkpoint": name}))
+    try:
+        try:
+            call(Request.PAUSE)  # where one shard is lost, the others are paused, and are to go on
+            tickets = [
+                (link, link.submit(Request.CHECKPOINT, {"path": str(target / f"shard-{number}")}))
+                for number, link in enumerate(links)
+            ]
+            said = [link.wait(ticket).head for link, ticket in tickets]
+        finally:
+            call(Request.RESUME)  # which a shard answers once it has written
+    except ShardLostError:  # it may be writing still; the next checkpoint removes that
+        raise
+    except Exception:
+        _remove(target)
+        raise
+    on_disk = any(one["on_disk"] for one in said)
+    replace(alike, shards=len(said), on_disk=on_disk, cut=number, checkpoint=name).write(folder)
+    for one in own:
+        if one.name == f"cut-{before}":
+            _remove(one)
+
+
+def _is_own(cut: Path, checkpoint: str, named: int) -> bool:
+    """Return whether a checkpoint of that name made a folder: it bears a mark, or is the one that the folder names, or
+    has nothing else than a part of its mark, as it could not be marked any more."""
+    if cut.is_symlink() or not cut.is_dir() or not re.fullmatch("cut-[0-9]{1,9}", cut.name):
+        return False
+    if cut.name == f"cut-{named}" or all(one.name == f"{MARK}.partial" for one in cut.iterdir()):
+        return True
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return bool(json.loads((cut / MARK).read_bytes()).get("checkpoint") == checkpoint)
+    return False
+
+
+def _remove(cut: Path) -> None:
+    """Delete what shards wrote to a cut, as far as possible; what else is in it stays, and so does the folder."""
+    with contextlib.suppress(OSError):
+        for one in cut.iterdir():
+            if re.fullmatch("shard-[0-9]+", one.name) and not one.is_symlink():
+                shutil.rmtree(one, ignore_errors=True)
+            elif re.fullmatch(rf"shard-[0-9]+-{re.escape(LEASES)}(\.partial)?", one.name):
+                one.unlink()
+        left = {one.name for one in cut.iterdir()}
+        if left <= {MARK, f"{MARK}.partial"}:
+            for name in left:
+                (cut / name).unlink()
+            cut.rmdir()
+
+
+@contextlib.contextmanager
+def opening(
+    path: str | os.PathLike[str], disk: str | os.PathLike[str] | None
+) -> Iterator[tuple[Manifest, Path | None, Path | None]]:
+    """Provide what a folder holds that is opened, the folder of the shards, and that of the cut that they begin with.
+
+    The shards' folder is locked meanwhile; ``disk`` counts once the manifest is written to it that these shards have
+    then.
+
+    Raises: as ``Cluster.open``.
+    """
+    folder = checked_folder("open", path).absolute()
+    found = Manifest.read(folder)
+    found.check_whole(folder)
+    if not found.cut:
+        if disk is not None:
+            raise ValueError(f"open: disk={os.fspath(disk)!r}, but {folder} is no checkpoint; leave disk= out")
+        with alone(folder):
+            yield Manifest.read(folder), folder, None
+        return
+    begins_from = folder / f"cut-{found.cut}"
+    if disk is None:
+        if found.on_disk:
+            raise ValueError(f"open: {folder} is a checkpoint of a cluster on disk; give disk=, a new folder for it")
+        yield found, None, begins_from
+        return
+    target = checked_folder("disk", disk).absolute()
+    _unfinished(target)  # before anything is written there
+    with Files().make_folder(target) as directory, Hold(directory, wait_s=END_S):
+        left = _unfinished(target)
+        for number in range(0 if left is None else left.shards):
+            delete_when_free(target / f"shard-{number}")
+        replace(found, cut=0, checkpoint="", on_disk=True, opening=str(folder)).write(target)
+        yield found, target, begins_from
+
+
+def _unfinished(target: Path) -> Manifest | None:
+    """Return what a folder says into which a checkpoint was not copied to the end; ``None``: it is new or empty.
+
+    Raises: as ``empty_folder``.
+    """
+    if (target / CLUSTER).exists() and (left := Manifest.read(target)).opening:
+        return left
+    empty_folder(target)
+    return None
+
+
+def delete_when_free(shard: Path) -> None:
+    """Delete a shard's store that may not be whole, once no process has it.
+
+    Raises: StoreInUseError: a process has it.  OSError: it cannot be deleted.
+    """
+    if (shard / STORE).is_dir():
+        with Directory.open(shard / STORE) as directory, Hold(directory, wait_s=END_S):
+            pass  # a shard whose parent was killed has ended
+    delete_shard(shard)
+    if (shard / STORE).exists():
+        raise FileExistsError(f"open: {shard / STORE} is not whole, and cannot be deleted; delete it")
+
+
+def delete_shard(folder: Path) -> None:
+    """Delete a shard's store, replicas and writers' lanes; what else is in its folder stays."""
+    for one in (folder / STORE, folder / MERGING, *folder.glob("replica-of-*")):
+        if one.is_dir():
+            shutil.rmtree(one, ignore_errors=True)
+        else:
+            one.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (folder / LEASES).unlink(missing_ok=True)
+        folder.rmdir()
