@@ -388,7 +388,7 @@ def test_clients_of_a_service_grow_and_save_it(tmp_path: Path, monkeypatch: pyte
             assert other._members.renew(0.0) and len(other.links) == 2
             held = write(other)
             replay.refresh()
-            assert set(replay.sample(128).shards.tolist()) == {0, 1}
+            assert len(set(replay.sample(128).shards.tolist())) == 2
             monkeypatch.setattr("sharpwave.serve.members.cut", held_up)
             other.checkpoint(tmp_path / "ckpt")
             assert still == [True]

@@ -83,21 +83,19 @@ class Cluster(ClusterViews):
             security = replace(security, secret=secrets.token_hex(32).encode())
         self._begin(spec, security, seed)
         try:
-            if is_ray(address):
-                given = {"seed": self._seed, **options}
-                here, folder = Path(), None if disk is None else Path(disk).absolute()
+            if address == "local" or is_ray(address):
+                on_ray = is_ray(address)
+                sockets = Path() if on_ray else self._sockets()  # on Ray each node has its own, and its own disk
+                folder = None if disk is None else Path(disk).absolute() if on_ray else checked_folder("disk", disk)
                 plan = Plan(
-                    shards, here, capacity, ram, disk_limit, folder, given, security=self.security, replicas=replicas
+                    shards, sockets, capacity, ram, disk_limit, folder, {"seed": self._seed, **options},
+                    security=self.security, replicas=replicas,
                 )  # fmt: skip
-                self._run(plan, RayShards(address, plan.settings(spec)))
-            elif address == "local":
-                folder = None if disk is None else checked_folder("disk", disk)
-                sockets, given = self._sockets(), {"seed": self._seed, **options}
-                plan = Plan(
-                    shards, sockets, capacity, ram, disk_limit, folder, given, security=self.security, replicas=replicas
-                )  # fmt: skip
-                with plan.begun(spec):
-                    self._run(plan, LocalShards(plan.settings(spec)))
+                if on_ray:
+                    self._run(plan, RayShards(address, plan.settings(spec)))
+                else:
+                    with plan.begun(spec):
+                        self._run(plan, LocalShards(plan.settings(spec)))
             else:
                 self._join(
                     address,
@@ -283,7 +281,7 @@ class Cluster(ClusterViews):
 
         Shards that are being started again are left out.  Raises: ShardLostError: none can be reached.
         """
-        each = [one["stats"] for one in self._members.answers(Request.STATS)]
+        each = [one["stats"] for one in self._members.call(Request.STATS, of_all=False)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
         sums = {name: sum(one[name] for one in each) for name in names}
         sums |= {name: sum(one.get(name, 0) for one in each) for name in NOTICED}  # an older shard counts none

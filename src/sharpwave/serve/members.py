@@ -21,7 +21,7 @@ from sharpwave.serve.link import Link, OtherShardLostError, ShardLostError
 from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
 from sharpwave.serve.ray_cluster import RayShards
 from sharpwave.serve.view_uses import ViewUses
-from sharpwave.serve.wire import Frame, Request
+from sharpwave.serve.wire import Request
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
 
@@ -146,8 +146,6 @@ class Members:
         self._asked_at, self._lock = time.monotonic(), threading.RLock()
         self._closed = False
         self.links = [Link(one, security) for one in addresses]
-        if self._said is not None and directory is not None:
-            self.links = [Link(one, security) for one in nearest(self._said, directory)]
         self._fit()
         self.views, self.freed = ViewUses(self), deque[int]()
         follow(self)
@@ -213,61 +211,41 @@ class Members:
             return
         while len(self.links) > count:
             self.links.pop().close()
-        while len(self.links) < count:
-            self.links.append(self._linked(len(self.links)))
+        if len(self.links) < count:
+            new = range(len(self.links), count)
+            if self._fleet is not None:
+                self.links += [self._fleet.link(number) for number in new]
+            elif self._said is not None and self._directory is not None:
+                there = nearest(self._said, self._directory)
+                self.links += [Link(there[number], self._security) for number in new]
 
-    def _linked(self, number: int) -> Link:
-        if self._fleet is not None:
-            return self._fleet.link(number)
-        assert self._said is not None and self._directory is not None
-        return Link(nearest(self._said, self._directory)[number], self._security)
-
-    def call(self, kind: Request, head: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+    def call(
+        self, kind: Request, head: Mapping[str, Any] | None = None, *, of_all: bool = True
+    ) -> list[dict[str, Any]]:
         """Send a request to every shard, twice if its connection broke; return their replies' heads.
 
-        Raises: ShardLostError.
+        Args:
+            of_all: whether every shard must answer; else leave out those that cannot be reached.
+
+        Raises: ShardLostError: one cannot be reached, or none.
         """
         self.renew()
-        try:
-            return self._called(kind, head)
-        except ShardLostError:
-            if not self.renew(0.0):
-                raise
-            return self._called(kind, head)
-
-    def _called(self, kind: Request, head: Mapping[str, Any] | None) -> list[dict[str, Any]]:
         tickets: list[tuple[Link, int | None]] = []
         for link in list(self.links):
-            try:
-                tickets.append((link, link.submit(kind, head or {})))
-            except ShardLostError:  # a connection of the shard's life before, perhaps
-                tickets.append((link, None))
-        said: list[Frame] = []
+            ticket = None
+            with contextlib.suppress(ShardLostError):  # a connection of the shard's life before, perhaps
+                ticket = link.submit(kind, head or {})
+            tickets.append((link, ticket))
+        found: list[dict[str, Any]] = []
+        lost: ShardLostError | None = None
         for link, ticket in tickets:
             try:
-                said.append(link.call(kind, head) if ticket is None else link.wait(ticket))
-            except ShardLostError:
-                if ticket is None:
+                found.append(_reply(link, ticket, kind, head))
+            except ShardLostError as error:
+                if of_all:
                     raise
-                said.append(link.call(kind, head))
-        return [one.head for one in said]
-
-    def answers(self, kind: Request) -> list[dict[str, Any]]:
-        """Return the heads of the replies of those shards that can be reached.  Raises: ShardLostError: none can."""
-        self.renew()
-        tickets: list[tuple[Link, int]] = []
-        found, lost = [], ShardLostError("Cluster: there are no shards")
-        for link in list(self.links):
-            try:
-                tickets.append((link, link.submit(kind, {})))
-            except ShardLostError as error:
                 lost = error
-        for link, ticket in tickets:
-            try:
-                found.append(link.wait(ticket).head)
-            except ShardLostError as error:
-                lost = error
-        if not found:
+        if lost is not None and not found:
             raise lost
         return found
 
@@ -314,6 +292,14 @@ class Members:
         self._closed = True
         for link in self.links:
             link.close()
+
+
+def _reply(link: Link, ticket: int | None, kind: Request, head: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the head of a reply; where the connection broke, ask again.  Raises: ShardLostError."""
+    if ticket is not None:
+        with contextlib.suppress(ShardLostError):
+            return link.wait(ticket).head
+    return link.call(kind, head).head
 
 
 def ask_directory(
