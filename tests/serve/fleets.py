@@ -12,9 +12,12 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
-from sharpwave.serve.addresses import Security, machine
+from sharpwave.serve.addresses import Address, Security, machine
 from sharpwave.serve.local_shards import Plan
 from sharpwave.serve.members import Fleet, Members
+from sharpwave.serve.process import ShardSettings
+from sharpwave.serve.server import Server
+from sharpwave.serve.shard import Shard
 from tests.serve.serving import SPEC, Served, served
 
 EPISODE = 10
@@ -42,6 +45,14 @@ class Started:
     def moved(self, number: int) -> None:
         """Return ``None``: shards stay where they are."""
 
+    def add(self, settings: ShardSettings) -> None:
+        """Start one more shard."""
+        store = sw.Store(SPEC, capacity=CAPACITY, segment_steps=8)
+        self.there.stores.append(store)
+        self.there.shards.append(Shard(store, None))
+        address = Address.parse(settings.addresses[0])
+        self.there.servers.append(Server(self.there.shards[-1], address, Security()))
+
     def lose(self) -> None:
         """End the last shard."""
         self.gone += 1
@@ -62,6 +73,10 @@ def fleet_of(shards: int, folder: Path) -> Iterator[tuple[Served, Fleet, Started
         fleet = Fleet(SPEC, Plan(shards, folder, CAPACITY * shards), processes)
         there.cluster._members = Members(Security(), fleet=fleet)
         yield there, fleet, processes
+        there.cluster.close()
+        for server, store in list(zip(there.servers, there.stores, strict=True))[shards:]:
+            server.close()
+            store.close()
 
 
 def write(writer: SegmentWriter, log: list[tuple[int, int]], begin: int, steps: int, lanes: int, of: int) -> None:

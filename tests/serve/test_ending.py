@@ -58,4 +58,4 @@ def test_a_shard_that_does_not_end_says_what_it_does_and_is_killed(
     cluster.close()
     assert "shard 0 did not end in 0.3 s; it is killed" in caplog.text
     said = capfd.readouterr().err
-    assert "most recent call first" in said and "ending.py" in said and "_accept" in said
+    assert "most recent call first" in said and "log_lines.py" in said and "_accept" in said

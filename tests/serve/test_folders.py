@@ -83,7 +83,8 @@ def test_paths_are_those_of_where_they_were_given(tmp_path: Path, monkeypatch: p
 def test_a_checkpoint_leaves_folders_alone_that_none_made(tmp_path: Path, own: bool) -> None:
     """Those of another program that have a cut's name too, also where checkpoints were written before."""
     film = tmp_path / "film"
-    with sw.Cluster(SPEC, shards=2, capacity=1_000) as cluster:
+    with served(2, tmp_path) as there:
+        cluster = there.cluster
         if own:
             cluster.checkpoint(film)
         for name in ("cut-2", "cut-7"):

@@ -17,6 +17,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.local_shards import SEGMENT_STEPS
 from tests.serve.fleets import wait_for
 from tests.serve.serving import SPEC, play, served
 
@@ -150,23 +151,6 @@ def test_a_checkpoint_is_one_cut_and_a_cluster_opens_from_it(tmp_path: Path) -> 
     assert (tmp_path / "ckpt" / "notes.txt").read_text() == "mine"
 
 
-@pytest.mark.slow
-def test_a_cluster_grows_and_draws_from_the_new_shard(tmp_path: Path) -> None:
-    with sw.Cluster(SPEC, shards=1, capacity=10_000, disk=tmp_path / "d") as cluster:
-        replay = cluster.transitions()
-        play(cluster.writer(2, segment_steps=8), 2, 100, 0)
-        cluster.resize(shards=2)
-        play(cluster.writer(2, shard=1, segment_steps=8), 2, 100, 1)
-        replay.refresh()
-        batch = replay.sample(64)
-        assert len(set(batch.shards.tolist())) == 2
-        assert replay.update_priorities(batch, np.ones(64)) == 0
-        with pytest.raises(ValueError, match="expected an integer from 1"):
-            cluster.resize(shards=0)
-    with sw.Cluster.open(tmp_path / "d") as cluster:
-        assert len(cluster.links) == 2
-
-
 def test_shards_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     program = """
 import sys, sharpwave as sw
@@ -256,12 +240,12 @@ def test_a_writer_gets_a_shard_that_answers(tmp_path: Path) -> None:
         cluster.close()
 
 
-def test_a_cluster_holds_as_many_steps_as_its_capacity_says() -> None:
-    with sw.Cluster(SPEC, capacity=2_000) as cluster:
-        writer = cluster.writer(2)
+def test_a_shard_holds_as_many_steps_as_its_capacity_says(tmp_path: Path) -> None:
+    with served(1, tmp_path, capacity=2_000, segment_steps=SEGMENT_STEPS) as there:
+        writer = there.cluster.writer(2)
         counting(writer, 0, 2_500)
         writer.flush()
-        assert len(cluster) > 1_900
+        assert len(there.cluster) > 1_900
 
 
 def test_a_refusal_is_heard_without_a_flush(tmp_path: Path) -> None:

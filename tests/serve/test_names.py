@@ -15,6 +15,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.remote_writer import Delivery
+from tests.serve.fleets import fleet_of
 from tests.serve.serving import SPEC, play, served
 
 NAMES = [f"actor-{number}" for number in range(6)]
@@ -45,9 +46,9 @@ def test_a_writer_finds_the_shard_that_has_its_name(tmp_path: Path) -> None:
                 again.writer(1, name=NAMES[0])
 
 
-@pytest.mark.slow
 def test_a_name_does_not_move_with_the_number_of_shards_and_is_found_where_it_went(tmp_path: Path) -> None:
-    with sw.Cluster(SPEC, shards=2, capacity=100_000) as cluster:
+    with fleet_of(2, tmp_path) as (there, _, _):
+        cluster = there.cluster
         earlier = {name: cluster.writer(name=name) for name in NAMES}
         apart = cluster.writer(name="apart", shard=1)  # put there by hand
         places = {name: place(writer) for name, writer in earlier.items()}
@@ -57,6 +58,14 @@ def test_a_name_does_not_move_with_the_number_of_shards_and_is_found_where_it_we
         new = {f"new-{number}": place(cluster.writer(name=f"new-{number}")) for number in range(16)}
         assert {number for number, _ in new.values()} == {0, 1, 2, 3}
         assert {name: place(cluster.writer(name=name)) for name in new} == new
+        replay = cluster.transitions()
+        for shard in range(4):
+            play(cluster.writer(2, shard=shard), 2, 60, shard)
+        replay.refresh()
+        batch = replay.sample(128)
+        assert len(set(batch.shards.tolist())) == 4 and replay.update_priorities(batch, [1.0] * 128) == 0
+        with pytest.raises(ValueError, match=r"4 run, and a cluster that runs only grows; write a checkpoint"):
+            cluster.resize(shards=3)
 
 
 def test_a_name_waits_for_a_shard_that_is_away_and_others_do_not(tmp_path: Path) -> None:

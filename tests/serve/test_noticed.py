@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -11,6 +12,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.boundaries import NOTICED
+from tests.serve.serving import served
 
 SPEC = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
 
@@ -37,12 +39,13 @@ def wander(writer: Any, steps: int) -> None:
         writer.extend(obs=obs, next_obs=after, action=[0], reward=[0.0], terminated=ends, truncated=ends)
 
 
-def test_writers_warn_and_the_cluster_counts_what_they_noticed() -> None:
+def test_writers_warn_and_the_cluster_counts_what_they_noticed(tmp_path: Path) -> None:
     with sw.Store(SPEC, capacity=10_000) as store, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
         play(store, 300)
         expected = store.stats()["repeated_finals"]
-    with sw.Cluster(SPEC, shards=2, capacity=10_000) as cluster:
+    with served(2, tmp_path, spec=SPEC) as there:
+        cluster = there.cluster
         writers = [cluster.writer(2, shard=number) for number in (0, 1)]
         with pytest.warns(RuntimeWarning, match="they are resets and no steps"):
             for writer in writers:

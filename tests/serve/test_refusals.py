@@ -31,10 +31,12 @@ def test_a_number_of_lanes_that_no_writer_has(tmp_path: Path, lanes: Any) -> Non
 
 def test_a_durable_writer_needs_a_disk(tmp_path: Path) -> None:
     text = "durability='flush', but this cluster has no disk"
-    with sw.Cluster(SPEC, capacity=1000) as cluster, pytest.raises(ValueError, match=text):
-        cluster.writer(durability="flush")
-    with sw.Cluster(SPEC, capacity=1000, disk=tmp_path / "disk") as cluster:
-        writer = cluster.writer(durability="flush")
+    for name in ("memory", "disk"):
+        (tmp_path / name).mkdir()
+    with served(1, tmp_path / "memory") as there, pytest.raises(ValueError, match=text):
+        there.cluster.writer(durability="flush")
+    with served(1, tmp_path / "disk", disk=tmp_path / "disk" / "store") as there:
+        writer = there.cluster.writer(durability="flush")
         play(writer, 1, 40, 0)
         writer.flush()
         assert writer.delivery.acknowledged and not writer.delivery.waiting

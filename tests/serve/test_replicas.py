@@ -14,8 +14,10 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import Link
+from sharpwave.serve.local_shards import Plan
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.replicas import Keeper, Neighbour
+from tests.serve.fleets import fleet_of
 from tests.serve.serving import SPEC, sealed, served
 from tests.serve.test_lives import actions, counting
 
@@ -179,14 +181,13 @@ def test_a_durable_writer_that_reconnects_hears_of_what_is_on_the_disk(
 
 
 def test_limits_include_replicas_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    with sw.Cluster(SPEC, shards=2, capacity=10_000, ram="64MiB", replicas=1) as cluster:
-        assert cluster._fleet is not None
-        each = cluster._fleet.plan
-        assert {one.limits["ram"] for one in each.settings(SPEC)} == {16 << 20}
-        assert {one.limits["capacity"] for one in each.settings(SPEC)} == {5000}
+    plan = Plan(2, tmp_path, 10_000, "64MiB", replicas=1)
+    assert {one.limits["ram"] for one in plan.settings(SPEC)} == {16 << 20}
+    assert {one.limits["capacity"] for one in plan.settings(SPEC)} == {5000}
+    with fleet_of(1, tmp_path) as (there, fleet, _):
+        fleet.plan = plan
         with pytest.raises(ValueError, match="with replicas the number of shards stays"):
-            cluster.resize(shards=3)
-        assert "replica" in cluster.stats()["shards"][0]
+            there.cluster.resize(shards=3)
     for shards, replicas in ((1, 1), (3, 2), (3, -1)):
         with pytest.raises(ValueError, match=f"replicas={replicas} of {shards} shards"):
             sw.Cluster(SPEC, shards=shards, capacity=1000, replicas=replicas, disk=tmp_path / "none")
