@@ -65,7 +65,7 @@ def as_it_is(agent: DQN) -> Callable[[Any], Any]:
 def rows_first(agent: DQN) -> Callable[[Any], Any]:
     """Use torch's default layout, channels before rows."""
     for network in (agent.online, agent.target):
-        network.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        network.to(memory_format=torch.contiguous_format)
     inputs = agent.inputs
     agent.inputs = nn.Sequential(inputs, _Contiguous())
     return as_it_is(agent)
@@ -86,7 +86,7 @@ def plain_adam(agent: DQN) -> Callable[[Any], Any]:
 
 def compiled(agent: DQN) -> Callable[[Any], Any]:
     """Compile both networks by torch.compile."""
-    agent.online, agent.target = torch.compile(agent.online), torch.compile(agent.target)  # type: ignore[assignment]
+    agent.online, agent.target = torch.compile(agent.online), torch.compile(agent.target)
     return as_it_is(agent)
 
 

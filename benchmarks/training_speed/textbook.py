@@ -21,7 +21,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, multiprocessing, nn
 
-from sharpwave.agents.schedules import linear
+from sharpwave.agents.replay import linear
 from sharpwave.bench.clock import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
 from training_speed.rungs import Rung

@@ -8,14 +8,12 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import A2C
-from sharpwave.agents.a3c import A3C
-from sharpwave.agents.actor_critic import LOG_PROBABILITY
+from sharpwave.agents.a2c import A2C, A3C
+from sharpwave.agents.actor_critic import LOG_PROBABILITY, RAW
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.replay import RolloutSettings
-from sharpwave.agents.stochastic_policies import RAW
 from tests.agents.optimizers import Adam, clipped, rate
 from tests.agents.test_pqn import ACTIONS, SIZE, STEPS, UNITS, WINDOWS, windows
 from tests.agents.test_updates import weights_of

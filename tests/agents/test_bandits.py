@@ -20,8 +20,8 @@ from sharpwave.agents.bandits import (
     UCB1Tuned,
     kl_upper_bound,
 )
+from sharpwave.agents.distributional import NoisyLinear, resample
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax, Strategy
-from sharpwave.agents.noisy import NoisyLinear, resample
 
 ARMS = np.array([0.75, 0.65, 0.55, 0.45, 0.35])
 LANES, STEPS = 150, 1_000

@@ -7,8 +7,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box
 
+from sharpwave.agents.actor_networks import BatchRenorm
 from sharpwave.agents.crossq import CrossQ
-from sharpwave.agents.normalized_networks import BatchRenorm
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3

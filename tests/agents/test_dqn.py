@@ -12,9 +12,9 @@ from torch import nn
 
 import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.devices import pick_device
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax
+from sharpwave.agents.learner import pick_device
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.replay import TransitionsSettings
 

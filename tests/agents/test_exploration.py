@@ -3,8 +3,15 @@
 import numpy as np
 import pytest
 
-from sharpwave.agents.exploration import EpsilonGreedy, Softmax, epsilon_greedy, epsilon_ladder, softmax_actions
-from sharpwave.agents.schedules import held, linear
+from sharpwave.agents.exploration import (
+    EpsilonGreedy,
+    Softmax,
+    epsilon_greedy,
+    epsilon_ladder,
+    held,
+    softmax_actions,
+)
+from sharpwave.agents.replay import linear
 
 
 @pytest.mark.parametrize(

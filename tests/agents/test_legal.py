@@ -8,27 +8,26 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
+from sharpwave.agents.actions import legal_in, legal_rows, with_legal
+from sharpwave.agents.actor_critic import policy_for
 from sharpwave.agents.cql import CQL, CQLSettings
+from sharpwave.agents.distributional import C51, Expected
 from sharpwave.agents.dqn import DQN, DQNSettings
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax, epsilon_greedy
-from sharpwave.agents.heads import C51, Expected
 from sharpwave.agents.impala import IMPALA
-from sharpwave.agents.legal import legal_in, legal_rows, with_legal
 from sharpwave.agents.losses import (
     action_cross_entropy,
     double_q_targets,
     greedy_policy,
     munchausen_bonus,
-    q_targets,
     soft_policy,
 )
 from sharpwave.agents.ngu import NGU, NGUSettings
 from sharpwave.agents.pqn import PQN
-from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Spaces
+from sharpwave.agents.q_agent import NStepErrors
 from sharpwave.agents.r2d2 import R2D2, R2D2Settings
 from sharpwave.agents.replay import SequencesSettings
-from sharpwave.agents.stochastic_policies import policy_for
 
 INFINITY = math.inf
 SPACES = Spaces(Dict(obs=Box(-1, 1, (2,), np.float32), action_mask=MultiBinary(3)), Discrete(3))
@@ -79,7 +78,7 @@ def test_values_of_illegal_actions_are_minus_infinity_but_not_of_those_that_were
 def test_targets_are_of_the_best_legal_action():
     """The reward 1 plus half of 3, where an illegal action has 9."""
     reward, discount = torch.tensor([1.0]), torch.tensor([0.5])
-    assert q_targets(values([2, None, 3]), reward, discount).item() == 2.5
+    assert double_q_targets(values([2, None, 3]), values([2, None, 3]), reward, discount).item() == 2.5
     assert double_q_targets(tensor([2.0, 9.0, 3.0]), values([7, None, 5]), reward, discount).item() == 2.0
     assert greedy_policy(values([2, None, 3])).tolist() == [[0, 0, 1]]
 
@@ -253,7 +252,7 @@ def test_ngu_s_greedy_policy_is_of_legal_actions(monkeypatch):
 def test_pqn_s_returns_are_of_legal_actions():
     """With lambda .65: step 2 has 1 + .5 * 8 = 5; step 1 has 1 + .5 * (.35 * 4 + .65 * 5) = 3.325."""
     agent = given(PQN(GIVEN))
-    assert agent.loss(WINDOW).item() == pytest.approx(0.5 * ((3.325 - 2) ** 2 + (5 - 4) ** 2) / 2)
+    assert agent.loss(WINDOW)[0].item() == pytest.approx(0.5 * ((3.325 - 2) ** 2 + (5 - 4) ** 2) / 2)
 
 
 def test_actor_critics_look_at_legal_actions_and_their_padding_stays_finite():

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.qmix import QMIX
 from sharpwave.agents.replay import TransitionsSettings
-from sharpwave.agents.vdn import VDN
+from sharpwave.agents.vdn import QMIX, VDN
 from sharpwave.envs.team_games import two_step
 from tests.agents.optimizers import Adam, clipped
 from tests.agents.team_batches import (

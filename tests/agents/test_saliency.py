@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from sharpwave.agents.architectures import register_image_model
 from sharpwave.agents.dqn import DQN
-from sharpwave.agents.modules import to_tensors
+from sharpwave.agents.learner import to_tensors
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2

@@ -5,8 +5,8 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
+from sharpwave.agents.actor_critic import RAW, Gaussian, normal_log_density, policy_for
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.stochastic_policies import RAW, Gaussian, normal_log_density, policy_for
 
 OBS = Box(-1, 1, (3,), np.float32)
 

@@ -1,4 +1,6 @@
-"""Choices among legal actions, and which spaces are a team's."""
+"""Choices among legal actions, which spaces are a team's, and mixtures of values."""
+
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from sharpwave.agents.exploration import epsilon_greedy
 from sharpwave.agents.masac import MASAC
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.qmix import QMIX
-from sharpwave.agents.teams import TeamInputs, drawn, legal_epsilon_greedy, legal_policy, others_actions, team_of
-from sharpwave.agents.vdn import VDN
-from sharpwave.teams import random_actions
+from sharpwave.agents.teams import Mixer, Sum, TeamInputs, drawn, legal_policy, mixed, others_actions, team_of
+from sharpwave.agents.vdn import QMIX, VDN
+from sharpwave.teams import legal_actions, random_actions
 from sharpwave.training.measuring import sometimes_random
 from tests.agents.team_batches import SPACES
 from tests.support.examples import examples
@@ -27,6 +29,12 @@ def allowed(mask, action):
         mask[index][a] == 1 or (a == 0 and not mask[index].any())
         for index, a in np.ndenumerate(action)
     )  # fmt: skip
+
+
+def legal_epsilon_greedy(values, mask, epsilon, rng):
+    """As value decomposition chooses: `epsilon` of each lane."""
+    greedy = np.where(legal_actions(mask), values, -np.inf).argmax(axis=2)
+    return epsilon_greedy(greedy, mask.shape[2], epsilon[:, None], rng, mask)
 
 
 @settings(max_examples=examples(50), deadline=None)
@@ -132,3 +140,76 @@ def test_inputs_by_hand():
 def test_spaces_that_are_no_team_s_are_refused(observation, action):
     with pytest.raises(ValueError, match=r"qmix needs a team: .* the garden has .*TeamEnv makes one"):
         QMIX(Spaces(observation, action, "the garden"))
+
+
+def test_a_mixture_by_hand():
+    """Two agents, two hidden units: 1*1 + 2*.5 - 4 = -2 and 1*0 + 2*3 + 1 = 7; ELU gives e^-2 - 1 and 7."""
+    got = mixed(
+        torch.tensor([[1.0, 2.0]], dtype=torch.float64),
+        torch.tensor([[1.0, 0.0, 0.5, 3.0]], dtype=torch.float64),  # agent 0 to both units, agent 1 to both
+        torch.tensor([[-4.0, 1.0]], dtype=torch.float64),
+        torch.tensor([[10.0, 2.0]], dtype=torch.float64),
+        torch.tensor([[-3.0]], dtype=torch.float64),
+    )
+    np.testing.assert_allclose(got, [10 * (np.exp(-2) - 1) + 2 * 7 - 3], rtol=1e-12)
+
+
+def test_a_mixer_s_weights_are_absolute_values_of_what_the_state_makes():
+    """One unit, weights given, of state 1, which is s = 1 / (1 + 1): |-8 s| = 4 and |1 - 12 s| = 5 by agent, bias
+    4 s - 1 = 1, last |-4 s| = 2, bias 8 s + 1 + 2 = 7."""
+    mixer: Any = Mixer(agents=2, state=1, units=1)
+    with torch.no_grad():
+        for layer, weight, bias in (
+            (mixer.first_weights, [[-8.0], [-12.0]], [0.0, 1.0]),
+            (mixer.first_bias, [[4.0]], [-1.0]),
+            (mixer.last_weights, [[-4.0]], [0.0]),
+            (mixer.last_bias[0], [[8.0]], [1.0]),
+            (mixer.last_bias[2], [[1.0]], [2.0]),
+        ):
+            layer.weight.copy_(torch.tensor(weight))
+            layer.bias.copy_(torch.tensor(bias))
+        got = mixer(torch.tensor([[0.5, 0.2], [-1.0, 0.1]]), torch.tensor([[1.0], [1.0]]))
+    # 4 * .5 + 5 * .2 + 1 = 4 -> 2 * 4 + 7 = 15; -4 + .5 + 1 = -2.5 -> 2 (e^-2.5 - 1) + 7
+    np.testing.assert_allclose(got, [15.0, 2 * (np.exp(-2.5) - 1) + 7], rtol=1e-6)
+
+
+def test_however_far_the_state_the_mixture_s_weights_stay_as_near_it():
+    """Agents that walk away make no value grow without end."""
+    torch.manual_seed(0)
+    mixer = Mixer(agents=3, state=4, units=8)
+    values, away = torch.randn(16, 3), torch.randn(16, 4)
+    with torch.no_grad():
+        far, farther = (mixer(values, scale * away) for scale in (1e4, 1e8))
+    torch.testing.assert_close(far, farther, rtol=1e-2, atol=1e-2)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    agents=st.integers(1, 5), state=st.integers(1, 6), units=st.integers(1, 8), scale=st.floats(0.01, 30),
+    seed=st.integers(0, 2**32 - 1),
+)  # fmt: skip
+def test_the_team_s_value_never_falls_when_an_agent_s_rises(agents, state, units, scale, seed):
+    """dQtot/dQi >= 0, whatever weights, states and values; so each agent's best action is the team's best, too."""
+    torch.manual_seed(seed)
+    mixer = Mixer(agents, state, units).double()
+    with torch.no_grad():
+        for parameter in mixer.parameters():
+            parameter.normal_(0, scale)
+    values = (scale * torch.randn(16, agents, dtype=torch.float64)).requires_grad_()
+    states = scale * torch.randn(16, state, dtype=torch.float64)
+    (slopes,) = torch.autograd.grad(mixer(values, states).sum(), values)
+    assert (slopes >= 0).all()
+    with torch.no_grad():
+        higher = values + scale * torch.rand_like(values)
+        assert (mixer(higher, states) >= mixer(values, states) - 1e-9 * scale**3).all()
+        # The joint action of highest value among all, by search, is worth what each agent's own best gives.
+        options = scale * torch.randn(agents, 3, dtype=torch.float64)
+        joint = torch.cartesian_prod(*options).reshape(-1, agents)
+        every = mixer(joint, states[:1].expand(len(joint), -1))
+        own = mixer(options.max(dim=1).values[None], states[:1])
+        torch.testing.assert_close(every.max(), own[0])
+
+
+def test_a_sum_is_a_sum():
+    got = Sum()(torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.0, 0.0]]), torch.zeros(2, 9))
+    assert got.tolist() == [-1.0, 0.5]

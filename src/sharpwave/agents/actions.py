@@ -1,5 +1,5 @@
 """Forms of actions: numbered from 0 for agents with a value for each action, or scaled to -1 ... 1 where they are
-continuous, whatever the space's own form."""
+continuous; and which are legal, as the observation says. The value of an illegal action is -infinity."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
 
+from sharpwave.agents.lazy_torch import torch
 from sharpwave.agents.protocol import Spaces, space_text
+from sharpwave.teams import ACTION_MASK
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,8 +130,6 @@ class BoxActions:
 
     def scaled(self, actions: Tensor) -> Tensor:
         """Return float32 [B, size] in -1 ... 1 for actions [B, *shape] of the environment: the inverse."""
-        import torch
-
         if self._unscaled:
             return actions.flatten(1).float()
         centre, half = (
@@ -137,3 +137,35 @@ class BoxActions:
             torch.from_numpy(self._half).to(actions.device),
         )
         return ((actions - centre) / half).flatten(1).float()
+
+
+def legal_in(spaces: Spaces, obs: Any) -> Any:
+    """Return which actions are legal, bool [..., A]; ``None``: all, in spaces without a mask.
+
+    Where a mask has none, all are: in final states, behind which no action is made, and in padding.
+
+    Args:
+        obs: observations [..., ...] by part, arrays or tensors.
+    """
+    if not spaces.masked:
+        return None
+    mask = obs[ACTION_MASK] != 0
+    return mask | ~mask.any(-1)[..., None]
+
+
+def with_legal(values: Tensor, legal: Tensor | None, taken: Tensor | None = None) -> Tensor:
+    """Return values or logits [..., A], those of illegal actions -infinity.
+
+    Args:
+        legal: as from ``legal_in``.
+        taken: int64 [...], actions that keep their value: those of data may have been illegal.
+    """
+    if legal is None:
+        return values
+    illegal = ~legal if taken is None else (~legal).scatter(-1, taken.unsqueeze(-1), False)
+    return values.masked_fill(illegal, -math.inf)
+
+
+def legal_rows(values: npt.NDArray[np.float32], legal: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
+    """Do as ``with_legal``, for arrays [N, A]."""
+    return values if legal is None else np.where(legal, values, np.float32(-np.inf))

@@ -8,35 +8,39 @@ behind its last real step, the true final one after a truncated episode, stands 
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
+import numpy.typing as npt
+from gymnasium.spaces import Box
+
+from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
-from sharpwave.agents.devices import pick_device
-from sharpwave.agents.legal import legal_in, legal_rows, with_legal
-from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
-from sharpwave.agents.replay import RolloutSettings
-from sharpwave.agents.schedules import linear
-from sharpwave.configuration import check, expect, setting
+from sharpwave.agents.exploration import softmax_actions
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
+from sharpwave.agents.losses import window_ends
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.replay import LEARNING, NETWORK, RolloutSettings
+from sharpwave.configuration import setting
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
-    import torch
-    from gymnasium.spaces import Space
-    from torch import Tensor, nn
+    from torch import Tensor
 
-LEARNING, NETWORK = "Learning", "Network"
+RAW = "raw_action"
+"""Step field of the actions that a Gaussian policy drew, before they were clipped to the environment's bounds."""
 LOG_PROBABILITY = "log_probability"
 """Step field of the log-probability of the action by the policy that acted."""
 
 
 @dataclass(frozen=True)
-class ActorCriticSettings:
+class ActorCriticSettings(LearningRateSettings):
     """Settings that all actor-critic agents have."""
 
     kind: ClassVar[str]
@@ -46,13 +50,6 @@ class ActorCriticSettings:
     network: str = setting("auto", "torso of both networks; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(128, "units of the hidden layer", NETWORK, at_least=1)
 
-    lr: float = setting(1e-3, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    lr_end: float | None = setting(
-        None, "final learning rate; empty: constant", LEARNING, flag="--learning-rate-end", above=0
-    )
-    lr_steps: int = setting(
-        0, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=0
-    )
     value_cost: float = setting(0.5, "weight of the value's squared error in the loss", LEARNING, at_least=0)
     entropy_cost: float = setting(
         0.01, "weight of the policy's entropy, which keeps it exploring", LEARNING, at_least=0
@@ -60,15 +57,6 @@ class ActorCriticSettings:
     max_grad_norm: float = setting(
         0.5, "gradients of each network are clipped to this norm; 0: never", LEARNING, at_least=0
     )
-
-    def __post_init__(self) -> None:
-        check(self)
-        expect(self, "lr_steps", self.lr_end is None or self.lr_steps > 0, "at least 1 with --learning-rate-end")
-
-    def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
-        if self.lr_end is None:
-            yield "lr_steps", "--learning-rate-end"
 
 
 class Seen(NamedTuple):
@@ -104,49 +92,161 @@ class Objectives(NamedTuple):
     metrics: Mapping[str, Tensor] = {}
 
 
-class ActorCritic(Agent):
+class Chosen(NamedTuple):
+    """Actions of a policy.
+
+    Attributes:
+        action: [N, *shape], for the environment.
+        log_probability: float32 [N], the logarithm of their probability or density.
+        fields: values of ``StochasticPolicy.step_fields`` by name, [N, ...].
+    """
+
+    action: npt.NDArray[Any]
+    log_probability: npt.NDArray[np.float32]
+    fields: Mapping[str, npt.NDArray[Any]]
+
+
+class StochasticPolicy(Protocol):
+    """Distribution of actions given a network's predictions. Policies have no state; the layers are the network's."""
+
+    def head(self, features: int) -> nn.Module:
+        """Make the last layer: features [..., n] -> predictions [..., k]."""
+
+    def step_fields(self) -> dict[str, Field]:
+        """Return what of an action has to be stored beside the action itself."""
+
+    def choose(self, predicted: Tensor, rng: np.random.Generator | None) -> Chosen:
+        """Draw an action for each of predictions [N, k]; None: take the likeliest."""
+
+    def log_probability(self, predicted: Tensor, batch: Any) -> Tensor:
+        """Return the logarithm of the probability of a batch's actions, [B, T], given predictions [B, T, k]."""
+
+    def entropy(self, predicted: Tensor) -> Tensor:
+        """Return the entropy, [...], of predictions [..., k]."""
+
+
+class Categorical(StochasticPolicy):
+    """Softmax of a logit for each of numbered actions; of an illegal one it is -infinity."""
+
+    def __init__(self, actions: NumberedActions) -> None:
+        self.actions = actions
+
+    def head(self, features: int) -> nn.Module:
+        from sharpwave.agents.networks import small_layer
+
+        return small_layer(features, self.actions.count)
+
+    def step_fields(self) -> dict[str, Field]:
+        return {}
+
+    def choose(self, predicted: Tensor, rng: np.random.Generator | None) -> Chosen:
+        log_policy: npt.NDArray[np.float32] = predicted.log_softmax(dim=-1).cpu().numpy()
+        if rng is None:
+            number = log_policy.argmax(axis=1)
+        else:
+            number = softmax_actions(log_policy, np.ones(len(log_policy)), rng)
+        taken = np.take_along_axis(log_policy, number[:, None], axis=1)[:, 0]
+        return Chosen(self.actions.actions(number), taken, {})
+
+    def log_probability(self, predicted: Tensor, batch: Any) -> Tensor:
+        number: Tensor = self.actions.numbers(batch.action)
+        return predicted.log_softmax(dim=-1).gather(-1, number.unsqueeze(-1)).squeeze(-1)
+
+    def entropy(self, predicted: Tensor) -> Tensor:
+        log_policy = predicted.log_softmax(dim=-1)
+        return -(log_policy.exp() * log_policy.masked_fill(log_policy == -math.inf, 0.0)).sum(dim=-1)
+
+
+class Gaussian(StochasticPolicy):
+    """Independent normal distributions, whose deviations are parameters and do not depend on the observation.
+
+    It is over raw numbers of which -1 ... 1 are the range of actions between finite bounds; elsewhere they are the
+    actions. The environment gets them within its bounds, but the density is that of the numbers before, so these are
+    stored too.
+    """
+
+    def __init__(self, box: Box) -> None:
+        self.box, self.size = box, math.prod(box.shape)
+        low, high = box.low.astype(np.float32), box.high.astype(np.float32)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        self._middle, self._half = np.zeros_like(low), np.ones_like(low)
+        self._middle[bounded] = (low[bounded] + high[bounded]) / 2
+        self._half[bounded] = (high[bounded] - low[bounded]) / 2
+
+    def head(self, features: int) -> nn.Module:
+        from sharpwave.agents.networks import GaussianHead
+
+        return GaussianHead(features, self.size)
+
+    def step_fields(self) -> dict[str, Field]:
+        return {RAW: Field((self.size,), "float32")}
+
+    def choose(self, predicted: Tensor, rng: np.random.Generator | None) -> Chosen:
+        mean, log_std = (part.cpu().numpy() for part in predicted.chunk(2, dim=-1))
+        noise = 0.0 if rng is None else rng.standard_normal(mean.shape, np.float32)
+        raw = (mean + np.exp(log_std) * noise).astype(np.float32, copy=False)
+        density = normal_log_density(predicted, torch.from_numpy(raw).to(predicted.device)).cpu().numpy()
+        wide = self._middle + self._half * raw.reshape(-1, *self.box.shape)
+        action = wide.clip(self.box.low, self.box.high).astype(self.box.dtype, copy=False)
+        return Chosen(action, density, {RAW: raw})
+
+    def log_probability(self, predicted: Tensor, batch: Any) -> Tensor:
+        return normal_log_density(predicted, batch[RAW])
+
+    def entropy(self, predicted: Tensor) -> Tensor:
+        _, log_std = predicted.chunk(2, dim=-1)
+        return (log_std + 0.5 * math.log(2 * math.pi * math.e)).sum(dim=-1)
+
+
+def policy_for(spaces: Spaces, kind: str) -> StochasticPolicy:
+    """Return the policy for a space of actions: Gaussian for Box, categorical for what can be numbered.
+
+    Raises:
+        ValueError: a space of another kind; ``kind`` is the agent's name in it.
+    """
+    return Gaussian(spaces.action) if isinstance(spaces.action, Box) else Categorical(NumberedActions(spaces, kind))
+
+
+def normal_log_density(predicted: Tensor, numbers: Tensor) -> Tensor:
+    """Return the log density [...] of numbers [..., n] by normal distributions of (mean, log deviation) [..., 2n]."""
+    mean, log_std = predicted.chunk(2, dim=-1)
+    assert mean.shape == numbers.shape, (mean.shape, numbers.shape)
+    distance = (numbers - mean) * (-log_std).exp()
+    return (-0.5 * distance * distance - log_std - 0.5 * math.log(2 * math.pi)).sum(dim=-1)
+
+
+class ActorCritic(NetworkAgent):
     """Base of actor-critic agents; a subclass says by ``objectives`` what its policy and its value learn.
 
     The two networks share nothing, so that actors are sent the policy alone.
     """
 
-    settings: Any
-
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        import numpy as np
-
-        from sharpwave.agents.inputs import inputs_for
-        from sharpwave.agents.stochastic_policies import policy_for
-
-        self.spaces, self.settings = spaces, settings or self.Settings()
-        self.device = pick_device(device)
+        super().__init__(spaces, settings, device, seed)
         self.distribution = policy_for(spaces, self.Settings.kind)
-        self._rng = np.random.default_rng(seed)
-        self.inputs = inputs_for(spaces.seen, images=self.settings.network != "mlp").to(self.device)
+        self.inputs = self.make_inputs()
         self.policy, self.value = (network.to(self.device) for network in self.networks())
 
     # networks
 
     def networks(self) -> tuple[nn.Module, nn.Module]:
-        """Make fresh networks of what ``inputs`` give: predictions of the policy [B, k], and values [B, 1]."""
-        from torch import nn
-
-        from sharpwave.agents.torsos import torso_for
-
+        """Make fresh networks over ``inputs``: predictions of the policy [B, k], and values [B, 1]."""
         units = self.settings.hidden_units
 
         def network(last: nn.Module) -> nn.Module:
-            torso = torso_for(self.spaces.seen, self.settings.network, units)
+            torso = self.make_torso(units)
             return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), last)
 
         return network(self.distribution.head(units)), network(nn.Linear(units, 1))
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Adam for both networks; made on first use, because torch takes a second to import it."""
-        import torch
+    def trained(self) -> dict[str, nn.Module]:
+        return {"policy": self.policy, "value": self.value}
 
-        return torch.optim.Adam([*self.policy.parameters(), *self.value.parameters()], lr=self.settings.lr, eps=1e-5)
+    def acting(self, explore: bool) -> nn.Module:
+        return self.policy
+
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.Adam(parameters, lr=self.settings.lr, eps=1e-5)
 
     # act
 
@@ -154,34 +254,15 @@ class ActorCritic(Agent):
         return {LOG_PROBABILITY: Field((), "float32"), **self.distribution.step_fields()}
 
     def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
-        import torch
-
         with torch.inference_mode():
             predicted = torch.from_numpy(legal_rows(self.infer(obs)[0], legal_in(self.spaces, obs)))
             chosen = self.distribution.choose(predicted, self._rng if explore else None)
         return Acted(chosen.action, state, {LOG_PROBABILITY: chosen.log_probability, **chosen.fields})
 
-    @property
-    def inference_space(self) -> Space[Any] | None:
-        return self.spaces.observation
-
-    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        """Return the policy's predictions, float32 [N, k]."""
-        import torch
-
-        with torch.inference_mode():
-            return (self.policy(self.inputs(to_tensors(obs, self.device))).cpu().numpy(),)
-
     # learn
-
-    def replay(self) -> RolloutSettings:
-        replay: RolloutSettings = self.settings.replay
-        return replay
 
     def see(self, batch: Any) -> Seen:
         """Look at a batch of windows with the present networks."""
-        import torch
-
         mask: Tensor = batch.mask
         inputs = self.inputs(map_leaves(lambda obs: obs.flatten(0, 1), batch.obs))  # T + 1: the one behind the last too
         value = self.value(inputs).view(len(mask), -1)
@@ -195,7 +276,7 @@ class ActorCritic(Agent):
             self.distribution.entropy(predicted),
             value[:, :-1],
             value[:, 1:].detach(),
-            torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1),
+            window_ends(mask),
             mask,
         )
 
@@ -218,48 +299,7 @@ class ActorCritic(Agent):
         return loss, {name: value.detach() for name, value in metrics.items()}
 
     def learn(self, batch: Any, step: int) -> Learned:
-        from torch.nn.utils import clip_grad_norm_
-
-        optimizer, settings = self.optimizer, self.settings
-        optimizer.param_groups[0]["lr"] = self._learning_rate(step)
+        self.optimizer.param_groups[0]["lr"] = self.learning_rate(step)
         loss, metrics = self.loss(batch)
-        optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if settings.max_grad_norm > 0:  # of each network: errors of values are of another size than the policy's
-            for network in (self.policy, self.value):
-                clip_grad_norm_(network.parameters(), settings.max_grad_norm)
-        optimizer.step()
+        self.minimize(loss, self.policy, self.value)  # clipped apart: a value's errors are of another size
         return Learned(None, {"loss": loss.detach(), **metrics})
-
-    def schedules(self, step: int) -> dict[str, float]:
-        return {"learning_rate": self._learning_rate(step)}
-
-    def _learning_rate(self, step: int) -> float:
-        settings = self.settings
-        rate: float = settings.lr
-        return rate if settings.lr_end is None else linear(step, rate, settings.lr_end, settings.lr_steps)
-
-    # save
-
-    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        tensors = tensors_of({"inputs": self.inputs, "policy": self.policy})
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors({"inputs": self.inputs, "policy": self.policy}, tensors)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "weights": tensors_of(self._modules),
-            "optimizer": optimizer_tensors(self.optimizer),
-            "exploration": self._rng.bit_generator.state,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors(self._modules, state["weights"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self._rng.bit_generator.state = state["exploration"]
-
-    @property
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"inputs": self.inputs, "policy": self.policy, "value": self.value}

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.bandits import SlidingUCB
-from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState, Stream
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
+from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState, RewardStream
 from sharpwave.agents.protocol import Obs, Spaces
 from sharpwave.agents.r2d2 import R2D2State
 from sharpwave.configuration import expect, setting
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 UNDECIDED = -1
 """Policy of a lane whose episode has not begun."""
@@ -67,9 +68,7 @@ class Agent57(NGU):
     Settings = Agent57Settings
     settings: Agent57Settings
 
-    def __init__(
-        self, spaces: Spaces, settings: Agent57Settings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self.bandit = self._bandit(1)
 
@@ -91,8 +90,6 @@ class Agent57(NGU):
 
         Source: Badia et al. (2020), appendix B.
         """
-        from sharpwave.agents.rescaling import signed_hyperbolic, signed_parabolic
-
         of_reward, of_novelty = q.chunk(2, dim=-1)
         if not self.settings.rescale:
             return of_reward + beta * of_novelty
@@ -131,15 +128,15 @@ class Agent57(NGU):
 
     # learn
 
-    def streams(self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor) -> list[Stream]:
+    def streams(
+        self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor
+    ) -> list[RewardStream]:
         pairs = zip(q.chunk(2, dim=-1), target_q.chunk(2, dim=-1), (reward, intrinsic), strict=True)
-        return [Stream(*one) for one in pairs]
+        return [RewardStream(*one) for one in pairs]
 
     # save
 
     def state(self) -> dict[str, Any]:
-        import torch
-
         return {**super().state(), "bandit": {name: torch.from_numpy(one) for name, one in self.bandit.state().items()}}
 
     def load(self, state: Mapping[str, Any]) -> None:

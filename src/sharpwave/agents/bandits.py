@@ -26,13 +26,19 @@ class Bandit(Protocol):
     Attributes:
         counts: float64 [lanes, arms], how often each arm was chosen.
         means: float64 [lanes, arms], mean reward of each arm; 0 for one that was never chosen.
+        lowest, highest: range of rewards.
     """
 
+    lowest, highest = -np.inf, np.inf
+
     @property
+    @abstractmethod
     def counts(self) -> Floats: ...
     @property
+    @abstractmethod
     def means(self) -> Floats: ...
 
+    @abstractmethod
     def choose(self, rng: np.random.Generator) -> Ints:
         """Choose an arm for each lane, int64 [lanes]; nothing is counted."""
 
@@ -45,6 +51,28 @@ class Bandit(Protocol):
         Raises:
             ValueError: no such arm or lane, or a reward out of range; nothing was counted.
         """
+        name, (lanes, arms) = type(self).__name__, self.counts.shape
+        rows, arm, given = np.arange(lanes) if lane is None else np.asarray(lane), np.asarray(arm), np.asarray(reward)
+        given = given.astype(np.float64)
+        if not (arm.shape == given.shape == rows.shape and arm.ndim == 1):
+            raise ValueError(f"{name}: got arms {arm.shape}, rewards {given.shape}, lanes {rows.shape}, expected [N]")
+        if not len(arm):
+            return
+        for what, numbers, count in (("arms", arm, arms), ("lanes", rows, lanes)):
+            if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= count:
+                raise ValueError(
+                    f"{name}: got {what} from {numbers.min()} to {numbers.max()}, expected 0 to {count - 1}, integers"
+                )
+        if not np.all((given >= self.lowest) & (given <= self.highest)):  # NaN is neither
+            raise ValueError(
+                f"{name}: got rewards from {given.min()} to {given.max()}, expected {self.lowest:g} to "
+                f"{self.highest:g}; scale them to that"
+            )
+        self.count(rows, arm, given)
+
+    @abstractmethod
+    def count(self, lane: Ints, arm: Ints, reward: Floats) -> None:
+        """Count valid rewards, each [N]."""
 
 
 class CountingBandit(Bandit):
@@ -55,7 +83,6 @@ class CountingBandit(Bandit):
     """
 
     lowest, highest = 0.0, 1.0
-    """Range of rewards."""
 
     def __init__(self, arms: int, lanes: int = 1) -> None:
         if arms < 1 or lanes < 1:
@@ -83,46 +110,10 @@ class CountingBandit(Bandit):
         chosen: Ints = self.index(rng).argmax(axis=1)
         return chosen
 
-    def update(self, arm: npt.ArrayLike, reward: npt.ArrayLike, lane: npt.ArrayLike | None = None) -> None:
-        lanes, arms = self._counts.shape
-        rows = np.arange(lanes) if lane is None else np.asarray(lane)
-        arm, given = np.asarray(arm), np.asarray(reward, np.float64)
-        check_update(type(self).__name__, (arm, arms), (rows, lanes), given, self.lowest, self.highest)
-        if not len(arm):
-            return
-        np.add.at(self._counts, (rows, arm), 1.0)
-        np.add.at(self._sums, (rows, arm), given)
-        np.add.at(self._squares, (rows, arm), given**2)
-
-
-def check_update(
-    name: str,
-    arms: tuple[npt.NDArray[Any], int],
-    lanes: tuple[npt.NDArray[Any], int],
-    reward: Floats,
-    lowest: float = -np.inf,
-    highest: float = np.inf,
-) -> None:
-    """Check what a bandit is to count: numbers of arms and of lanes, each with how many there are, and rewards.
-
-    Raises:
-        ValueError: no such arm or lane, or a reward out of range.
-    """
-    (arm, _), (row, _) = arms, lanes
-    if not (arm.shape == reward.shape == row.shape and arm.ndim == 1):
-        raise ValueError(f"{name}: got arms {arm.shape}, rewards {reward.shape}, lanes {row.shape}, expected [N]")
-    if not len(arm):
-        return
-    for what, (numbers, count) in (("arms", arms), ("lanes", lanes)):
-        if numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= count:
-            raise ValueError(
-                f"{name}: got {what} from {numbers.min()} to {numbers.max()}, expected 0 to {count - 1}, integers"
-            )
-    if not np.all((reward >= lowest) & (reward <= highest)):  # NaN is neither
-        raise ValueError(
-            f"{name}: got rewards from {reward.min()} to {reward.max()}, expected {lowest:g} to {highest:g}; scale "
-            "them to that"
-        )
+    def count(self, lane: Ints, arm: Ints, reward: Floats) -> None:
+        np.add.at(self._counts, (lane, arm), 1.0)
+        np.add.at(self._sums, (lane, arm), reward)
+        np.add.at(self._squares, (lane, arm), reward**2)
 
 
 class ConfidenceBandit(CountingBandit):
@@ -315,13 +306,9 @@ class SlidingUCB(Bandit):
         best = np.where(counts == 0, np.inf, bound).argmax(axis=1)
         return np.where(explores & (counts.min(axis=1) > 0), drawn, best)
 
-    def update(self, arm: npt.ArrayLike, reward: npt.ArrayLike, lane: npt.ArrayLike | None = None) -> None:
-        lanes, window = self.arm.shape
-        rows = np.arange(lanes) if lane is None else np.asarray(lane)
-        arm, given = np.asarray(arm), np.asarray(reward, np.float64)
-        check_update(type(self).__name__, (arm, self._arms), (rows, lanes), given)
-        for row, chosen, value in zip(rows, arm, given, strict=True):
-            at = self.made[row] % window
+    def count(self, lane: Ints, arm: Ints, reward: Floats) -> None:
+        for row, chosen, value in zip(lane, arm, reward, strict=True):
+            at = self.made[row] % self.arm.shape[1]
             self.arm[row, at], self.reward[row, at] = chosen, value
             self.made[row] += 1
 

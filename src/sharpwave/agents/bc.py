@@ -10,32 +10,22 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gymnasium.spaces import Box
 
-from sharpwave.agents.actions import NumberedActions
+from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.devices import pick_device
-from sharpwave.agents.legal import legal_in, legal_rows, with_legal
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import action_cross_entropy, imitation_error
-from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.offline import OfflineSettings
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Spaces
-from sharpwave.agents.replay import PairsSettings, TransitionsSettings
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, PairsSettings, TransitionsSettings
 from sharpwave.configuration import check, setting
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-    import torch
-    from torch import Tensor, nn
-
-LEARNING, NETWORK = "Learning", "Network"
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class BCSettings(OfflineSettings):
         check(self)
 
 
-class BC(Agent):
+class BC(NetworkAgent):
     """Behaviour cloning agent: one network, the mean of its weights that acts, and the optimizer. It never explores.
 
     Where a small error grows from step to step until the episode ends, policies that are a few updates apart may play
@@ -77,17 +67,13 @@ class BC(Agent):
     FIRST_LOOK = 4096
     """Items of the data by which vectors are standardized."""
 
-    def __init__(
-        self, spaces: Spaces, settings: BCSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        from sharpwave.agents.inputs import inputs_for
+    EXPLORES = False
 
-        self.spaces, self.settings = spaces, settings or self.Settings()
-        self.device = pick_device(device)
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        super().__init__(spaces, settings, device, seed)
         self.box = spaces.action if isinstance(spaces.action, Box) else None
         self.numbered = None if self.box is not None else NumberedActions(spaces, self.Settings.kind)
-        images, standardize = self.settings.network != "mlp", self.settings.standardize
-        self.inputs = inputs_for(spaces.seen, images, standardize).to(self.device)
+        self.inputs = self.make_inputs(self.settings.standardize)
         self.policy = self.network().to(self.device)
         self.average = copy.deepcopy(self.policy).requires_grad_(False)
 
@@ -95,32 +81,31 @@ class BC(Agent):
 
     def network(self) -> nn.Module:
         """Make a fresh network: what ``inputs`` give -> logits [B, A], or the mean of continuous actions [B, size]."""
-        from torch import nn
-
-        from sharpwave.agents.torsos import torso_for
-
         units = self.settings.hidden_units
-        torso = torso_for(self.spaces.seen, self.settings.network, units)
-        outputs = math.prod(self.box.shape) if self.numbered is None else self.numbered.count  # type: ignore[union-attr]
-        return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), nn.Linear(units, outputs))
+        torso = self.make_torso(units)
+        return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), nn.Linear(units, self.action_size))
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW for the network; made on first use, because torch takes a second to import it."""
-        import torch
+    @property
+    def action_size(self) -> int:
+        """Outputs of the policy: numbered actions, or the numbers of a continuous one."""
+        return math.prod(self.box.shape) if self.numbered is None else self.numbered.count  # type: ignore[union-attr]
 
-        settings = self.settings
-        return torch.optim.AdamW(
-            self.policy.parameters(), lr=settings.lr, weight_decay=settings.weight_decay, fused=True
-        )
+    def make_optimizer(self, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=self.settings.lr, weight_decay=self.settings.weight_decay, fused=True)
+
+    def trained(self) -> dict[str, nn.Module]:
+        return {"policy": self.policy}
+
+    def acting(self, explore: bool) -> nn.Module:
+        return self.average
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "average": self.average}
 
     # act
 
     def act(self, obs: Obs, state: None, step: int, explore: bool = True) -> Acted:
-        import torch
-
-        with torch.inference_mode():
-            predicted: npt.NDArray[np.float32] = self.average(self.inputs(to_tensors(obs, self.device))).cpu().numpy()
+        predicted = self.infer(obs)[0]
         if self.numbered is not None:
             predicted = legal_rows(predicted, legal_in(self.spaces, obs))
             return Acted(self.numbered.actions(predicted.argmax(axis=1)), state)
@@ -130,19 +115,16 @@ class BC(Agent):
 
     # learn
 
-    def replay(self) -> PairsSettings | TransitionsSettings:
-        return self.settings.replay
-
     @property
     def first_look(self) -> int:
-        from sharpwave.agents.inputs import measured
+        from sharpwave.agents.inputs import MeasuredInputs, has
 
-        return self.FIRST_LOOK if measured(self.inputs) else 0
+        return self.FIRST_LOOK if has(self.inputs, MeasuredInputs) else 0
 
     def prepare(self, batch: Any) -> None:
-        from sharpwave.agents.inputs import measure_vectors
+        from sharpwave.agents.inputs import MeasuredInputs, standardize
 
-        measure_vectors(self.inputs, batch.obs)
+        standardize(self.inputs, batch.obs, MeasuredInputs)
 
     def imitation(self, inputs: Any, batch: Any) -> Tensor:
         """Compute the loss of each item, float [B]: cross entropy of numbered actions, squared error of others.
@@ -158,32 +140,10 @@ class BC(Agent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         loss = self.imitation(self.inputs(batch.obs), batch).mean()
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
+        self.minimize(loss)
         self.follow(step)
         return Learned(None, {"loss": loss.detach()})
 
     def follow(self, step: int) -> None:
         """Move the mean that acts: of all updates so far while they are few."""
         move_towards(self.average, self.policy, max(1.0 - self.settings.average_decay, 1.0 / (1.0 + step)))
-
-    # save
-
-    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        tensors = tensors_of({"inputs": self.inputs, "policy": self.average})
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors({"inputs": self.inputs, "policy": self.average}, tensors)
-
-    def state(self) -> dict[str, Any]:
-        return {"weights": tensors_of(self.modules()), "optimizer": optimizer_tensors(self.optimizer)}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors(self.modules(), state["weights"])
-        load_optimizer(self.optimizer, state["optimizer"])
-
-    def modules(self) -> dict[str, nn.Module]:
-        """Return the modules that are saved, by name."""
-        return {"inputs": self.inputs, "policy": self.policy, "average": self.average}

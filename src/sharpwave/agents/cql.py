@@ -12,10 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
-from sharpwave.agents.dqn import DQN, LEARNING, NETWORK, DQNSettings
+from sharpwave.agents.dqn import DQN, DQNSettings
 from sharpwave.agents.losses import action_cross_entropy
-from sharpwave.agents.offline import OfflineSettings
-from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:

@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sharpwave.agents.continuous import twin_targets
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.policy_losses import twin_targets
 from sharpwave.agents.protocol import Learned, Spaces
+from sharpwave.agents.replay import LEARNING, NETWORK
 from sharpwave.agents.sac import SAC, SACSettings
-from sharpwave.agents.twin_critics import LEARNING, NETWORK
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -43,26 +43,23 @@ class CrossQ(SAC):
     """CrossQ agent: soft actor-critic with normalized networks, and nothing that follows them."""
 
     Settings = CrossQSettings
-    settings: CrossQSettings
     BETAS = (0.5, 0.999)
 
-    def __init__(
-        self, spaces: Spaces, settings: CrossQSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self._updates = 0
 
     # networks
 
     def actor_network(self) -> nn.Module:
-        from sharpwave.agents.normalized_networks import NormalizedActor
+        from sharpwave.agents.actor_networks import NormalizedActor
 
-        return NormalizedActor(self.torso(), self.settings.hidden_units, self.OUTPUTS * self.actions.size)
+        return NormalizedActor(self.make_torso(units=0), self.settings.hidden_units, self.OUTPUTS * self.actions.size)
 
     def critic_network(self) -> nn.Module:
-        from sharpwave.agents.normalized_networks import NormalizedCritics
+        from sharpwave.agents.actor_networks import NormalizedCritics
 
-        return NormalizedCritics(self.torso(), self.actions.size, self.settings.critic_units)
+        return NormalizedCritics(self.make_torso(units=0), self.actions.size, self.settings.critic_units)
 
     def target_network(self) -> None:
         return None
@@ -77,9 +74,8 @@ class CrossQ(SAC):
         Returns:
             values with gradient, float32 [2, B], and what they should have been, float32 [B].
         """
-        import torch
 
-        from sharpwave.agents.normalized_networks import learning
+        from sharpwave.agents.actor_networks import learning
 
         critics = self.critics
         with torch.no_grad():
@@ -93,7 +89,7 @@ class CrossQ(SAC):
         return q, twin_targets(next_q.detach(), bonus, batch.reward, batch.discount)
 
     def learn(self, batch: Any, step: int) -> Learned:
-        from sharpwave.agents.normalized_networks import learning
+        from sharpwave.agents.actor_networks import learning
 
         inputs = self.inputs(batch.obs)
         with self.autocast():

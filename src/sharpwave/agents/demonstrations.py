@@ -10,7 +10,7 @@ from typing import Any
 import numpy.typing as npt
 
 import sharpwave as sw
-from sharpwave.agents.replay import SequencesSettings
+from sharpwave.agents.protocol import ViewSettings
 from sharpwave.offline.recorded import Recorded, RecordedEpisodes
 from sharpwave.teams import ACTION_MASK
 
@@ -46,7 +46,7 @@ class DemonstratedReplay(sw.Blend[Any]):
 
 
 @dataclass(frozen=True)
-class BlendedSettings:
+class BlendedSettings(ViewSettings):
     """Settings of a blend of windows: of the agent's own steps, and of demonstrations.
 
     Attributes:
@@ -56,34 +56,29 @@ class BlendedSettings:
         fields: what the agent would have stored with the steps of an episode beside those of the environment.
     """
 
-    own: SequencesSettings
+    own: ViewSettings
     demonstrations: str
     share: float | Callable[[int], float]
     fields: Fields
 
     @property
     def batch_size(self) -> int:
-        """Windows per update."""
         return self.own.batch_size
 
     @property
     def fewest(self) -> int:
-        """Items without which no update is made."""
         return self.own.fewest
 
     @property
     def horizon(self) -> int:
-        """Later steps that must arrive before a window can be sampled."""
         return self.own.horizon
 
     @property
     def most_samples(self) -> float:
-        """Items that can be sampled for each step that arrives."""
         return self.own.most_samples
 
     @property
     def prioritized(self) -> bool:
-        """Whether windows are sampled by priorities."""
         return self.own.prioritized
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> DemonstratedReplay:
@@ -103,7 +98,6 @@ class BlendedSettings:
         return DemonstratedReplay(demonstrations, store, self, name, seed)
 
     def beta(self, step: int) -> float | None:
-        """Return the exponent of importance weights; None: the sampler's own."""
         return self.own.beta(step)
 
 

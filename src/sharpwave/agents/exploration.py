@@ -1,7 +1,7 @@
 """Exploration while acting: a strategy turns action values into actions, by schedules and with a ladder over lanes.
 
-Noisy networks explore by themselves (``noisy.py``). Strategies that count how often each arm was chosen are bandits
-(``bandits.py``).
+Noisy networks explore by themselves (``distributional.py``). Strategies that count how often each arm was chosen are
+bandits (``bandits.py``).
 """
 
 from __future__ import annotations
@@ -13,17 +13,23 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.schedules import held
+from sharpwave.agents.replay import EXPLORATION, linear
 from sharpwave.configuration import check, setting
 from sharpwave.teams import random_actions
 
 MAX_SCORED_EPSILON = 0.05
 """Largest epsilon of a lane whose scores count: above it random actions lower the score notably."""
 
-EXPLORATION = "Exploration"
-
 Values = npt.NDArray[np.floating[Any]]
 Actions = npt.NDArray[np.int64]
+
+
+def held(step: int, start: float, end: float, over: int, hold: int) -> float:
+    """Return ``start`` during the first ``hold`` steps, then go from it to ``end`` as ``linear`` does.
+
+    Source: Mnih et al. (2015), Human-level control: epsilon falls once the replay memory holds its first steps.
+    """
+    return start if step < hold else linear(step - hold, start, end, over)
 
 
 class Strategy(Protocol):
@@ -143,11 +149,7 @@ class Softmax(Strategy):
         at_least=0,
     )
     hold: int = setting(
-        0,
-        "softmax: steps at temperature-start before it falls",
-        EXPLORATION,
-        flag="--temperature-hold",
-        at_least=0,
+        0, "softmax: steps at temperature-start before it falls", EXPLORATION, flag="--temperature-hold", at_least=0
     )
     ladder: float = setting(
         1.0,
@@ -234,14 +236,14 @@ def epsilon_greedy(
     """Replace greedy actions, with probability epsilon, by uniformly random ones.
 
     Args:
-        greedy: int64 [N].  epsilon: one for all, or float [N].
-        legal: [N, A], true for the actions that may be drawn; ``None``: all may.
+        greedy: int64 [...].  epsilon: one for all, or of a shape that broadcasts with it.
+        legal: [..., A], true for the actions that may be drawn; ``None``: all may.
     Returns:
-        int64 [N]. Always takes two draws of N from ``rng``, with ``legal`` one of N and one of N x A, so that runs are
-        repeatable.
+        int64 [...]. Always takes two draws of its shape from ``rng``, with ``legal`` one of its shape and one of
+        [..., A], so that runs are repeatable.
     """
-    explores = rng.random(len(greedy)) < epsilon
-    random = rng.integers(0, num_actions, len(greedy)) if legal is None else random_actions(legal, rng)
+    explores = rng.random(greedy.shape) < epsilon
+    random = rng.integers(0, num_actions, greedy.shape) if legal is None else random_actions(legal, rng)
     return np.where(explores, random, greedy)
 
 

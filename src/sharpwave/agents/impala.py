@@ -14,9 +14,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharpwave.agents.actor_critic import LEARNING, ActorCritic, ActorCriticSettings, Objectives, Seen
-from sharpwave.agents.policy_gradients import policy_gradient, vtrace
-from sharpwave.agents.replay import RolloutSettings
+from sharpwave.agents.actor_critic import ActorCritic, ActorCriticSettings, Objectives, Seen
+from sharpwave.agents.lazy_torch import torch
+from sharpwave.agents.policy_losses import policy_gradient, vtrace
+from sharpwave.agents.replay import LEARNING, RolloutSettings
 from sharpwave.configuration import setting
 
 
@@ -43,11 +44,8 @@ class IMPALA(ActorCritic):
     """IMPALA agent."""
 
     Settings = IMPALASettings
-    settings: IMPALASettings
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
-        import torch
-
         settings = self.settings
         ratio = seen.ratio.detach() if settings.vtrace else torch.ones_like(seen.ratio)
         found = vtrace(

@@ -10,22 +10,19 @@ Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with i
 from __future__ import annotations
 
 import copy
-import math
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.bc import BC, LEARNING, BCSettings
-from sharpwave.agents.devices import pick_device
+from sharpwave.agents.bc import BC, BCSettings
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import expectile_loss, squared
 from sharpwave.agents.protocol import Learned, Spaces
-from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.replay import LEARNING, TransitionsSettings
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 CRITICS = 2
 """Critics, the lower of which counts: each alone overestimates."""
@@ -62,50 +59,33 @@ class IQL(BC):
     """Implicit Q-learning agent: the policy of behaviour cloning, V, two critics and their targets."""
 
     Settings = IQLSettings
-    settings: IQLSettings
 
-    def __init__(
-        self, spaces: Spaces, settings: IQLSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        super().__init__(spaces, settings, pick_device(device), seed)
-        from torch import nn
-
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        super().__init__(spaces, settings, device, seed)
         self.value = self.value_network().to(self.device)
-        self.critics = nn.ModuleList(self.value_network(self._action_size) for _ in range(CRITICS)).to(self.device)
+        self.critics = nn.ModuleList(self.value_network(self.action_size) for _ in range(CRITICS)).to(self.device)
         self.targets = copy.deepcopy(self.critics).requires_grad_(False)
 
     # network
 
     def value_network(self, beside: int = 0) -> nn.Module:
-        """Make a fresh network: what ``inputs`` give, and a vector of ``beside`` numbers -> value [B]."""
+        """Make a fresh network: outputs of ``inputs``, and a vector of ``beside`` numbers -> value [B]."""
         from sharpwave.agents.networks import ValueNetwork
-        from sharpwave.agents.torsos import torso_for
 
         units = self.settings.hidden_units
-        return ValueNetwork(torso_for(self.spaces.seen, self.settings.network, units), beside, units)
+        return ValueNetwork(self.make_torso(units), beside, units)
 
-    @property
-    def _action_size(self) -> int:
-        return math.prod(self.box.shape) if self.box is not None else self.numbered.count  # type: ignore[union-attr]
+    def trained(self) -> dict[str, nn.Module]:
+        return {**super().trained(), "value": self.value, "critics": self.critics}
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """AdamW for policy, V and critics; made on first use, because torch takes a second to import it."""
-        import torch
-
-        learned = [p for module in (self.policy, self.value, self.critics) for p in module.parameters()]
-        return torch.optim.AdamW(learned, lr=self.settings.lr, weight_decay=self.settings.weight_decay, fused=True)
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "targets": self.targets}
 
     # learn
-
-    def replay(self) -> TransitionsSettings:
-        return self.settings.replay
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the sum of the losses of V, critics and policy, each the weighted mean over items; and the first
         critic's TD errors, unweighted, float32 [B]."""
-        import torch
-
         settings, action = self.settings, self._vectors(batch.action)
         inputs = self.inputs(batch.obs)
         with torch.no_grad():
@@ -120,22 +100,13 @@ class IQL(BC):
 
     def _vectors(self, action: Tensor) -> Tensor:
         """Return actions as critics take them, float32 [B, n]: numbered ones as one-hot vectors."""
-        from torch.nn.functional import one_hot
-
         if self.numbered is None:
             return action.flatten(1).float()
-        return one_hot(self.numbered.numbers(action), self.numbered.count).float()
+        return nn.functional.one_hot(self.numbered.numbers(action), self.numbered.count).float()
 
     def learn(self, batch: Any, step: int) -> Learned:
         loss, td_error = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        self.optimizer.step()
+        self.minimize(loss)
         move_towards(self.targets, self.critics, self.settings.target_tau)
         self.follow(step)
         return Learned(td_error, {"loss": loss.detach()})
-
-    # save
-
-    def modules(self) -> dict[str, nn.Module]:
-        return {**super().modules(), "value": self.value, "critics": self.critics, "targets": self.targets}

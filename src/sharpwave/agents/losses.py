@@ -1,26 +1,16 @@
-"""The mathematics of Q-learning as pure functions: one value an item, nothing reduced, nothing weighted."""
+"""The mathematics of values as pure functions: targets, returns and losses, one an item, unreduced and unweighted."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from sharpwave.agents.lazy_torch import torch
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-
-def q_targets(next_q: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-    """Compute the targets of Q-learning: the return plus the discounted largest value of the target network.
-
-    Args:
-        next_q: float [B, A], Q(s_{t+n}, .) of the target network; -infinity for illegal actions, not for all.
-        reward: float [B], the n-step return from t.
-        discount: float [B], gamma^n * (1 - terminated).
-    Returns:
-        float [B].
-    Source: Mnih et al. (2015), Human-level control through deep reinforcement learning, eq. 1.
-    """
-    _check(next_q, reward, discount)
-    return reward + discount * next_q.max(dim=1).values
+RESCALING_EPS = 1e-3
+"""Slope of the linear part in Kapturowski et al. (2019)."""
 
 
 def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
@@ -28,7 +18,8 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
 
     Args:
         next_q: float [B, A], Q(s_{t+n}, .) of the target network.
-        next_q_online: float [B, A], the same of the online network; -infinity for illegal actions, not for all.
+        next_q_online: float [B, A], the same of the online network; -infinity for illegal actions, not for all. With
+            values of the target network in its place these are the targets of Q-learning (Mnih et al. 2015, eq. 1).
         reward: float [B], the n-step return from t.
         discount: float [B], gamma^n * (1 - terminated).
     Returns:
@@ -43,7 +34,6 @@ def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, disc
 
 def greedy_policy(q: Tensor) -> Tensor:
     """Return the greedy policy of values [B, A] as probabilities, float [B, A]: 1 for the first largest, else 0."""
-    import torch
 
     return torch.zeros_like(q).scatter_(1, q.argmax(dim=1, keepdim=True), 1.0)
 
@@ -113,6 +103,15 @@ def expectile_loss(error: Tensor, expectile: float) -> Tensor:
     return abs(expectile - (error < 0).to(error.dtype)) * error * error
 
 
+def window_ends(mask: Tensor) -> Tensor:
+    """Return where returns within windows end, bool [B, T]: an episode's last step, or the window's.
+
+    Args:
+        mask: bool [B, T], real steps.
+    """
+    return torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
+
+
 def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, share: float) -> Tensor:
     """Compute lambda-returns: G_t = r_{t+1} + gamma_{t+1} ((1 - lambda) v(s_{t+1}) + lambda G_{t+1}).
 
@@ -125,7 +124,6 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor
         float [B, T].
     Source: Sutton and Barto (2018), eq. 12.18; with v = max_a Q(s, a) Peng's Q(lambda).
     """
-    import torch
 
     assert reward.shape == discount.shape == value.shape == ends.shape, (reward.shape, discount.shape, value.shape)
     returns, behind = torch.empty_like(value), value[:, -1]
@@ -151,7 +149,6 @@ def retrace_targets(
         float [B, T].
     Source: Munos et al. (2016), Safe and efficient off-policy reinforcement learning, eq. 3 and 4.
     """
-    import torch
 
     assert reward.shape == discount.shape == value.shape == taken.shape == trace.shape == ends.shape
     returns, behind = torch.empty_like(value), torch.zeros_like(value[:, 0])
@@ -175,6 +172,46 @@ def huber(error: Tensor, delta: float = 1.0) -> Tensor:
 def squared(error: Tensor) -> Tensor:
     """Compute the squared error e^2 of each error. Any shape."""
     return error * error
+
+
+def signed_hyperbolic(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
+    """Rescale values: h(x) = sign(x) (sqrt(|x| + 1) - 1) + eps x. Any shape.
+
+    Source: Pohlen et al. (2018), Observe and look further, section 3.2.
+    """
+    return x.sign() * ((x.abs() + 1).sqrt() - 1) + eps * x
+
+
+def signed_parabolic(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
+    """Undo :func:`signed_hyperbolic`. Any shape.
+
+    Source: Pohlen et al. (2018), Observe and look further, proposition A.2: with the root
+    z = (sqrt(1 + 4 eps (eps + 1 + |x|)) - 1) / (2 eps) it is sign(x) (z^2 - 1).
+    """
+    # 4 eps is divided out: as written above, the small difference of two numbers near 1 would be lost in float32.
+    root = 2 * (eps + 1 + x.abs()) / ((1 + 4 * eps * (eps + 1 + x.abs())).sqrt() + 1)
+    return x.sign() * (root.square() - 1)
+
+
+def n_step_targets(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, n_step: int) -> Tensor:
+    """Compute n-step targets within a window: up to ``n_step`` rewards, then the value of the step behind them.
+
+    Args:
+        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
+        value: float [B, T], v(s_{t+1}): of the observation behind step t.
+        ends: bool [B, T], a step behind which the sum is cut and bootstraps: an episode's last one, or the window's.
+    Returns:
+        float [B, T].
+    Source: Sutton and Barto (2018), eq. 7.1, cut at the window's end.
+    """
+    assert reward.shape == discount.shape == value.shape == ends.shape, (reward.shape, discount.shape, value.shape)
+    assert bool(ends[:, -1].all()), "a window's last column ends every sum"
+    steps = reward.shape[1]
+    target = value.new_zeros(value.shape)
+    for k in reversed(range(min(n_step, steps))):  # from the last reward back: target <- r + gamma * target
+        behind = value[:, k:] if k == n_step - 1 else torch.where(ends[:, k:], value[:, k:], target[:, : steps - k])
+        target[:, : steps - k] = reward[:, k:] + discount[:, k:] * behind
+    return target
 
 
 def _check(next_q: Tensor, reward: Tensor, discount: Tensor) -> None:

@@ -11,40 +11,32 @@ attention and baseline); Christodoulou (2019), Soft actor-critic for discrete ac
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.devices import pick_device
-from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
-from sharpwave.agents.replay import TransitionsSettings
-from sharpwave.configuration import check, expect, setting
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import move_towards
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
+from sharpwave.agents.replay import LEARNING
+from sharpwave.agents.vdn import TeamAgent, TeamSettings
+from sharpwave.configuration import expect, setting
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
 
 if TYPE_CHECKING:
-    import torch
-    from gymnasium.spaces import Space
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from sharpwave.agents.teams import Seen
-
-LEARNING, NETWORK = "Learning", "Network"
+    from sharpwave.agents.teams import TeamSeen
 
 
 @dataclass(frozen=True)
-class MASACSettings:
+class MASACSettings(TeamSettings):
     """Settings of multi-agent soft actor-critic."""
 
     kind: ClassVar[str] = "masac"
 
-    replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=128))
-
-    hidden_units: int = setting(64, "units of each hidden layer", NETWORK, at_least=1)
     own_rewards: bool = setting(
         False, "critics learn from each agent's own rewards instead of the team's, their sum", LEARNING
     )
@@ -58,17 +50,9 @@ class MASACSettings:
         at_least=0,
         at_most=1,
     )
-    lr: float = setting(5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    adam_eps: float = setting(1e-5, "epsilon of Adam", LEARNING, above=0)
-    max_grad_norm: float = setting(
-        10.0, "gradients of critics and of policies are clipped to this norm; 0: never", LEARNING, at_least=0
-    )
-    target_tau: float = setting(
-        0.01, "share by which each update moves the target critics", LEARNING, above=0, at_most=1
-    )
 
     def __post_init__(self) -> None:
-        check(self)
+        super().__post_init__()
         alone = not self.own_rewards or self.replay.n_step == 1
         expect(self.replay, "n_step", alone, "1 with --own-rewards: they are stored for each step, and not summed")
 
@@ -78,24 +62,15 @@ class MASACSettings:
             yield "target_entropy", "--set agent.temperature=null"
 
 
-class MASAC(Agent):
+class MASAC(TeamAgent):
     """Agent for a team: policy, two critics and their targets, the temperature, and the optimizer."""
 
     Settings = MASACSettings
 
-    def __init__(
-        self, spaces: Spaces, settings: MASACSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        import torch
-        from torch import nn
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        from sharpwave.agents.teams import layers
 
-        from sharpwave.agents.teams import TeamInputs, layers, team_of
-
-        self.spaces, self.settings = spaces, settings or MASACSettings()
-        self.device = pick_device(device)
-        self.team = team_of(spaces, self.Settings.kind)
-        self._rng = np.random.default_rng(seed)
-        self.inputs = TeamInputs(spaces, self.team).to(self.device)
+        super().__init__(spaces, settings, device, seed)
         self.policy = layers(self.inputs.features, self.settings.hidden_units, self.team.actions).to(self.device)
         self.critics, self.target = self.critic_networks(), self.critic_networks().requires_grad_(False)
         move_towards(self.target, self.critics, 1.0)
@@ -103,9 +78,17 @@ class MASAC(Agent):
 
     # networks
 
+    def trained(self) -> dict[str, nn.Module]:
+        return {"critics": self.critics, "policy": self.policy, "log_temperature": self.log_temperature}
+
+    def acting(self, explore: bool) -> nn.Module:
+        return self.policy
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "target": self.target}
+
     def critic_networks(self) -> nn.ModuleList:
         """Make two fresh critics: what ``values`` gives them -> Q [B, N, A]."""
-        from torch import nn
 
         from sharpwave.agents.teams import layers
 
@@ -114,26 +97,17 @@ class MASAC(Agent):
         made = [layers(size, self.settings.hidden_units, self.team.actions) for _ in range(2)]
         return nn.ModuleList(made).to(self.device)
 
-    def values(self, critics: nn.ModuleList, seen: Seen, action: Tensor) -> Tensor:
+    def values(self, critics: nn.ModuleList, seen: TeamSeen, action: Tensor) -> Tensor:
         """Return both critics' values of each agent's actions, given those of the others, float32 [2, B, N, A].
 
         Args:
             action: int64 [B, N], of which each agent's critics see those of the others.
         """
-        import torch
 
         from sharpwave.agents.teams import others_actions
 
         inputs = torch.cat([seen.each_state, others_actions(action, self.team.actions)], dim=2)
         return torch.stack([critic(inputs) for critic in critics])
-
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Adam for all that is trained; made on first use, because torch takes a second to import it."""
-        import torch
-
-        parameters = [one for module in self._trained().values() for one in module.parameters()]
-        return torch.optim.Adam(parameters, lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
 
     # act
 
@@ -144,32 +118,15 @@ class MASAC(Agent):
         legal = legal_actions(np.asarray(obs[ACTION_MASK]))
         return Acted(np.where(legal, logits, -np.inf).argmax(axis=2), state)
 
-    @property
-    def inference_space(self) -> Space[Any] | None:
-        return self.spaces.observation
-
-    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        """Return the logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
-        import torch
-
-        with torch.inference_mode():
-            return (self.policy(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
-
     # learn
-
-    def replay(self) -> TransitionsSettings:
-        return self.settings.replay
 
     def temperature(self) -> Tensor:
         """Return the weight of the entropy, a constant, float32 [1]."""
-        import torch
-
         given = self.settings.temperature
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
     def targets(self, batch: Any) -> Tensor:
         """Return what the critics' values should have been, float32 [B, N]: reward and soft value of the next step."""
-        import torch
 
         from sharpwave.agents.teams import drawn, legal_policy
 
@@ -198,9 +155,8 @@ class MASAC(Agent):
         own: Tensor = batch.fields[REWARDS]
         return own
 
-    def policy_loss(self, seen: Seen) -> tuple[Tensor, Tensor]:
+    def policy_loss(self, seen: TeamSeen) -> tuple[Tensor, Tensor]:
         """Return the loss of policy and temperature, and the mean entropy of agents that have a choice."""
-        import torch
 
         from sharpwave.agents.teams import drawn, legal_policy
 
@@ -218,51 +174,13 @@ class MASAC(Agent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         """Make one update of critics, policy and temperature, each along its gradient at the same weights."""
-        from torch.nn.utils import clip_grad_norm_
-
         from sharpwave.agents.teams import taken
 
         seen, targets = self.inputs(batch.obs), self.targets(batch)
         error = targets - taken(self.values(self.critics, seen, batch.action), batch.action.expand(2, -1, -1))
         loss = (batch.weights * 0.5 * error.square().sum(dim=0).mean(dim=1)).mean()
         policy_loss, entropy = self.policy_loss(seen)
-        self.optimizer.zero_grad(set_to_none=True)
-        (loss + policy_loss).backward()
-        if self.settings.max_grad_norm > 0:
-            for module in (self.critics, self.policy):
-                clip_grad_norm_(module.parameters(), self.settings.max_grad_norm)
         metrics = {"loss": loss.detach(), "entropy": entropy, "temperature": self.temperature()}
-        self.optimizer.step()
+        self.minimize(loss + policy_loss, self.critics, self.policy)
         move_towards(self.target, self.critics, self.settings.target_tau)
         return Learned(error.detach().mean(dim=(0, 2)), metrics)
-
-    def schedules(self, step: int) -> dict[str, float]:
-        beta = self.settings.replay.beta(step)
-        return {} if beta is None else {"beta": beta}
-
-    # save
-
-    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        tensors = tensors_of({"inputs": self.inputs, "policy": self.policy})
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors({"inputs": self.inputs, "policy": self.policy}, tensors)
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "weights": tensors_of(self._modules()),
-            "optimizer": optimizer_tensors(self.optimizer),
-            "exploration": self._rng.bit_generator.state,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors(self._modules(), state["weights"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self._rng.bit_generator.state = state["exploration"]
-
-    def _trained(self) -> dict[str, nn.Module]:
-        return {"critics": self.critics, "policy": self.policy, "log_temperature": self.log_temperature}
-
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"inputs": self.inputs, **self._trained(), "target": self.target}

@@ -1,18 +1,204 @@
-"""Networks of action values: a torso, layers for the actions, and for IQN an embedding of quantile fractions."""
+"""Networks: torsos map outputs of ``sharpwave.agents.inputs`` to features [B, n], heads features to values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from gymnasium.spaces import Dict, Space
 from torch import Tensor, nn
 
-from sharpwave.agents.distributions import midpoints
+from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, RESIDUAL, ImageModel, image_model, networks
+from sharpwave.agents.inputs import MIN_IMAGE_SIDE, image_shape, input_size
 
-ACTING_FRACTIONS = 32
-"""Quantile fractions by which an implicit quantile network acts; K of Dabney et al. (2018)."""
+SMALL = 0.01
+"""Factor of a policy's last weights, so that at first all actions are alike (Andrychowicz et al. 2021, section 3.2)."""
+
+
+class ImageTorso(nn.Sequential):
+    """Torso of convolutional layers for images.
+
+    Args:
+        name: the network's, for errors.
+        layers: those that map images to features [B, channels, rows, columns].
+        shape: channels, height, width.
+    Attributes:
+        features: n.
+    """
+
+    def __init__(self, name: str, layers: list[nn.Module], shape: tuple[int, int, int]) -> None:
+        super().__init__(*layers)
+        self.features = _features(self, name, shape)
+        self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Map float [B, channels, H, W] to [B, n]."""
+        # Flattened with channels last, as in memory, so that nothing is copied.
+        features: Tensor = super().forward(frames)  # type: ignore[no-untyped-call]
+        return features.permute(0, 2, 3, 1).flatten(1)
+
+
+def _convolutions(name: str, channels: int, normalized: bool) -> list[nn.Module]:
+    """Return the layers of a key of ``CONVOLUTIONS``."""
+    layers: list[nn.Module] = []
+    for out_channels, kernel, stride in CONVOLUTIONS[name]:
+        norm = [nn.GroupNorm(1, out_channels)] if normalized else []
+        layers += [nn.Conv2d(channels, out_channels, kernel, stride), *norm, nn.ReLU(inplace=True)]
+        channels = out_channels
+    return layers
+
+
+def _residual_layers(channels: int, normalized: bool) -> list[nn.Module]:
+    """Return three sections, each of a convolution, pooling and two residual blocks.
+
+    Source: Espeholt et al. (2018), IMPALA, figure 3, right.
+    """
+    layers: list[nn.Module] = []
+    for out_channels in (16, 32, 32):
+        layers += [*_convolution(channels, out_channels, normalized), nn.MaxPool2d(3, stride=2, padding=1)]
+        layers += [_ResidualBlock(out_channels, normalized) for _ in range(2)]
+        channels = out_channels
+    return [*layers, nn.ReLU()]
+
+
+class _ResidualBlock(nn.Sequential):
+    """x + convolution(relu(convolution(relu(x))))."""
+
+    def __init__(self, channels: int, normalized: bool) -> None:
+        first, second = (_convolution(channels, channels, normalized) for _ in range(2))
+        super().__init__(nn.ReLU(), *first, nn.ReLU(), *second)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = x + super().forward(x)  # type: ignore[no-untyped-call]
+        return found
+
+
+def _convolution(channels: int, out_channels: int, normalized: bool) -> list[nn.Module]:
+    """Return the layers of a 3x3 convolution that keeps the size."""
+    layers: list[nn.Module] = [nn.Conv2d(channels, out_channels, 3, padding=1)]
+    return [*layers, nn.GroupNorm(1, out_channels)] if normalized else layers
+
+
+class OwnTorso(nn.Module):
+    """Torso for images by a registered image model.
+
+    The model is in training mode where gradients are recorded, and in evaluation mode everywhere else: while acting,
+    and in target networks. So batch normalization learns its statistics from batches, not from what actors see.
+
+    Args:
+        name: the name it is registered by.
+        shape: channels, height, width.
+    Attributes:
+        features: n.
+        learns: False: evaluation mode also where gradients are recorded, as for maps of what a policy looks at.
+    """
+
+    learns = True
+
+    def __init__(self, name: str, model: ImageModel, shape: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.model = model(shape).eval()
+        self.features = _features(self.model, name, shape)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """Map float [B, channels, H, W] to [B, n]."""
+        learning = self.learns and torch.is_grad_enabled()
+        if self.model.training != learning:
+            self.model.train(learning)
+        features: Tensor = self.model(frames)
+        return features.flatten(1)
+
+
+def _features(model: nn.Module, name: str, shape: tuple[int, int, int]) -> int:
+    """Return how many features ``model`` makes of an image.  Raises: ValueError: it cannot take the image."""
+    try:
+        with torch.no_grad():
+            features = model(torch.zeros(1, *shape))
+    except RuntimeError as error:
+        least = 1
+        for _, kernel, stride in reversed(CONVOLUTIONS.get(name, ())):
+            least = (least - 1) * stride + kernel
+        expected = f"at least {least}x{least}" if least > 1 else "a size that the model accepts"
+        raise ValueError(
+            f"network {name!r} cannot take frames of {shape[1]}x{shape[2]} with {shape[0]} channels, expected "
+            f"{expected} ({error}); use larger frames (--frame of Atari games), another --network or --network auto"
+        ) from error
+    if not isinstance(features, Tensor) or features.dim() < 2 or len(features) != 1:
+        got = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
+        raise ValueError(f"network {name!r}: its model returned {got} for a batch of one, expected features [1, ...]")
+    return features.numel()
+
+
+class VectorTorso(nn.Sequential):
+    """Torso of one layer for flat vectors; of 0 units it passes them on, where the layers behind it suffice."""
+
+    def __init__(self, size: int, units: int, normalized: bool = False) -> None:
+        norm = [nn.LayerNorm(units)] if normalized else []
+        super().__init__(*([nn.Linear(size, units), *norm, nn.ReLU()] if units else []))
+        self.features = units or size
+
+
+Torso = ImageTorso | OwnTorso | VectorTorso
+
+
+class DictTorso(nn.Module):
+    """Torso for a dict: one torso for each part, their features concatenated."""
+
+    def __init__(self, parts: Mapping[str, Torso]) -> None:
+        super().__init__()
+        self.names, self.parts = tuple(parts), nn.ModuleList(parts.values())
+        self.features = sum(part.features for part in parts.values())
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Map a dict of inputs to [B, n]."""
+        features = [part(inputs[name]).float() for name, part in zip(self.names, self.parts, strict=True)]
+        return torch.cat(features, dim=1)
+
+
+def torso_for(space: Space[Any], network: str, units: int, normalized: bool = False) -> Torso | DictTorso:
+    """Make a fresh torso for observations of ``space``.
+
+    Args:
+        network: one of ``networks()``: a network for images, with vectors beside them in a dict through one layer;
+            "mlp": everything through one layer; "auto": the convolutions that suit an image's size.
+        units: units of layers over vectors; 0: vectors are passed on as they are.
+        normalized: normalize each layer's outputs over an item before its ReLU (layer norm); registered image models
+            stay as they are.
+    Raises:
+        ValueError: an unknown network, or one that does not support the observations.
+    """
+    if network not in networks():
+        raise ValueError(f"--network: got {network!r}, expected one of {', '.join(networks())}")
+    parts = space.spaces if isinstance(space, Dict) else {"": space}
+    if network not in ("auto", "mlp") and all(image_shape(part) is None for part in parts.values()):
+        shapes = space.shape if not isinstance(space, Dict) else {name: part.shape for name, part in parts.items()}
+        raise ValueError(
+            f"network {network!r} takes images, [H, W], [C, H, W] or [H, W, C], of at least "
+            f"{MIN_IMAGE_SIDE}x{MIN_IMAGE_SIDE} pixels, got observations of shape {shapes}; "
+            "use --network mlp or --network auto"
+        )
+    torsos: dict[str, Torso] = {}
+    for name, part in parts.items():
+        try:
+            torsos[name] = _torso(part, network, units, normalized)
+        except ValueError as error:
+            raise ValueError(f"observation {name!r}: {error}" if name else str(error)) from error
+    return DictTorso(torsos) if isinstance(space, Dict) else torsos[""]
+
+
+def _torso(space: Space[Any], network: str, units: int, normalized: bool) -> Torso:
+    shape = image_shape(space)
+    if shape is None or network == "mlp":
+        return VectorTorso(input_size(space), units, normalized)
+    if network == "auto":
+        network = next(name for name, side in MIN_SIDES.items() if min(shape[1:]) >= side)
+    if network in CONVOLUTIONS:
+        return ImageTorso(network, _convolutions(network, shape[0], normalized), shape)
+    if network == RESIDUAL:
+        return ImageTorso(network, _residual_layers(shape[0], normalized), shape)
+    return OwnTorso(network, image_model(network), shape)
 
 
 def dueling_combine(value: Tensor, advantage: Tensor, baseline: str = "mean") -> Tensor:
@@ -113,42 +299,6 @@ class QNetwork(nn.Module):
         return predicted
 
 
-class ImplicitQNetwork(QNetwork):
-    """Implicit quantile network: a torso, a Q-head, and between them a product with embedded quantile fractions.
-
-    Args:
-        size: of what the embedded fractions are multiplied with.
-        behind_hidden: that is the head's hidden layer, which is then computed once for all fractions of an item; else
-            it is the torso's features.
-    Source: Dabney et al. (2018), Implicit quantile networks, eq. 4: 64 cosines, a linear layer, a ReLU.
-    """
-
-    COSINES = 64
-
-    def __init__(self, torso: nn.Module, size: int, head: QHead, behind_hidden: bool = False) -> None:
-        super().__init__(torso, head)
-        self._behind_hidden = behind_hidden
-        self.embedding = nn.Linear(self.COSINES, size)
-
-    def forward(self, inputs: Tensor | dict[str, Tensor], fractions: Tensor | None = None) -> Tensor:
-        """Map inputs to quantiles.
-
-        Args:
-            fractions: float32 [B, N] in 0 ... 1; None: midpoints of equal intervals, the same for every item.
-        Returns:
-            float32 [B, A, N].
-        """
-        features: Tensor = self.torso(inputs)
-        if fractions is None:
-            fractions = midpoints(ACTING_FRACTIONS, features.device)
-        angles = math.pi * torch.arange(self.COSINES, device=features.device)
-        embedded: Tensor = self.embedding((fractions.unsqueeze(2) * angles).cos()).relu_()  # [B or 1, N, size]
-        product = (self.head.hide(features) if self._behind_hidden else features).unsqueeze(1) * embedded
-        predict = self.head.predict if self._behind_hidden else self.head
-        quantiles: Tensor = predict(product.flatten(0, 1)).unflatten(0, product.shape[:2])
-        return quantiles.transpose(1, 2)
-
-
 class ValueNetwork(nn.Module):
     """Network of a torso, a hidden layer and one output: V of an observation, or Q of it and an action's vector.
 
@@ -167,3 +317,23 @@ class ValueNetwork(nn.Module):
         """Map the output of the agent's inputs, and [B, beside], to float32 [B]."""
         value: Tensor = self.head(torch.cat([self.torso(inputs), *beside], dim=1))
         return value.squeeze(1)
+
+
+class GaussianHead(nn.Module):
+    """Means of a layer, and logarithms of deviations that are parameters: features [..., n] -> [..., 2 * size]."""
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.mean, self.log_std = small_layer(features, size), nn.Parameter(torch.zeros(size))
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean = self.mean(features)
+        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+
+def small_layer(features: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(features, outputs)
+    with torch.no_grad():
+        layer.weight.mul_(SMALL)
+        layer.bias.zero_()
+    return layer

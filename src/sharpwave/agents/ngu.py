@@ -15,23 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.legal import with_legal
-from sharpwave.agents.losses import retrace_targets
-from sharpwave.agents.modules import load_optimizer, optimizer_tensors, to_tensors
+from sharpwave.agents.actions import with_legal
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import load_optimizer, optimizer_tensors, to_tensors
+from sharpwave.agents.losses import retrace_targets, signed_hyperbolic, signed_parabolic, window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
-from sharpwave.agents.r2d2 import CORE, LEARNING, R2D2, R2D2Settings, R2D2State
+from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, R2D2State
+from sharpwave.agents.replay import LEARNING
 from sharpwave.configuration import expect, setting
+from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from sharpwave.agents.novelty import EpisodicMemory
 
@@ -106,7 +108,7 @@ class NGUState:
     memory: EpisodicMemory
 
 
-class Stream(NamedTuple):
+class RewardStream(NamedTuple):
     """Values that are learned from one kind of reward.
 
     Attributes:
@@ -129,18 +131,12 @@ class NGU(R2D2):
     Settings: type[NGUSettings] = NGUSettings
     settings: NGUSettings
 
-    def __init__(
-        self, spaces: Spaces, settings: NGUSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        super().__init__(spaces, settings or self.Settings(), device, seed)
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        super().__init__(spaces, settings, device, seed)
         from sharpwave.agents.novelty import Novelty
-        from sharpwave.agents.torsos import torso_for
 
         own = self.settings
-
-        def torso() -> Any:
-            return torso_for(spaces.seen, own.network, own.hidden_units)
-
+        torso = partial(self.make_torso, own.hidden_units)
         self.novelty = Novelty(torso, own.embedding_size, self.num_actions).to(self.device)
         self.betas = betas(own.policies, own.max_beta)
         self.gammas = gammas(own.policies, own.replay.gamma, own.min_gamma)
@@ -157,8 +153,6 @@ class NGU(R2D2):
     @cached_property
     def novelty_optimizer(self) -> torch.optim.Optimizer:
         """Adam for the networks that tell novelty; made on first use, because torch takes a second to import it."""
-        import torch
-
         learned = [parameter for parameter in self.novelty.parameters() if parameter.requires_grad]
         return torch.optim.Adam(learned, lr=self.settings.novelty_lr, fused=True)
 
@@ -180,8 +174,6 @@ class NGU(R2D2):
         return exploits
 
     def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
-        import torch
-
         own: NGUState = state.further
         settings = self.settings
         with torch.inference_mode():
@@ -208,8 +200,6 @@ class NGU(R2D2):
         return None  # the networks that tell novelty are computed by each actor
 
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        import torch
-
         predicted, recurrent = super().infer(obs, *memory)
         beta = memory[0][:, self._policy_at :] @ self.betas[:, None]
         return self.combined(torch.from_numpy(predicted), torch.from_numpy(beta)).numpy(), recurrent
@@ -225,8 +215,6 @@ class NGU(R2D2):
     # learn
 
     def made(self, batch: Any) -> Tensor:
-        import torch
-
         plays = batch[CORE][:, self._policy_at :]
         further = [batch[EPISODIC].unsqueeze(2), plays.unsqueeze(1).expand(-1, batch.mask.shape[1], -1)]
         return torch.cat([super().made(batch), *further], dim=2)
@@ -235,18 +223,18 @@ class NGU(R2D2):
         """Return the values that a policy acts by, float [..., A], of what the network predicts."""
         return q
 
-    def streams(self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor) -> list[Stream]:
+    def streams(
+        self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor
+    ) -> list[RewardStream]:
         """Return what is learned: here the value of both rewards together.
 
         Args:
             q, target_q: predictions, float [B, L + 1, ...].  reward, intrinsic: float [B, L].
             beta: float [B, 1], of the policy that played.
         """
-        return [Stream(q, target_q, reward + beta * intrinsic)]
+        return [RewardStream(q, target_q, reward + beta * intrinsic)]
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        import torch
-
         q = self._unroll(self.online, batch)
         with torch.no_grad():
             target_q = self._unroll(self.target, batch)
@@ -264,17 +252,13 @@ class NGU(R2D2):
         td_error = errors[0] if len(errors) == 1 else errors[0] + beta * errors[1]
         return (batch.weights * losses).mean(), td_error.detach()
 
-    def errors(self, stream: Stream, action: Tensor, greedy: Tensor, discount: Tensor, mask: Tensor) -> Tensor:
+    def errors(self, stream: RewardStream, action: Tensor, greedy: Tensor, discount: Tensor, mask: Tensor) -> Tensor:
         """Compute Retrace's TD errors under the greedy policy, float [B, L]; 0 for padding.
 
         Args:
             action: int64 [B, L], actions that were made.  greedy: int64 [B, L + 1], those of the policy.
             discount: float [B, L].  mask: bool [B, L], real steps.
         """
-        import torch
-
-        from sharpwave.agents.rescaling import signed_hyperbolic, signed_parabolic
-
         taken = stream.q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
         with torch.no_grad():
             values = signed_parabolic(stream.target_q) if self.settings.rescale else stream.target_q
@@ -282,7 +266,7 @@ class NGU(R2D2):
             made = values[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
             # A greedy policy's ratio is 0, or at least 1 and cut to that: behaviour probabilities need not be known.
             trace = self.settings.trace * (greedy[:, :-1] == action)
-            ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
+            ends = window_ends(mask)
             targets = retrace_targets(stream.reward, discount, behind, made, trace, ends)
             targets = signed_hyperbolic(targets) if self.settings.rescale else targets
         return (targets - taken) * mask
@@ -304,8 +288,6 @@ class NGU(R2D2):
 
     def _modulators(self, batch: Any) -> Tensor:
         """Return how novel the observations of the trained steps are by now over all of training, float [B, L]."""
-        import torch
-
         every = torch.ones_like(batch.mask[:, batch.burn_in :])
         with torch.no_grad():
             modulators = self.novelty.modulators(self._observed(batch, every), self.settings.max_modulator)
@@ -317,13 +299,8 @@ class NGU(R2D2):
         Args:
             which: bool [B, L], of the trained steps.
         """
-        first, steps = batch.burn_in + behind, which.shape[1]
-
-        def some(obs: Tensor) -> Tensor:
-            return obs[:, first : first + steps][which]
-
-        obs = batch.obs
-        return self.inputs({name: some(one) for name, one in obs.items()} if isinstance(obs, dict) else some(obs))
+        columns = slice(batch.burn_in + behind, batch.burn_in + behind + which.shape[1])
+        return self.inputs(map_leaves(lambda one: one[:, columns][which], batch.obs))
 
     # save
 
@@ -334,8 +311,8 @@ class NGU(R2D2):
         super().load(state)
         load_optimizer(self.novelty_optimizer, state["novelty_optimizer"])
 
-    def _acting(self, policy: nn.Module) -> dict[str, nn.Module]:
-        return {**super()._acting(policy), "embedding": self.novelty.embedding}
+    def acting_modules(self, explore: bool) -> dict[str, nn.Module]:
+        return {**super().acting_modules(explore), "embedding": self.novelty.embedding}
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {**super()._modules(), "novelty": self.novelty}
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "novelty": self.novelty}

@@ -14,10 +14,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from sharpwave.agents.actor_critic import LEARNING, ActorCritic, ActorCriticSettings, Objectives, Seen
+from sharpwave.agents.actor_critic import ActorCritic, ActorCriticSettings, Objectives, Seen
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.policy_gradients import clipped_surrogate, standardized
-from sharpwave.agents.replay import RolloutSettings
+from sharpwave.agents.policy_losses import clipped_surrogate, standardized
+from sharpwave.agents.replay import LEARNING, RolloutSettings
 from sharpwave.configuration import setting
 
 
@@ -39,7 +39,6 @@ class PPO(ActorCritic):
     """PPO agent."""
 
     Settings = PPOSettings
-    settings: PPOSettings
 
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
         settings = self.settings

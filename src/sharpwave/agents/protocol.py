@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -105,42 +106,44 @@ class Learned:
     metrics: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class View(Protocol):
-    """View of a store, as a learner uses it."""
-
-    def __len__(self) -> int: ...
-    def sample(self, batch_size: int, *, beta: float | None = None) -> Any: ...
-    def update_priorities(self, ids: Any, td_error: Any) -> Any: ...
-
-
 class ViewSettings(Protocol):
-    """Settings of the view that an agent learns from, such as ``sharpwave.agents.replay.TransitionsSettings``."""
+    """Settings of the view that an agent learns from, such as ``sharpwave.agents.replay.TransitionsSettings``.
+
+    Subclasses inherit the defaults of a view whose items are sampled uniformly and not used up.
+    """
 
     @property
+    @abstractmethod
     def batch_size(self) -> int:
         """Items per update."""
 
     @property
     def fewest(self) -> int:
         """Items without which no update is made: 1, or a batch where items are used up."""
+        return 1
 
     @property
     def horizon(self) -> int:
         """Later steps that must arrive before a step can be sampled."""
+        return 1
 
     @property
     def most_samples(self) -> float:
         """Items that can be sampled for each step that arrives; infinite where they are not used up."""
+        return math.inf
 
     @property
     def prioritized(self) -> bool:
         """Whether items are sampled by priorities, which ``Learned.td_error`` updates."""
+        return False
 
+    @abstractmethod
     def open(self, store: Any, name: str | None, seed: int) -> Any:
         """Make the view of ``store``."""
 
     def beta(self, step: int) -> float | None:
         """Return the exponent of importance weights after ``step`` environment steps; None: the sampler's own."""
+        return None
 
 
 class InitialErrors(Protocol):

@@ -5,96 +5,53 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.architectures import networks
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.devices import pick_device
-from sharpwave.agents.exploration import ExplorationSettings
-from sharpwave.agents.legal import legal_in, legal_rows, with_legal
-from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.priorities import NStepErrors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces, Valued
-from sharpwave.agents.replay import SequencesSettings
-from sharpwave.agents.schedules import linear
-from sharpwave.configuration import check, expect, setting
+from sharpwave.agents.actions import legal_in, legal_rows, with_legal
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import to_tensors
+from sharpwave.agents.losses import RESCALING_EPS, n_step_targets, signed_hyperbolic, signed_parabolic, window_ends
+from sharpwave.agents.protocol import Acted, Obs, Rows, Valued
+from sharpwave.agents.q_agent import NStepErrors, QSettings, TargetQAgent
+from sharpwave.agents.replay import LEARNING, NETWORK, SequencesSettings
+from sharpwave.configuration import setting
+from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
-    import torch
-    from gymnasium.spaces import Space
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from sharpwave.agents.recurrent import RecurrentQNetwork
 
-LEARNING, NETWORK = "Learning", "Network"
 CORE = "core"
 """Field of the recurrent state, with the previous action and reward: what a window's first step needs."""
 
 
 @dataclass(frozen=True)
-class R2D2Settings(ExplorationSettings):
+class R2D2Settings(QSettings):
     """Settings of R2D2; the defaults are those of Kapturowski et al. (2019), table 2."""
 
     kind: ClassVar[str] = "r2d2"
 
     replay: SequencesSettings = field(default_factory=SequencesSettings)
 
-    network: str = setting("auto", "torso of the Q-network; auto: by the observation", NETWORK, choices=networks)
     hidden_units: int = setting(512, "units of layers before and behind the recurrent core", NETWORK, at_least=1)
     core: str = setting("lstm", "recurrent core", NETWORK, choices=("lstm", "gru"))
     core_units: int = setting(512, "units of the recurrent core", NETWORK, at_least=1)
     dueling: bool = setting(True, "separate streams for value and advantage", NETWORK)
-    dueling_baseline: str = setting(
-        "mean",
-        "dueling: what is subtracted from the advantages, their mean or maximum; naive: nothing",
-        NETWORK,
-        choices=("mean", "max", "naive"),
-    )
 
     stored_state: bool = setting(
         True, "windows begin with the recurrent state that was stored with them, otherwise with zeros", LEARNING
     )
     n_step: int = setting(5, "rewards summed before the bootstrap; fewer at a window's end", LEARNING, at_least=1)
-    double: bool = setting(True, "double Q-learning", LEARNING)
     rescale: bool = setting(True, "learn values rescaled by sign(x) (sqrt(|x| + 1) - 1) + .001 x", LEARNING)
     lr: float = setting(1e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    lr_end: float | None = setting(
-        None, "final learning rate; empty: constant", LEARNING, flag="--learning-rate-end", above=0
-    )
-    lr_steps: int = setting(
-        0, "steps from learning-rate to learning-rate-end", LEARNING, flag="--learning-rate-steps", at_least=0
-    )
     adam_eps: float = setting(1e-3, "epsilon of Adam", LEARNING, above=0)
     max_grad_norm: float = setting(40.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
-    target_every: int = setting(8_000, "steps between copies to the target network", LEARNING, at_least=1)
-    average_decay: float = setting(
-        0.0,
-        "decay of the exponential mean of the network over updates, which is evaluated and saved as best and last; "
-        "0: the network itself",
-        LEARNING,
-        at_least=0,
-        below=1,
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        expect(self, "lr_steps", self.lr_end is None or self.lr_steps > 0, "at least 1 with --learning-rate-end")
-
-    def unused(self) -> Iterator[tuple[str, str]]:
-        yield from super().unused()
-        if not self.dueling:
-            yield "dueling_baseline", "--dueling"
-        if self.lr_end is None:
-            yield "lr_steps", "--learning-rate-end"
 
 
 class R2D2State(NamedTuple):
@@ -117,42 +74,20 @@ class R2D2State(NamedTuple):
     further: Any = None
 
 
-class R2D2(Agent):
-    """Recurrent Q-network agent: online and target network, and the optimizer.
+class R2D2(TargetQAgent):
+    """Recurrent Q-network agent: online and target network, and the optimizer."""
 
-    The online network explores and learns. The *policy*, which is evaluated and saved, is its exponential mean if
-    ``average_decay`` is set.
-    """
-
-    Settings = R2D2Settings
-
-    def __init__(
-        self, spaces: Spaces, settings: R2D2Settings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        from sharpwave.agents.inputs import inputs_for
-
-        self.spaces, self.settings = spaces, settings or R2D2Settings()
-        self.device = pick_device(device)
-        self.actions = NumberedActions(spaces, self.Settings.kind)
-        self.num_actions = self.actions.count
-        self._rng = np.random.default_rng(seed)
-        self._targets_copied = 0
-        self._keeps_values = False
-        self.inputs = inputs_for(spaces.seen, images=self.settings.network != "mlp").to(self.device)
-        self.online = self.network().to(self.device)
-        self.target = self.network().to(self.device).requires_grad_(False)
-        move_towards(self.target, self.online, 1.0)
-        self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
+    Settings: type[R2D2Settings] = R2D2Settings
+    settings: R2D2Settings
+    online: RecurrentQNetwork
 
     # network
 
     def network(self) -> RecurrentQNetwork:
-        """Make a fresh network."""
         from sharpwave.agents.recurrent import RecurrentQNetwork
-        from sharpwave.agents.torsos import torso_for
 
         settings = self.settings
-        torso = torso_for(self.spaces.seen, settings.network, settings.hidden_units)
+        torso = self.make_torso(settings.hidden_units)
         return RecurrentQNetwork(torso, settings.core, settings.core_units, self.beside, self.head())
 
     def head(self) -> nn.Module:
@@ -167,13 +102,6 @@ class R2D2(Agent):
     def beside(self) -> int:
         """Length of what goes into the core beside the observation's features: the last action and its reward."""
         return self.num_actions + 1
-
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Adam for the online network; made on first use, because torch takes a second to import it."""
-        import torch
-
-        return torch.optim.Adam(self.online.parameters(), lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
 
     # act
 
@@ -198,8 +126,8 @@ class R2D2(Agent):
         state = self.enter(obs, state, explore)
         values, recurrent = self.infer(obs, state.core)
         values = legal_rows(values, legal_in(self.spaces, obs))
-        strategy = self.settings.strategy
-        chosen = strategy.choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
+        choose = self.exploration.choose
+        chosen = choose(values, step, state.lanes, state.of, self._rng) if explore else values.argmax(axis=1)
         before, after = state.core, self._behind(state, recurrent)
         after[np.arange(len(chosen)), self.online.state_size + chosen] = 1.0
         state = state._replace(core=after, chosen=chosen, values=values if self._keeps_values else None)
@@ -220,14 +148,8 @@ class R2D2(Agent):
         core[:, self.online.state_size : self._reward_at] = np.eye(self.num_actions, dtype=np.float32)[chosen]
         return state._replace(core=core, chosen=chosen)
 
-    @property
-    def inference_space(self) -> Space[Any] | None:
-        return self.spaces.observation
-
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         """Return Q [N, A], and the recurrent state behind the step [N, n]; ``memory`` is the lanes' core before it."""
-        import torch
-
         with torch.inference_mode():
             recurrent, previous = self._parted(memory[0])
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
@@ -235,8 +157,6 @@ class R2D2(Agent):
 
     def _parted(self, core: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
         """Split cores into the recurrent state [lanes, n], and what goes in beside it [lanes, beside]."""
-        import torch
-
         recurrent, previous = torch.from_numpy(core).to(self.device).tensor_split([self.online.state_size], dim=1)
         return recurrent, previous
 
@@ -252,10 +172,6 @@ class R2D2(Agent):
         return state._replace(core=core)
 
     def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: R2D2State) -> Valued:
-        import torch
-
-        from sharpwave.agents.rescaling import signed_parabolic
-
         values = np.empty((len(reward), self.num_actions), np.float32)
         for t in range(len(reward)):
             one = {name: part[t : t + 1] for name, part in obs.items()} if isinstance(obs, dict) else obs[t : t + 1]
@@ -268,18 +184,15 @@ class R2D2(Agent):
         values = legal_rows(values, legal_in(self.spaces, obs))
         return Valued(values, self.actions.numbers(action), state)
 
-    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
-        return self.settings.strategy.scored(lanes)
-
     def initial_errors(self, lanes: int, kept: int) -> NStepErrors | None:
-        from sharpwave.agents.rescaling import EPS
-
         replay, settings = self.settings.replay, self.settings
         if not replay.prioritized:
             return None
         self._keeps_values = True
         n_step = min(settings.n_step, replay.length)  # as a window's last step cuts its returns
-        return NStepErrors(lanes, n_step, replay.gamma, kept, self._final_values, EPS if settings.rescale else 0.0)
+        return NStepErrors(
+            lanes, n_step, replay.gamma, kept, self._final_values, RESCALING_EPS if settings.rescale else 0.0
+        )
 
     def _final_values(self, obs: Obs, acted: Acted, reward: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
         """Return Q [lanes, A] of the observations behind an action."""
@@ -288,15 +201,8 @@ class R2D2(Agent):
 
     # learn
 
-    def replay(self) -> SequencesSettings:
-        return self.settings.replay
-
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the weighted mean over windows of each one's mean loss, and TD errors, unweighted, float32 [B, L]."""
-        import torch
-
-        from sharpwave.agents.rescaling import n_step_targets, signed_hyperbolic, signed_parabolic
-
         settings, burn_in = self.settings, batch.burn_in
         mask = batch.mask[:, burn_in:]
         q = self._unroll(self.online, batch)
@@ -306,7 +212,7 @@ class R2D2(Agent):
             chosen = with_legal(chooses, self.legal_along(batch, 1)).argmax(dim=2, keepdim=True)
             value = next_q.gather(2, chosen).squeeze(2)
             value = signed_parabolic(value) if settings.rescale else value
-            ends = torch.cat([~mask[:, 1:], mask.new_ones(len(mask), 1)], dim=1)
+            ends = window_ends(mask)
             reward, discount = batch.step_reward[:, burn_in:], batch.discount[:, burn_in:]
             targets = n_step_targets(reward, discount, value, ends, settings.n_step)
             targets = signed_hyperbolic(targets) if settings.rescale else targets
@@ -325,13 +231,8 @@ class R2D2(Agent):
 
     def _unroll(self, network: RecurrentQNetwork, batch: Any) -> Tensor:
         """Return Q of the trained steps and the one behind them, float32 [B, L + 1, A]."""
-        import torch
-
-        steps = batch.mask.shape[1]
-        obs = batch.obs if isinstance(batch.obs, dict) else {"": batch.obs}
-        size, columns = batch.mask.shape[0], steps + 1
-        flat = {name: one[:, :columns].reshape(size * columns, *one.shape[2:]) for name, one in obs.items()}
-        inputs = self.inputs(flat if isinstance(batch.obs, dict) else flat[""])
+        size, columns = batch.mask.shape[0], batch.mask.shape[1] + 1
+        inputs = self.inputs(map_leaves(lambda one: one[:, :columns].flatten(0, 1), batch.obs))
         recurrent, before = batch[CORE].split([self.online.state_size, self.beside], dim=1)
         made = self.made(batch)
         previous = torch.cat([made.new_zeros(size, 1, made.shape[2]), made], dim=1)  # by the column that observes it
@@ -343,66 +244,5 @@ class R2D2(Agent):
 
     def made(self, batch: Any) -> Tensor:
         """Return what the core sees of each step when it looks at the next one, float32 [B, T, beside]."""
-        import torch
-
-        one_hot = torch.nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
+        one_hot = nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
         return torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
-
-    def learn(self, batch: Any, step: int) -> Learned:
-        from torch.nn.utils import clip_grad_norm_
-
-        settings = self.settings
-        if step // settings.target_every > self._targets_copied:
-            self._targets_copied = step // settings.target_every
-            move_towards(self.target, self.online, 1.0)
-        if settings.lr_end is not None:
-            self.optimizer.param_groups[0]["lr"] = self._learning_rate(step)
-        loss, td_error = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if settings.max_grad_norm > 0:
-            clip_grad_norm_(self.online.parameters(), settings.max_grad_norm)
-        self.optimizer.step()
-        if self.average is not None:
-            move_towards(self.average, self.online, 1.0 - settings.average_decay)
-        return Learned(td_error, {"loss": loss.detach()})
-
-    def schedules(self, step: int) -> dict[str, float]:
-        beta = self.settings.replay.beta(step)
-        own = {"learning_rate": self._learning_rate(step)} | ({} if beta is None else {"beta": beta})
-        return self.settings.strategy.schedules(step) | own
-
-    def _learning_rate(self, step: int) -> float:
-        settings = self.settings
-        return settings.lr if settings.lr_end is None else linear(step, settings.lr, settings.lr_end, settings.lr_steps)
-
-    # save
-
-    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        policy = self.online if explore or self.average is None else self.average
-        tensors = tensors_of(self._acting(policy))
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
-
-    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors(self._acting(self.online), tensors)
-
-    def _acting(self, policy: nn.Module) -> dict[str, nn.Module]:
-        return {"inputs": self.inputs, "policy": policy}
-
-    def state(self) -> dict[str, Any]:
-        return {
-            "weights": tensors_of(self._modules()),
-            "optimizer": optimizer_tensors(self.optimizer),
-            "exploration": self._rng.bit_generator.state,
-            "targets_copied": self._targets_copied,
-        }
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors(self._modules(), state["weights"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self._rng.bit_generator.state = state["exploration"]
-        self._targets_copied = int(state["targets_copied"])
-
-    def _modules(self) -> dict[str, nn.Module]:
-        modules: dict[str, nn.Module] = {"inputs": self.inputs, "online": self.online, "target": self.target}
-        return modules if self.average is None else {**modules, "average": self.average}

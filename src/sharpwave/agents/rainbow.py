@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy.typing as npt
 
-from sharpwave.agents.dqn import DQN, LEARNING, NETWORK, DQNSettings, DQNState
-from sharpwave.agents.exploration import EXPLORATION, EpsilonGreedy
-from sharpwave.agents.legal import legal_in, with_legal
+from sharpwave.agents.actions import legal_in, with_legal
+from sharpwave.agents.dqn import DQN, DQNSettings
+from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.losses import greedy_policy, munchausen_bonus, soft_policy
-from sharpwave.agents.priorities import NStepErrors
 from sharpwave.agents.protocol import Acted, Obs, Spaces, Valued
-from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.q_agent import NStepErrors, QState
+from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
 
 if TYPE_CHECKING:
-    import torch
     from gymnasium.spaces import Space
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from sharpwave.agents.heads import Head
+    from sharpwave.agents.distributional import Head
 
 RETURNS = "Distribution of returns"
 
@@ -119,11 +119,8 @@ class Rainbow(DQN):
     """
 
     Settings: type[RainbowSettings] = RainbowSettings
-    settings: RainbowSettings
 
-    def __init__(
-        self, spaces: Spaces, settings: RainbowSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         if self.settings.noisy and not self.settings.noisy_epsilon:
             self.exploration = EpsilonGreedy(start=0.0, end=0.0, steps=0)
@@ -133,7 +130,7 @@ class Rainbow(DQN):
     @cached_property
     def head(self) -> Head:
         """What the network predicts of each action's return."""
-        from sharpwave.agents.heads import C51, IQN, QR, Expected
+        from sharpwave.agents.distributional import C51, IQN, QR, Expected
 
         settings = self.settings
         if settings.head == "c51":
@@ -146,17 +143,15 @@ class Rainbow(DQN):
 
     def network(self) -> nn.Module:
         """Make a fresh network: what ``inputs`` give -> predictions [B, A, ...] for the head."""
-        from torch import nn
 
-        from sharpwave.agents.networks import ImplicitQNetwork, QHead, QNetwork
-        from sharpwave.agents.noisy import NoisyLinear
-        from sharpwave.agents.torsos import torso_for
+        from sharpwave.agents.distributional import ImplicitQNetwork, NoisyLinear
+        from sharpwave.agents.networks import QHead, QNetwork
 
         settings = self.settings
         linear: Callable[[int, int], nn.Module] = nn.Linear
         if settings.noisy:
             linear = partial(NoisyLinear, sigma=settings.noisy_sigma)
-        torso = torso_for(self.spaces.seen, settings.network, settings.hidden_units)
+        torso = self.make_torso(settings.hidden_units)
         layers = QHead(
             torso.features,
             settings.hidden_units,
@@ -174,8 +169,8 @@ class Rainbow(DQN):
 
     # act
 
-    def act(self, obs: Obs, state: DQNState, step: int, explore: bool = True) -> Acted:
-        from sharpwave.agents.noisy import resample, silence
+    def act(self, obs: Obs, state: QState, step: int, explore: bool = True) -> Acted:
+        from sharpwave.agents.distributional import resample, silence
 
         if explore:
             resample(self.online, self._rng)
@@ -188,8 +183,8 @@ class Rainbow(DQN):
         # Noise is drawn for all lanes of an actor, by its own generator.
         return None if self.settings.noisy else self.spaces.observation
 
-    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: DQNState) -> Valued:
-        from sharpwave.agents.noisy import silence
+    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: QState) -> Valued:
+        from sharpwave.agents.distributional import silence
 
         silence(self.online)
         return super().values_along(obs, action, reward, state)
@@ -206,8 +201,6 @@ class Rainbow(DQN):
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the weighted mean of the items' losses, and what their priorities are made of, float32 [B]."""
-        import torch
-
         head = self.head
         action = self.actions.numbers(batch.action)
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
@@ -231,8 +224,6 @@ class Rainbow(DQN):
         Args:
             inputs: of the observations, as they are learned from.
         """
-        import torch
-
         settings, head = self.settings, self.head
         next_inputs, next_legal = self.training_inputs(batch.next_obs), legal_in(self.spaces, batch.next_obs)
         if settings.munchausen == 0:
@@ -255,7 +246,7 @@ class Rainbow(DQN):
 
     def _predicted(self, network: nn.Module, inputs: Any, fractions: Tensor | None = None) -> Tensor:
         """Predict with fresh noise."""
-        from sharpwave.agents.noisy import resample
+        from sharpwave.agents.distributional import resample
 
         resample(network, self._rng)
         predicted: Tensor = network(inputs) if fractions is None else network(inputs, fractions)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 AGENTS: dict[str, str | type[Agent]] = {
     "a2c": "sharpwave.agents.a2c:A2C",
-    "a3c": "sharpwave.agents.a3c:A3C",
+    "a3c": "sharpwave.agents.a2c:A3C",
     "agent57": "sharpwave.agents.agent57:Agent57",
     "bc": "sharpwave.agents.bc:BC",
     "cql": "sharpwave.agents.cql:CQL",
@@ -26,7 +26,7 @@ AGENTS: dict[str, str | type[Agent]] = {
     "ngu": "sharpwave.agents.ngu:NGU",
     "ppo": "sharpwave.agents.ppo:PPO",
     "pqn": "sharpwave.agents.pqn:PQN",
-    "qmix": "sharpwave.agents.qmix:QMIX",
+    "qmix": "sharpwave.agents.vdn:QMIX",
     "r2d2": "sharpwave.agents.r2d2:R2D2",
     "r2d3": "sharpwave.agents.r2d3:R2D3",
     "rainbow": "sharpwave.agents.rainbow:Rainbow",

@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import sharpwave as sw
-from sharpwave.agents.schedules import linear
+from sharpwave.agents.protocol import ViewSettings
 from sharpwave.configuration import check, expect, setting
 
-MEMORY, LEARNING = "Replay memory", "Learning"
+MEMORY, LEARNING, NETWORK, EXPLORATION = "Replay memory", "Learning", "Network", "Exploration"
+"""Headings of agents' settings."""
 
 
 @dataclass(frozen=True)
-class TransitionsSettings:
+class TransitionsSettings(ViewSettings):
     """Settings of a view of n-step transitions, sampled uniformly or by priority."""
 
     batch_size: int = setting(32, "transitions per update", LEARNING, at_least=1)
@@ -37,60 +38,36 @@ class TransitionsSettings:
     def unused(self) -> Iterator[tuple[str, str]]:
         """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.prioritized:
-            yield from dict.fromkeys(
-                ("priority_alpha", "beta_start", "beta_end", "beta_steps"), "--prioritized"
-            ).items()
-
-    @property
-    def fewest(self) -> int:
-        """Items without which no update is made."""
-        return 1
+            for name in ("priority_alpha", "beta_start", "beta_end", "beta_steps"):
+                yield name, "--prioritized"
 
     @property
     def horizon(self) -> int:
-        """Later steps that must arrive before a step can be sampled."""
         return self.n_step
 
-    @property
-    def most_samples(self) -> float:
-        """Items that can be sampled for each step that arrives: any number."""
-        return math.inf
-
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        """Make the view of ``store``."""
         sampler = sw.Prioritized(alpha=self.priority_alpha, beta=self.beta_start) if self.prioritized else sw.Uniform()
         return store.transitions(name=name, n_step=self.n_step, gamma=self.gamma, sampler=sampler, seed=seed)
 
     def beta(self, step: int) -> float | None:
-        """Return the exponent of importance weights after ``step`` environment steps; None without priorities."""
         return linear(step, self.beta_start, self.beta_end, self.beta_steps) if self.prioritized else None
 
 
 @dataclass(frozen=True)
-class PairsSettings:
+class PairsSettings(ViewSettings):
     """Settings of a view of observations and the actions made there, sampled uniformly: for imitation."""
 
     batch_size: int = setting(64, "pairs of observation and action per update", LEARNING, at_least=1)
-
-    fewest: ClassVar[int] = 1
-    horizon: ClassVar[int] = 1
-    most_samples: ClassVar[float] = math.inf
-    prioritized: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         check(self)
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        """Make the view of ``store``."""
         return store.transitions(name=name, seed=seed)
-
-    def beta(self, step: int) -> float | None:
-        """Return no exponent of importance weights: there are none."""
-        return None
 
 
 @dataclass(frozen=True)
-class SequencesSettings:
+class SequencesSettings(ViewSettings):
     """Settings of a view of windows of an episode's steps, sampled uniformly or by priority.
 
     Defaults are those of Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement learning,
@@ -130,19 +107,8 @@ class SequencesSettings:
             yield "beta_steps", "--beta-end"
 
     @property
-    def fewest(self) -> int:
-        """Items without which no update is made."""
-        return 1
-
-    @property
     def horizon(self) -> int:
-        """Later steps that must arrive before a window can be sampled."""
         return self.length
-
-    @property
-    def most_samples(self) -> float:
-        """Items that can be sampled for each step that arrives: any number."""
-        return math.inf
 
     @property
     def state_every(self) -> int:
@@ -150,7 +116,6 @@ class SequencesSettings:
         return math.gcd(self.stride, self.burn_in)
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        """Make the view of ``store``."""
         prioritized = sw.Prioritized(alpha=self.priority_alpha, beta=self.priority_beta)
         return store.sequences(
             self.length,
@@ -164,14 +129,13 @@ class SequencesSettings:
         )
 
     def beta(self, step: int) -> float | None:
-        """Return the exponent of importance weights after ``step`` environment steps; None: the sampler's own."""
         if self.beta_end is None or not self.prioritized:
             return None
         return linear(step, self.priority_beta, self.beta_end, self.beta_steps)
 
 
 @dataclass(frozen=True)
-class RolloutSettings:
+class RolloutSettings(ViewSettings):
     """Settings of a queue of windows, each learned from a fixed number of times and then no more: no replay."""
 
     batch_size: int = setting(8, "windows per update", LEARNING, at_least=1)
@@ -179,32 +143,52 @@ class RolloutSettings:
     gamma: float = setting(0.99, "discount factor per step", LEARNING, at_least=0, at_most=1)
     epochs: int = setting(2, "times that each window is learned from", LEARNING, at_least=1)
 
-    prioritized: ClassVar[bool] = False
-
     def __post_init__(self) -> None:
         check(self)
 
     @property
     def fewest(self) -> int:
-        """Items without which no update is made."""
         return self.batch_size
 
     @property
     def horizon(self) -> int:
-        """Later steps that must arrive before a window can be sampled."""
         return self.length
 
     @property
     def most_samples(self) -> float:
-        """Items that can be sampled for each step that arrives, in windows of full length."""
-        return self.epochs / self.length
+        return self.epochs / self.length  # where windows have their full length
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        """Make the view of ``store``."""
         return store.sequences(
             self.length, gamma=self.gamma, name=name, sampler=sw.Fifo(), max_times_sampled=self.epochs, seed=seed
         )
 
-    def beta(self, step: int) -> float | None:
-        """Return no exponent of importance weights: there are none."""
-        return None
+
+@dataclass(frozen=True)
+class OfflineSettings:
+    """Settings of an agent that learns offline. A run's steps are its updates, and so are all periods."""
+
+    data: str = setting(
+        "",
+        "what is learned from: the folder of a store or of a run, a checkpoint's folder or .sharpwave file, or a data "
+        "set: npz:FILE, hdf5:FILE, minari:NAME, parquet:FILE, lerobot:FOLDER, rlds:FOLDER",
+        "Data",
+    )
+    best_share: float = setting(
+        1.0,
+        "share of the data's episodes that is learned from, those of the highest returns",
+        "Data",
+        above=0,
+        at_most=1,
+    )
+
+
+def linear(step: int, start: float, end: float, over: int) -> float:
+    """Interpolate from ``start`` at step 0 to ``end`` at step ``over``; later ``end``.
+
+    Args:
+        step: environment steps so far.  over: environment steps of the change; 0: ``end`` at once.
+    """
+    if step >= over:
+        return end
+    return start + (end - start) * (step / over)

@@ -14,15 +14,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.continuous import LOG_STD, dpg_loss, squash, temperature_loss, twin_targets
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import move_towards
+from sharpwave.agents.policy_losses import LOG_STD, dpg_loss, squash, temperature_loss, twin_targets
 from sharpwave.agents.protocol import Learned, Spaces
-from sharpwave.agents.twin_critics import LEARNING, TwinCritics, TwinCriticsSettings
+from sharpwave.agents.replay import LEARNING
+from sharpwave.agents.twin_critics import TwinCritics, TwinCriticsSettings
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -52,15 +53,9 @@ class SAC(TwinCritics):
     """Soft actor-critic agent. The policy explores by its own noise, and is evaluated without: tanh of the mean."""
 
     Settings: type[SACSettings] = SACSettings
-    settings: SACSettings
     OUTPUTS = 2  # mean and logarithm of the standard deviation
 
-    def __init__(
-        self, spaces: Spaces, settings: SACSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        import torch
-        from torch import nn
-
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self.target: Any = self.target_network()
         self.log_temperature = nn.ParameterList([torch.zeros(1, device=self.device)])
@@ -86,22 +81,16 @@ class SAC(TwinCritics):
 
     def draw(self, inputs: Any) -> tuple[Tensor, Tensor]:
         """Draw an action of the policy for each item: scaled actions [B, size], and log pi of them [B]."""
-        import torch
-
         mean, log_std = self.actor(inputs).chunk(2, dim=1)
         return squash(mean, log_std.clamp(*LOG_STD), torch.randn_like(mean))
 
     def temperature(self) -> Tensor:
         """Return the weight of the entropy, a constant, float32 [1]."""
-        import torch
-
         given = self.settings.temperature
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
     def targets(self, batch: Any) -> Tensor:
         """Return what the critics' values of a batch should have been, float32 [B]."""
-        import torch
-
         assert self.target is not None
         with torch.no_grad():
             inputs = self.inputs(batch.next_obs)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from sharpwave.agents.inputs import DictInputs, FrameInputs
-from sharpwave.agents.torsos import DictTorso, OwnTorso
+from sharpwave.agents.networks import DictTorso, OwnTorso
 
 
 @runtime_checkable

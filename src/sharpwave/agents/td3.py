@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.continuous import dpg_loss, smoothed, twin_targets
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import move_towards
+from sharpwave.agents.policy_losses import dpg_loss, smoothed, twin_targets
 from sharpwave.agents.protocol import Learned, Spaces
-from sharpwave.agents.twin_critics import EXPLORATION, LEARNING, TwinCritics, TwinCriticsSettings
+from sharpwave.agents.replay import EXPLORATION, LEARNING
+from sharpwave.agents.twin_critics import TwinCritics, TwinCriticsSettings
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor, nn
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,8 @@ class TD3(TwinCritics):
     """TD3 agent. It explores by Gaussian noise on its actions."""
 
     Settings: type[TD3Settings] = TD3Settings
-    settings: TD3Settings
 
-    def __init__(
-        self, spaces: Spaces, settings: TD3Settings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self.target_actor = self.actor_network().to(self.device).requires_grad_(False)
         self.target_critics: Any = self.critic_network().to(self.device).requires_grad_(False)
@@ -74,8 +72,6 @@ class TD3(TwinCritics):
 
     def targets(self, batch: Any) -> Tensor:
         """Return what the critics' values of a batch should have been, float32 [B]."""
-        import torch
-
         settings = self.settings
         with torch.no_grad():
             inputs = self.inputs(batch.next_obs)

@@ -1,19 +1,17 @@
-"""What agents for teams share: the spaces of a team, inputs of its networks, and choices among legal actions."""
+"""What agents for teams share: a team's spaces, inputs of its networks, mixtures of values, and legal choices."""
 
 from __future__ import annotations
 
 import math
 from typing import Any, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from gymnasium.spaces import Box, Dict, MultiBinary, MultiDiscrete
 from torch import Tensor, nn
 
 from sharpwave.agents.inputs import inputs_for
 from sharpwave.agents.protocol import Spaces
-from sharpwave.teams import ACTION_MASK, AGENTS, STATE, legal_actions, random_actions
+from sharpwave.teams import ACTION_MASK, AGENTS, STATE
 
 
 class Team(NamedTuple):
@@ -52,7 +50,7 @@ def team_of(spaces: Spaces, kind: str) -> Team:
     return Team(mask.shape[0], mask.shape[1], observed, state)
 
 
-class Seen(NamedTuple):
+class TeamSeen(NamedTuple):
     """Inputs of a team's networks.
 
     Attributes:
@@ -72,7 +70,7 @@ class Seen(NamedTuple):
 
 
 class TeamInputs(nn.Module):
-    """Preprocessing of a team's stored observations into ``Seen``.
+    """Preprocessing of a team's stored observations into ``TeamSeen``.
 
     Attributes:
         features, state_size: F and S.
@@ -88,7 +86,7 @@ class TeamInputs(nn.Module):
         self.register_buffer("numbers", torch.eye(team.agents), persistent=False)
         self.features, self.state_size = team.observed + 1 + team.agents, team.state + team.agents
 
-    def forward(self, obs: dict[str, Tensor]) -> Seen:
+    def forward(self, obs: dict[str, Tensor]) -> TeamSeen:
         """Map a team's observations, [B, ...] by part."""
         mask = obs[ACTION_MASK] != 0
         present = mask.any(dim=2)
@@ -97,7 +95,7 @@ class TeamInputs(nn.Module):
         each = seen.reshape(*present.shape, -1)
         numbers = self.numbers.expand(len(mask), -1, -1)
         legal = torch.cat([mask[:, :, :1] | ~present[:, :, None], mask[:, :, 1:]], dim=2)
-        return Seen(
+        return TeamSeen(
             torch.cat([each, present[:, :, None].float(), numbers], dim=2),
             legal,
             torch.cat([state, present.float()], dim=1),
@@ -142,19 +140,52 @@ def others_actions(action: Tensor, count: int) -> Tensor:
     return (one_hot[:, None] * others[:, :, None]).flatten(2)
 
 
-def legal_epsilon_greedy(
-    values: npt.NDArray[np.floating[Any]],
-    mask: npt.NDArray[Any],
-    epsilon: npt.NDArray[np.float64],
-    rng: np.random.Generator,
-) -> npt.NDArray[np.int64]:
-    """Choose each agent's best legal action, or with its lane's epsilon a random legal one, each agent for itself.
+class Sum(nn.Module):
+    """Sum of the agents' values.  Source: Sunehag et al. (2018), Value-decomposition networks, eq. 3."""
+
+    def forward(self, values: Tensor, state: Tensor) -> Tensor:
+        """Map the values [B, N] of the actions taken to [B]."""
+        return values.sum(dim=1)
+
+
+class Mixer(nn.Module):
+    """Mixing network of QMIX: two layers whose weights are made from the state by further networks.
+
+    The weights are absolute values, so the result rises with every agent's value, or stays; biases are free.
+
+    States are squashed to -1 ... 1. Where they have no bounds, as positions of agents that walk away, weights that are
+    linear in the state make the values of far states grow from target to target without end.
 
     Args:
-        values: [lanes, N, A].  mask: [lanes, N, A].  epsilon: [lanes].
-    Returns:
-        int64 [lanes, N]. Always takes the same number of draws from ``rng``, so that runs are repeatable.
+        agents: N.  state: S.  units: of the hidden layer.
+    Source: Rashid et al. (2018), QMIX, section 4.1 and figure 2.
     """
-    greedy = np.where(legal_actions(mask), values, -np.inf).argmax(axis=2)
-    explores = rng.random(greedy.shape) < epsilon[:, None]
-    return np.where(explores, random_actions(mask, rng), greedy)
+
+    def __init__(self, agents: int, state: int, units: int) -> None:
+        super().__init__()
+        self.first_weights = nn.Linear(state, agents * units)
+        self.first_bias = nn.Linear(state, units)
+        self.last_weights = nn.Linear(state, units)
+        self.last_bias = nn.Sequential(nn.Linear(state, units), nn.ReLU(), nn.Linear(units, 1))
+
+    def forward(self, values: Tensor, state: Tensor) -> Tensor:
+        """Map the values [B, N] of the actions taken and the state [B, S] to [B]."""
+        state = nn.functional.softsign(state)
+        first = self.first_weights(state).abs()
+        last = self.last_weights(state).abs()
+        return mixed(values, first, self.first_bias(state), last, self.last_bias(state))
+
+
+def mixed(values: Tensor, first: Tensor, first_bias: Tensor, last: Tensor, last_bias: Tensor) -> Tensor:
+    """Compute ELU(values W1 + b1) w2 + b2, float [B].
+
+    Args:
+        values: float [B, N].
+        first: W1, float [B, N * E].  first_bias: b1, float [B, E].
+        last: w2, float [B, E].  last_bias: b2, float [B, 1].
+    """
+    assert values.ndim == 2 and first.shape == (len(values), values.shape[1] * first_bias.shape[1]), first.shape
+    assert last.shape == first_bias.shape and last_bias.shape == (len(values), 1), (last.shape, last_bias.shape)
+    weights = first.reshape(*values.shape, -1)
+    hidden = nn.functional.elu(torch.einsum("bn,bne->be", values, weights) + first_bias)
+    return (hidden * last).sum(dim=1) + last_bias[:, 0]

@@ -1,54 +1,48 @@
-"""Value decomposition: a team learns the value of its joint action as a sum of one value for each agent.
+"""Value decomposition: a team learns the value of its joint action by a mixture of one value for each agent.
 
-Each agent acts by its own value, which sees only what that agent observes; their sum is trained by the team's reward.
-``QMIX`` has a mixing network in place of the sum. The agents share one network, which is told their number; it is
-feed-forward, so what an agent must remember, its observation must hold.
+Each agent acts by its own value, which sees only what that agent observes; their mixture is trained by the team's
+reward. The agents share one network, which is told their number; it is feed-forward, so an agent's observation must
+hold all that it has to remember.
 
-Source: Sunehag et al. (2018), Value-decomposition networks for cooperative multi-agent learning.
+``VDN`` sums the values. ``QMIX`` mixes them by a network that rises with every agent's value. It learns teams that a
+sum cannot describe, where one agent's best action depends on the others, as long as a higher value of one agent never
+lowers the team's. The mixing network learns with the state of the environment; acting needs only the agents' values.
+
+Sources: Sunehag et al. (2018), Value-decomposition networks for cooperative multi-agent learning; Rashid et al. (2018),
+QMIX: monotonic value function factorisation for deep multi-agent reinforcement learning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.averaging import move_towards
-from sharpwave.agents.devices import pick_device
-from sharpwave.agents.exploration import EpsilonGreedy
+from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import squared
-from sharpwave.agents.modules import load_optimizer, load_tensors, optimizer_tensors, tensors_of, to_tensors
-from sharpwave.agents.protocol import Acted, Agent, Learned, Obs, Rows, Spaces
-from sharpwave.agents.replay import TransitionsSettings
+from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
+from sharpwave.agents.q_agent import QState
+from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import check, setting
-from sharpwave.teams import ACTION_MASK
+from sharpwave.teams import ACTION_MASK, legal_actions
 
 if TYPE_CHECKING:
-    import torch
-    from gymnasium.spaces import Space
-    from torch import Tensor, nn
+    from torch import Tensor
 
-    from sharpwave.agents.teams import Seen
-
-LEARNING, NETWORK = "Learning", "Network"
+    from sharpwave.agents.teams import TeamSeen
 
 
 @dataclass(frozen=True)
-class VDNSettings:
-    """Settings of value decomposition."""
-
-    kind: ClassVar[str] = "vdn"
+class TeamSettings:
+    """Settings that agents for teams share."""
 
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=128))
-    exploration: EpsilonGreedy = field(default_factory=lambda: EpsilonGreedy(end=0.05, steps=50_000))
 
     hidden_units: int = setting(64, "units of each hidden layer", NETWORK, at_least=1)
-    double: bool = setting(True, "double Q-learning", LEARNING)
-    reward_scale: float = setting(1.0, "factor of the rewards that are learned from", LEARNING, above=0)
     lr: float = setting(5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
     adam_eps: float = setting(1e-5, "epsilon of Adam", LEARNING, above=0)
     max_grad_norm: float = setting(10.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
@@ -60,28 +54,46 @@ class VDNSettings:
         check(self)
 
 
-class VDNState(NamedTuple):
-    """Acting state: which of the run's ``of`` lanes these are."""
+class TeamAgent(NetworkAgent):
+    """Agent for a team. Its agents share one network that acts, on what each observes.
 
-    lanes: slice
-    of: int
+    Attributes:
+        team: sizes of the team.
+    """
+
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        from sharpwave.agents.teams import TeamInputs, team_of
+
+        super().__init__(spaces, settings, device, seed)
+        self.team = team_of(spaces, self.Settings.kind)
+        self.inputs = TeamInputs(spaces, self.team).to(self.device)
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return Q or logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
+        with torch.inference_mode():
+            return (self.acting(True)(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
 
 
-class VDN(Agent):
+@dataclass(frozen=True)
+class VDNSettings(TeamSettings):
+    """Settings of value decomposition."""
+
+    kind: ClassVar[str] = "vdn"
+
+    exploration: EpsilonGreedy = field(default_factory=lambda: EpsilonGreedy(end=0.05, steps=50_000))
+
+    double: bool = setting(True, "double Q-learning", LEARNING)
+    reward_scale: float = setting(1.0, "factor of the rewards that are learned from", LEARNING, above=0)
+
+
+class VDN(TeamAgent):
     """Agent for a team: online and target network, each of the agents' values and their mixture, and the optimizer."""
 
     Settings: type[VDNSettings] = VDNSettings
+    settings: VDNSettings
 
-    def __init__(
-        self, spaces: Spaces, settings: VDNSettings | None = None, device: torch.device | str = "cpu", seed: Any = 0
-    ) -> None:
-        from sharpwave.agents.teams import TeamInputs, team_of
-
-        self.spaces, self.settings = spaces, settings or self.Settings()
-        self.device = pick_device(device)
-        self.team = team_of(spaces, self.Settings.kind)
-        self._rng = np.random.default_rng(seed)
-        self.inputs = TeamInputs(spaces, self.team).to(self.device)
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        super().__init__(spaces, settings, device, seed)
         self.online, self.target = self.networks().to(self.device), self.networks().to(self.device)
         self.target.requires_grad_(False)
         move_towards(self.target, self.online, 1.0)
@@ -91,61 +103,45 @@ class VDN(Agent):
     def networks(self) -> nn.ModuleDict:
         """Make fresh networks: "agent" maps what an agent observes to Q [..., A]; "mixer" those of the actions taken,
         [B, N], and the state to the team's value [B]."""
-        from torch import nn
-
         from sharpwave.agents.teams import layers
 
         agent = layers(self.inputs.features, self.settings.hidden_units, self.team.actions)
         return nn.ModuleDict({"agent": agent, "mixer": self.mixer()})
 
     def mixer(self) -> nn.Module:
-        """Make what turns the agents' values [B, N] and the state [B, S] into the team's value [B]."""
-        from sharpwave.agents.mixing import Sum
+        """Make the mixture of the agents' values: these [B, N] and the state [B, S] -> the team's value [B]."""
+        from sharpwave.agents.teams import Sum
 
         return Sum()
 
-    @cached_property
-    def optimizer(self) -> torch.optim.Optimizer:
-        """Adam for the online networks; made on first use, because torch takes a second to import it."""
-        import torch
+    def trained(self) -> dict[str, nn.Module]:
+        return {"online": self.online}
 
-        return torch.optim.Adam(self.online.parameters(), lr=self.settings.lr, eps=self.settings.adam_eps, fused=True)
+    def acting(self, explore: bool) -> nn.Module:
+        return self.online["agent"]
+
+    def modules(self) -> dict[str, nn.Module]:
+        return {**super().modules(), "target": self.target}
 
     # act
 
-    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> VDNState:
-        return VDNState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
+    def begin(self, lanes: int, first_lane: int = 0, of_lanes: int | None = None) -> QState:
+        return QState(slice(first_lane, first_lane + lanes), of_lanes or first_lane + lanes)
 
-    def act(self, obs: Obs, state: VDNState, step: int, explore: bool = True) -> Acted:
-        from sharpwave.agents.teams import legal_epsilon_greedy
-        from sharpwave.teams import legal_actions
-
+    def act(self, obs: Obs, state: QState, step: int, explore: bool = True) -> Acted:
         (values,), mask = self.infer(obs), np.asarray(obs[ACTION_MASK])
+        greedy = np.where(legal_actions(mask), values, -np.inf).argmax(axis=2)
         if not explore:
-            return Acted(np.where(legal_actions(mask), values, -np.inf).argmax(axis=2), state)
-        epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes]
-        return Acted(legal_epsilon_greedy(values, mask, epsilons, self._rng), state)
-
-    @property
-    def inference_space(self) -> Space[Any] | None:
-        return self.spaces.observation
-
-    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        """Return each agent's Q, float32 [lanes, N, A], illegal actions included."""
-        import torch
-
-        with torch.inference_mode():
-            return (self.online["agent"](self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
+            return Acted(greedy, state)
+        epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes, None]
+        return Acted(epsilon_greedy(greedy, self.team.actions, epsilons, self._rng, mask), state)
 
     def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
         return self.settings.exploration.scored(lanes)
 
     # learn
 
-    def replay(self) -> TransitionsSettings:
-        return self.settings.replay
-
-    def targets(self, seen: Seen, reward: Tensor, discount: Tensor) -> Tensor:
+    def targets(self, seen: TeamSeen, reward: Tensor, discount: Tensor) -> Tensor:
         """Compute the team's targets, float32 [B]: the return plus the mixture of each agent's best legal value.
 
         A mixture that rises with every agent's value is highest at each agent's own best action, so that the best of
@@ -163,8 +159,6 @@ class VDN(Agent):
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the weighted mean of the items' squared errors, and the errors, unweighted, float32 [B]."""
-        import torch
-
         from sharpwave.agents.teams import taken
 
         with torch.no_grad():
@@ -176,41 +170,31 @@ class VDN(Agent):
         return (batch.weights * squared(td_error)).mean(), td_error.detach()
 
     def learn(self, batch: Any, step: int) -> Learned:
-        from torch.nn.utils import clip_grad_norm_
-
         loss, td_error = self.loss(batch)
-        self.optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        if self.settings.max_grad_norm > 0:
-            clip_grad_norm_(self.online.parameters(), self.settings.max_grad_norm)
-        self.optimizer.step()
+        self.minimize(loss, self.online)
         move_towards(self.target, self.online, self.settings.target_tau)
         return Learned(td_error, {"loss": loss.detach()})
 
     def schedules(self, step: int) -> dict[str, float]:
-        beta = self.settings.replay.beta(step)
-        return self.settings.exploration.schedules(step) | ({} if beta is None else {"beta": beta})
+        return self.settings.exploration.schedules(step) | super().schedules(step)
 
-    # save
 
-    def policy_tensors(self, explore: bool = False) -> dict[str, Tensor]:
-        tensors = tensors_of({"inputs": self.inputs, "policy": self.online["agent"]})
-        return {name: tensor.detach().cpu().clone() for name, tensor in tensors.items()}
+@dataclass(frozen=True)
+class QMIXSettings(VDNSettings):
+    """Settings of QMIX: those of value decomposition, and the size of the mixing network."""
 
-    def load_policy(self, tensors: Mapping[str, Tensor]) -> None:
-        load_tensors({"inputs": self.inputs, "policy": self.online["agent"]}, tensors)
+    kind: ClassVar[str] = "qmix"
 
-    def state(self) -> dict[str, Any]:
-        return {
-            "weights": tensors_of(self._modules()),
-            "optimizer": optimizer_tensors(self.optimizer),
-            "exploration": self._rng.bit_generator.state,
-        }
+    mixing_units: int = setting(32, "units of the mixing network's hidden layer", NETWORK, at_least=1)
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        load_tensors(self._modules(), state["weights"])
-        load_optimizer(self.optimizer, state["optimizer"])
-        self._rng.bit_generator.state = state["exploration"]
 
-    def _modules(self) -> dict[str, nn.Module]:
-        return {"inputs": self.inputs, "online": self.online, "target": self.target}
+class QMIX(VDN):
+    """Agent for a team: value decomposition with a mixing network."""
+
+    Settings = QMIXSettings
+    settings: QMIXSettings
+
+    def mixer(self) -> nn.Module:
+        from sharpwave.agents.teams import Mixer
+
+        return Mixer(self.team.agents, self.inputs.state_size, self.settings.mixing_units)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sharpwave.agents.modules import to_tensors
+from sharpwave.agents.learner import to_tensors
 from sharpwave.agents.protocol import Agent
 from sharpwave.agents.saliency import ImageAgent, Saliency, image_name, saliency
 from sharpwave.extras import install

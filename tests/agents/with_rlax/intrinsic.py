@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sharpwave.agents.losses import retrace_targets
+from sharpwave.agents.losses import retrace_targets, signed_hyperbolic, signed_parabolic
 from sharpwave.agents.novelty import KERNEL_EPS, EpisodicMemory
-from sharpwave.agents.rescaling import signed_hyperbolic, signed_parabolic
 
 from .quiet import jax, rlax
 

@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from sharpwave.agents.continuous import dpg_loss
-from sharpwave.agents.distributions import cross_entropy, project, quantile_huber
-from sharpwave.agents.heads import C51, IQN, QR, Expected
+from sharpwave.agents.distributional import C51, IQN, QR, Expected, cross_entropy, project, quantile_huber
 from sharpwave.agents.losses import (
     action_cross_entropy,
     double_q_targets,
@@ -14,8 +12,8 @@ from sharpwave.agents.losses import (
     greedy_policy,
     huber,
     lambda_returns,
-    q_targets,
 )
+from sharpwave.agents.policy_losses import dpg_loss
 
 from .quiet import jax, rlax
 
@@ -64,7 +62,7 @@ def test_q_learning(drawn):
     expected = jax.vmap(rlax.q_learning)(q, drawn["action"], drawn["reward"], drawn["discount"], value)
     reward, discount, action, q, value = tensors(drawn["reward"], drawn["discount"], drawn["action"], q, value)
     taken = q.gather(1, action.unsqueeze(1)).squeeze(1)
-    np.testing.assert_allclose(q_targets(value, reward, discount) - taken, expected, rtol=1e-12)
+    np.testing.assert_allclose(double_q_targets(value, value, reward, discount) - taken, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("delta", [0.3, 1.0])

@@ -6,10 +6,10 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 from sharpwave.agents.actions import NumberedActions
+from sharpwave.agents.actor_critic import Categorical
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.policy_gradients import clipped_surrogate, policy_gradient, vtrace
+from sharpwave.agents.policy_losses import clipped_surrogate, policy_gradient, vtrace
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.stochastic_policies import Categorical
 
 from .quiet import jax, jnp, rlax
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sharpwave.agents.rescaling import signed_hyperbolic, signed_parabolic
-from tests.agents.test_rescaling import by_arrays
+from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
+from tests.agents.test_losses import by_arrays
 
 from .quiet import jax, rlax
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from sharpwave.agents.offline import OfflineSettings
 from sharpwave.agents.registry import agent_settings
-from sharpwave.agents.replay import RolloutSettings
+from sharpwave.agents.replay import OfflineSettings, RolloutSettings
 from sharpwave.configuration import (
     KINDS,
     changed,

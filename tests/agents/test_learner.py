@@ -1,11 +1,11 @@
-"""Networks that follow others, against means taken by hand."""
+"""Averages of networks: hard copies and moving averages of weights."""
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from sharpwave.agents.averaging import move_towards
+from sharpwave.agents.learner import move_towards
 
 from .linear import make_dqn
 

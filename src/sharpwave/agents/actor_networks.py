@@ -1,0 +1,169 @@
+"""Networks for continuous actions: an actor, and critics Q(s, a) of one shape that are computed together.
+
+Output layers are computed in float32 whatever autocast says, as in ``QHead``. CrossQ's networks normalize the inputs of
+their layers over the batch. They are made in evaluation mode, and learn their statistics only inside ``learning``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+class ActorNetwork(nn.Module):
+    """Policy network: a torso, two hidden layers, and the output.
+
+    Args:
+        torso: outputs of the agent's inputs -> features [B, torso.features].
+        outputs: numbers that describe the policy's action.
+    """
+
+    def __init__(self, torso: Any, units: int, outputs: int) -> None:
+        super().__init__()
+        hidden = (nn.Linear(torso.features, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU())
+        self.hidden = nn.Sequential(torso, *hidden)
+        self.output = nn.Linear(units, outputs)
+
+    def forward(self, inputs: Any) -> Tensor:
+        """Map the output of the agent's inputs to float32 [B, outputs]."""
+        hidden = self.hidden(inputs)
+        with torch.autocast(hidden.device.type, enabled=False):
+            output: Tensor = self.output(hidden.float())
+        return output
+
+
+class EnsembleLinear(nn.Module):
+    """Linear layers of several networks as one product of matrices, each initialized as ``nn.Linear`` is.
+
+    Args:
+        members: K, number of networks.
+    """
+
+    def __init__(self, members: int, inputs: int, outputs: int) -> None:
+        super().__init__()
+        bound = 1 / math.sqrt(inputs)
+        self.weight = nn.Parameter(torch.empty(members, inputs, outputs).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(members, 1, outputs).uniform_(-bound, bound))
+
+    def forward(self, x: Tensor, members: int | None = None) -> Tensor:
+        """Map [B, inputs], the same for all, or [K, B, inputs] to [K, B, outputs].
+
+        Args:
+            members: K, only so many of the first networks; None: all.
+        """
+        weight = self.weight[:members]
+        return torch.baddbmm(self.bias[:members], x.expand(len(weight), -1, -1), weight)
+
+
+class Critics(nn.Module):
+    """Two critics: a torso for observations that both share, then two hidden layers and an output of each one's own.
+
+    Args:
+        torso: outputs of the agent's inputs -> features [B, torso.features].
+        actions: numbers of an action.
+    """
+
+    MEMBERS = 2
+
+    def __init__(self, torso: Any, actions: int, units: int) -> None:
+        super().__init__()
+        self.torso = torso
+        # Of features and actions, and of the outputs of each hidden layer; no modules, and so in no state.
+        self.norms: Iterable[nn.Module] = (nn.Identity(),) * 3
+        self.first = EnsembleLinear(self.MEMBERS, torso.features + actions, units)
+        self.second = EnsembleLinear(self.MEMBERS, units, units)
+        self.output = nn.Parameter(torch.empty(self.MEMBERS, 1, units).uniform_(-1, 1) / math.sqrt(units))
+        self.output_bias = nn.Parameter(torch.empty(self.MEMBERS, 1).uniform_(-1, 1) / math.sqrt(units))
+
+    def forward(self, features: Tensor, action: Tensor, members: int | None = None) -> Tensor:
+        """Map features of the torso [B, n] and scaled actions [B, actions] to values, float32 [2, B].
+
+        Args:
+            members: only the values of so many critics; None: of both.
+        """
+        joint, after_first, after_second = self.norms
+        hidden = after_first(self.first(joint(torch.cat([features, action], dim=1)), members).relu_())
+        hidden = after_second(self.second(hidden, members).relu_())
+        # Five times as fast as a product of matrices that are one column wide.
+        q: Tensor = (hidden * self.output[:members]).sum(dim=2, dtype=torch.float32) + self.output_bias[:members]
+        return q
+
+
+class BatchRenorm(nn.Module):
+    """Batch renormalization: each feature, over the batch, to mean 0 and deviation 1, then a learned scale and shift.
+
+    In training it is batch normalization until ``WARMUP`` batches were seen. After that what is computed is as by the
+    running statistics, within ``MAX_RATIO`` and ``MAX_SHIFT``, and gradients are those of the batch's statistics.
+
+    Args:
+        shape: of the statistics: (features,), or (K, 1, features) for K networks that are computed together.
+    Source: Ioffe (2017), Batch renormalization, algorithm 1; constants of Bhatt et al. (2024).
+    """
+
+    WARMUP, MOMENTUM, EPS, MAX_RATIO, MAX_SHIFT = 100_000, 0.01, 1e-3, 3.0, 5.0
+    mean: Tensor
+    variance: Tensor
+    batches: Tensor
+
+    def __init__(self, *shape: int) -> None:
+        super().__init__()
+        self.scale, self.shift = nn.Parameter(torch.ones(shape)), nn.Parameter(torch.zeros(shape))
+        self.register_buffer("mean", torch.zeros(shape))
+        self.register_buffer("variance", torch.ones(shape))
+        self.register_buffer("batches", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalize [..., B, features] over B."""
+        running = (self.variance + self.EPS).sqrt()
+        if not self.training:
+            return torch.addcmul(self.shift, x - self.mean, self.scale / running)
+        variance, mean = torch.var_mean(x, dim=-2, correction=0, keepdim=True)
+        deviation = (variance + self.EPS).sqrt()
+        scale: Tensor = self.scale
+        shift: Tensor = self.shift
+        if self.batches >= self.WARMUP:
+            ratio = (deviation.detach() / running).clamp(1 / self.MAX_RATIO, self.MAX_RATIO)
+            offset = ((mean.detach() - self.mean) / running).clamp(-self.MAX_SHIFT, self.MAX_SHIFT)
+            scale, shift = scale * ratio, shift + scale * offset
+        with torch.no_grad():
+            self.mean.lerp_(mean.view_as(self.mean), self.MOMENTUM)
+            self.variance.lerp_(variance.view_as(self.variance), self.MOMENTUM)
+            self.batches += 1
+        return torch.addcmul(shift, x - mean, scale / deviation)
+
+
+class NormalizedActor(ActorNetwork):
+    """Actor that normalizes its features, and the outputs of each hidden layer."""
+
+    def __init__(self, torso: Any, units: int, outputs: int) -> None:
+        super().__init__(torso, units, outputs)
+        _, first, relu, second, _ = self.hidden
+        norms = (BatchRenorm(torso.features), BatchRenorm(units), BatchRenorm(units))
+        self.hidden = nn.Sequential(torso, norms[0], first, relu, norms[1], second, relu, norms[2])
+        self.eval()
+
+
+class NormalizedCritics(Critics):
+    """Critics that normalize features and actions, and the outputs of each hidden layer: always of both critics."""
+
+    def __init__(self, torso: Any, actions: int, units: int) -> None:
+        super().__init__(torso, actions, units)
+        self.norms = nn.ModuleList(
+            [BatchRenorm(torso.features + actions), *(BatchRenorm(self.MEMBERS, 1, units) for _ in range(2))]
+        )
+        self.eval()
+
+
+@contextmanager
+def learning(network: nn.Module) -> Iterator[None]:
+    """Let batch statistics normalize what ``network`` computes inside, and be learned."""
+    network.train()
+    try:
+        yield
+    finally:
+        network.eval()
