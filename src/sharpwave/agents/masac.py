@@ -21,14 +21,21 @@ from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
 from sharpwave.agents.replay import LEARNING
-from sharpwave.agents.vdn import TeamAgent, TeamSettings
+from sharpwave.agents.team_agent import (
+    TeamAgent,
+    TeamSettings,
+    drawn,
+    legal_policy,
+    others_actions,
+    taken,
+)
 from sharpwave.configuration import expect, setting
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sharpwave.agents.teams import TeamSeen
+    from sharpwave.agents.team_networks import TeamSeen
 
 
 @dataclass(frozen=True)
@@ -68,7 +75,7 @@ class MASAC(TeamAgent):
     Settings = MASACSettings
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        from sharpwave.agents.teams import layers
+        from sharpwave.agents.team_networks import layers
 
         super().__init__(spaces, settings, device, seed)
         self.policy = layers(self.inputs.features, self.settings.hidden_units, self.team.actions).to(self.device)
@@ -90,7 +97,7 @@ class MASAC(TeamAgent):
     def critic_networks(self) -> nn.ModuleList:
         """Make two fresh critics: what ``values`` gives them -> Q [B, N, A]."""
 
-        from sharpwave.agents.teams import layers
+        from sharpwave.agents.team_networks import layers
 
         others = self.team.agents * self.team.actions
         size = self.inputs.state_size + self.inputs.features + others
@@ -103,8 +110,6 @@ class MASAC(TeamAgent):
         Args:
             action: int64 [B, N], of which each agent's critics see those of the others.
         """
-
-        from sharpwave.agents.teams import others_actions
 
         inputs = torch.cat([seen.each_state, others_actions(action, self.team.actions)], dim=2)
         return torch.stack([critic(inputs) for critic in critics])
@@ -127,8 +132,6 @@ class MASAC(TeamAgent):
 
     def targets(self, batch: Any) -> Tensor:
         """Return what the critics' values should have been, float32 [B, N]: reward and soft value of the next step."""
-
-        from sharpwave.agents.teams import drawn, legal_policy
 
         with torch.no_grad():
             seen = self.inputs(batch.next_obs)
@@ -158,8 +161,6 @@ class MASAC(TeamAgent):
     def policy_loss(self, seen: TeamSeen) -> tuple[Tensor, Tensor]:
         """Return the loss of policy and temperature, and the mean entropy of agents that have a choice."""
 
-        from sharpwave.agents.teams import drawn, legal_policy
-
         policy, log_policy = legal_policy(self.policy(seen.agents), seen.legal)
         with torch.no_grad():
             q = self.values(self.critics, seen, drawn(log_policy, seen.legal)).amin(dim=0)
@@ -174,8 +175,6 @@ class MASAC(TeamAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         """Make one update of critics, policy and temperature, each along its gradient at the same weights."""
-        from sharpwave.agents.teams import taken
-
         seen, targets = self.inputs(batch.obs), self.targets(batch)
         error = targets - taken(self.values(self.critics, seen, batch.action), batch.action.expand(2, -1, -1))
         loss = (batch.weights * 0.5 * error.square().sum(dim=0).mean(dim=1)).mean()

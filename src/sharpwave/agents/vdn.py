@@ -22,56 +22,19 @@ import numpy.typing as npt
 
 from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
 from sharpwave.agents.lazy_torch import nn, torch
-from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
+from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import squared
-from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
 from sharpwave.agents.q_agent import QState
-from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
-from sharpwave.configuration import check, setting
+from sharpwave.agents.replay import LEARNING, NETWORK
+from sharpwave.agents.team_agent import TeamAgent, TeamSettings, best_legal, taken
+from sharpwave.configuration import setting
 from sharpwave.teams import ACTION_MASK, legal_actions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sharpwave.agents.teams import TeamSeen
-
-
-@dataclass(frozen=True)
-class TeamSettings:
-    """Settings that agents for teams share."""
-
-    replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=128))
-
-    hidden_units: int = setting(64, "units of each hidden layer", NETWORK, at_least=1)
-    lr: float = setting(5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-    adam_eps: float = setting(1e-5, "epsilon of Adam", LEARNING, above=0)
-    max_grad_norm: float = setting(10.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
-    target_tau: float = setting(
-        0.01, "share by which each update moves the target networks", LEARNING, above=0, at_most=1
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-
-
-class TeamAgent(NetworkAgent):
-    """Agent for a team. Its agents share one network that acts, on what each observes.
-
-    Attributes:
-        team: sizes of the team.
-    """
-
-    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
-        from sharpwave.agents.teams import TeamInputs, team_of
-
-        super().__init__(spaces, settings, device, seed)
-        self.team = team_of(spaces, self.Settings.kind)
-        self.inputs = TeamInputs(spaces, self.team).to(self.device)
-
-    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        """Return Q or logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
-        with torch.inference_mode():
-            return (self.acting(True)(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
+    from sharpwave.agents.team_networks import TeamSeen
 
 
 @dataclass(frozen=True)
@@ -103,14 +66,14 @@ class VDN(TeamAgent):
     def networks(self) -> nn.ModuleDict:
         """Make fresh networks: "agent" maps what an agent observes to Q [..., A]; "mixer" those of the actions taken,
         [B, N], and the state to the team's value [B]."""
-        from sharpwave.agents.teams import layers
+        from sharpwave.agents.team_networks import layers
 
         agent = layers(self.inputs.features, self.settings.hidden_units, self.team.actions)
         return nn.ModuleDict({"agent": agent, "mixer": self.mixer()})
 
     def mixer(self) -> nn.Module:
         """Make the mixture of the agents' values: these [B, N] and the state [B, S] -> the team's value [B]."""
-        from sharpwave.agents.teams import Sum
+        from sharpwave.agents.team_networks import Sum
 
         return Sum()
 
@@ -150,8 +113,6 @@ class VDN(TeamAgent):
         Args:
             seen: what is observed after n steps.  reward, discount: float32 [B].
         """
-        from sharpwave.agents.teams import best_legal, taken
-
         values = self.target["agent"](seen.agents)
         chosen = best_legal(self.online["agent"](seen.agents) if self.settings.double else values, seen.legal)
         mixed: Tensor = self.target["mixer"](taken(values, chosen), seen.state)
@@ -159,8 +120,6 @@ class VDN(TeamAgent):
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         """Compute the weighted mean of the items' squared errors, and the errors, unweighted, float32 [B]."""
-        from sharpwave.agents.teams import taken
-
         with torch.no_grad():
             reward = self.settings.reward_scale * batch.reward
             targets = self.targets(self.inputs(batch.next_obs), reward, batch.discount)
@@ -195,6 +154,6 @@ class QMIX(VDN):
     settings: QMIXSettings
 
     def mixer(self) -> nn.Module:
-        from sharpwave.agents.teams import Mixer
+        from sharpwave.agents.team_networks import Mixer
 
         return Mixer(self.team.agents, self.inputs.state_size, self.settings.mixing_units)

@@ -1,4 +1,4 @@
-"""What agents for teams share: a team's spaces, inputs of its networks, mixtures of values, and legal choices."""
+"""Networks of teams: a team's sizes, inputs of what each agent observes, and mixtures of the agents' values."""
 
 from __future__ import annotations
 
@@ -107,37 +107,6 @@ def layers(inputs: int, units: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
         nn.Linear(inputs, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU(), nn.Linear(units, outputs)
     )
-
-
-def best_legal(values: Tensor, legal: Tensor) -> Tensor:
-    """Return the legal action of the highest value, int64 [..., N]; the first of equal ones."""
-    return values.masked_fill(~legal, -math.inf).argmax(dim=-1)
-
-
-def taken(values: Tensor, action: Tensor) -> Tensor:
-    """Return the values of actions, [..., N] of [..., N, A]."""
-    return values.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)
-
-
-def legal_policy(logits: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the softmax of the legal actions' logits and its logarithm, float [..., N, A]; both 0 of illegal ones."""
-    log_policy = logits.masked_fill(~legal, -math.inf).log_softmax(dim=-1)
-    return log_policy.exp(), log_policy.masked_fill(~legal, 0.0)
-
-
-def drawn(log_policy: Tensor, legal: Tensor) -> Tensor:
-    """Draw legal actions with the probabilities of ``legal_policy``, int64 [..., N]. One draw of torch's generator."""
-    exponential = -torch.rand_like(log_policy).clamp(min=torch.finfo(log_policy.dtype).tiny).log()
-    # The largest of logarithms with Gumbel noise, which is -log(-log u), is such a draw.
-    return best_legal(log_policy - exponential.log(), legal)
-
-
-def others_actions(action: Tensor, count: int) -> Tensor:
-    """Return for each agent the others' actions, one-hot, and zeros for its own, float32 [B, N, N * A] of [B, N]."""
-    one_hot = nn.functional.one_hot(action.long(), count).float()
-    agents = action.shape[1]
-    others = 1.0 - torch.eye(agents, device=action.device)
-    return (one_hot[:, None] * others[:, :, None]).flatten(2)
 
 
 class Sum(nn.Module):

@@ -13,7 +13,8 @@ from hypothesis.extra.numpy import arrays
 from sharpwave.agents.exploration import epsilon_greedy
 from sharpwave.agents.masac import MASAC
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.teams import Mixer, Sum, TeamInputs, drawn, legal_policy, mixed, others_actions, team_of
+from sharpwave.agents.team_agent import drawn, legal_policy, others_actions
+from sharpwave.agents.team_networks import Mixer, Sum, TeamInputs, mixed, team_of
 from sharpwave.agents.vdn import QMIX, VDN
 from sharpwave.teams import legal_actions, random_actions
 from sharpwave.training.measuring import sometimes_random
