@@ -5,8 +5,9 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
-from sharpwave.agents.actions import BoxActions, NumberedActions
+from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.protocol import Spaces
+from sharpwave.agents.twin_critics import BoxActions
 
 
 def numbered(space: Space) -> NumberedActions:

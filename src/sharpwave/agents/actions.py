@@ -1,5 +1,4 @@
-"""Forms of actions: numbered from 0 for agents with a value for each action, or scaled to -1 ... 1 where they are
-continuous; and which are legal, as the observation says. The value of an illegal action is -infinity."""
+"""Numbered actions, and which are legal, as the observation says. The value of an illegal action is -infinity."""
 
 from __future__ import annotations
 
@@ -8,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete
+from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
-from sharpwave.agents.lazy_torch import torch
 from sharpwave.agents.protocol import Spaces, space_text
 from sharpwave.teams import ACTION_MASK
 
@@ -87,56 +85,6 @@ class NumberedActions:
         parts = actions.reshape(len(actions), len(self._sizes)).astype(np.int64) - np.asarray(self._starts)
         found: npt.NDArray[np.bool_] = ((parts >= 0) & (parts < np.asarray(self._sizes))).all(axis=1)
         return found
-
-
-class BoxActions:
-    """Scaling of continuous actions between the bounds of their space and -1 ... 1, in which agents compute.
-
-    Args:
-        spaces: those of the agent: actions that are a Box of floats with bounds.
-        kind: the agent's name, for errors.
-
-    Attributes:
-        size: numbers of an action.
-    Raises:
-        ValueError: a space of another kind, or one without bounds.
-    """
-
-    def __init__(self, spaces: Spaces, kind: str) -> None:
-        space = spaces.action
-        if not isinstance(space, Box) or space.dtype.kind != "f":
-            raise ValueError(
-                f"{kind} needs continuous actions; {spaces.env} has {space_text(space)}; expected a Box of floats. "
-                "Discrete actions are learned by dqn and others: sharpwave train gymnasium --env ID"
-            )
-        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
-        if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
-            raise ValueError(
-                f"{kind}: {spaces.env} has actions from {space.low.tolist()} to {space.high.tolist()}, expected finite "
-                "bounds, the lower below the upper; wrap the environment with gymnasium.wrappers.RescaleAction"
-            )
-        self.size = math.prod(space.shape)
-        self._space = space
-        self._unscaled = bool((low == -1).all() and (high == 1).all())
-        self._centre, self._half = (low + high) / 2, (high - low) / 2
-
-    def actions(self, scaled: npt.NDArray[np.floating]) -> npt.NDArray[Any]:
-        """Return the environment's actions [N, *shape] for float [N, size] in -1 ... 1."""
-        wide = scaled.reshape(len(scaled), *self._space.shape)
-        if not self._unscaled:
-            wide = self._centre + self._half * wide
-        # Rounding may lead past a bound.
-        return wide.astype(self._space.dtype).clip(self._space.low, self._space.high)
-
-    def scaled(self, actions: Tensor) -> Tensor:
-        """Return float32 [B, size] in -1 ... 1 for actions [B, *shape] of the environment: the inverse."""
-        if self._unscaled:
-            return actions.flatten(1).float()
-        centre, half = (
-            torch.from_numpy(self._centre).to(actions.device),
-            torch.from_numpy(self._half).to(actions.device),
-        )
-        return ((actions - centre) / half).flatten(1).float()
 
 
 def legal_in(spaces: Spaces, obs: Any) -> Any:

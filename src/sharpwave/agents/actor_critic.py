@@ -132,7 +132,7 @@ class Categorical(StochasticPolicy):
         self.actions = actions
 
     def head(self, features: int) -> nn.Module:
-        from sharpwave.agents.networks import small_layer
+        from sharpwave.agents.actor_networks import small_layer
 
         return small_layer(features, self.actions.count)
 
@@ -174,7 +174,7 @@ class Gaussian(StochasticPolicy):
         self._half[bounded] = (high[bounded] - low[bounded]) / 2
 
     def head(self, features: int) -> nn.Module:
-        from sharpwave.agents.networks import GaussianHead
+        from sharpwave.agents.actor_networks import GaussianHead
 
         return GaussianHead(features, self.size)
 

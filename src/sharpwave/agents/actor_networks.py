@@ -1,4 +1,4 @@
-"""Networks for continuous actions: an actor, and critics Q(s, a) of one shape that are computed together.
+"""Networks of policies and of their values: actors, critics Q(s, a) that are computed together, and V.
 
 Output layers are computed in float32 whatever autocast says, as in ``QHead``. CrossQ's networks normalize the inputs of
 their layers over the batch. They are made in evaluation mode, and learn their statistics only inside ``learning``.
@@ -13,6 +13,49 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+SMALL = 0.01
+"""Factor of a policy's last weights, so that at first all actions are alike (Andrychowicz et al. 2021, section 3.2)."""
+
+
+class ValueNetwork(nn.Module):
+    """Network of a torso, a hidden layer and one output: V of an observation, or Q of it and an action's vector.
+
+    Args:
+        beside: length of the vector that goes in beside the torso's features; 0: none.
+    """
+
+    def __init__(self, torso: Any, beside: int, hidden_units: int) -> None:
+        super().__init__()
+        self.torso = torso
+        self.head = nn.Sequential(
+            nn.Linear(torso.features + beside, hidden_units), nn.ReLU(), nn.Linear(hidden_units, 1)
+        )
+
+    def forward(self, inputs: Tensor | dict[str, Tensor], *beside: Tensor) -> Tensor:
+        """Map the output of the agent's inputs, and [B, beside], to float32 [B]."""
+        value: Tensor = self.head(torch.cat([self.torso(inputs), *beside], dim=1))
+        return value.squeeze(1)
+
+
+class GaussianHead(nn.Module):
+    """Means of a layer, and logarithms of deviations that are parameters: features [..., n] -> [..., 2 * size]."""
+
+    def __init__(self, features: int, size: int) -> None:
+        super().__init__()
+        self.mean, self.log_std = small_layer(features, size), nn.Parameter(torch.zeros(size))
+
+    def forward(self, features: Tensor) -> Tensor:
+        mean = self.mean(features)
+        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
+
+
+def small_layer(features: int, outputs: int) -> nn.Linear:
+    layer = nn.Linear(features, outputs)
+    with torch.no_grad():
+        layer.weight.mul_(SMALL)
+        layer.bias.zero_()
+    return layer
 
 
 class ActorNetwork(nn.Module):

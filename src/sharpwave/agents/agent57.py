@@ -81,7 +81,7 @@ class Agent57(NGU):
     # network
 
     def head(self) -> nn.Module:
-        from sharpwave.agents.networks import Heads
+        from sharpwave.agents.recurrent import Heads
 
         return Heads(super().head(), super().head())
 

@@ -70,7 +70,7 @@ class IQL(BC):
 
     def value_network(self, beside: int = 0) -> nn.Module:
         """Make a fresh network: outputs of ``inputs``, and a vector of ``beside`` numbers -> value [B]."""
-        from sharpwave.agents.networks import ValueNetwork
+        from sharpwave.agents.actor_networks import ValueNetwork
 
         units = self.settings.hidden_units
         return ValueNetwork(self.make_torso(units), beside, units)

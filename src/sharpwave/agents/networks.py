@@ -13,9 +13,6 @@ from torch import Tensor, nn
 from sharpwave.agents.architectures import CONVOLUTIONS, MIN_SIDES, RESIDUAL, ImageModel, image_model, networks
 from sharpwave.agents.inputs import MIN_IMAGE_SIDE, image_shape, input_size
 
-SMALL = 0.01
-"""Factor of a policy's last weights, so that at first all actions are alike (Andrychowicz et al. 2021, section 3.2)."""
-
 
 class ImageTorso(nn.Sequential):
     """Torso of convolutional layers for images.
@@ -274,18 +271,6 @@ class QHead(nn.Module):
         return flat.unflatten(1, (-1, *self._outputs)) if self._outputs else flat
 
 
-class Heads(nn.Module):
-    """Heads side by side: their predictions, concatenated in the last dimension."""
-
-    def __init__(self, *heads: nn.Module) -> None:
-        super().__init__()
-        self.heads = nn.ModuleList(heads)
-
-    def forward(self, features: Tensor) -> Tensor:
-        """Map features, float [B, features], to predictions, float32 [B, sum of the heads' outputs]."""
-        return torch.cat([head(features) for head in self.heads], dim=-1)
-
-
 class QNetwork(nn.Module):
     """Network of a torso and a Q-head on its features."""
 
@@ -297,43 +282,3 @@ class QNetwork(nn.Module):
         """Map the output of the agent's inputs to predictions, float32 [B, A, *outputs]."""
         predicted: Tensor = self.head(self.torso(inputs))
         return predicted
-
-
-class ValueNetwork(nn.Module):
-    """Network of a torso, a hidden layer and one output: V of an observation, or Q of it and an action's vector.
-
-    Args:
-        beside: length of the vector that goes in beside the torso's features; 0: none.
-    """
-
-    def __init__(self, torso: Any, beside: int, hidden_units: int) -> None:
-        super().__init__()
-        self.torso = torso
-        self.head = nn.Sequential(
-            nn.Linear(torso.features + beside, hidden_units), nn.ReLU(), nn.Linear(hidden_units, 1)
-        )
-
-    def forward(self, inputs: Tensor | dict[str, Tensor], *beside: Tensor) -> Tensor:
-        """Map the output of the agent's inputs, and [B, beside], to float32 [B]."""
-        value: Tensor = self.head(torch.cat([self.torso(inputs), *beside], dim=1))
-        return value.squeeze(1)
-
-
-class GaussianHead(nn.Module):
-    """Means of a layer, and logarithms of deviations that are parameters: features [..., n] -> [..., 2 * size]."""
-
-    def __init__(self, features: int, size: int) -> None:
-        super().__init__()
-        self.mean, self.log_std = small_layer(features, size), nn.Parameter(torch.zeros(size))
-
-    def forward(self, features: Tensor) -> Tensor:
-        mean = self.mean(features)
-        return torch.cat([mean, self.log_std.expand_as(mean)], dim=-1)
-
-
-def small_layer(features: int, outputs: int) -> nn.Linear:
-    layer = nn.Linear(features, outputs)
-    with torch.no_grad():
-        layer.weight.mul_(SMALL)
-        layer.bias.zero_()
-    return layer

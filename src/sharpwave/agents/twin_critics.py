@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from gymnasium.spaces import Box
 
-from sharpwave.agents.actions import BoxActions
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import PRECISIONS, NetworkAgent
-from sharpwave.agents.protocol import Acted, Obs, Spaces
+from sharpwave.agents.protocol import Acted, Obs, Spaces, space_text
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import check, setting
 
@@ -42,6 +43,56 @@ class TwinCriticsSettings:
 
     def __post_init__(self) -> None:
         check(self)
+
+
+class BoxActions:
+    """Scaling of continuous actions between the bounds of their space and -1 ... 1, in which agents compute.
+
+    Args:
+        spaces: those of the agent: actions that are a Box of floats with bounds.
+        kind: the agent's name, for errors.
+
+    Attributes:
+        size: numbers of an action.
+    Raises:
+        ValueError: a space of another kind, or one without bounds.
+    """
+
+    def __init__(self, spaces: Spaces, kind: str) -> None:
+        space = spaces.action
+        if not isinstance(space, Box) or space.dtype.kind != "f":
+            raise ValueError(
+                f"{kind} needs continuous actions; {spaces.env} has {space_text(space)}; expected a Box of floats. "
+                "Discrete actions are learned by dqn and others: sharpwave train gymnasium --env ID"
+            )
+        low, high = space.low.astype(np.float64), space.high.astype(np.float64)
+        if not (np.isfinite(low) & np.isfinite(high) & (low < high)).all():
+            raise ValueError(
+                f"{kind}: {spaces.env} has actions from {space.low.tolist()} to {space.high.tolist()}, expected finite "
+                "bounds, the lower below the upper; wrap the environment with gymnasium.wrappers.RescaleAction"
+            )
+        self.size = math.prod(space.shape)
+        self._space = space
+        self._unscaled = bool((low == -1).all() and (high == 1).all())
+        self._centre, self._half = (low + high) / 2, (high - low) / 2
+
+    def actions(self, scaled: npt.NDArray[np.floating]) -> npt.NDArray[Any]:
+        """Return the environment's actions [N, *shape] for float [N, size] in -1 ... 1."""
+        wide = scaled.reshape(len(scaled), *self._space.shape)
+        if not self._unscaled:
+            wide = self._centre + self._half * wide
+        # Rounding may lead past a bound.
+        return wide.astype(self._space.dtype).clip(self._space.low, self._space.high)
+
+    def scaled(self, actions: Tensor) -> Tensor:
+        """Return float32 [B, size] in -1 ... 1 for actions [B, *shape] of the environment: the inverse."""
+        if self._unscaled:
+            return actions.flatten(1).float()
+        centre, half = (
+            torch.from_numpy(self._centre).to(actions.device),
+            torch.from_numpy(self._half).to(actions.device),
+        )
+        return ((actions - centre) / half).flatten(1).float()
 
 
 class TwinCritics(NetworkAgent):
