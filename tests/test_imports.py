@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import sharpwave
+from sharpwave.testing.trace import imports
 
 ROOT = Path(sharpwave.__file__).parent
 
@@ -49,28 +49,6 @@ STORE = {room for room in FLOOR if FLOOR[room] <= FLOOR["store"]}
 HEAVY = {"torch", "gymnasium", "ale_py", "cv2", "tensorboard", "matplotlib", "rich", "typer", "ray"}
 
 
-def imported(path: Path) -> list[tuple[str, bool]]:
-    """(absolute name, whether importing the module leaves it alone: for type checkers only, or inside a function)."""
-    tree = ast.parse(path.read_text())
-    later = {
-        inner
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
-        or (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-        for inner in ast.walk(node)
-    }
-    package = ["sharpwave", *path.relative_to(ROOT).parts[:-1]]
-    names: list[tuple[str, bool]] = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            names += [(alias.name, node in later) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            base = package[: len(package) - node.level + 1] if node.level else []
-            module = [*base, *(node.module.split(".") if node.module else [])]
-            names += [(".".join([*module, alias.name]), node in later) for alias in node.names]
-    return names
-
-
 def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
@@ -82,9 +60,9 @@ MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).p
 def test_arrows_point_one_way(path: Path) -> None:
     room = part_of(path)
     assert room in FLOOR, f"{room}: which floor? Say so in ROOMS"
-    for name, later in imported(path):
+    for name, where in imports(path):
         top, *rest = name.split(".")
-        if top in HEAVY and not later:
+        if top in HEAVY and where == "module":
             assert room not in STORE, f"{path.name} imports {name}"
         if top == "sharpwave" and rest and rest[0] in FLOOR and rest[0] != room:
             assert FLOOR[rest[0]] < FLOOR[room], f"{room} imports {name}, which is not below it"
@@ -100,7 +78,7 @@ def test_no_modules_import_each_other() -> None:
     imports = {
         module: {
             name if name in paths else name.rpartition(".")[0]  # a module, or what it holds
-            for name, _ in imported(path)
+            for name, _ in imports(path)
             if name.startswith("sharpwave") and name != "sharpwave._core"  # which imports none
         }
         for module, path in paths.items()

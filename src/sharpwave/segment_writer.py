@@ -47,7 +47,7 @@ class _HandOver(Sealing):
     """Sealing that hands each segment over instead of keeping it."""
 
     def __init__(self, log: StepLog, hand_over: Callable[[SealedSegment], None]) -> None:
-        super().__init__(log.opened, log.admission)
+        super().__init__(log.opened, log.admission, log.encoder)
         self._log, self._hand_over = log, hand_over
         self._told = log.boundaries.counts
 
@@ -57,7 +57,7 @@ class _HandOver(Sealing):
         columns: list[Column] = []
         places: list[int] = []
         try:
-            log.sealed.encode(lane, log.opened.columns.all_so_far(slot), columns, places)
+            log.encoder.encode(lane, log.opened.columns.all_so_far(slot), columns, places)
             packed, _ = log.opened.pack(lane, slot, columns)
             shared = {
                 column.dictionary: table.data(place)

@@ -31,7 +31,7 @@ RETRY_S = 0.05
 OTHERWISE = core.OTHERWISE
 
 
-class Appending(core.Appender):
+class SmallSteps(core.Appender):
     """Appender of small steps: those whose arrays fit the spec as they are are checked, written and counted by one call
     of the core. The plain lock is held throughout (``Lock.interruptible``).
 
@@ -115,7 +115,7 @@ class Writing:
 
     def __init__(self, log: StepLog, lock: Lock, gate: Gate, views: Views, tag: Tag) -> None:
         self._log, self._lock, self._gate, self._views, self._tag = log, lock, gate, views, tag
-        self.appending = Appending(log, lock, Ids, tag)
+        self.appending = SmallSteps(log, lock, Ids, tag)
         self.fed = set[int]()
 
     def takes_small_steps(self) -> bool:
@@ -138,7 +138,7 @@ class Writing:
         self, lane: int, before: Any, after: Any, obs: Any, given: dict[str, Any], reward: Any, terminated: Any,
         truncated: Any,
     ) -> int:  # fmt: skip
-        """Append a step as ``Appending.record`` does; return its id, or less than 0 where ``append`` must do it."""
+        """Append a step as ``SmallSteps.record`` does; return its id, or less than 0 where ``append`` must do it."""
         with self._lock.interruptible:
             if not self.takes_small_steps():
                 return OTHERWISE

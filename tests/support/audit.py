@@ -37,7 +37,7 @@ def audit(store: sw.Store, views: list[Any]) -> None:
         used = np.bincount(index.dictionary[c, sealed], minlength=PLACES)
         counts = np.array([table.uses.count(place) for place in range(PLACES)])
         assert (counts >= used)[1:].all(), "a dictionary that segments need is free"
-        encoder = log.sealed.encoders.get(c)
+        encoder = log.encoder.columns.get(c)
         if encoder is not None:
             states = [encoder.lanes.find(lane) for lane in range(log.lanes)]
             by_encoder = [state.place for state in states if state is not None] + list(encoder._newest.values())

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.escaping import escaped
+from sharpwave.native.descriptors import data_bytes
 from sharpwave.native.directory import Directory, IrregularError, open_file
-from sharpwave.native.sparse_files import data_bytes
 from sharpwave.spec import Field
 
 MAX_WHOLE_BYTES = 1 << 32

@@ -20,7 +20,7 @@ import numpy as np
 
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.native import descriptors
-from sharpwave.native.sparse_files import max_read_bytes
+from sharpwave.native.descriptors import max_read_bytes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

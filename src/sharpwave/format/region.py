@@ -19,9 +19,8 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format import segment
 from sharpwave.native import descriptors
-from sharpwave.native.direct_io import open_direct
+from sharpwave.native.descriptors import max_read_bytes, next_data, open_direct
 from sharpwave.native.directory import Directory, open_file
-from sharpwave.native.sparse_files import max_read_bytes, next_data
 
 MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
@@ -105,7 +104,7 @@ class Region:
 
     @cached_property
     def direct(self) -> int:
-        """Descriptor for reads that bypass the page cache; -1: unavailable. See ``direct_io.open_direct``."""
+        """Descriptor for reads that bypass the page cache; -1: unavailable. See ``open_direct``."""
         return open_direct(self.descriptor)
 
     def park(self) -> None:

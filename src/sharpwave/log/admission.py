@@ -134,12 +134,8 @@ class Admission:
         """Evict every sealed segment; the retention begins anew. A call that raised can be repeated."""
         while self._interrupted >= 0:
             self.evict()
-        left = self.retention.order()["slots"].tolist()[::-1]
-        while left:
-            self._interrupted = left[-1]
-            self.retention.discard(left[-1])
-            self._evict(left.pop())
-            self._interrupted = -1
+        for slot in self.retention.order()["slots"].tolist():
+            self.evict_one(slot)
         self.retention.clear()
 
     def drop(self, slot: int) -> None:

@@ -13,6 +13,7 @@ from queue import SimpleQueue
 
 from sharpwave.format.segment import Column
 from sharpwave.log.admission import Admission
+from sharpwave.log.column_encoder import SegmentEncoder
 from sharpwave.log.inventory import LogListener
 from sharpwave.log.open_segments import Lanes
 from sharpwave.native import core
@@ -155,7 +156,7 @@ class Pending:
 
     Attributes:
         lane, slot: its own. ``staging``: offset of its rows, as ``Lanes.staging``.
-        may_try: as for ``Sealed.encode``.
+        may_try: as for ``SegmentEncoder.encode``.
         work: encodes it; ``None``: it failed, and the segment is still to be encoded.
         packed, begins, columns, places: what ``Admission.keep`` takes, once the work is done.
     """
@@ -182,8 +183,8 @@ class Behind(LogListener):
         pending: the segments. ``works``: those that encode them.
     """
 
-    def __init__(self, opened: Lanes, admission: Admission) -> None:
-        self._opened, self._admission = opened, admission
+    def __init__(self, opened: Lanes, admission: Admission, encoder: SegmentEncoder) -> None:
+        self._opened, self._admission, self._encoder = opened, admission, encoder
         self._space, self._sealed, self._ledger = admission.space, admission.sealed, admission.ledger
         self.pending: deque[Pending] = deque()
         self.works = Works()
@@ -201,9 +202,9 @@ class Behind(LogListener):
         if self._ledger.ram is not None or opened.annotations or len(self.pending) >= MAX_PENDING:
             return False
         rows = opened.columns.all_so_far(slot)
-        if not self._sealed.takes_long(lane, rows) or not (self._spare or self._add()) or not THREAD.there():
+        if not self._encoder.takes_long(lane, rows) or not (self._spare or self._add()) or not THREAD.there():
             return False
-        one = Pending(lane, slot, opened.staging.item(lane), self._sealed.reserve_trials(lane, rows))
+        one = Pending(lane, slot, opened.staging.item(lane), self._encoder.reserve_trials(lane, rows))
         one.work = self._work(one)
         self.pending.append(one)
         try:
@@ -248,7 +249,7 @@ class Behind(LogListener):
 
     def _encode(self, one: Pending) -> None:
         rows = self._opened.columns.all_so_far(one.slot)
-        self._sealed.encode(one.lane, rows, one.columns, one.places, one.may_try)
+        self._encoder.encode(one.lane, rows, one.columns, one.places, one.may_try)
         one.packed, one.begins = self._opened.pack(one.lane, one.slot, one.columns)
 
     def settle(self) -> None:

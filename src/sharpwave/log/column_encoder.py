@@ -1,9 +1,9 @@
-"""Choice of codec and dictionary for a field's columns: measured on the data, and again as the data changes."""
+"""Encoding of segments: each column's codec and dictionary are measured on the data, and again as it changes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,7 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.protocol import Codec, Encoder
 from sharpwave.codecs.raw import RAW
 from sharpwave.format.segment import Column
+from sharpwave.memory.segment_layout import Layout
 from sharpwave.native import core
 from sharpwave.spec import Field
 
@@ -30,36 +31,68 @@ HORIZON = 64
 """Segments over which a new dictionary must save its own bytes and its decoder's."""
 
 
-@dataclass
+class Try(NamedTuple):
+    """Try of a codec with a dictionary: its payload, and the share of the dictionary's bytes that counts with it.
+
+    ``trained``: the dictionary is a new one.
+    """
+
+    codec: int
+    dictionary: bytes
+    payload: bytes | None
+    share: int = 0
+    trained: bool = False
+
+
+def try_each(
+    candidates: Sequence[Codec],
+    rows: Bytes,
+    shared: Mapping[int, bytes],
+    encode: Callable[[Codec, bytes], bytes | None],
+    current: Try | None = None,
+) -> list[Try]:
+    """Try codecs on ``rows``, each with the latest dictionary of other lanes and with a new one of this lane.
+
+    Args:
+        shared: by codec, those dictionaries. ``current``: the lane's choice, which is tried whatever others leave.
+    """
+    tried = [] if current is None else [current]
+    for codec in candidates:
+        least = min((len(one.payload) for one in tried if one.payload is not None), default=rows.nbytes)
+        is_current = current is not None and codec.number == current.codec
+        rules = codec.competition
+        if not is_current and rules is not None and least <= rules.tried_above * rows.nbytes:
+            continue
+        dictionary = shared.get(codec.number, b"")
+        tried.append(Try(codec.number, dictionary, encode(codec, dictionary)))
+        if own := codec.train(rows[::2]):
+            payload = encode(codec, own)
+            memorized = codec.memorized_bytes(payload, len(rows)) if payload else 0
+            share = (len(own) + codec.decoder_bytes) // HORIZON + memorized
+            tried.append(Try(codec.number, own, payload, share, trained=True))
+    return tried
+
+
 class Trial:
     """Trial of codecs on a copy of a segment's rows, whose outcome is for later segments of the lane.
 
     Attributes:
-        candidates: codecs to try. ``shared``: by codec, the latest dictionary of other lanes.
-        found: codec, dictionary, payload and share of the dictionary's bytes of each try.
-        finish: waits until it is made.
+        found: the tries, once it is made. ``finish``: waits until then.
     """
 
-    rows: Bytes
-    line_bytes: int
-    candidates: Sequence[Codec]
-    shared: Mapping[int, bytes]
-    found: list[tuple[int, bytes, bytes | None, int]] = field(default_factory=list)
-    finish: Callable[[], None] = lambda: None
+    def __init__(self, candidates: Sequence[Codec], rows: Bytes, line_bytes: int, shared: Mapping[int, bytes]) -> None:
+        self.rows = rows.copy()
+        self._candidates, self._line_bytes, self._shared = candidates, line_bytes, shared
+        self.found: list[Try] = []
+        self.finish: Callable[[], None] = lambda: None
 
     def run(self) -> None:
         """Try the codecs, in any thread."""
-        rows, found = self.rows, list[tuple[int, bytes, bytes | None, int]]()
-        for codec in self.candidates:
-            if not _worth_trying(codec, rows, [payload for _, _, payload, _ in found]):
-                continue
-            shared = self.shared.get(codec.number, b"")
-            found.append((codec.number, shared, codec.encode(rows, shared, self.line_bytes), 0))
-            own = codec.train(rows[::2])
-            if own:
-                payload = codec.encode(rows, own, self.line_bytes)
-                found.append((codec.number, own, payload, _share(codec, own, payload, len(rows))))
-        self.found = found
+
+        def encode(codec: Codec, dictionary: bytes) -> bytes | None:
+            return codec.encode(self.rows, dictionary, self._line_bytes)  # in memory of its own: encoders are in use
+
+        self.found = try_each(self._candidates, self.rows, self._shared, encode)
 
 
 class ColumnEncoder:
@@ -126,8 +159,7 @@ class ColumnEncoder:
         begins = self._begin is not None and self.lanes.begins_trial(lane, len(rows))
         if begins:
             assert self._begin is not None
-            shared = {number: self.table.data(place) for number, place in self._newest.items()}
-            trial = Trial(rows.copy(), self.field.line_bytes, self.candidates, shared)
+            trial = Trial(self.candidates, rows, self.field.line_bytes, self._shared())
             trial.finish = self._begin(trial.run)
             self.lanes.begin_trial(lane)
             self._trying = trial
@@ -147,17 +179,7 @@ class ColumnEncoder:
         state = self.lanes.at(lane)
         if state.codec:
             return
-        found, added = list[tuple[int, int, bytes | None, int]](), list[int]()
-        try:
-            for number, dictionary, payload, share in trial.found:
-                place = self.table.add(dictionary) if dictionary else 0
-                if place is not None:
-                    added += [place] if place else []
-                    found.append((number, place, payload, share))
-            self._take_best(state, trial.rows, found, added)
-        finally:
-            for place in added:
-                self.table.drop(place)
+        self._take_best(state, trial.rows, trial.found, {one.dictionary for one in trial.found})
         self.lanes.tried(lane)
 
     def pack(self, lane: int, rows: Bytes, may_try: bool | None = None) -> tuple[Column, int]:
@@ -194,61 +216,54 @@ class ColumnEncoder:
     def _encode(self, codec: int, rows: Bytes, place: int) -> bytes | None:
         return self._encoders[codec].encode(rows, self.table.data(place))
 
-    def _trial(self, state: core.LaneCodec, rows: Bytes, current: bytes | None) -> bytes | None:
-        """Try every codec, with the latest dictionary and with a new one of this lane; keep the best."""
-        tried: list[tuple[int, int, bytes | None, int]] = []  # codec, place, payload, share of the dictionary's bytes
-        if state.codec:
-            tried.append((state.codec, state.place, current, 0))
-        added: list[int] = []
-        try:
-            return self._choose(state, rows, tried, added)
-        finally:
-            for place in added:
-                self.table.drop(place)
+    def _shared(self) -> dict[int, bytes]:
+        return {number: self.table.data(place) for number, place in self._newest.items()}
 
-    def _choose(
-        self, state: core.LaneCodec, rows: Bytes, tried: list[tuple[int, int, bytes | None, int]], added: list[int]
-    ) -> bytes | None:
-        """Do as ``_trial``; new dictionaries, ``added``, count as used once more."""
+    def _trial(self, state: core.LaneCodec, rows: Bytes, payload: bytes | None) -> bytes | None:
+        """Try every codec; keep the best. ``payload``: by the lane's current choice."""
         leading = self.lanes.leading
-        for codec in self.candidates:
-            if state.segments < ALL_AGAIN and leading not in (RAW, codec.number):
-                continue
-            payloads = [payload for _, _, payload, _ in tried]
-            if codec.number != state.codec and not _worth_trying(codec, rows, payloads):
-                continue
-            shared = self._newest.get(codec.number, 0)
-            tried.append((codec.number, shared, self._encode(codec.number, rows, shared), 0))
-            own = codec.train(rows[::2])
-            place = self.table.add(own) if own else None
-            if place is not None:
-                added.append(place)
-                payload = self._encode(codec.number, rows, place)
-                tried.append((codec.number, place, payload, _share(codec, own, payload, len(rows))))
-        return self._take_best(state, rows, tried, added)
+        most = [one for one in self.candidates if state.segments >= ALL_AGAIN or leading in (RAW, one.number)]
+        current = Try(state.codec, self.table.data(state.place), payload) if state.codec else None
 
-    def _take_best(
-        self, state: core.LaneCodec, rows: Bytes, tried: list[tuple[int, int, bytes | None, int]], added: list[int]
-    ) -> bytes | None:
-        """Make the best of the ``tried`` codecs the lane's choice, and the leading one; return its payload."""
-        best: tuple[float, int, int, bytes | None] = (np.inf, RAW, 0, None)
-        for number, place, payload, share in tried:
-            codec = self._codecs[number]
-            if payload is not None and len(payload) + share <= self._max_bytes(codec, rows):
+        def encode(codec: Codec, dictionary: bytes) -> bytes | None:
+            return self._encoders[codec.number].encode(rows, dictionary)
+
+        tried = try_each(most, rows, self._shared(), encode, current)
+        return self._take_best(state, rows, tried, {one.dictionary for one in tried if one.trained})
+
+    def _take_best(self, state: core.LaneCodec, rows: Bytes, tried: Sequence[Try], new: set[bytes]) -> bytes | None:
+        """Make the best try whose dictionary has a place the lane's choice, and the leading one; return its payload.
+
+        Args:
+            new: dictionaries that become the latest of other lanes if they win.
+        """
+        best, chosen, cost, places = Try(RAW, b"", None), 0, np.inf, list[int]()
+        try:
+            for one in tried:
+                place = self.table.add(one.dictionary) if one.dictionary else 0
+                if place is None:
+                    continue
+                places.append(place)
+                codec = self._codecs[one.codec]
+                if one.payload is None or len(one.payload) + one.share > self._max_bytes(codec, rows):
+                    continue
                 rules = codec.competition if self._auto else None
-                cost = (len(payload) + share) / (1.0 if rules is None else rules.preference)
-                best = min(best, (cost, number, place, payload), key=lambda choice: choice[0])
-        _, state.codec, place, payload = best
-        self.lanes.leading = state.codec
-        state.place = self._hold(place, instead_of=state.place)
-        if state.codec and place in added:
-            self._newest[state.codec] = self._hold(place, instead_of=self._newest.get(state.codec, 0))
+                its = (len(one.payload) + one.share) / (1.0 if rules is None else rules.preference)
+                if its < cost:
+                    best, chosen, cost = one, place, its
+            self.lanes.leading = state.codec = best.codec
+            state.place = self._hold(chosen, instead_of=state.place)
+            if best.codec and chosen and best.dictionary in new:
+                self._newest[best.codec] = self._hold(chosen, instead_of=self._newest.get(best.codec, 0))
+        finally:
+            for place in places:
+                self.table.drop(place)
         state.bytes_per_row = np.inf
         if self._keepers:
             used = {*self.lanes.places(), *self._newest.values()}
             for encoder in self._keepers:
                 encoder.keep_only([self.table.data(place) for place in used])
-        return payload
+        return best.payload
 
     def _max_bytes(self, codec: Codec, rows: Bytes) -> float:
         """Return the bytes beyond which ``rows`` stay raw."""
@@ -263,13 +278,71 @@ class ColumnEncoder:
         return place
 
 
-def _worth_trying(codec: Codec, rows: Bytes, payloads: Sequence[bytes | None]) -> bool:
-    """Return whether a codec is to be tried, beside the ``payloads`` of others."""
-    least = min((len(payload) for payload in payloads if payload is not None), default=rows.nbytes)
-    return codec.competition is None or least > codec.competition.tried_above * rows.nbytes
+class SegmentEncoder:
+    """Encoder of a segment's columns: of each field one after the other.
 
+    Attributes:
+        columns: encoders by column; flags and rewards have none, and stay raw.
+    """
 
-def _share(codec: Codec, dictionary: bytes, payload: bytes | None, count: int) -> int:
-    """Return the bytes that a new dictionary costs each of the segments over which it must save them."""
-    memorized = codec.memorized_bytes(payload, count) if payload else 0
-    return (len(dictionary) + codec.decoder_bytes) // HORIZON + memorized
+    def __init__(self, layout: Layout, codecs: Mapping[str, str], tables: Sequence[DictionaryTable]) -> None:
+        self.columns = {
+            c: ColumnEncoder(layout.spec.fields[name], codecs[name], tables[c], layout.limits[c])
+            for c, name in enumerate(layout.names)
+            if name in layout.spec.fields
+        }
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of working memory."""
+        return sum(encoder.nbytes for encoder in self.columns.values())
+
+    def takes_long(self, lane: int, rows: Sequence[Bytes]) -> bool:
+        """Return whether ``encode`` of the same arguments takes long."""
+        return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self.columns.items())
+
+    def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
+        """Return whether what is done for the lane's next segment depends on segments of other lanes."""
+        return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self.columns.items())
+
+    def try_later(self, lane: int, rows: Sequence[Bytes]) -> bool:
+        """Take and begin trials as ``ColumnEncoder.try_later`` does; return whether there were any."""
+        done = [one.try_later(lane, rows[c]) for c, one in self.columns.items()]
+        return any(done)
+
+    def try_elsewhere(self, begin: Begin | None) -> None:
+        """Have trials for later segments made by ``begin``; ``None``: make every trial at once."""
+        for encoder in self.columns.values():
+            encoder.try_elsewhere(begin)
+
+    def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
+        """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
+        columns = self.columns
+        return [c in columns and columns[c].lanes.reserve_trial(lane, len(data)) for c, data in enumerate(rows)]
+
+    def limit_trials(self, count: float) -> None:
+        """Let each column's encoder make at most so many trials of codecs from now on."""
+        for encoder in self.columns.values():
+            encoder.lanes.trials_left = count
+
+    def encode(
+        self,
+        lane: int,
+        rows: Sequence[Bytes],
+        columns: list[Column],
+        places: list[int],
+        may_try: Sequence[bool] | None = None,
+    ) -> None:
+        """Encode a segment's ``rows``, column by column; append to ``columns`` and ``places`` (of dictionaries), with
+        references to these, also where this raises.
+
+        Args:
+            may_try: by column, from ``reserve_trials``; ``None``: what the present call may make.
+        """
+        for c, data in enumerate(rows):
+            if c not in self.columns:
+                column, place = Column(RAW, len(data), data.tobytes()), 0
+            else:
+                column, place = self.columns[c].pack(lane, data, None if may_try is None else may_try[c])
+            columns.append(column)
+            places.append(place)

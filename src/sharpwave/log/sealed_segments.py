@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
-from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
-from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
+from sharpwave.format.segment import FLAGS, REWARD, Column
 from sharpwave.format.segment_header import Placed
-from sharpwave.log.column_encoder import Begin, ColumnEncoder
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.spec import ENDED, START, TRUNCATED
@@ -40,7 +38,7 @@ class Sealed:
         inventory: has the bytes of all sealed segments, on disk or in memory.
 
     Attributes:
-        tables: dictionaries, by column. ``encoders``: by column.
+        tables: dictionaries, by column.
     """
 
     def __init__(
@@ -48,10 +46,9 @@ class Sealed:
         space: SegmentSpace,
         disk: DiskTier | None,
         tables: Sequence[DictionaryTable],
-        encoders: Mapping[int, ColumnEncoder],
         inventory: Inventory,
     ) -> None:
-        self._space, self._disk, self.tables, self.encoders = space, disk, tables, encoders
+        self._space, self._disk, self.tables = space, disk, tables
         self._inventory = inventory
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
         self._undecodable: dict[int, str] = {}
@@ -61,55 +58,6 @@ class Sealed:
     def damaged(self) -> dict[int, str]:
         """Error messages of segments that could not be read or decoded, by slot."""
         return self._undecodable if self._space.segment_cache is None else self._space.segment_cache.damaged
-
-    def takes_long(self, lane: int, rows: Sequence[Bytes]) -> bool:
-        """Return whether ``encode`` of the same arguments takes long."""
-        return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self.encoders.items())
-
-    def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
-        """Return whether what is done for the lane's next segment depends on segments of other lanes."""
-        return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self.encoders.items())
-
-    def try_later(self, lane: int, rows: Sequence[Bytes]) -> bool:
-        """Take and begin trials as ``ColumnEncoder.try_later`` does; return whether there were any."""
-        done = [one.try_later(lane, rows[c]) for c, one in self.encoders.items()]
-        return any(done)
-
-    def try_elsewhere(self, begin: Begin | None) -> None:
-        """Have trials for later segments made by ``begin``; ``None``: make every trial at once."""
-        for encoder in self.encoders.values():
-            encoder.try_elsewhere(begin)
-
-    def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
-        """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
-        encoders = self.encoders
-        return [c in encoders and encoders[c].lanes.reserve_trial(lane, len(data)) for c, data in enumerate(rows)]
-
-    def limit_trials(self, count: float) -> None:
-        """Let each encoder make at most so many trials of codecs from now on."""
-        for encoder in self.encoders.values():
-            encoder.lanes.trials_left = count
-
-    def encode(
-        self,
-        lane: int,
-        rows: Iterable[Bytes],
-        columns: list[Column],
-        places: list[int],
-        may_try: Sequence[bool] | None = None,
-    ) -> None:
-        """Encode a segment's ``rows``, column by column; append to ``columns`` and ``places`` (of dictionaries).
-
-        Args:
-            may_try: by column, from ``reserve_trials``; ``None``: what the present call may make.
-        """
-        for c, data in enumerate(rows):
-            if c < FIRST_FIELD:
-                column, place = Column(RAW, len(data), data.tobytes()), 0
-            else:
-                column, place = self.encoders[c].pack(lane, data, None if may_try is None else may_try[c])
-            columns.append(column)
-            places.append(place)
 
     def enter(
         self,

@@ -13,7 +13,7 @@ from sharpwave.format.features import features_of
 from sharpwave.format.segment import Column
 from sharpwave.log.admission import Admission, Made, is_refusal
 from sharpwave.log.behind import Behind
-from sharpwave.log.column_encoder import MAX_TRIALS
+from sharpwave.log.column_encoder import MAX_TRIALS, SegmentEncoder
 from sharpwave.log.open_segments import Lanes, Rows
 from sharpwave.native import core
 from sharpwave.sampling.ordered import Fifo
@@ -33,8 +33,9 @@ class Sealing:
         behind: encodes behind the caller; ``None`` with a disk, or with a retention that is not in order.
     """
 
-    def __init__(self, opened: Lanes, admission: Admission) -> None:
-        self._opened, self._admission, self._sealed = opened, admission, admission.sealed
+    def __init__(self, opened: Lanes, admission: Admission, encoder: SegmentEncoder) -> None:
+        self._opened, self._admission, self._encoder = opened, admission, encoder
+        self._sealed = admission.sealed
         self._index, self._inventory = admission.space.index, admission.inventory
         ram, retention, spec = admission.ledger.ram, admission.retention, opened.layout.spec
         self.behind: Behind | None = None
@@ -42,11 +43,11 @@ class Sealing:
         if admission.disk is not None:
             return
         if retention.in_order:
-            self.behind = Behind(opened, admission)
+            self.behind = Behind(opened, admission, encoder)
             self._inventory.tell(self.behind)
-            self._sealed.try_elsewhere(self.behind.begin if ram is None else None)
+            encoder.try_elsewhere(self.behind.begin if ram is None else None)
         if type(retention) is Fifo and not spec.sparse_names:
-            lanes = [encoder.lanes for _, encoder in sorted(self._sealed.encoders.items())]
+            lanes = [one.lanes for one in encoder.columns.values()]
             self.turnover = core.Turnover(
                 opened.fields, admission.space.arena, self._index.free, retention.queue, lanes,
                 [table.uses for table in self._sealed.tables], int(spec.schema_hash), features_of(spec), spec.context,
@@ -82,7 +83,7 @@ class Sealing:
         if not full:
             return
         rows = observed()
-        self._sealed.limit_trials(MAX_TRIALS)
+        self._encoder.limit_trials(MAX_TRIALS)
         try:
             self._inventory.changes += 1
             while full:
@@ -95,7 +96,7 @@ class Sealing:
                     self._roll(int(lanes[i]), {c: rows[names[c]][i] for c in self._opened.layout.obs_columns})
                 full = full[1:]
         finally:
-            self._sealed.limit_trials(math.inf)
+            self._encoder.limit_trials(math.inf)
             if self.behind is not None:
                 self.behind.wake()
 
@@ -179,9 +180,9 @@ class Sealing:
         """Take the outcome of a trial of codecs that is due before the lane's segment is sealed, and begin one whose
         outcome is for later segments; return whether either was done."""
         rows = self._opened.columns.all_so_far(int(self._opened.slots[lane]))
-        if self._pending and self._sealed.depends_on_others(lane, rows):
+        if self._pending and self._encoder.depends_on_others(lane, rows):
             self.settle()
-        return self._sealed.try_later(lane, rows)
+        return self._encoder.try_later(lane, rows)
 
     def seal(self, lane: int, slot: int, following: int) -> bool:
         """Seal the lane's open segment, which is in ``slot``, or have it encoded behind the caller.
@@ -203,7 +204,7 @@ class Sealing:
         columns: list[Column] = []
         places: list[int] = []
         try:
-            self._sealed.encode(lane, self._opened.columns.all_so_far(slot), columns, places)
+            self._encoder.encode(lane, self._opened.columns.all_so_far(slot), columns, places)
             packed, begins = self._opened.pack(lane, slot, columns)
         except BaseException:
             self._sealed.drop_dictionaries(places)

@@ -20,7 +20,7 @@ from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission
 from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.boundaries import Boundaries
-from sharpwave.log.column_encoder import ColumnEncoder
+from sharpwave.log.column_encoder import SegmentEncoder
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.open_segments import Lanes, Rows, appended
 from sharpwave.log.sealed_segments import Sealed
@@ -36,7 +36,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
-class Copying(Protocol):
+class CheckpointWriter(Protocol):
     """Checkpoint writer that copies segments while the log goes on."""
 
     nbytes: int
@@ -48,7 +48,7 @@ class Copying(Protocol):
         """Stop copying."""
 
 
-class Keeping(Protocol):
+class ViewWriter(Protocol):
     """Writer of what views remember to the store's folder.
 
     Attributes:
@@ -89,7 +89,7 @@ class StepLog:
         ledger: division of ``ram``. ``batches``: memory of batches.
         sealing: seals open segments and opens the next. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
-        tables: each column's dictionaries.
+        tables: each column's dictionaries. ``encoder``: encodes columns.
         tag: mark of this store's ids.
         annotations: of the store and of its lanes.
         keeping: writer of views' states beside the segments.
@@ -111,21 +111,17 @@ class StepLog:
         self.spec, self.stride, self.retention, self.disk = spec, stride, retention, disk
         self.layout = layout = layout_of(spec, stride, disk is not None)
         self.tables = tables = [DictionaryTable(int(size)) for size in layout.sizes]
-        encoders = {
-            c: ColumnEncoder(spec.fields[name], codecs[name], tables[c], layout.limits[c])
-            for c, name in enumerate(layout.names)
-            if name in spec.fields
-        }
+        self.encoder = encoder = SegmentEncoder(layout, codecs, tables)
         self.space = space = SegmentSpace(layout, capacity, ram, disk, slots, retention.in_order)
         self.arena, self.index, self.segment_cache = space.arena, space.index, space.segment_cache
         self.ledger = ledger = MemoryLedger(ram)
         ledger.enter("index", lambda: space.index_bytes + (disk.evictions.nbytes if disk is not None else 0))
         ledger.enter("dictionaries", lambda: sum(table.nbytes for table in tables))
-        ledger.enter("encoders", lambda: sum(encoder.nbytes for encoder in encoders.values()))
+        ledger.enter("encoders", lambda: encoder.nbytes)
         self.inventory = Inventory(self.index)
         self.opened = Lanes(layout, self.arena, self.index)
         self.boundaries = Boundaries(self.opened)
-        self.sealed = Sealed(space, disk, tables, encoders, self.inventory)
+        self.sealed = Sealed(space, disk, tables, self.inventory)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
             self.compaction = Compaction(disk, self.index, tables, self.segment_cache)
@@ -140,12 +136,12 @@ class StepLog:
         self.tag = object()
         self.annotations = Annotations()
         ledger.enter("annotations", lambda: self.annotation_bytes)
-        self.keeping: Keeping | None = None
-        self.copying: Copying | None = None
+        self.keeping: ViewWriter | None = None
+        self.copying: CheckpointWriter | None = None
         self.saving = threading.Lock()
 
     def _make_sealing(self) -> Sealing:
-        return Sealing(self.opened, self.admission)
+        return Sealing(self.opened, self.admission, self.encoder)
 
     @property
     def identity(self) -> dict[str, str]:
@@ -267,7 +263,7 @@ class StepLog:
         check_lanes(capacity, self.lanes)
         if ram is not None and self.sealing.behind is not None:
             self.sealing.behind.let_go()
-            self.sealed.try_elsewhere(None)
+            self.encoder.try_elsewhere(None)
         self.batches.check_ram(ram, batch_bytes)
         self.admission.resize(capacity, ram, disk_limit, self.opened.slots)
         self.batches.pool.trim()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +10,25 @@ import numpy as np
 from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import rounded
 from sharpwave.native import core
+from sharpwave.native.untouched import zeros
 
 Block = core.Block
 Root = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of the array over a lent block."""
 SMALL = 1 << 16
 """Smaller blocks come from the heap: a mapping, and at least a page, would be too much for a few hundred bytes."""
-HUGE = 4 << 20
-"""Blocks from this size on request huge pages, as numpy's arrays do."""
 
 
 def _memory(nbytes: int) -> Any:
     """Return an object with a buffer of ``nbytes`` zeros.  Raises: MemoryError."""
+    if nbytes < SMALL:
+        return bytearray(nbytes)
     try:
-        if nbytes < SMALL:
-            return bytearray(nbytes)
-        if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
-            return mmap.mmap(-1, nbytes)
-        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if nbytes >= HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-            with contextlib.suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return memory
-    except (OSError, OverflowError, ValueError) as error:
+        return zeros(nbytes, np.uint8, huge_pages=True)
+    except MemoryError as error:
         raise MemoryError(
-            f"sample: the system has no {nbytes:,} bytes for a batch ({error}); use a smaller batch_size, or let go of "
-            "batches"
+            f"sample: the system has no {nbytes:,} bytes for a batch ({error.__cause__ or error}); use a smaller "
+            "batch_size, or let go of batches"
         ) from error
 
 

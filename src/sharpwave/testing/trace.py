@@ -103,6 +103,29 @@ def tree(calls: list[Call]) -> str:
     return "\n".join(f"{'  ' * (call.depth - 1) + call.name:60} {call.where}" for call in calls)
 
 
+def imports(path: Path) -> list[tuple[str, str]]:
+    """Return the absolute names that a file of the package imports, modules and what they hold, each with where:
+    "module", "function" or "typing" (for type checkers only)."""
+    parsed = ast.parse(path.read_text())
+    where: dict[ast.AST, str] = {}
+    for node in ast.walk(parsed):  # from outside in
+        typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        if typing or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            where |= dict.fromkeys(ast.walk(node), "typing" if typing else "function")
+    package = ["sharpwave", *path.relative_to(ROOT).parts[:-1]]
+    found: list[tuple[str, str]] = []
+    for node in ast.walk(parsed):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else []
+            module = [*base, *(node.module.split(".") if node.module else [])]
+            names = [".".join([*module, alias.name]) for alias in node.names]
+        found += [(name, where.get(node, "module")) for name in names]
+    return found
+
+
 def imported(entry: Path, rooms: tuple[str, ...] = ()) -> set[Path]:
     """Return a file and all that it imports of the package, not only for type checkers, directly or not.
 
@@ -115,18 +138,11 @@ def imported(entry: Path, rooms: tuple[str, ...] = ()) -> set[Path]:
         if path in found or (rooms and path.relative_to(ROOT).parts[0] not in rooms):
             continue
         found.add(path)
-        parsed = ast.parse(path.read_text())
-        typing = {
-            inner
-            for node in ast.walk(parsed)
-            if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-            for inner in ast.walk(node)
-        }
-        for node in ast.walk(parsed):
-            if isinstance(node, ast.ImportFrom) and node not in typing and (node.module or "").startswith("sharpwave"):
-                base = ROOT.joinpath(*(node.module or "").split(".")[1:])
-                names = [base / f"{alias.name}.py" for alias in node.names] if base.is_dir() else []
-                left += [one for one in [*names, base.with_suffix(".py")] if one.is_file()]
+        for name, where in imports(path):
+            parts = name.split(".")
+            if parts[0] == "sharpwave" and len(parts) > 1 and where != "typing":
+                files = [ROOT.joinpath(*parts[1:]), ROOT.joinpath(*parts[1:-1])]  # a module, or what it holds
+                left += [file for file in (one.with_suffix(".py") for one in files) if file.is_file()]
     return found
 
 
