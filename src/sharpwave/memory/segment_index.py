@@ -175,14 +175,6 @@ class SegmentIndex:
         ids: npt.NDArray[np.int64] = (self.generation[leaves // self.stride] << LEAF_BITS) | leaves
         return ids
 
-    def write_last_ids(self, lanes: Ints, slots: Int32s, ids: Ints) -> None:
-        """Write the id of the last step of each of ``lanes`` [n] into ``ids`` [n]. Allocates nothing.  Cost: 1 us.
-
-        Args:
-            slots: of open segments, by lane.
-        """
-        core.write_last_ids(lanes, slots, self.rows, self.generation, self.stride, ids)
-
     def find(self, lanes: Ints, steps: Ints) -> Ints:
         """Return the ids of the steps so numbered in their ``lanes``, -1 where one is not held: int64 [n].
 
