@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.showing import MAX_PICTURES, bar, byte_text, contact_sheet, picture_of
+from sharpwave.showing import MAX_PICTURES, MAX_POINTS, bar, byte_text, contact_sheet, line_chart, picture_of
 
 
 def filled(folder: Path | None = None) -> sw.Store:
@@ -161,3 +161,17 @@ def test_a_bar_is_as_long_as_its_limit() -> None:
     assert [byte_text(count) for count in (0, 1023, 1536, 5 << 30, 3 << 50)] == [
         "0 B", "1,023 B", "1.5 KiB", "5.0 GiB", "3,072.0 TiB",
     ]  # fmt: skip
+
+
+def test_a_line_chart_is_bounded_and_escaped() -> None:
+    lines = {"<mean>": [(float(x), float(x % 7)) for x in range(10_000)], "one": [(0.0, 1.0)], "none": []}
+    page = line_chart(lines, "steps & updates")
+    texts = Texts(page).texts
+    assert texts == ["<mean>", "6", "0", "0 to 9,996 steps & updates"]
+    (points,) = re.findall(r"points='([^']*)'", page)
+    places = np.array([place.split(",") for place in points.split()], float)
+    assert 2 < len(places) <= MAX_POINTS
+    assert places.min(0).tolist() == [0, 20] and places.max(0).tolist() == [400, 120]
+    assert line_chart({"one": [(0.0, 1.0)]}, "steps") == "" == line_chart({}, "steps")
+    flat = line_chart({"flat": [(0.0, 5.0), (1.0, 5.0)]}, "steps")
+    assert "0.0,120.0 400.0,120.0" in flat

@@ -61,18 +61,20 @@ def test_what_a_file_asks_for_has_an_effect(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('[agent]\nkind = "rainbow"\nhead = "qr"\natoms = 21\n')
     with pytest.raises(ValueError, match=r"mine.toml': --atoms: got 21, which has no effect here; it needs --head c51"):
-        read_recipe(file)
+        check_effects(file, None, read_recipe(file)[1])
     file.write_text('[agent]\nkind = "rainbow"\nhead = "qr"\natoms = 51\n')  # as without it
     assert read_recipe(file)[1].agent.head == "qr"
+    check_effects(file, None, read_recipe(file)[1])
     written = load_recipe("minatar-rainbow").override(head="c51")
     (tmp_path / "table.json").write_text(json.dumps(written.to_table()))
     assert read_recipe(tmp_path / "table.json")[1] == written
+    check_effects(tmp_path / "table.json", None, written)
 
 
 def test_what_options_beside_a_file_add_counts(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text("[agent.replay]\npriority_alpha = 0.7\n")
-    alone = read_recipe(file, whole=False)[1]
+    alone = read_recipe(file)[1]
     check_effects(file, None, alone.override(prioritized=True))
     with pytest.raises(ValueError, match=r"mine.toml': --priority-alpha: got 0.7, .* it needs --prioritized"):
         check_effects(file, None, alone)

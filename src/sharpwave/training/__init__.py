@@ -1,1 +1,1 @@
-"""Training from a recipe: the loop, what is shown and kept of a run, and playing what was learned."""
+"""Training from a recipe: the loop, a run's folder and logs, and playing by its policies."""

@@ -17,7 +17,7 @@ from sharpwave.training.scores import Episode
 
 
 class Actor(NamedTuple):
-    """What steps environments: an actor's process, or without actors the learner's.
+    """Process that steps environments: an actor's, or without actors the learner's.
 
     Attributes:
         number: the actor's number; 0 without actors.
@@ -52,8 +52,9 @@ class Stepped(NamedTuple):
 class ActorCallback:
     """Base class for hooks where environments are stepped. Every hook does nothing until a subclass overrides it.
 
-    Each process that steps environments makes one of its own. To the learner's callbacks and the run's files goes only
-    what ``on_episode`` returns. An actor that is killed calls no further hook; its successor makes a callback anew.
+    Each process that steps environments makes one of its own. The learner's callbacks and the run's files get only the
+    figures that ``on_episode`` returns. An actor that is killed calls no further hook; its successor makes
+    a new callback.
     """
 
     def on_actor_begin(self, actor: Actor) -> None:
@@ -160,7 +161,7 @@ class ActorHooks:
         self._call("on_actor_end")
 
     def _call(self, hook: str, *arguments: Any) -> list[Any]:
-        """Call a hook of all callbacks; return what they returned, without None."""
+        """Call a hook of all callbacks; return their answers, without None."""
         returned: list[Any] = []
         for callback in self._callbacks:
             if self.failure is not None:

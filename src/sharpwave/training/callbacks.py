@@ -60,7 +60,7 @@ class Callback:
         return False
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        """Sync what was written so far: a later callback writes a checkpoint of the state reported in ``metrics``."""
+        """Sync written files: a later callback writes a checkpoint of the state reported in ``metrics``."""
 
     def on_end(self, metrics: Metrics) -> None:
         """Handle the end of training: ``metrics`` is the last report with ``reason``.

@@ -124,7 +124,7 @@ def save_checkpoint(
             for name in stores:
                 os.rename(path / name, aside / name)
             removed.append(aside)
-    for path in removed:  # the new checkpoint is complete; the next save removes what cannot be removed now
+    for path in removed:  # the new checkpoint is complete; the next save tries again
         shutil.rmtree(path, ignore_errors=True)
     return final
 
@@ -327,7 +327,7 @@ def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-# Whose a checkpoint is
+# The run that a checkpoint belongs to
 
 
 def newest_checkpoint(folder: Path, run: str) -> Path | None:

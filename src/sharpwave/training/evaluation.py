@@ -108,7 +108,7 @@ class HeldOutEvaluations(Callback):
             self._evaluator.close()
 
     def _beside(self, training: Training, evaluator: Evaluator) -> None:
-        """Count what the other process has measured, and begin the evaluation that is due; at the run's end wait."""
+        """Take the other process's outcome, and begin the evaluation that is due; at the run's end wait for both."""
         ending = training.state.end_reached(training.recipe) is not None
         self._take(training, self._last(evaluator) if ending else evaluator.poll())
         if self._due and evaluator.idle:
@@ -136,7 +136,7 @@ class HeldOutEvaluations(Callback):
         self._tell(training, best)
 
     def _take(self, training: Training, measured: Measured | None) -> None:
-        """Count what the other process has measured."""
+        """Take an outcome of the other process."""
         if measured is None:
             return
         held_out = training.state.held_out

@@ -24,7 +24,7 @@ class Arrived(NamedTuple):
 
 
 class Experience(Protocol):
-    """Source of steps, which it writes into the store. A context manager: on exit it stops what it started.
+    """Source of steps, which it writes into the store. A context manager: on exit it stops its processes.
 
     A turn of the training loop is ``request``, then updates, then ``receive``: so a source that steps
     in other threads or processes does it while the agent learns.
@@ -49,7 +49,7 @@ class Experience(Protocol):
         """Write finished steps into the store; a source of its own pace waits up to ``timeout_s`` for the first."""
 
     def break_off(self) -> None:
-        """Prepare for a checkpoint: from here on the steps may depend only on what the checkpoint holds.
+        """Prepare for a checkpoint: from here on, steps may depend only on the content of the checkpoint.
 
         A source that is not repeatable does nothing.
         """
@@ -152,7 +152,7 @@ class NoExperience:
         """Begin nothing."""
 
     def receive(self, timeout_s: float) -> Arrived:
-        """Count a step, whose update follows."""
+        """Count a step; its update follows."""
         return Arrived(1, [])
 
     def break_off(self) -> None:

@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 RAISED = (Exception, SystemExit)
-"""What a callback may raise for the run to end with a checkpoint. KeyboardInterrupt ends it at once."""
+"""Errors of a callback that end the run with a checkpoint. KeyboardInterrupt ends it at once."""
 
 
 class CallbackError(RuntimeError):

@@ -1,4 +1,4 @@
-"""Validation of numbers read from a run's files: a valid checksum says nothing about who wrote them."""
+"""Validation of numbers read from a run's files: a valid checksum does not say that a run wrote them."""
 
 from __future__ import annotations
 

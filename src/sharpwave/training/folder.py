@@ -175,7 +175,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         config = Config(str(values["recipe"]), recipe_of(values), values["run"], values["replay"])
     except NotRegisteredError as error:
         raise NotRegisteredError(
-            f"{str(path)!r}: {error}. What a program of your own has registered is not known to this process: import "
+            f"{str(path)!r}: {error}. Your program's own classes are not known to this process: import "
             "the module that registers it, then call sharpwave.cli.main() with the same arguments, or let its package "
             "name it in an entry point. Nothing is damaged"
         ) from error
@@ -205,7 +205,7 @@ def check_imports(path: Path | str, recipe: Recipe) -> None:
     Raises:
         ValueError: its name refers to one.
     """
-    module, colon, _ = recipe.env.name.partition(":")  # gymnasium imports what comes before a colon
+    module, colon, _ = recipe.env.name.partition(":")  # gymnasium imports the module before a colon
     if colon:
         raise ValueError(
             f"{str(path)!r}: its environment {recipe.env.name!r} would import the module {module!r} and run its code; "
@@ -347,7 +347,7 @@ def store_id(folder: Path) -> str:
 
 
 def memory_folders(run: Path, ids: set[str]) -> Iterator[Path]:
-    """Yield folders for the run's replay memory, each cleared of what the run's own stores had written there.
+    """Yield folders for the run's replay memory, each cleared of files that the run's own stores wrote there.
 
     The caller uses the first that a store accepts; further ones follow because others may hold foreign files.
 

@@ -76,7 +76,7 @@ def train(training: Training, ahead: bool | None = None) -> Metrics:
 def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> int:
     """Make the updates that are due, at most ``max_updates``; return how many.
 
-    Where shards have lost all that there was to learn from, none is due until the warm-up's steps have arrived anew.
+    If shards have lost all steps, no update is due until the warm-up's steps have arrived again.
     """
     progress, made = training.state.progress, 0
     if isinstance(training.view, DemonstratedReplay):
@@ -152,7 +152,7 @@ class Feed:
 
     @property
     def lost(self) -> bool:
-        """Whether all that there was to learn from is lost, by shards that began anew."""
+        """Whether shards have lost all steps and began empty."""
         return self._shards is not None and self._shards.lost
 
     def take(self, beta: float | None = None) -> tuple[sw.Batch, sw.Batch] | None:

@@ -37,7 +37,7 @@ def lanes_for(episodes: int) -> int:
 
 
 class Purpose(IntEnum):
-    """What a measurement's episodes are for; no two purposes share a seed.
+    """Purpose of a measurement's episodes; no two purposes share a seed.
 
     ``CHOOSING`` episodes decide which policy is the best, ``CONFIRMING`` ones whether one that passed has solved the
     recipe, ``REPORTING`` ones nothing: they measure the best policy of a run that has solved nothing.
@@ -115,7 +115,7 @@ def sometimes_random(actions: npt.NDArray[Any], obs: Any, space: Any, epsilon: f
     they remain so.
 
     Args:
-        obs: what the actions are made for.
+        obs: observations that the actions are made for.
     """
     from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 

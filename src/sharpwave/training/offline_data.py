@@ -54,7 +54,7 @@ def with_environment(recipe: Recipe) -> Recipe:
         return recipe
     source = recipe.agent.data
     if not source:
-        raise ValueError("--data: got nothing, expected what to learn from: the folder of a store or of a run, npz:...")
+        raise ValueError("--data: got nothing, expected data: the folder of a store or of a run, npz:...")
     said, name = recorded_environment(source), recipe.env.name
     if not name and said is None:
         raise ValueError(

@@ -31,7 +31,7 @@ class OwnParts(NamedTuple):
 
 
 def own_parts(recipe: Recipe) -> OwnParts:
-    """Return what a program has registered of the parts that ``recipe`` uses.
+    """Return the registered classes that ``recipe`` uses.
 
     Raises:
         ValueError: a class that another process cannot import.

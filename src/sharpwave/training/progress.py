@@ -49,7 +49,7 @@ class Progress:
     Attributes:
         steps: environment steps.  updates: gradient steps.
         retry_at: steps of the next attempt at a checkpoint after one that could not be written; None: it was.
-        minutes_then: minutes at the last ``advance``, by which runs end: all who ask until the next hear the same.
+        minutes_then: minutes at the last ``advance``, by which runs end; constant until the next.
         ratio_since: the steps and updates from which the replay ratio is counted, the warm-up included.
     """
 

@@ -32,7 +32,7 @@ NO_DISPLAYS = ("dummy", "offscreen")
 
 
 class Player(Protocol):
-    """Who chooses the actions of a vector of one environment."""
+    """Chooser of the actions of a vector of one environment."""
 
     def act(self, obs: Any) -> Any:
         """Return the actions [1, ...] for observations [1, ...].  Raises: StopIteration: it plays no more."""
@@ -253,7 +253,7 @@ def check_new(folder: Path) -> None:
 
 
 class Recording(NamedTuple):
-    """Outcome of a recording: its whole episodes, their steps, and what they take on disk."""
+    """Outcome of a recording: its whole episodes, their steps, and their bytes on disk."""
 
     episodes: list[Episode]
     steps: int
@@ -274,8 +274,8 @@ def record(
 ) -> Recording:
     """Play episodes and write them to ``folder``, a checkpoint of a store with the environment's own fields.
 
-    What was played is written however the recording ends. Readers take its whole episodes; the steps of one that was
-    interrupted are not learned from.
+    Steps are written however the recording ends. Readers take its whole episodes; the steps of an interrupted one are
+    not learned from.
 
     Args:
         env: a vector of one environment.

@@ -1,4 +1,4 @@
-"""A run as its user sees it: its folder, its figures so far, what was changed, and its learning curve."""
+"""A run as its user sees it: its folder, its figures so far, its changed settings and its learning curve."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TrainingRun(NamedTuple):
         return printable(f"{summary.get('recipe')}: {summary.get('env')}, seed {summary.get('seed')}")
 
     def _figures(self) -> list[tuple[str, str]]:
-        """Return what is most worth knowing, each with its name."""
+        """Return the most important figures, each with its name."""
         summary = self.summary
         rows = [("recipe", self._title())]
         for name, key in (("fresh held-out mean", "final"), ("best held-out mean", "held_out")):

@@ -215,7 +215,7 @@ class Parts:
             display = Display(self.console, title, settings.steps, goal, offline=recipe.offline)
             add(Lasting(display, "the display", say))
             save = Saver(folder, config.run, say)
-            add(save)  # last: what the others wrote is synced before a checkpoint says that it is there
+            add(save)  # last: the others sync their files before a checkpoint refers to them
             training = Training(recipe, agent, store, view, self._experience(store, view, state), state, callbacks)
             last = train(training)
         ended = state.end_reached(recipe)
@@ -381,7 +381,7 @@ def _memory(folder: Path, replay: Path, config: Config, parts: Parts) -> tuple[s
 
 
 def _tell_resumed(folder: Path, recipe: Recipe, saved: Saved, store: sw.Store | sw.Cluster, say: Say) -> None:
-    """Report what is resumed; where the replay memory is lost, a new warm-up begins."""
+    """Report the state that is resumed; without its replay memory a new warm-up begins."""
     progress = saved.state.progress
     say(
         f"Resumed {folder} from checkpoint {saved.checkpoint.name}: {progress.steps:,} steps, "

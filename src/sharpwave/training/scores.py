@@ -21,7 +21,7 @@ def running_mean(mean: float | None, value: float, alpha: float = 0.98) -> float
 def game_result(
     reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_], infos: Mapping[str, Any]
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
-    """Return what a step's scores are made of: the game's own rewards, and which games have ended.
+    """Return the game's own rewards and ends of a step, of which scores are made.
 
     They differ from ``reward`` and ``ended`` where those are for learning: where rewards are clipped
     (``infos["unclipped_reward"]``), or episodes end at lost lives while the game goes on (``infos["game_ended"]``).

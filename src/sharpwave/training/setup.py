@@ -116,7 +116,7 @@ def memory(
 ) -> tuple[sw.Store | sw.Cluster, Any]:
     """Make the store for the steps of ``agent`` in ``env``, and the view that the agent learns from.
 
-    With an address to connect to it is the cluster there, with what it holds.
+    With an address to connect to, it is the cluster there, with its steps.
 
     Args:
         disk: a new or empty folder; used only by recipes with ``disk_limit``.
@@ -204,5 +204,5 @@ def _fresh(recipe: Recipe, spec: sw.Spec, capacity: int, disk: Path | None) -> s
         seed=recipe.training.seed,
         segment_steps=recipe.actors.segment_steps if recipe.actors.count else None,
     )
-    store.annotate(None, about(recipe.env))  # for those who learn from it later
+    store.annotate(None, about(recipe.env))  # for runs that learn from this store later
     return store

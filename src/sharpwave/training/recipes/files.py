@@ -20,17 +20,15 @@ MAX_BYTES = 1 << 20
 """Size limit of a file of settings."""
 
 
-def read_recipe(
-    path: Path, base: Recipe | None = None, *, trust: bool = False, whole: bool = True
-) -> tuple[str, Recipe]:
+def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) -> tuple[str, Recipe]:
     """Read a recipe from a TOML, YAML or JSON file of nested settings, or from a run's config.json.
+
+    ``check_effects`` refuses settings of the file without effect, once further options have changed the recipe.
 
     Args:
         base: recipe of the settings that the file does not name; None: the one that the file names as ``recipe``, or
             the defaults.
         trust: allow importing the module that the environment's name refers to.
-        whole: nothing else is changed: refuse settings of a TOML or YAML file that have no effect beside the others;
-            else ``check_effects`` does so later.
     Returns:
         a name for the run, and the recipe.
     Raises:
@@ -47,11 +45,7 @@ def read_recipe(
             if not re.fullmatch(r"\w[\w.-]*", name):  # the run's folder is named after it
                 raise ValueError(f"recipe {name!r}, expected a name of letters, digits, '.', '_' and '-'")
         else:
-            if base is None:
-                base = load_recipe(name) if named else Recipe()
-            recipe = from_table(base, values)
-            if whole:
-                _expect_effects(path, values, base, recipe)
+            recipe = from_table(base or (load_recipe(name) if named else Recipe()), values)
     except (OSError, KeyError, TypeError, AttributeError, ValueError, OverflowError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ValueError(f"--config: {str(path)!r}: {reason}") from error
@@ -61,7 +55,7 @@ def read_recipe(
 
 
 def check_effects(path: Path, base: Recipe | None, recipe: Recipe) -> None:
-    """Check that the settings of a file have an effect in ``recipe``, which was made from it and further options.
+    """Check that the settings of a TOML or YAML file have an effect in ``recipe``, made from it and further options.
 
     Args:
         path, base: as of ``read_recipe``, which has read it.
@@ -69,17 +63,14 @@ def check_effects(path: Path, base: Recipe | None, recipe: Recipe) -> None:
         ValueError: naming the setting.
     """
     values = _values(path)
-    if "settings" not in values:
-        name = values.pop("recipe", None)
-        try:
-            _expect_effects(path, values, base or (load_recipe(name) if name else Recipe()), recipe)
-        except ValueError as error:
-            raise ValueError(f"--config: {str(path)!r}: {error}") from error
-
-
-def _expect_effects(path: Path, values: dict[str, Any], base: Recipe, recipe: Recipe) -> None:
-    if path.suffix.lower() != ".json":  # programs write it, with all settings
-        expect_effects(from_table(base, _kinds(values)), recipe, _paths(values))
+    if path.suffix.lower() == ".json" or "settings" in values:  # programs write these, with all settings
+        return
+    name = values.pop("recipe", None)
+    try:
+        base = from_table(base or (load_recipe(name) if name else Recipe()), _kinds(values))
+        expect_effects(base, recipe, _paths(values))
+    except ValueError as error:
+        raise ValueError(f"--config: {str(path)!r}: {error}") from error
 
 
 def _kinds(values: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +123,7 @@ def _yaml(text: str) -> Any:
 PARSERS: dict[str, Callable[[str], Any]] = {
     ".toml": tomllib.loads, ".yaml": _yaml, ".yml": _yaml, ".json": lambda text: json.loads(text or "{}")
 }  # fmt: skip
-"""What reads a file of settings, by the end of its name."""
+"""Parsers of files of settings, by the end of the file's name."""
 
 
 def _yaml_loader() -> Any:

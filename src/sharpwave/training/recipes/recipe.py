@@ -290,7 +290,8 @@ class Recipe:
 def default_recipe(kind: str) -> Recipe:
     """Make a recipe from an algorithm's own defaults."""
     agent = agent_settings(kind)()
-    if isinstance(getattr(agent, "replay", None), RolloutSettings):  # what waits for a warm-up is old when it is used
+    if isinstance(getattr(agent, "replay", None), RolloutSettings):
+        # Without a warm-up: steps that wait for one are old when they are used.
         return Recipe(env=Gymnasium(), agent=agent, training=TrainingSettings(warmup_steps=0, update_every=1))
     if not isinstance(agent, OfflineSettings):
         return Recipe(env=Gymnasium(), agent=agent)
