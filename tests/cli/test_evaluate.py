@@ -1,4 +1,4 @@
-"""``sharpwave eval``: scores, videos, and errors that teach."""
+"""``sharpwave eval`` and ``sharpwave saliency``: scores, their spread, videos, and errors that teach."""
 
 import io
 import json
@@ -7,12 +7,13 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from sharpwave.extras import install
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
-from sharpwave.training.video import open_video
+from sharpwave.training.video import newest_frame, open_video, overlay
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -29,6 +30,22 @@ def test_scores_repeat_for_a_seed(sharpwave, here, cartpole_run):
     first, second = (play("eval", cartpole_run, "--episodes", 3, "--seed", 7) for play in (sharpwave, here))
     assert first.code == 0 and first.text == second.text
     assert first.text.count("score") == 3 and "mean" in first.text and "std" in first.text
+
+
+def test_several_runs_are_compared(here, cartpole_run, tmp_path):
+    other, recipe = tmp_path / "1", load_recipe("cartpole").override(steps=400, warmup_steps=200, seed=1)
+    run("cartpole", recipe, other, Console(file=io.StringIO()))
+    alone = [here("eval", one, "--episodes", 3).text.splitlines()[-1] for one in (cartpole_run, other)]
+    result = here("eval", cartpole_run, other, "--episodes", 3)
+    *lines, last = result.text.splitlines()
+    assert result.code == 0 and len(lines) == 2
+    for line, folder, said in zip(lines, (cartpole_run, other), alone, strict=True):
+        assert line.startswith(f"{folder}  last weights, of step 400  ")
+        assert line.endswith(said.removesuffix("  of 3 episodes"))
+    means = [float(said.split()[1]) for said in alone]
+    assert float(last.split()[1]) == pytest.approx(sum(means) / 2, abs=0.02) and last.endswith("of 2 runs")
+    result = here("eval", cartpole_run, other, "--video", tmp_path / "pole.gif")
+    assert result.code == 2 and "--video: got 2 runs, expected one to film" in result.text
 
 
 @pytest.mark.slow
@@ -99,3 +116,43 @@ def test_a_damaged_config(here, cartpole_run, tmp_path):
     (tmp_path / "checkpoints").symlink_to(cartpole_run / "checkpoints")
     result = here("eval", tmp_path)
     assert result.code == 2 and "is not the config of a run" in result.text
+
+
+# saliency
+
+
+def test_saliency_of_an_atari_game(here, pong_run, tmp_path):
+    import imageio.v3 as imageio
+
+    folder, _ = pong_run
+    result = here("saliency", folder, "--out", tmp_path / "pong.gif", "--frames", 3)
+    assert result.code == 0 and "3 frames" in result.text, result.text
+    frames = imageio.imread(tmp_path / "pong.gif", index=None)
+    assert frames.shape[1:] == (168 + 16, 4 * 168 + 3 * 4, 3)  # value, advantage, two convolutions
+
+
+def test_a_run_without_images_is_refused(here, tmp_path):
+    run = tmp_path / "run"
+    options = ["--steps", 20, "--warmup-steps", 10, "--num-envs", 1, "--evaluate-every", 0, "--set"]
+    assert here("train", "cartpole", "--out", run, *options, "evaluation.stop_reward=null").code == 0
+    result = here("saliency", run, "--out", tmp_path / "pole.gif")
+    assert result.code == 2 and "depend on images, got dqn: its network takes no image" in result.text
+
+
+def test_the_newest_frame_of_observations_of_every_layout():
+    grey = np.full((8, 9), 7, np.uint8)
+    colour = np.dstack([grey, grey + 1, grey + 2])
+    stacked = np.stack([np.zeros_like(grey), grey])
+    assert (newest_frame(grey) == 7).all() and newest_frame(grey).shape == (8, 9, 3)
+    assert (newest_frame(stacked) == 7).all()
+    assert (newest_frame(colour) == colour).all() and (newest_frame(np.stack([colour // 7, colour])) == colour).all()
+    channels = np.zeros((8, 9, 4), bool)
+    channels[0, 0, :2], channels[1, 1, 0] = True, True
+    assert newest_frame(channels)[:2, :2, 0].tolist() == [[255, 0], [0, 127]]
+
+
+def test_the_strongest_pixels_are_the_most_opaque():
+    frame = np.full((2, 2, 3), 100, np.uint8)
+    drawn = overlay(frame, torch.tensor([[[0.0, 0.0], [0.0, 5.0]]]))
+    assert (drawn[0] == 100).all() and (drawn[1, 0] == 100).all() and (drawn[1, 1] != 100).any()
+    assert (overlay(frame, torch.zeros(1, 2, 2)) == frame).all()

@@ -12,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 import sharpwave as sw
-from sharpwave.cli.run_tables import summary_table
+from sharpwave.cli.output import summary_table
 from sharpwave.errors import NewerVersionError
 from sharpwave.training.checkpoints import NO_STATE, load_policy, save_policy
 from sharpwave.training.evaluation import evaluate

@@ -10,17 +10,16 @@ from sharpwave.cli import (
     actors,
     bench,
     data_sets,
+    evaluate,
     inspect,
     plan,
     record,
-    saliency,
     serve,
     torture,
     train,
     verify,
     view,
 )
-from sharpwave.cli import eval as eval_command
 
 app = typer.Typer(
     name="sharpwave",
@@ -40,8 +39,8 @@ def sharpwave(
 
 
 app.add_typer(train.app, name="train")
-app.command("eval")(eval_command.evaluate)
-app.command("saliency")(saliency.saliency)
+app.command("eval")(evaluate.evaluate)
+app.command("saliency")(evaluate.saliency)
 app.command("record")(record.command)
 app.command("plan")(plan.plan)
 app.command("import")(data_sets.import_command)

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sharpwave.cli.output import bytes_bar, table
 from sharpwave.cli.pictures import check_out, image_field, write_picture
-from sharpwave.cli.verify import bytes_bar, damage_text, replay_of
+from sharpwave.cli.verify import damage_text, replay_of
 from sharpwave.escaping import escaped
 from sharpwave.json_values import decode, encode
 from sharpwave.showing import byte_text
@@ -254,7 +255,7 @@ def show(found: Survey) -> None:
     console.print(f"Made with {', '.join(limits)}; seed {told['limits']['seed']}; up to {told['segment_steps']} steps "
                   "a segment", highlight=False)  # fmt: skip
     _show_annotations(console, told["annotations"])
-    fields = _table("field", "shape", "dtype", "stack", "pad", "every", "codec")
+    fields = table("field", "shape", "dtype", "stack", "pad", "every", "codec")
     for name, one in told["fields"].items():
         shape = "x".join(map(str, one["shape"])) or "()"
         pad = one["pad"] if one["stack"] else "-"
@@ -287,29 +288,19 @@ def _show_annotations(console: Any, told: dict[str, Any]) -> None:
     _more(console, list(told["lanes"]), "lanes")
 
 
-def _table(*headers: str, left: int = 1) -> Any:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for number, header in enumerate(headers):
-        table.add_column(header, justify="left" if number < left else "right", no_wrap=True)
-    return table
-
-
 def _show_bytes(console: Any, told: dict[str, Any]) -> None:
     from rich.markup import escape
 
     sizes, steps = told["bytes"], max(1, told["steps"])
-    table = _table("packed", "codec", "steps", "bytes", "bytes a step", "smaller by", left=2)
+    columns = table("packed", "codec", "steps", "bytes", "bytes a step", "smaller by", left=2)
     for name, codecs in sizes["fields"].items():
         for codec, one in codecs.items():
             row = (f"{one['steps']:,}", byte_text(one["bytes"]), number_text(one["bytes_per_step"], 1))
-            table.add_row(escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x")
+            columns.add_row(escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x")
     for name in ("overhead", "dictionaries"):
-        table.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
-    console.print(table)
-    files = _table("region file", "bytes", "used", "segments", "tails", "dictionaries")
+        columns.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
+    console.print(columns)
+    files = table("region file", "bytes", "used", "segments", "tails", "dictionaries")
     for one in told["regions"][:ROWS]:
         counts = (f"{one[name]:,}" for name in ("segments", "tails", "dictionaries"))
         files.add_row(escape(escaped(Path(one["path"]).name)), byte_text(one["bytes"]), byte_text(one["used"]), *counts)
@@ -318,7 +309,7 @@ def _show_bytes(console: Any, told: dict[str, Any]) -> None:
 
 
 def _show_lanes(console: Any, told: dict[str, Any]) -> None:
-    lanes = _table("lane", "steps", "segments", "first step", "last step", "missing between")
+    lanes = table("lane", "steps", "segments", "first step", "last step", "missing between")
     for one in told["lanes"][:ROWS]:
         missing = sum(gap["steps"] for gap in one["gaps"])
         counts = (f"{one[name]:,}" for name in ("steps", "segments", "first_step", "last_step"))

@@ -6,17 +6,22 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sharpwave.cli.output import table
 from sharpwave.showing import byte_text
 from sharpwave.training.recipes.environments import parse_size
 from sharpwave.training.text import printable
 
+if TYPE_CHECKING:
+    from sharpwave.offline.episodes import Packed
+    from sharpwave.spec import Spec
+
 
 @dataclass(frozen=True)
-class Layout:
+class MemoryLayout:
     """Layout of a replay memory.
 
     Attributes:
@@ -33,18 +38,20 @@ class Layout:
         return self.bytes_per_step * steps + self.fixed_bytes
 
 
+SAMPLE_RAM = 1 << 31
+"""Memory in bytes for the sample of a data set."""
 # An int64 action, a float32 reward, terminated and truncated.
 SCALAR_BYTES = 8 + 4 + 2
 
 
-def layouts(shape: tuple[int, ...], item_bytes: int, stack: int, dtype: str) -> list[Layout]:
+def layouts(shape: tuple[int, ...], item_bytes: int, stack: int, dtype: str) -> list[MemoryLayout]:
     """Return the usual layouts for observations of ``stack`` frames of ``shape``."""
     pixels = math.prod(shape)
     return [
-        Layout("float64 stacks, obs and next_obs", 2 * stack * pixels * 8 + SCALAR_BYTES),
-        Layout(f"{dtype} stacks, obs and next_obs", 2 * stack * pixels * item_bytes + SCALAR_BYTES),
-        Layout(f"{dtype} stacks, once", stack * pixels * item_bytes + SCALAR_BYTES),
-        Layout(f"{dtype} frames, once", pixels * item_bytes + SCALAR_BYTES),
+        MemoryLayout("float64 stacks, obs and next_obs", 2 * stack * pixels * 8 + SCALAR_BYTES),
+        MemoryLayout(f"{dtype} stacks, obs and next_obs", 2 * stack * pixels * item_bytes + SCALAR_BYTES),
+        MemoryLayout(f"{dtype} stacks, once", stack * pixels * item_bytes + SCALAR_BYTES),
+        MemoryLayout(f"{dtype} frames, once", pixels * item_bytes + SCALAR_BYTES),
     ]
 
 
@@ -65,7 +72,7 @@ def parse_count(text: str) -> int:
     return int(count)
 
 
-def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int) -> tuple[Layout, str]:
+def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int) -> tuple[MemoryLayout, str]:
     """Measure a full store by playing ``env_name`` at random for ``steps`` steps.
 
     Encoded segments, index and samplers grow with the steps. Open segments, encoders, dictionaries and batches do not.
@@ -106,7 +113,7 @@ def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int) -> tu
     taken = stats["bytes"]
     growing = stats["encoded_bytes_per_step"] + (taken["index"] + taken["samplers"]) / stats["steps"]
     fixed = taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
-    return Layout(f"encoded ({env_name}, measured)", growing, fixed), codecs
+    return MemoryLayout(f"encoded ({env_name}, measured)", growing, fixed), codecs
 
 
 def plan(
@@ -139,9 +146,7 @@ def plan(
         plan_data(data, parse_count(capacity), steps)
         return
     import numpy as np
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     shape, count = parse_size(obs, "--obs"), parse_count(capacity)
     try:
@@ -155,18 +160,14 @@ def plan(
     known = "SC_PHYS_PAGES" in getattr(os, "sysconf_names", {})  # not on Windows
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if known else 0
     console = Console()
-    table = Table(
-        title=f"{count:,} steps, observations of {stack} x {obs} {dtype}", title_justify="left", box=box.SIMPLE_HEAD
-    )
-    table.add_column("layout", no_wrap=True)
-    for header in ("bytes a step", "total", "smaller by"):
-        table.add_column(header, justify="right", no_wrap=True)
+    title = f"{count:,} steps, observations of {stack} x {obs} {dtype}"
+    planned = table("layout", "bytes a step", "total", "smaller by", title=title)
     for row in rows:
         total = row.total(count)
         less = f"{rows[0].total(count) / total:,.0f} x"
         style = "bold green" if row.name.startswith("encoded") else ""
-        table.add_row(row.name, f"{row.bytes_per_step:,.0f}", byte_text(total), less, style=style)
-    console.print(table)
+        planned.add_row(row.name, f"{row.bytes_per_step:,.0f}", byte_text(total), less, style=style)
+    console.print(planned)
     if memory:
         console.print(f"This machine has {byte_text(memory)} of RAM.", highlight=False)
     if env is None:
@@ -180,23 +181,94 @@ def plan(
         console.print(f"picture: {png}", soft_wrap=True, highlight=False)
 
 
+@dataclass(frozen=True)
+class MeasuredData:
+    """A data set and a sample of it, encoded.
+
+    Attributes:
+        steps, episodes: of the data set. ``sampled``: steps in the sample.
+        packed: of the sample, by field and codec. ``overhead``: bytes a step of headers and checksums.
+        growing: bytes a step in memory of encoded steps, index and samplers. ``fixed``: bytes that do not grow.
+    """
+
+    name: str
+    spec: Spec
+    steps: int
+    episodes: int
+    sampled: int
+    packed: dict[str, dict[str, Packed]]
+    overhead: float
+    growing: float
+    fixed: int
+
+    def total(self, steps: int) -> float:
+        """Return the bytes of memory that a store of ``steps`` steps takes."""
+        return self.growing * steps + self.fixed
+
+    @property
+    def arrays(self) -> float:
+        """Bytes a step of arrays with the observation and the next one."""
+        spec = self.spec
+        return (
+            sum(field.row_bytes * (2 if name in spec.obs_names else 1) for name, field in spec.fields.items()) + 4 + 2
+        )  # a float32 reward, terminated and truncated
+
+
+def measure_data(text: str, steps: int) -> MeasuredData:
+    """Encode episodes of a data set, spread evenly over it, of some ``steps`` steps.
+
+    Raises: ValueError, FileNotFoundError, ModuleNotFoundError: as ``load``.
+    """
+    import tempfile
+
+    import numpy as np
+
+    from sharpwave.data.formats import open_source
+    from sharpwave.loading import Fit
+    from sharpwave.offline.episodes import survey
+    from sharpwave.store import Store
+
+    source = open_source(text)
+    try:
+        count = min(len(source), max(1, math.ceil(steps * len(source) / max(1, source.steps))))
+        fit = Fit(source.spec, source.spec, source.name)
+        with Store(source.spec, ram=SAMPLE_RAM) as store, tempfile.TemporaryDirectory() as folder:
+            replay = store.transitions()
+            for number in np.unique(np.linspace(0, len(source) - 1, count).astype(int)).tolist():
+                store.add_episode(**fit.arrays(source.read(number)))
+            replay.sample(1)
+            stats = store.stats()
+            path = Path(folder) / "sample"
+            store.checkpoint(path)
+            found = survey(path)
+        taken = stats["bytes"]
+        fixed = taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
+        sampled = len(store)
+        encoded = sum(one.bytes for codecs in found.packed.values() for one in codecs.values()) + found.overhead_bytes
+        growing = (encoded / max(1, found.steps)) + (taken["index"] + taken["samplers"]) / sampled
+        overhead = found.overhead_bytes / max(1, found.steps)
+        return MeasuredData(
+            source.name, source.spec, source.steps, len(source), sampled, found.packed, overhead, growing, fixed
+        )
+    finally:
+        source.close()
+
+
 def plan_data(source: str, count: int, steps: int) -> None:
     """Print what a data set takes, by field and in total, by encoding some ``steps`` steps of it."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    from sharpwave.cli.plan_data import measure as measure_data
-
     found = measure_data(source, steps)
     console = Console()
     title = f"{found.episodes:,} episodes, {found.steps:,} steps; {found.sampled:,} steps encoded"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    table.add_column("field", overflow="fold")
-    table.add_column("values", no_wrap=True)
+    fields_table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    fields_table.add_column("field", overflow="fold")
+    fields_table.add_column("values", no_wrap=True)
     for header in ("raw bytes a step", "encoded", "smaller by"):
-        table.add_column(header, justify="right")
-    table.add_column("codecs")
+        fields_table.add_column(header, justify="right")
+    fields_table.add_column("codecs")
     fields = {
         name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in found.spec.fields.items()
     }
@@ -207,9 +279,9 @@ def plan_data(source: str, count: int, steps: int) -> None:
         less = f"{raw / taken:,.1f} x" if taken else ""
         values = fields.get(name, {"flags": "uint8", "reward": "float32"}.get(name, ""))
         cells = (f"{raw / held:,.1f}", f"{taken / held:,.1f}", less, ", ".join(sorted(codecs)))
-        table.add_row(printable(name), values, *cells)
-    table.add_row("headers, checksums", "", "", f"{found.overhead:,.1f}", "", "")
-    console.print(table)
+        fields_table.add_row(printable(name), values, *cells)
+    fields_table.add_row("headers, checksums", "", "", f"{found.overhead:,.1f}", "", "")
+    console.print(fields_table)
     for what, number in (("the data set", found.steps), (f"{count:,} steps of it", count)):
         arrays, total = found.arrays * number, found.total(number)
         console.print(
@@ -219,7 +291,7 @@ def plan_data(source: str, count: int, steps: int) -> None:
         )  # fmt: skip
 
 
-def draw(rows: list[Layout], count: int, png: Path) -> None:
+def draw(rows: list[MemoryLayout], count: int, png: Path) -> None:
     """Draw a bar for each layout, on a logarithmic scale."""
     from matplotlib.figure import Figure
 

@@ -75,7 +75,7 @@ def record(
 
     Ctrl-C ends the recording; whole episodes are kept.
     """
-    from sharpwave.cli.stream import console as standard_output
+    from sharpwave.cli.output import console as standard_output
     from sharpwave.showing import byte_text
     from sharpwave.training import offline_data, recording, setup
     from sharpwave.training.failures import caught_signals, exit_by_signal

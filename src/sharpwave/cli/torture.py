@@ -9,6 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.cli.output import table
+
 COUNTED = ("programs", "steps", "openings", "kills", "faults", "items", "episodes", "failed")
 """Columns of the table."""
 
@@ -40,9 +42,7 @@ def torture(
     Takes a C compiler (cc) to make file operations fail in the process as a whole; without one, and on systems but
     Linux, they fail in the store's own class of file operations.
     """
-    from rich import box
     from rich.console import Console
-    from rich.table import Table
 
     from sharpwave.testing.torture import Found
     from sharpwave.testing.torture import torture as run
@@ -79,13 +79,10 @@ def torture(
     )  # fmt: skip
     if out is not None:
         out.write_text(json.dumps(found.to_json(), indent=1) + "\n")
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("store", no_wrap=True)
-    for name in COUNTED:
-        table.add_column(name, justify="right", no_wrap=True)
+    rows = table("store", *COUNTED)
     for kind, counts in [*sorted(found.kinds.items()), ("all", found.counts)]:
-        table.add_row(kind, *(f"{_count(counts, name):,}" for name in COUNTED))
-    console.print(table)
+        rows.add_row(kind, *(f"{_count(counts, name):,}" for name in COUNTED))
+    console.print(rows)
     if not found.preloaded:
         console.print("No C compiler: faults were those of the store's own class of file operations.")
     if found.failures:

@@ -13,8 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from sharpwave.agents.registry import kinds
-from sharpwave.cli.run_tables import settings_table, summary_table
-from sharpwave.cli.stream import console
+from sharpwave.cli.output import console, settings_table, summary_table
 from sharpwave.configuration import Leaf, choices, leaves
 from sharpwave.training.recipes import OFFLINE, load_recipe, recipe_names
 from sharpwave.training.recipes.environments import Atari
@@ -84,7 +83,7 @@ class RecipeGroup(TyperGroup):
 
             file = config_file(rest)
             assert file is not None  # parse_args has seen it
-            stem, read = read_recipe(file, trust="--trust" in rest, whole=False)
+            stem, read = read_recipe(file, trust="--trust" in rest)
             explain_options_of_games(ctx, read, rest)
             return f"--config {name}", recipe_command(stem, read, alone=True), rest
         if name not in recipe_names():
@@ -273,7 +272,7 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
         given.pop("algorithm", None)  # the recipe has it already
         if (updates := given.pop("updates", None)) is not None:
             given["steps"] = updates
-        chosen = recipe if config is None else read_recipe(config, recipe, trust=trust, whole=False)[1]
+        chosen = recipe if config is None else read_recipe(config, recipe, trust=trust)[1]
         chosen = with_values(chosen, set_values, **given)
         if config is not None:
             check_effects(config, None if alone else recipe, chosen)

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.cli.output import bytes_bar, table
 from sharpwave.escaping import escaped
 from sharpwave.showing import byte_text
 
@@ -26,10 +27,7 @@ def verify(
 
     Exits with 0 if everything is intact, 1 if anything is damaged, 2 if there is no store.
     """
-    from rich import box
     from rich.console import Console
-    from rich.markup import escape
-    from rich.table import Table
 
     from sharpwave.offline.verify import check
     from sharpwave.persistence.checkpoint_file import folder_of
@@ -40,17 +38,15 @@ def verify(
             found = check(folder, progress)
     except OSError as error:
         raise ValueError(f"verify: {error}") from error
-    table = Table(title=escape(escaped(path)), title_justify="left", box=box.SIMPLE_HEAD)
-    for header, justify in (("checked", "left"), ("number", "right"), ("", "left")):
-        table.add_column(header, justify=justify, no_wrap=True)  # type: ignore[arg-type]
-    table.add_row("region files", f"{found.files:,}", byte_text(found.bytes))
-    table.add_row("segments", f"{found.segments:,}", "sealed, decoded")
-    table.add_row("tails", f"{found.tails:,}", "rows of open segments")
-    table.add_row("superseded", f"{found.superseded:,}", "of the segments and tails, by later ones")
-    table.add_row("dictionaries", f"{found.dictionaries:,}", "")
-    table.add_row("lanes", f"{found.lanes:,}", "")
-    table.add_row("steps", f"{found.steps:,}", "")
-    console.print(table)
+    counts = table("checked", "number", title=escaped(path))
+    counts.add_column("", no_wrap=True)
+    counts.add_row("region files", f"{found.files:,}", byte_text(found.bytes))
+    counts.add_row("segments", f"{found.segments:,}", "sealed, decoded")
+    counts.add_row("tails", f"{found.tails:,}", "rows of open segments")
+    counts.add_row("superseded", f"{found.superseded:,}", "of the segments and tails, by later ones")
+    for name in ("dictionaries", "lanes", "steps"):
+        counts.add_row(name, f"{getattr(found, name):,}", "")
+    console.print(counts)
 
     def listed(lines: list[str], more: str) -> None:
         for line in lines[:SHOWN]:
@@ -89,26 +85,3 @@ def replay_of(path: Path) -> Path:
 def damage_text(damage: Any) -> str:
     """Return a damage in one line."""
     return escaped(f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes")
-
-
-class bytes_bar:
-    """Progress bar of bytes, drawn only on a terminal. A context manager; yields a function of the total bytes."""
-
-    def __init__(self, what: str) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
-
-        console = Console(stderr=True)
-        columns = [TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()]
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-    def __enter__(self) -> Any:
-        self._bar.start()
-        return self._start
-
-    def _start(self, total: int) -> Any:
-        task = self._bar.add_task("", total=total)
-        return lambda nbytes: self._bar.advance(task, nbytes)
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()

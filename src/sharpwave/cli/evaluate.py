@@ -1,0 +1,99 @@
+"""``sharpwave eval RUN...``, ``sharpwave saliency RUN``: play by a run's saved policy, or film what it looks at."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
+
+DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda")]
+CHECKPOINT = Annotated[
+    str | None,
+    typer.Option(
+        metavar="best|last|STEPS",
+        help="best: by held-out evaluation; last: of the newest checkpoint; or the steps of a checkpoint; default "
+        "best, if there is one",
+    ),
+]
+TRUST = Annotated[
+    bool, typer.Option("--trust", help="let the run's config.json import the module that it names as MODULE:ENV")
+]
+
+
+def evaluate(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="a run's folder, as sharpwave train printed it; several: a recipe from several seeds"
+        ),
+    ],
+    episodes: Annotated[int, typer.Option(min=1, help="whole episodes to play")] = EPISODES,
+    epsilon: Annotated[float, typer.Option(min=0.0, max=1.0, help="probability of a random action")] = EPSILON,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the environments and the random actions")] = EVAL_SEED,
+    device: DEVICE = "auto",
+    checkpoint: CHECKPOINT = None,
+    video: Annotated[Path | None, typer.Option(help="also write a video, to a name ending in .mp4 or .gif")] = None,
+    trust: TRUST = False,
+) -> None:
+    """Play episodes with a run's best weights, held fixed, and print every score.
+
+    Of several runs each one's mean is printed, and the spread of these means.
+    """
+    import statistics
+
+    from sharpwave.cli.output import console as standard_output
+    from sharpwave.training.evaluation import evaluate as play
+
+    if video is not None and len(runs) > 1:
+        raise ValueError(f"--video: got {len(runs)} runs, expected one to film")
+    console = standard_output()
+    means = []
+    for run in runs:
+        state: dict[str, Any]
+        state, scores = play(run, episodes, epsilon, seed, device, video, checkpoint, trust=trust)
+        means.append(statistics.fmean(scores))
+        name = state["checkpoint"] if state["checkpoint"] in ("best", "last") else "saved"
+        weights = f"weights, of step {state['steps']:,}"
+        if len(runs) > 1:
+            console.print(f"{run}  {name} {weights}  {_spread(scores)}", highlight=False, markup=False, soft_wrap=True)
+            continue
+        console.print(
+            f"{name.capitalize()} {weights}; epsilon {epsilon:g}, seed {seed}, "
+            f"{state['precision']} on {state['device']}",
+            highlight=False,
+        )
+        for number, score in enumerate(scores, 1):
+            console.print(f"episode {number:3d}  score {score:g}", highlight=False)
+        console.print(f"{_spread(scores)}  of {len(scores)} episodes", highlight=False, style="bold")
+    if len(runs) > 1:
+        console.print(f"{_spread(means)}  of {len(runs)} runs", highlight=False, style="bold")
+    if video is not None:
+        console.print(f"video: {video}", soft_wrap=True, highlight=False)
+
+
+def _spread(values: list[float]) -> str:
+    import statistics
+
+    mean, deviation = statistics.fmean(values), statistics.pstdev(values)
+    return f"mean {mean:.2f}  std {deviation:.2f}  min {min(values):g}  max {max(values):g}"
+
+
+def saliency(
+    run: Annotated[Path, typer.Argument(help="a run's folder, as sharpwave train printed it")],
+    out: Annotated[Path, typer.Option(help="the video's name, ending in .mp4 or .gif")],
+    frames: Annotated[int, typer.Option(min=1, help="frames at most; the video ends with the episode")] = 300,
+    seed: Annotated[int, typer.Option(min=0, help="seed of the environment")] = EVAL_SEED,
+    device: DEVICE = "auto",
+    checkpoint: CHECKPOINT = None,
+    trust: TRUST = False,
+) -> None:
+    """Play one episode and draw, over what the network sees, the pixels on which the state's value and the chosen
+    action's advantage depend, and for each convolution where it sees what speaks for that action (Grad-CAM)."""
+    from sharpwave.cli.output import console
+    from sharpwave.training.video import write_saliency
+
+    shown = write_saliency(run, out, frames, seed, device, checkpoint, trust=trust)
+    console().print(f"{shown:,} frames: {out}", soft_wrap=True, highlight=False)

@@ -1,0 +1,145 @@
+"""Output of commands: a console that survives a closed terminal, tables, a bar of bytes, a run's summary."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sharpwave.configuration import leaves
+from sharpwave.training.text import printable
+
+if TYPE_CHECKING:
+    from sharpwave.training.recipes.recipe import Recipe
+
+
+class Unbroken:
+    """Stream whose writes never fail: after a first failure all output is discarded, also that flushed at exit."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        """Write ``text``, or discard it after a failure."""
+        try:
+            self._stream.write(text)
+        except OSError:
+            self._let_go()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream, unless a write has failed."""
+        try:
+            self._stream.flush()
+        except OSError:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def console() -> Any:
+    """Return a rich console on standard output that survives a closed terminal or ``| head``."""
+    from rich.console import Console
+
+    return Console(file=Unbroken(sys.stdout))  # type: ignore[arg-type]
+
+
+def table(*headers: str, left: int = 1, title: str | None = None) -> Any:
+    """Return an empty table whose first ``left`` columns are aligned to the left, the others to the right."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    made = Table(title=None if title is None else escape(title), title_justify="left", box=box.SIMPLE_HEAD)
+    for number, header in enumerate(headers):
+        made.add_column(header, justify="left" if number < left else "right", no_wrap=True)
+    return made
+
+
+class bytes_bar:
+    """Progress bar of bytes, drawn only on a terminal. A context manager; yields a function of the total bytes."""
+
+    def __init__(self, what: str) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+
+        console = Console(stderr=True)
+        columns = [TextColumn(what), BarColumn(), DownloadColumn(binary_units=True), TimeRemainingColumn()]
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+
+    def __enter__(self) -> Any:
+        self._bar.start()
+        return self._start
+
+    def _start(self, total: int) -> Any:
+        task = self._bar.add_task("", total=total)
+        return lambda nbytes: self._bar.advance(task, nbytes)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+
+def settings_table(name: str, recipe: Recipe) -> Any:
+    """Return a table of the settings by group."""
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"Recipe {name}", title_justify="left", box=None, show_header=False, padding=(0, 2, 0, 0))
+    groups: dict[str, list[str]] = {}
+    for leaf in leaves(recipe):
+        value = leaf.value
+        shown = "-" if value is None or value == "" else f"{value:,}" if type(value) is int else str(value)
+        groups.setdefault(leaf.field.metadata["group"], []).append(f"{leaf.name}={shown}")
+    for group, settings in groups.items():
+        table.add_row(f"[bold]{group}", Text("  ".join(settings)))
+    return table
+
+
+def evaluation_text(evaluation: dict[str, Any]) -> str:
+    """Format an evaluation as one line."""
+    count = len(evaluation["scores"])
+    return (
+        f"{evaluation['mean']:,.2f} (lowest {evaluation['min']:g}) of {count}, weights of step {evaluation['steps']:,}"
+    )
+
+
+def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
+    """Return a run's summary, to be printed with ``crop=False``."""
+    from rich.console import Group
+    from rich.table import Table
+    from rich.text import Text
+
+    from sharpwave.showing import byte_text
+    from sharpwave.training.text import duration_text, number_text, quoted, step_bytes_text
+
+    ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
+    title = Text(printable(ended + summary["reason"]), style="table.title")
+    table = Table(title=title, title_justify="left", box=None, show_header=False)
+    if summary.get("final") is not None:  # episodes that did not choose the weights
+        table.add_row("fresh held-out mean", evaluation_text(summary["final"]))
+    elif summary.get("held_out") is not None:
+        table.add_row("best held-out mean", evaluation_text(summary["held_out"]))
+    else:
+        table.add_row("held-out mean", "- (none was due, or scores were too low: --evaluate-every, --evaluate-from)")
+    if "data" in summary:
+        table.add_row("updates", f"{summary['updates']:,}")
+    else:
+        table.add_row("training mean of 100", number_text(summary["mean_reward"]))
+        table.add_row("episodes", f"{summary['episodes']:,}")
+        table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
+    table.add_row("time", duration_text(summary["minutes"] * 60))
+    replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
+    table.add_row("replay memory", f"{replay}; {step_bytes_text(summary)}")
+    below = {"folder": printable(str(folder)), "evaluate": f"sharpwave eval {quoted(folder)}"}
+    if summary["reason"].startswith("interrupted"):
+        below["resume"] = f"sharpwave train --resume {quoted(folder)}"
+    # Not cells of the table, which would be cut at the terminal's width: users copy these commands.
+    lines = [Text(f" {name:<20}  {text}", no_wrap=True, overflow="ignore") for name, text in below.items()]
+    return Group(table, *lines)
