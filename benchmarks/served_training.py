@@ -40,8 +40,8 @@ import runner
 from runner import memory, of_kinds
 
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.folder import recipe_of
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
+from sharpwave.training.recipes.recipe import Recipe
 
 HERE = Path(__file__).parent
 TRAIN = [sys.executable, "-m", "sharpwave.cli", "train"]
@@ -147,7 +147,7 @@ def trained(way: str, env: str, seed: int, minutes: float, folder: Path, more: S
 def figures(run: Path) -> dict[str, Any]:
     """Return what a run's files say of it, and the scores of its policy in fresh episodes."""
     summary = json.loads((run / "summary.json").read_text())
-    recipe = recipe_of(json.loads((run / "config.json").read_text()))
+    recipe = Recipe.from_table(json.loads((run / "config.json").read_text())["settings"])
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     reports = [one for one in lines if one["event"] == "report" and one["updates"]]
     ages = [(one["stale_steps"], one["stale_versions"]) for one in reports if one["stale_steps"] is not None]

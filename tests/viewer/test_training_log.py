@@ -12,9 +12,8 @@ from typing import Any
 
 import pytest
 
-from sharpwave.training import folder, progress
-from sharpwave.training.folder import CONFIG
-from sharpwave.viewer import sources, training_log
+from sharpwave.training import progress
+from sharpwave.viewer import training_log
 from sharpwave.viewer.training_log import TrainingLog
 
 
@@ -22,9 +21,7 @@ def line(event: str, steps: Any, **more: Any) -> str:
     return json.dumps({"event": event, "steps": steps, "minutes": 0.5, **more}) + "\n"
 
 
-def test_names_are_those_of_a_run() -> None:
-    assert (sources.CONFIG, sources.METRICS, sources.SUMMARY) == (CONFIG, folder.METRICS, folder.SUMMARY)
-    assert (sources.CHECKPOINTS, sources.REPLAY) == (folder.CHECKPOINTS, folder.DISK)
+def test_figures_of_the_disk_are_those_of_a_run() -> None:
     assert set(training_log.DISK) == set(progress.DISK)
 
 

@@ -172,7 +172,8 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         for name in ("run", "replay"):
             if not re.fullmatch("[0-9a-f]{32}|", values[name]):
                 raise ValueError(f"{name} {values[name]!r}, expected an id of 32 hexadecimal digits")
-        config = Config(str(values["recipe"]), recipe_of(values), values["run"], values["replay"])
+        recipe = Recipe.from_table(values["settings"])
+        config = Config(str(values["recipe"]), recipe, values["run"], values["replay"])
     except NotRegisteredError as error:
         raise NotRegisteredError(
             f"{str(path)!r}: {error}. Your program's own classes are not known to this process: import "
@@ -188,15 +189,6 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
     if not trust:
         check_imports(path, config.recipe)
     return config
-
-
-def recipe_of(values: dict[str, Any]) -> Recipe:
-    """Return the recipe in the values of a config.json.
-
-    Raises:
-        KeyError, TypeError, AttributeError, ValueError: they are not those of a recipe.
-    """
-    return Recipe.from_table(values["settings"])
 
 
 def check_imports(path: Path | str, recipe: Recipe) -> None:

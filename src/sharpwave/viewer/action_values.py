@@ -19,6 +19,7 @@ import numpy.typing as npt
 from sharpwave.extras import install
 from sharpwave.offline.episodes import ENDED, Episode
 from sharpwave.spec import Field
+from sharpwave.training.folder import LAST, steps_of
 from sharpwave.viewer.memory import Memory, Snapshot
 from sharpwave.viewer.sources import Source, checkpoints
 from sharpwave.viewer.steps import MAX_POINTS, numbers, thinned
@@ -37,8 +38,6 @@ KEPT = 16
 """Episodes whose values are kept."""
 NICENESS = 15
 """Of the thread that computes."""
-LAST = "last.safetensors"
-"""The policy of the newest checkpoint in a run's folder, as ``sharpwave.training.folder`` has it."""
 
 _turn = threading.Lock()
 """Held while values are computed: torch's number of threads is the process's, and a live run needs the processors."""
@@ -157,8 +156,6 @@ class ValuesOf:
     def _checkpoint(self) -> str:
         if self._source.kind != "checkpoint":
             return "last"
-        from sharpwave.training.folder import steps_of
-
         return steps_of(self._source.path)
 
     def _version(self) -> tuple[Any, ...]:

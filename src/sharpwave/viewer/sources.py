@@ -12,11 +12,9 @@ from typing import Literal
 
 from sharpwave.offline.scan import is_store, part_of
 from sharpwave.persistence.checkpoint_file import folder_of
+from sharpwave.training.folder import CHECKPOINT_NAME, CHECKPOINTS, CONFIG, METRICS, REPLAY
 
-CONFIG, METRICS, SUMMARY, CHECKPOINTS, REPLAY = "config.json", "metrics.jsonl", "summary.json", "checkpoints", "replay"
-"""Names in a run's folder, as ``sharpwave.training.folder`` has them; importing that imports torch."""
 MAX_SOURCES = 64
-_CHECKPOINT = re.compile(r"[0-9]{12}(-[0-9]+)?")
 _DISK = re.compile(rf"{REPLAY}(-[0-9]+)?")
 
 Kind = Literal["run", "store", "checkpoint"]
@@ -53,7 +51,7 @@ class Source:
 
 def checkpoints(run: Path) -> list[Path]:
     """Return the checkpoints in a run's folder, oldest first."""
-    return sorted(path for path in _folders(run / CHECKPOINTS) if _CHECKPOINT.fullmatch(path.name))
+    return sorted(path for path in _folders(run / CHECKPOINTS) if CHECKPOINT_NAME.fullmatch(path.name))
 
 
 @contextlib.contextmanager
@@ -95,7 +93,7 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
 def _source(path: Path) -> Source | None:
     if (path / CONFIG).is_file() and ((path / METRICS).is_file() or (path / CHECKPOINTS).is_dir()):
         return Source(path.name, path, "run", path)
-    if _CHECKPOINT.fullmatch(path.name) and is_store(path / REPLAY):
+    if CHECKPOINT_NAME.fullmatch(path.name) and is_store(path / REPLAY):
         run = path.parent.parent
         return Source(f"{run.name}/{path.name}", path, "checkpoint", run if (run / CONFIG).is_file() else None)
     return Source(path.name, path, "store", None) if is_store(path) else None

@@ -13,7 +13,7 @@ from typing import Any
 
 from sharpwave.json_values import MAX_DEPTH, is_plain
 from sharpwave.training.files import read_regular
-from sharpwave.viewer.sources import CONFIG, METRICS, SUMMARY
+from sharpwave.training.folder import CONFIG, METRICS, SUMMARY
 
 EPISODE = ("steps", "minutes", "reward", "mean_reward", "episode_steps")
 EVALUATION = ("steps", "minutes", "mean", "min")

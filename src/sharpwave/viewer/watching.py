@@ -10,9 +10,10 @@ from pathlib import Path
 
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
+from sharpwave.training.folder import METRICS, SUMMARY
 from sharpwave.viewer.action_values import ValuesOf
 from sharpwave.viewer.memory import Memory
-from sharpwave.viewer.sources import METRICS, SUMMARY, Source
+from sharpwave.viewer.sources import Source
 from sharpwave.viewer.training_log import TrainingLog
 
 MIN_PAUSE_S = 2.0

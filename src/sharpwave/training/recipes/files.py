@@ -11,7 +11,7 @@ from typing import Any
 
 from sharpwave.configuration import KIND, expect_effects, from_table, leaf, parsed
 from sharpwave.training.files import read_regular
-from sharpwave.training.folder import CONFIG, check_imports, check_version, recipe_of
+from sharpwave.training.folder import CONFIG, check_imports, check_version
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.text import quoted
@@ -41,7 +41,7 @@ def read_recipe(path: Path, base: Recipe | None = None, *, trust: bool = False) 
         name = values.pop("recipe", path.stem)
         if "settings" in values:
             check_version(path, values)
-            recipe = recipe_of(values)
+            recipe = Recipe.from_table(values["settings"])
             if not re.fullmatch(r"\w[\w.-]*", name):  # the run's folder is named after it
                 raise ValueError(f"recipe {name!r}, expected a name of letters, digits, '.', '_' and '-'")
         else:
