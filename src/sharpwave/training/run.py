@@ -57,7 +57,7 @@ from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.results import TrainingRun, draw_curve
 from sharpwave.training.saving import Saver
 from sharpwave.training.text import duration_text, quoted, speaker
-from sharpwave.training.video import SaliencyVideos, check_saliency, check_videos
+from sharpwave.training.video import SaliencyVideos, check_videos
 
 Say = Callable[[str], None]
 
@@ -268,9 +268,8 @@ def _parts(
         only_spaces = bool(recipe.actors.count) or recipe.offline
         env = setup.environments(recipe, 1 if only_spaces else None)
         stack.callback(env.close)
-        check_videos(recipe)
         agent = setup.agent(recipe, env)
-        check_saliency(recipe, agent)
+        check_videos(recipe, agent)
         if recipe.actors.central:
             layout_of(agent)  # another agent is refused here
         yield Parts(stack, recipe, env, agent, callbacks, actor_callbacks, console, speaker(console))

@@ -33,40 +33,46 @@ OPACITY = 0.75
 """Opacity of the strongest pixels of a map."""
 
 
-def check_videos(recipe: Recipe) -> None:
-    """Check before a run begins that it can film evaluations, if it shall.
+def check_videos(recipe: Recipe, agent: Agent) -> None:
+    """Check before a run begins that it can make the videos that its recipe asks for.
 
     Raises:
-        ValueError: the environment renders no pictures, or imageio or its ffmpeg is not installed.
+        ValueError: the environment renders no pictures, the agent or its observations have no maps of saliency, or
+            imageio or its ffmpeg is not installed.
     """
-    if not recipe.evaluation.video_every:
-        return
-    check_imageio("--video-every")
-    setup.environments(recipe, 1, render=True).close()
+    asked = {"--video-every": recipe.evaluation.video_every, "--saliency-every": recipe.evaluation.saliency_every}
+    for option in (option for option, every in asked.items() if every):
+        for name in ("imageio", "imageio_ffmpeg"):
+            if importlib.util.find_spec(name) is None:
+                raise ValueError(f"{option} needs {name}, which is not installed: {install('train')}")
+    if recipe.evaluation.video_every:
+        setup.environments(recipe, 1, render=True).close()
+    if recipe.evaluation.saliency_every:
+        check_images(agent)
 
 
-def check_imageio(option: str) -> None:
-    """Check that the packages that write videos, which ``option`` asks for, are installed.  Raises: ValueError."""
-    for name in ("imageio", "imageio_ffmpeg"):
-        if importlib.util.find_spec(name) is None:
-            raise ValueError(f"{option} needs {name}, which is not installed: {install('train')}")
-
-
-def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path) -> str:
+def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path, saliency_frames: int = 0) -> str:
     """Play one held-out episode by a policy and write a video of it, with its folder; return why that failed, or "".
+
+    The policy plays in an environment of its own, so that training goes on as without the video.
 
     Args:
         weights, steps: the policy, and the step of training that it is of.
         path: a new .mp4 or .gif file.
+        saliency_frames: film the pixels that the network looks at, so many frames at most; 0: the whole episode.
     """
+    seed = held_out_seed(recipe.training.seed, steps)
     try:
         if not real_folder(path.parent):
             path.parent.mkdir()
-        with closing(setup.environments(recipe, 1, render=True)) as env:
-            player, seed = setup.player(recipe, env, weights), held_out_seed(recipe.training.seed, steps)
-            with open_video(path, int(env.metadata.get("render_fps", 30))) as show:
-                play(player, env, 1, EPSILON, seed, show)
-    except (OSError, ValueError) as error:
+        with closing(setup.environments(recipe, 1, render=not saliency_frames)) as env:
+            player = setup.player(recipe, env, weights)
+            if saliency_frames:
+                film_saliency(player, env, path, saliency_frames, seed)
+            else:
+                with open_video(path, int(env.metadata.get("render_fps", 30))) as show:
+                    play(player, env, 1, EPSILON, seed, show)
+    except (OSError, ValueError, RuntimeError) as error:  # the last: torch cannot differentiate the network
         return str(error)
     return ""
 
@@ -141,17 +147,6 @@ def check_images(agent: Agent) -> None:
         )
 
 
-def check_saliency(recipe: Recipe, agent: Agent) -> None:
-    """Check before a run begins that it can film what its policy looks at, if it shall.
-
-    Raises:
-        ValueError: the agent or its observations have no such maps, or imageio or its ffmpeg is not installed.
-    """
-    if recipe.evaluation.saliency_every:
-        check_imageio("--saliency-every")
-        check_images(agent)
-
-
 def film_saliency(agent: Any, env: setup.Env, out: Path, frames: int, seed: int) -> int:
     """Play an episode in ``env`` and write a video of the agent's saliency; return the number of frames."""
     name = image_name(agent.inputs)
@@ -173,8 +168,6 @@ def film_saliency(agent: Any, env: setup.Env, out: Path, frames: int, seed: int)
 class SaliencyVideos(Callback):
     """Callback that films, every so many steps, what the policy looks at in a held-out episode.
 
-    The policy plays in an environment of its own: training goes on as without the films.
-
     Args:
         folder: where the videos are written, named by the steps; it is made with the first.
         every: steps between videos; 0: none.
@@ -191,24 +184,11 @@ class SaliencyVideos(Callback):
     def on_step(self, training: Training) -> None:
         progress = training.state.progress
         if self._every and progress.passed(self._every):
-            error = self._film(training, self._folder / video_name(progress.steps))
+            weights, path = training.agent.policy_tensors(), self._folder / video_name(progress.steps)
+            error = film(training.recipe, weights, progress.steps, path, self._frames)
             if error and not self._failed:
                 self._say(f"The video of saliency could not be written: {error}; training goes on")
             self._failed = bool(error)
-
-    def _film(self, training: Training, path: Path) -> str:
-        """Write a video; return why that failed, or ""."""
-        recipe = training.recipe
-        seed = held_out_seed(recipe.training.seed, training.state.progress.steps)
-        try:
-            if not real_folder(path.parent):
-                path.parent.mkdir()
-            with closing(setup.environments(recipe, 1)) as env:
-                player = setup.player(recipe, env, training.agent.policy_tensors())
-                film_saliency(player, env, path, self._frames, seed)
-        except (OSError, ValueError, RuntimeError) as error:  # the last: torch cannot differentiate the network
-            return str(error)
-        return ""
 
 
 def newest_frame(obs: npt.NDArray[Any]) -> Picture:
