@@ -181,9 +181,9 @@ class RecordFile:
         while self._waiting_bytes > MAX_WAITING_BYTES:
             self._waiting_bytes -= len(self._waiting.popleft())
             self.dropped += 1
-        self.write_waiting()
+        self._write_waiting()
 
-    def write_waiting(self) -> None:
+    def _write_waiting(self) -> None:
         """Write the waiting records.  Raises: OSError."""
         while self._waiting:
             record = self._waiting[0]
@@ -199,12 +199,12 @@ class RecordFile:
 
     def flush(self) -> None:
         """Write the waiting records and sync the file.  Raises: OSError."""
-        self.write_waiting()
+        self._write_waiting()
         descriptors.sync(self._descriptor)
 
     def close(self) -> None:
         """Write the waiting records and close.  Raises: OSError: they could not be written and are lost."""
         try:
-            self.write_waiting()
+            self._write_waiting()
         finally:
             os.close(self._descriptor)

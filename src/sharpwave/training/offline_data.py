@@ -90,16 +90,18 @@ def recorded_environment(source: str) -> Atari | Gymnasium | None:
         if path.is_file():
             with opened(path) as archive, tempfile.TemporaryDirectory() as folder:
                 archive.extract(MANIFEST, folder)
-                said = describe(Path(folder)).annotations.store.get(KEY)
-        else:
-            said = describe(path).annotations.store.get(KEY)
+                return _annotated(Path(folder))
+        return _annotated(path)
     except READABLE as error:
         raise _unreadable(source, error) from error
-    if not isinstance(said, dict):
-        return None
+
+
+def _annotated(folder: Path) -> Atari | Gymnasium | None:
+    """Return the environment of a store's annotation; None: it has none.  Raises: OSError, DamagedError."""
+    said = describe(folder).annotations.store.get(KEY)
     try:
         found: Atari | Gymnasium = from_table(environment_settings(said["kind"])(), said)
-    except (ValueError, TypeError, KeyError):  # of another release, or a user's own annotation
+    except (ValueError, TypeError, KeyError):  # none, of another release, or a user's own annotation
         return None
     return found
 
@@ -225,13 +227,11 @@ def check_recorded(folder: Path, env: Atari | Gymnasium) -> None:
         ValueError: another game, other actions or rewards.
     """
     try:
-        said = describe(folder).annotations.store.get(KEY)
-        if not isinstance(said, dict) or said.get("kind") != env.kind:
-            return
-        known = {leaf.key: said[leaf.key] for leaf in leaves(env) if leaf.key in said}
-        recorded = environment_settings(env.kind)(**known)
-    except (OSError, ValueError, TypeError, sw.DamagedError):
-        return  # no recording of this release; opening the store says what is wrong with it
+        recorded = _annotated(folder)
+    except (ValueError, *READABLE):  # opening the store names the damage
+        return
+    if recorded is None or recorded.kind != env.kind:
+        return
     before, now = _meaning(recorded), _meaning(env)
     other = [name for name in COMPARED.get(env.kind, ()) if before[name] != now[name]]
     actions = {"actions", "full_actions"}
