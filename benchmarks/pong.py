@@ -30,8 +30,8 @@ from training_speed.runs import ended, episodes
 from sharpwave.bench.scoring import interquartile_mean
 from sharpwave.bench.scoring import interval as iqm_interval
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.folder import recipe_of
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
+from sharpwave.training.recipes.recipe import Recipe
 
 RESAMPLES = 10_000
 SHARPWAVE = str(Path(sys.executable).with_name("sharpwave"))
@@ -56,7 +56,7 @@ def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[st
         before = float(spent.read_text()) if spent.exists() else 0.0
         spent.write_text(f"{before + (used.ru_utime + used.ru_stime) / 60:.3f}\n")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
-    settings = recipe_of(json.loads((folder / "config.json").read_text()))
+    settings = Recipe.from_table(json.loads((folder / "config.json").read_text())["settings"])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     keys = ("steps", "minutes", "reward", "mean_reward")
     return {

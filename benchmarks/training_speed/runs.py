@@ -18,9 +18,9 @@ import typer
 
 from sharpwave.bench.machine import environment
 from sharpwave.configuration import leaves
-from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints, recipe_of
+from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recipes.recipe import resumable
+from sharpwave.training.recipes.recipe import Recipe, resumable
 from training_speed.rungs import BOUND
 
 Episodes = list[dict[str, Any]]
@@ -165,7 +165,7 @@ def curve(played: Episodes) -> list[list[float]]:
 
 def _changes(config: dict[str, Any]) -> dict[str, Any]:
     usual = {leaf.name: leaf.value for leaf in leaves(load_recipe(RECIPES[0]))}
-    found = {leaf.name: leaf.value for leaf in leaves(recipe_of(config))}
+    found = {leaf.name: leaf.value for leaf in leaves(Recipe.from_table(config["settings"]))}
     aside = {*resumable(), "seed", "save_replay"}
     return {name: value for name, value in found.items() if name not in aside and value != usual.get(name)}
 
