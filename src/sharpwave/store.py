@@ -27,11 +27,18 @@ from sharpwave.native.files import Files
 from sharpwave.native.interrupts import Lock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file
-from sharpwave.persistence.forks import watch
-from sharpwave.persistence.lifetime import Life, close, flush
-from sharpwave.persistence.open_stores import check_same, open_here, remember, was_left_in
+from sharpwave.persistence.lifetime import (
+    Life,
+    check_same,
+    close,
+    open_here,
+    remember,
+    was_left_in,
+    watch,
+)
 from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
+from sharpwave.persistence.snapshot import flush
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Sampler

@@ -12,6 +12,7 @@ import numpy as np
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import Identity
+from sharpwave.format.region_notes import Evicted
 from sharpwave.format.segment import FIRST_FIELD, HEADER
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
@@ -36,11 +37,24 @@ class Slow(Files):
         return super().pread(descriptor, out, offset)
 
 
+class NoClaims:
+    """Of a log that evicts nothing."""
+
+    latest_generation = 0
+
+    def evicted(self) -> Evicted:
+        return Evicted()
+
+    def unsealed(self, slots: np.ndarray) -> np.ndarray:
+        return np.ones(len(slots), np.bool_)
+
+
 class Tier:
     """SegmentCache, and what it needs, with segments of any bytes."""
 
     def __init__(self, folder: Path, files: Files, chunks: int = 6, slots: int = SLOTS) -> None:
         self.disk = DiskTier(folder, ME, None, None, files)
+        self.disk.begin(NoClaims(), 4, in_order=True)
         self.arena = Arena(chunks * CHUNK, CHUNK)
         self.index = SegmentIndex(slots, 4, COLUMNS)
         self.segment_cache = SegmentCache(self.arena, self.index, self.disk)

@@ -33,7 +33,7 @@ from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.registry import by_name, by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format import region, region_notes, segment
-from sharpwave.format.metadata import pack_metadata
+from sharpwave.format.annotations import pack_metadata
 from sharpwave.serve import wire
 
 SPEC = sw.Spec(
@@ -215,14 +215,13 @@ def read_note(payload: bytes) -> bool:
         assert 0 <= found.threshold <= 1 and (found.ids >= 0).all() and found.nbytes == len(payload)
     ends = region_notes.unpack_ends(payload)
     assert (ends >= 0).all() and 8 * len(ends) <= len(payload)
-    assert 0 <= region_notes.unpack_threshold(payload) <= 1
     if len(payload) >= region_notes.WHERE_BYTES:
         region_notes.where(payload)
     return found is not None
 
 
 NOTES = [
-    region_notes.THRESHOLD.pack(0.5) + bytes(4),
+    bytes(12),
     region_notes.pack_evicted(region_notes.Evicted(0.25, 3, 7, np.array([4, 8, 1 << 40]))),
     region_notes.pack_ends(np.array([3, 0, 9])),
 ]

@@ -15,7 +15,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.errors import DamagedError
-from sharpwave.format import array_tree, segment
+from sharpwave.format import checkpoint_state, segment
 from sharpwave.format.region import RECORD, RECORD_MAGIC, SEGMENT, TAIL, read_region
 from sharpwave.offline.episodes import survey
 from sharpwave.offline.verify import check
@@ -37,13 +37,13 @@ def test_an_array_that_is_named_a_thousand_times_is_read_once(tmp_path: Path, mo
         arrays["a1"] = np.zeros(1 << 17)
         return {"dict": {"log": [{"array": "a1"}] * 1000}}
 
-    monkeypatch.setattr(array_tree, "_plain", plain)
+    monkeypatch.setattr(checkpoint_state, "_plain", plain)
     descriptor = os.open(tmp_path / "state", os.O_RDWR | os.O_CREAT)
-    array_tree.write(descriptor, {})
+    checkpoint_state.write_tree(descriptor, {})
 
     def read() -> None:
         with pytest.raises(DamagedError, match="each at most once"):
-            array_tree.read(descriptor)
+            checkpoint_state.read_tree(descriptor)
 
     assert peak_of(read) < 4 << 20
     os.close(descriptor)

@@ -26,7 +26,7 @@ from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
-from sharpwave.format.metadata import pack_metadata
+from sharpwave.format.annotations import pack_metadata
 from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.native import core
 from sharpwave.native.files import Files

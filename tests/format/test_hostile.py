@@ -17,7 +17,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import DamagedError
-from sharpwave.format import array_tree, segment
+from sharpwave.format import checkpoint_state, segment
 from sharpwave.format import region as records
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import RECORD, RECORD_MAGIC, SEGMENT, read_region
@@ -199,7 +199,7 @@ def test_counts_of_a_view_are_numbers_that_a_limiter_can_compare(tmp_path: Path,
     state["views"]["0"][name] = number
     path.unlink()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    array_tree.write(descriptor, state)
+    checkpoint_state.write_tree(descriptor, state)
     os.close(descriptor)
     store = sw.Store.open(tmp_path / "c")
     assert store.recovery is not None
@@ -218,7 +218,7 @@ def test_a_flipped_bit_of_the_state_is_always_seen(tmp_path: Path) -> None:
     for bit in range(0, 8 * len(content), 5):
         os.pwrite(descriptor, bytes([content[bit // 8] ^ 1 << bit % 8]), bit // 8)
         with pytest.raises(DamagedError):
-            array_tree.read(descriptor)
+            checkpoint_state.read_tree(descriptor)
         os.pwrite(descriptor, content[bit // 8 : bit // 8 + 1], bit // 8)
     for bit in range(17, 8 * len(content), 8 * len(content) // 12):
         os.pwrite(descriptor, bytes([content[bit // 8] ^ 1 << bit % 8]), bit // 8)
@@ -237,11 +237,11 @@ def test_a_flipped_bit_of_a_state_of_version_1_is_seen_or_changes_nothing(tmp_pa
     (path,) = tmp_path.rglob("state.npz")
     content = path.read_bytes()
     descriptor = os.open(path, os.O_RDWR)
-    sound = as_bytes(array_tree.read(descriptor))
+    sound = as_bytes(checkpoint_state.read_tree(descriptor))
     for bit in range(0, 8 * len(content), 29):
         os.pwrite(descriptor, bytes([content[bit // 8] ^ 1 << bit % 8]), bit // 8)
         with contextlib.suppress(DamagedError):
-            assert as_bytes(array_tree.read(descriptor)) == sound
+            assert as_bytes(checkpoint_state.read_tree(descriptor)) == sound
         os.pwrite(descriptor, content[bit // 8 : bit // 8 + 1], bit // 8)
     os.close(descriptor)
 

@@ -19,7 +19,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.disk.store_folder import FORMAT, packed_manifest
 from sharpwave.errors import DamagedError
-from sharpwave.format import array_tree, segment
+from sharpwave.format import checkpoint_state, segment
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import SEGMENT, read_region
 from sharpwave.offline.episodes import survey
@@ -123,8 +123,8 @@ def newer_state(folder: Path) -> None:
     tree = read_state(path)
     path.unlink()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    with mock.patch.object(array_tree, "VERSION", array_tree.VERSION + 1):
-        array_tree.write(descriptor, tree)
+    with mock.patch.object(checkpoint_state, "VERSION", checkpoint_state.VERSION + 1):
+        checkpoint_state.write_tree(descriptor, tree)
     os.close(descriptor)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.format.row_counts import sparse_rows
+from sharpwave.format.segment_header import sparse_rows
 from sharpwave.memory.segment_layout import max_sparse_rows
 from sharpwave.native import core as native
 from sharpwave.offline.episodes import survey

@@ -12,8 +12,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.format import region
-from sharpwave.offline.episodes import Survey, frames, survey
-from sharpwave.offline.following import Following
+from sharpwave.offline.episodes import Following, Survey, frames, survey
 from tests.offline.written import SPEC, Writer, contents, fill, region_of, told, written
 
 
@@ -74,12 +73,12 @@ def test_it_decodes_segments_of_the_survey(tmp_path: Path) -> None:
     found = following.survey
     episode = max(found.episodes, key=lambda one: one.steps)
     for one in found.lanes[episode.lane].segments:
-        arrays = following.unpack(one, ("reward", "obs.picture"))
-        assert set(arrays) == {"reward", "obs.picture"} and len(arrays["reward"]) == one.header.steps
+        arrays = following.survey.unpack(one, ("reward", "obs.picture"))
+        assert set(arrays) == {"flags", "reward", "obs.picture"} and len(arrays["reward"]) == one.header.steps
     assert len(list(frames(found, episode, "obs.picture", np.arange(9)))) == min(9, episode.steps + 1)
     region_of(tmp_path).unlink()
     with pytest.raises(DamagedError, match="byte"):
-        following.unpack(found.segments[0], ("reward",))
+        following.survey.unpack(found.segments[0], ("reward",))
 
 
 def test_another_checkpoint_in_its_place(tmp_path: Path) -> None:

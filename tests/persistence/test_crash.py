@@ -22,6 +22,7 @@ from sharpwave.format import segment
 from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
+from tests.disk.tier import NoClaims
 from tests.support.faults import (
     CAPACITY,
     RESERVOIR,
@@ -108,6 +109,7 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
     files = Faulty()
     with on(files):
         disk = DiskTier(tmp_path, ME, None, None, files)
+        disk.begin(NoClaims(), 16, in_order=True)
         disk.append_tail(7, payload(100, 1), 0)
         disk.regions.sync()
         for i in range(3):  # the next regions

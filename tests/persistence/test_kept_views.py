@@ -376,7 +376,7 @@ def test_a_file_that_is_of_no_use_is_named_and_keeps_no_store_closed(tmp_path: P
 
 def test_a_state_with_anything_in_it_begins_anew(tmp_path: Path) -> None:
     """Numbers out of range, wrong shapes and types: what a stranger can write with right checksums."""
-    from sharpwave.format import array_tree
+    from sharpwave.format import checkpoint_state
 
     folder = tmp_path / "d"
     with store_in(folder) as store:
@@ -385,7 +385,7 @@ def test_a_state_with_anything_in_it_begins_anew(tmp_path: Path) -> None:
         view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
     ((path, _),) = view_files(folder)
     with open(path, "rb") as file:
-        whole = array_tree.read(file.fileno())
+        whole = checkpoint_state.read_tree(file.fileno())
     bad: list[dict[str, Any]] = [
         {"generation": np.zeros(3, np.int64)},
         {"generation": None},
@@ -407,7 +407,7 @@ def test_a_state_with_anything_in_it_begins_anew(tmp_path: Path) -> None:
         state = whole | change
         path.unlink()
         with open(path, "w+b") as file:
-            array_tree.write(file.fileno(), state)
+            checkpoint_state.write_tree(file.fileno(), state)
         copy = crashed(folder, tmp_path / "copy")
         with sw.Store.open(copy) as store:
             view = learner(store, max_times_sampled=3)

@@ -14,7 +14,6 @@ import pytest
 import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave.disk import disk_budget as disk_module
-from sharpwave.disk import mergeable_regions as clutter
 from sharpwave.offline.verify import check
 from sharpwave.persistence import settings as settings_module
 from tests.disk.test_compaction import Unsynced
@@ -29,7 +28,7 @@ def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("REGION_BYTES", "MIN_REGION_BYTES"):
         monkeypatch.setattr(disk_module, name, REGION)
     monkeypatch.setattr(settings_module, "MIN_DISK_BYTES", REGION)
-    monkeypatch.setattr(clutter, "MIN_COPY_BYTES", REGION // 4)
+    monkeypatch.setattr(disk_module, "MIN_COPY_BYTES", REGION // 4)
     monkeypatch.setattr(store_module, "Files", Unsynced)
 
 
@@ -167,7 +166,7 @@ def test_a_region_takes_the_disk_as_it_fills(tmp_path: Path, monkeypatch: pytest
 def test_more_regions_than_a_process_may_open_become_fewer(tmp_path: Path) -> None:
     """As each life left one, before regions were written on."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(clutter, "MANY", 10**9)
+        patch.setattr(disk_module, "MANY", 10**9)
         with sw.Store(SPEC, disk=tmp_path, capacity=10_000, segment_steps=2) as store:
             disk = store._log.disk
             assert disk is not None

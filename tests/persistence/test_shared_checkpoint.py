@@ -207,7 +207,7 @@ def test_an_error_while_an_evicted_segment_is_written_is_the_checkpoints(
     store = sw.Store(SPEC, capacity=1000, segment_steps=4, codec="raw")
     append(store, range(1000))
     files, shrunk = Elsewhere(), threading.Event()
-    run = checkpoint_module.Copying.run
+    run = checkpoint_module.SegmentCopier.run
 
     def late(self: Any, *args: Any) -> None:
         files.left = 0
@@ -215,7 +215,7 @@ def test_an_error_while_an_evicted_segment_is_written_is_the_checkpoints(
         shrunk.set()
         run(self, *args)
 
-    late_run = mock.patch.object(checkpoint_module.Copying, "run", late)
+    late_run = mock.patch.object(checkpoint_module.SegmentCopier, "run", late)
     with on(files), late_run, pytest.raises(OSError, match="No space left"):
         store.checkpoint(tmp_path)
     assert shrunk.is_set() and len(store) <= 100 and os.listdir(tmp_path) == ["lock"]

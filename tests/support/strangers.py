@@ -30,7 +30,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.disk.store_folder import packed_manifest
-from sharpwave.format import array_tree, segment
+from sharpwave.format import checkpoint_state, segment
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import (
     DICTIONARY,
@@ -143,7 +143,7 @@ def alter_state(folder: Path, rng: random.Random) -> None:
         tree = altered(tree, rng) if isinstance(tree, dict) else tree
     path.unlink()
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT)
-    array_tree.write(descriptor, tree)
+    checkpoint_state.write_tree(descriptor, tree)
     os.close(descriptor)
 
 

@@ -16,7 +16,7 @@ from sharpwave.training.recipes.environments import parse_size
 from sharpwave.training.text import printable
 
 if TYPE_CHECKING:
-    from sharpwave.offline.episodes import Packed
+    from sharpwave.offline.episodes import PackedBytes
     from sharpwave.spec import Spec
 
 
@@ -196,7 +196,7 @@ class MeasuredData:
     steps: int
     episodes: int
     sampled: int
-    packed: dict[str, dict[str, Packed]]
+    packed: dict[str, dict[str, PackedBytes]]
     overhead: float
     growing: float
     fixed: int

@@ -16,9 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from sharpwave.codecs.dictionaries import DictionaryTable
-from sharpwave.disk.disk_budget import MAX_HELD_SHARE
+from sharpwave.disk.disk_budget import DEAD_SHARE, MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.mergeable_regions import DEAD_SHARE
 from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import MAX_NUMBER, SEGMENT
 from sharpwave.memory.segment_index import SegmentIndex

@@ -1,12 +1,17 @@
-"""Budget of the region files: their total size, the size of a region, and which regions are worth compacting."""
+"""Budget of the region files: their total size, the records held in each, and which regions are worth compacting.
+
+The end of a process, and a checkpoint, may leave a region of a few steps. Each takes a descriptor and, at every
+opening, time. So where there are ``MANY`` of one order of size, as many of them as fit into one region become one, of a
+higher order. So a byte is copied a few times in total, and there are some dozens of small regions at any time.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-from sharpwave.disk.mergeable_regions import DEAD_SHARE, MIN_COPY_BYTES, emptiest, small_ones
-from sharpwave.disk.occupancy import Occupancy
 from sharpwave.disk.region_files import RegionFiles
+from sharpwave.format.region import RECORD, space
 
 REGION_BYTES = 64 << 20
 MIN_REGION_BYTES = 1 << 20
@@ -25,6 +30,53 @@ SPARE_BYTES = 64 << 10
 """Disk space held there for notes, and for the rest of a region that is nearly empty."""
 FRAGMENTED_SHARE = 0.25
 """Once more than this share of the limit is dead, regions are compacted before segments are evicted."""
+MANY = 8
+"""Small regions of one order of size that are merged; also the base of that order."""
+DEAD_SHARE = 0.75
+"""A region of another process is compacted when the store is opened if more than this share of it is dead."""
+MIN_COPY_BYTES = 1 << 18
+"""Fewer dead bytes are not worth compacting a region for."""
+
+
+class Occupancy:
+    """Counts of the held records of each region, and their bytes. All methods but ``clear`` cost O(1)."""
+
+    def __init__(self) -> None:
+        self._records: dict[int, int] = {}
+        self._bytes: dict[int, int] = {}
+        self.total = 0
+        """Bytes held in all regions."""
+
+    def hold(self, region: int, nbytes: int) -> None:
+        """Count a record of ``region``, with a payload of ``nbytes``, as held."""
+        self._records[region] = self._records.get(region, 0) + 1
+        self._bytes[region] = self._bytes.get(region, 0) + space(nbytes)
+        self.total += space(nbytes)
+
+    def release(self, region: int, nbytes: int) -> None:
+        """Count a record as dead; the file stays."""
+        self._records[region] -= 1
+        self._bytes[region] -= space(nbytes)
+        self.total -= space(nbytes)
+
+    def holds(self, region: int) -> bool:
+        """Return whether a record of ``region`` is held."""
+        return self._records.get(region, 0) > 0
+
+    def nbytes(self, region: int) -> int:
+        """Return the bytes of the held records of ``region``."""
+        return self._bytes.get(region, 0)
+
+    def forget(self, region: int) -> None:
+        """Forget a deleted region."""
+        self._records.pop(region, None)
+        self.total -= self._bytes.pop(region, 0)
+
+    def clear(self) -> None:
+        """Reset all counts."""
+        self._records.clear()
+        self._bytes.clear()
+        self.total = 0
 
 
 class DiskBudget:
@@ -131,8 +183,7 @@ class DiskBudget:
         """Whether so much of the files is dead that compacting frees room without an eviction.
 
         Where segments are evicted in order, regions become empty one after another. But merged regions hold old
-        segments
-        and new ones: nearly all would have to be evicted before such a region is empty.
+        segments and new ones: nearly all would have to be evicted before such a region is empty.
         """
         if self.limit_bytes is None:
             return False
@@ -153,17 +204,56 @@ class DiskBudget:
         return self._held.nbytes(number) + self._regions.regions[number].shared + self.noted_bytes(number)
 
     def emptiest(self, max_share: float, left_out: frozenset[int] = frozenset()) -> int | None:
-        """Return the region with the smallest held share; see ``mergeable_regions.emptiest``."""
-        room = self._regions.region_bytes
+        """Return the region with the smallest held share, if that is at most ``max_share`` and it can be copied.
+
+        Args:
+            left_out: regions that are not chosen.
+
+        Cost: O(regions).
+        """
+        regions, room = self._regions.regions, self._regions.region_bytes
+        # Beside the region kept free to copy into; negative: the files exceed the limit already.
         free = None if self.limit_bytes is None else self.limit_bytes - room - self._regions.nbytes
-        return emptiest(self._regions.regions, self.needed_bytes, max_share, room, free, self.unreadable | left_out)
+        found: list[tuple[float, int]] = []
+        for number, nbytes in self._copyable(left_out):
+            if nbytes > max_share * regions[number].allocated:
+                continue
+            # A region older than a lowered limit may be larger than the room kept free.
+            if nbytes + 4 * RECORD.size > room and free is not None and -room <= free < nbytes:
+                continue
+            found.append((nbytes / regions[number].allocated, number))
+        return min(found, default=(0, None))[1]
 
     def small_ones(self, left_out: frozenset[int] = frozenset()) -> list[int]:
-        """Return small regions to merge into one, where there are many of them."""
+        """Return small regions to merge into one, where there are many of them; none where there are few.
+
+        Cost: O(regions).
+        """
         # A region with old and new steps is freed only when all of them are evicted: so it should be no large part of
         # the held bytes, whatever the limit is now.
         most = min(self._regions.region_bytes, max(self._held.total // 8, MIN_REGION_BYTES))
-        return small_ones(self._regions.regions, self.needed_bytes, most, self.unreadable | left_out)
+        groups: dict[int, list[tuple[int, int]]] = {}
+        for number, nbytes in self._copyable(left_out):
+            if 4 * nbytes <= most:
+                groups.setdefault(int(math.log(nbytes + 1, MANY)), []).append((number, nbytes))
+        for _, group in sorted(groups.items()):
+            if len(group) >= MANY:
+                chosen: list[int] = []
+                total = 0
+                for number, nbytes in group:
+                    total += nbytes
+                    if chosen and total > most:
+                        break
+                    chosen.append(number)
+                if len(chosen) > 2:  # the copies lie in two at most; merging fewer would never end
+                    return chosen
+        return []
+
+    def _copyable(self, left_out: frozenset[int]) -> list[tuple[int, int]]:
+        """Return the regions that are no longer written to, each with a bound of the bytes that its copy takes."""
+        newest = self._regions.newest
+        skipped = {*self.unreadable, *left_out, -1 if newest is None or newest.finished else newest.number}
+        return [(number, self.needed_bytes(number)) for number in self._regions.regions if number not in skipped]
 
     @property
     def newest_is_worn(self) -> bool:

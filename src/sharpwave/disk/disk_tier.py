@@ -12,15 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk.disk_budget import DiskBudget, region_bytes
+from sharpwave.disk.disk_budget import DiskBudget, Occupancy, region_bytes
 from sharpwave.disk.evictions import Evictions
-from sharpwave.disk.occupancy import Occupancy
+from sharpwave.disk.read_pool import SegmentReads
 from sharpwave.disk.region_files import FULL, RegionFiles
-from sharpwave.disk.segment_reads import SegmentReads
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of, space
-from sharpwave.format.region_notes import MAX_IDS, Evicted, LaneEnds, pack_ends, pack_evicted
+from sharpwave.format.region_notes import MAX_IDS, Evicted, StepEnds, pack_ends, pack_evicted
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
@@ -54,19 +53,6 @@ class Claims(Protocol):
 
     def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of ``slots`` [n] hold no sealed segment."""
-
-
-@dataclass(frozen=True)
-class _NoClaims:
-    """Claims of a folder before a log is begun in it."""
-
-    latest_generation: int = 0
-
-    def evicted(self) -> Evicted:
-        return Evicted()
-
-    def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        return np.ones(len(slots), np.bool_)
 
 
 @dataclass
@@ -123,10 +109,10 @@ class DiskTier:
         self._tails: dict[int, Tail] = {}  # of open segments, by id
         self._noted, self._ends_due = _Noted(), False
         self.stuck = False
-        self.ends, self.evictions = LaneEnds(), Evictions(1)
+        self.ends, self.evictions = StepEnds(), Evictions(1)
         self.budget = DiskBudget(self.regions, self.held, limit, max_step_bytes)
         self.budget.noted_bytes = lambda number: self.evictions.bytes_in(number)
-        self._claims: Claims = _NoClaims()
+        self._claims: Claims  # of the log; after ``begin``
         self.reads = SegmentReads(self.regions)
         self.bytes_written = self.failures = 0
         self.described: dict[str, Any] = {}

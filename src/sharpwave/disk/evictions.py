@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.region_notes import Evicted
-from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 
 Ints = npt.NDArray[np.int64]
@@ -26,15 +25,13 @@ class Evictions:
     Attributes:
         pending: ids of evicted segments that no note tells yet; a dict keeps their order.
         latest: the latest note.
-        since: sequence number of the first note; records before it may have been evicted without one, by an earlier
-            release.
     """
 
     def __init__(self, stride: int, max_slots: int = 1 << 32) -> None:
         self._stride, self._max_slots = stride, max_slots
         self.pending: dict[int, None] = {}
         self.latest = Evicted()
-        self.since, self._sequence = MAX_NUMBER, -1
+        self._sequence = -1
         self._generations, self._regions = np.zeros(0, np.int64), np.zeros(0, np.int32)
         self._told: Counter[int] = Counter()  # slots by region
 
@@ -55,7 +52,6 @@ class Evictions:
         self._told.subtract(self._regions[told].tolist())
         self._regions[told] = region
         self._told[region] += len(told)
-        self.since = min(self.since, sequence)
         if sequence > self._sequence:
             self.latest, self._sequence = note, sequence
 

@@ -124,30 +124,19 @@ def _remove_partial_part(directory: Directory, name: str, files: Files) -> None:
 def remove_part(directory: Directory, name: str, store: str, files: Files, *, named: bool = False) -> None:
     """Delete a checkpoint's numbered folder, if a checkpoint made it; foreign files in it stay, and so does the folder.
 
-    In a folder made before such folders were marked, the regions must be those of ``store``.
-
     Args:
-        named: whether ``store.json`` names it.
+        named: whether ``store.json`` names it: if the mark is damaged, regions of ``store`` go.
     """
-    try:
+    with contextlib.suppress(IrregularError):
         with directory.directory(name) as part:
             ours = marked(part, MARK).get("checkpoint") == int(name)
-            regions = _regions(part)
-            try:
-                known = [one for one in regions.names() if _REGION.fullmatch(one)] if regions is not None else []
-                if not ours and regions is not None:
-                    proven = [one for one in known if is_of(regions, one, bytes.fromhex(store))]
-                    if not named and (not proven or proven != known):
-                        return
-                    known = proven
-                elif not ours and not named:
-                    return
-                for one in known:
-                    if regions is not None and regions.is_file(one):
+            if not ours and not named:
+                return
+            with contextlib.suppress(FileNotFoundError, IrregularError), part.directory(FOLDER) as regions:
+                for one in regions.names():
+                    proven = ours or is_of(regions, one, bytes.fromhex(store))
+                    if _REGION.fullmatch(one) and proven and regions.is_file(one):
                         files.unlink(regions, one)
-            finally:
-                if regions is not None:
-                    regions.close()
             files.remove_directory(part, FOLDER)
             if part.is_file(STATE):
                 files.unlink(part, STATE)
@@ -161,15 +150,6 @@ def remove_part(directory: Directory, name: str, store: str, files: Files, *, na
             if part.is_file(MARK):
                 files.unlink(part, MARK)
         files.remove_directory(directory, name)
-    except IrregularError:
-        return
-
-
-def _regions(part: Directory) -> Directory | None:
-    try:
-        return part.directory(FOLDER)
-    except (FileNotFoundError, IrregularError):
-        return None
 
 
 def remove_partial_manifests(directory: Directory, files: Files) -> None:

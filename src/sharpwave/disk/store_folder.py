@@ -27,6 +27,8 @@ MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantin
 MANIFEST_BYTES = 1 << 20
 MAX_CHECKPOINT = (1 << 31) - (1 << 20)
 """Checkpoint numbers lie below this."""
+WAIT_S = 10.0
+"""How long a checkpoint waits for readers of the one before, and readers for it."""
 _NAME = re.compile("[0-9a-f]{32}")
 
 

@@ -2,8 +2,7 @@
 
 Each note's id is the highest generation of ids so far. One kind holds evictions: ids of segments whose records may
 still be in the files, counts, and the retention's threshold. The other holds, lane by lane, the end of the step numbers
-in use; it is written before the last record that shows one of them is deleted. Earlier releases wrote the threshold
-alone.
+in use; it is written before the last record that shows one of them is deleted.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ from sharpwave.validation import MAX_LANES
 
 Ints = npt.NDArray[np.int64]
 
-THRESHOLD = struct.Struct("<d")
-THRESHOLD_BYTES = THRESHOLD.size + 4
 EVICTED_MAGIC = b"GONE"
 EVICTED = struct.Struct("<4sIdQQ")  # magic, 0, threshold, evicted segments, dropped steps; then ids; 32
 MAX_IDS = 1 << 20
@@ -78,14 +75,6 @@ def unpack_evicted(payload: bytes | bytearray) -> Evicted | None:
     return Evicted(threshold, segments, dropped_steps, ids) if possible else None
 
 
-def unpack_threshold(payload: bytes | bytearray) -> float:
-    """Return a note's threshold; 1, which evicts nothing, for another kind of note or an impossible number."""
-    if len(payload) != THRESHOLD_BYTES:
-        return 1.0
-    (threshold,) = THRESHOLD.unpack_from(payload)
-    return float(threshold) if 0 <= threshold <= 1 else 1.0
-
-
 def unpack_ends(payload: bytes | bytearray) -> Ints:
     """Return int64 [lanes] from a note of step numbers; an empty array from the other kind."""
     body = payload[len(ENDS) : -4]
@@ -104,8 +93,8 @@ def _checked(body: bytes) -> bytes:
     return body + zlib.crc32(body).to_bytes(4, "little")
 
 
-class LaneEnds:
-    """Ends of all lanes' step numbers, as region files show them, and which file shows each.
+class StepEnds:
+    """Ends of the lanes' step numbers, as region files show them, and which file shows each.
 
     Args:
         max_lanes: limit of the store; records of lanes beyond it are not its own.

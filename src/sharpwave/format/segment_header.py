@@ -1,8 +1,14 @@
-"""Header of a segment: whose steps it holds, how many, and where its columns lie."""
+"""Header of a segment: whose steps it holds, how many, where its columns lie, and how many rows each must have."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.errors import DamagedError
+from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,7 @@ class Header:
         placed: the columns.
         episode_step: number of the first step in its episode, counted from 0.
         features: see ``sharpwave.format.features``.
-        metadata: JSON; see ``sharpwave.format.metadata``.
+        metadata: JSON; see ``sharpwave.format.annotations``.
     """
 
     schema: int
@@ -45,3 +51,53 @@ class Header:
     episode_step: int
     features: int = 0
     metadata: bytes = b""
+
+
+def sparse_rows(flags: npt.NDArray[np.uint8], episode_step: int, every: int) -> int:
+    """Return the rows of a column that keeps every ``every``-th step of each episode.
+
+    Beside the segment's own kept steps it has the last one kept before its first step, unless that step is kept itself.
+    So the row of a step is the last one up to it, and no step needs another segment.
+
+    Args:
+        flags: uint8 [steps].
+        episode_step: number of its first step in its episode.
+    """
+    if not len(flags):
+        return int(episode_step % every != 0)
+    begins = np.flatnonzero(flags & START)
+    begins = begins if begins.size and begins[0] == 0 else np.concatenate([[0], begins])
+    first = np.zeros(len(begins), np.int64)
+    first[0] = 0 if flags[0] & START else episode_step
+    lengths = np.diff(np.concatenate([begins, [len(flags)]]))
+    return int(((first + lengths - 1) // every - first // every + 1).sum())
+
+
+def check_rows(header: Header, spec: Spec, flags: npt.NDArray[np.uint8], *, sealed: bool) -> None:
+    """Refuse columns with a row too few or too many: frames of a step, of an episode's end or of the last successor;
+    values of a sparse field.  Raises: DamagedError.
+    """
+    for column, field in zip(header.placed[-len(spec.fields) :], spec.fields.values(), strict=True):
+        if field.every is None:
+            continue
+        expected = sparse_rows(flags, header.episode_step, field.every)
+        if column.rows != expected:
+            raise DamagedError(f"segment: {column.rows:,} rows of a sparse field, expected {expected:,}")
+    _check_frames(header, flags, sealed)
+
+
+def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) -> None:
+    if not header.steps:
+        if sealed:
+            raise DamagedError("segment: 0 steps, expected at least 1")
+        if header.frames - header.context not in (0, 1):
+            raise DamagedError(
+                f"{header.frames:,} frames, expected {header.context:,} of context, and at most one more"
+            )
+        return
+    ended = flags & (TERMINATED | TRUNCATED) != 0
+    goes_on = not ended[-1]
+    expected = header.context + header.steps + int(ended.sum()) + goes_on
+    # The successor of an open segment's last step may not be known yet.
+    if header.frames != expected and (sealed or header.frames != expected - goes_on):
+        raise DamagedError(f"{header.frames:,} frames, expected {expected:,} for its steps and ends of episodes")

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.format.annotations import MAX_EPISODE_BYTES, merge
-from sharpwave.format.metadata import MAX_METADATA_BYTES, pack_metadata, read_metadata
+from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_METADATA_BYTES, merge, pack_metadata, read_metadata
 from sharpwave.format.segment_header import Header
 from sharpwave.json_values import encode
 from sharpwave.spec import START

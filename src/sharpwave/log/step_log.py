@@ -13,8 +13,7 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format import segment
-from sharpwave.format.annotations import Annotations
-from sharpwave.format.metadata import read_metadata
+from sharpwave.format.annotations import Annotations, read_metadata
 from sharpwave.format.segment import FLAGS
 from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format import segment
-from sharpwave.format.metadata import MAX_METADATA_BYTES
+from sharpwave.format.annotations import MAX_METADATA_BYTES
 from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import ALIGNMENT, rounded
 from sharpwave.memory.segment_index import LEAF_MASK

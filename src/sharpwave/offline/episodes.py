@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,23 +12,23 @@ import numpy.typing as npt
 
 from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
-from sharpwave.format.metadata import read_metadata
-from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.annotations import read_metadata
+from sharpwave.format.region import Damage, Record
+from sharpwave.format.segment_header import Header
 from sharpwave.offline.scan import (
     Chain,
     Described,
-    Noted,
+    FileScan,
+    FolderScan,
     Progress,
     Reader,
+    RegionFile,
     Segment,
     chains,
-    damage_of,
     describe,
-    misnamed,
-    readers,
-    region_files,
+    no_progress,
+    part_of,
     size_of,
-    that_count,
 )
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 
@@ -65,25 +65,13 @@ class Episode:
 
 
 @dataclass
-class Packed:
+class PackedBytes:
     """Size of a field's columns with one codec. ``raw_bytes``: of their steps' values, each once."""
 
     columns: int = 0
     steps: int = 0
     bytes: int = 0
     raw_bytes: int = 0
-
-
-@dataclass(frozen=True)
-class RegionFile:
-    """Region file: the numbers of its segments, tails and dictionaries, and the bytes of its records."""
-
-    path: Path
-    nbytes: int
-    used: int
-    segments: int
-    tails: int
-    dictionaries: int
 
 
 @dataclass
@@ -97,17 +85,19 @@ class Survey:
         overhead_bytes: of their headers, tables and checksums.
         dictionary_bytes: of all region files.
         damages: of bytes that could not be read, and are in no other number.
+        files: as they were scanned.
     """
 
     folder: Path
     described: Described
     lanes: dict[int, Chain] = field(default_factory=dict)
     episodes: list[Episode] = field(default_factory=list)
-    packed: dict[str, dict[str, Packed]] = field(default_factory=dict)
+    packed: dict[str, dict[str, PackedBytes]] = field(default_factory=dict)
     overhead_bytes: int = 0
     dictionary_bytes: int = 0
     regions: list[RegionFile] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
+    files: Mapping[Path, FileScan] = field(default_factory=dict, repr=False)
 
     @property
     def segments(self) -> list[Segment]:
@@ -118,6 +108,43 @@ class Survey:
     def steps(self) -> int:
         """Steps in the segments that count."""
         return sum(one.header.steps for one in self.segments)
+
+    def pieces(self, episode: Episode, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Segment]]:
+        """Yield the segments of an episode's steps from ``begin`` to before ``end``, each with the number in the
+        episode of its first step, which may be negative."""
+        end = episode.steps if end is None else min(end, episode.steps)
+        for one in self.lanes[episode.lane].segments:
+            first = one.header.first_step - episode.first_step
+            if first < end and first + one.header.steps > begin:
+                yield first, one
+
+    def unpack(self, one: Segment, only: Collection[str]) -> dict[str, npt.NDArray[Any]]:
+        """Decode some columns of a segment. Cost: reading that segment.
+
+        Raises:
+            DamagedError: it was deleted meanwhile, or cannot be decoded.
+        """
+        known = self.files.get(one.path)
+        try:
+            if known is None:
+                raise DamagedError("the file was deleted meanwhile")
+            with Reader(one.path, self.described, begin=size_of(one.path), known=known.records) as reader:
+                if reader.region is None:
+                    raise DamagedError(reader.damages[0].what)
+                header, arrays = reader.unpack(one.record, {"flags", *only})
+            needed = header.context + header.steps + np.count_nonzero(arrays["flags"] & ENDED)
+            if header.frames < needed:
+                raise DamagedError(f"{header.frames:,} frames, expected at least {needed:,}")
+        except (OSError, DamagedError) as error:
+            raise DamagedError(f"{one.path}: byte {one.record.offset:,}: {error}") from error
+        return arrays
+
+
+def frame_rows(one: Segment, flags: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
+    """Return int64 [steps]: the row of each step's frame in a segment; an episode's final one is the row behind it."""
+    ended = np.cumsum(flags & ENDED != 0)
+    rows: npt.NDArray[np.int64] = one.header.context + np.arange(len(flags)) + np.concatenate([[0], ended[:-1]])
+    return rows
 
 
 @dataclass(frozen=True)
@@ -147,101 +174,80 @@ class Piece(NamedTuple):
     annotations: Mapping[str, Any]
 
 
-@dataclass
-class Contents:
-    """Contents of one region file; ``segments`` come with their steps, cut into episodes, and ``notes`` are of
-    evictions."""
-
-    file: RegionFile | None = None
-    segments: list[tuple[Segment, list[Piece]]] = field(default_factory=list)
-    notes: list[Noted] = field(default_factory=list)
-    dictionary_bytes: int = 0
-    damages: list[Damage] = field(default_factory=list)
-
-
-def survey(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Survey:
+def survey(folder: Path, progress: Callable[[int], Progress] = no_progress) -> Survey:
     """Return the contents of a store's folder: every checksum is verified, and flags and rewards are decoded.
 
     Raises:
         FileNotFoundError: no store there.  DamagedError: ``store.json`` is not as a store writes it.
     """
-    described = describe(folder)
-    advance = progress(sum(map(size_of, region_files(folder))))
-    files: list[Contents] = []
-    for reader in readers(folder, described.identity):
-        if isinstance(reader, Damage):
-            files.append(Contents(damages=[reader]))
-            advance(reader.nbytes)
-        else:
-            files.append(read_contents(reader, reader.records, described, advance))
-    return assemble(folder, described, files)
+    following = Following(folder)
+    following.update(progress)
+    return following.survey
 
 
-def assemble(folder: Path, described: Described, files: Sequence[Contents]) -> Survey:
-    """Return the survey of a folder of these region files, oldest first. Cost: O(segments + episodes)."""
-    result = Survey(folder, described)
-    found: list[tuple[int, Segment]] = []
-    pieces: dict[tuple[Path, Record], list[Piece]] = {}
-    for number, contents in enumerate(files):
-        if contents.file is not None:
-            result.regions.append(contents.file)
-        result.damages += contents.damages
-        result.dictionary_bytes += contents.dictionary_bytes
-        for one, cut in contents.segments:
-            found.append((number, one))
-            pieces[one.path, one.record] = cut
-    found = that_count(folder, found, result.damages)
-    notes = [note for contents in files for note in contents.notes]
-    result.lanes = chains(found, result.described.segment_steps, notes)
+class Following:
+    """Survey of a folder that is kept up to date as another process writes to it. Nothing is locked or changed.
+
+    Attributes:
+        survey: as of the last ``update``.
+
+    Raises:
+        FileNotFoundError: no store there.  DamagedError: ``store.json`` is not as a store writes it.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self._part = folder, folder
+        self._scan = FolderScan(folder, _outline)
+        self.survey = Survey(folder, describe(folder))
+
+    def update(self, progress: Callable[[int], Progress] = no_progress) -> bool:
+        """Read what was written since the last call; return whether anything changed.
+
+        Raises:
+            FileNotFoundError, DamagedError: as the constructor; ``survey`` stays as it was.
+
+        Cost: reading the new bytes, and O(segments + episodes).
+        """
+        described, part, before = describe(self.folder), part_of(self.folder), self.survey.described
+        if (described.identity, part) != (before.identity, self._part):
+            self._scan, self._part = FolderScan(self.folder, _outline), part  # another checkpoint, or another store
+        changed = self._scan.update(described, progress)
+        changed |= described.annotations.manifest() != before.annotations.manifest()
+        if changed or not self.survey.regions:
+            self.survey = _assembled(self.folder, described, self._scan.files)
+        return changed
+
+
+def _outline(reader: Reader, record: Record) -> tuple[Header, list[Piece]]:
+    """Decode a segment's flags and rewards; return its header, and its steps cut into episodes."""
+    header, arrays = reader.unpack(record, ("flags", "reward"))
+    said = dict(read_metadata(header.metadata, header.steps).episodes)
+    return header, _pieces(arrays["flags"], arrays["reward"], said) if header.steps else []
+
+
+def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan]) -> Survey:
+    """Return the survey of a folder of these files, oldest first. Cost: O(segments + episodes)."""
+    result = Survey(folder, described, files=files)
+    result.regions = [file.file for file in files.values() if file.file is not None]
+    result.damages = [damage for file in files.values() for damage in file.damages]
+    result.dictionary_bytes = sum(file.dictionary_bytes for file in files.values())
+    pieces = {(one.path, one.record): cut for file in files.values() for one, cut in file.segments}
+    result.lanes, _ = chains(folder, files, described.segment_steps, result.damages)
     for lane, chain in result.lanes.items():
         episodes = _Episodes(lane)
         for one in chain.segments:
-            episodes.add(one, pieces.pop((one.path, one.record)))
+            episodes.add(one, pieces[one.path, one.record])
             _count(result, one)
         result.episodes += episodes.close()
     result.episodes.sort(key=lambda one: (one.written, one.lane, one.first_step))
     return result
 
 
-def read_contents(reader: Reader, records: Sequence[Record], described: Described, advance: Progress) -> Contents:
-    """Decode the flags and rewards of the segments among a reader's newly found records.
-
-    Args:
-        records: all of the file, those found earlier included, for the file's numbers.
-    """
-    contents = Contents(damages=[*reader.damages, *misnamed(reader)])
-    nbytes, told = size_of(reader.path), 0
-    if reader.region is not None:
-        kinds = [record.kind for record in records]
-        segments, tails, dictionaries = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
-        contents.file = RegionFile(reader.path, nbytes, reader.region.used, segments, tails, dictionaries)
-    for record in reader.records:
-        advance(record.offset - told)
-        told = record.offset
-        if record.kind == DICTIONARY:
-            contents.dictionary_bytes += record.nbytes
-        if record.kind == NOTE:
-            contents.notes += reader.note(record)
-        if record.kind in (DICTIONARY, NOTE):
-            continue
-        try:
-            header, arrays = reader.unpack(record, described, ("flags", "reward"))
-            said = dict(read_metadata(header.metadata, header.steps).episodes)
-        except (DamagedError, OSError) as error:
-            contents.damages.append(damage_of(reader, record, error))
-            continue
-        if header.steps:  # else only frames of an episode under way
-            one = Segment(reader.path, record, header)
-            contents.segments.append((one, _pieces(arrays["flags"], arrays["reward"], said)))
-    advance(max(0, nbytes - told))
-    return contents
-
-
 def _count(result: Survey, one: Segment) -> None:
     spec = result.described.spec
     sizes = {"flags": 1, "reward": 4} | {name: field.row_bytes for name, field in spec.fields.items()}
     for (name, size), column in zip(sizes.items(), one.header.placed, strict=True):
-        packed = result.packed.setdefault(name, {}).setdefault(name_of(column.codec), Packed())
+        packed = result.packed.setdefault(name, {}).setdefault(name_of(column.codec), PackedBytes())
         packed.columns += 1
         packed.steps += one.header.steps
         packed.bytes += column.nbytes
@@ -317,62 +323,17 @@ def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.i
     Raises:
         DamagedError: a segment was deleted meanwhile, or cannot be decoded.
     """
-    rows, gained = _Rows(result, name), 0.0
-    try:
-        for one in result.lanes[episode.lane].segments:
-            begin = one.header.first_step - episode.first_step  # of the segment's first step, counted in the episode
-            end = min(begin + one.header.steps, episode.steps)
-            if end <= max(begin, 0) or not wanted.size or begin > wanted[-1]:
-                continue
-            inside = wanted[(wanted >= max(begin, 0)) & (wanted < end)]
-            final = end == episode.steps and episode.end != "unfinished" and episode.steps in wanted
-            flags, reward, values = rows.of(one, frames=bool(inside.size) or final)
-            before = np.concatenate([[0], np.cumsum(flags & ENDED != 0)])
-            at = max(-begin, 0)
-            for row in (inside - begin).tolist():
-                gained += float(reward[at:row].sum(dtype=np.float64))
-                frame = values[one.header.context + row + before[row]]
-                yield Shown(begin + row, float(reward[row]), frame, gained)
-                at, gained = row, 0.0
-            gained += float(reward[at : end - begin].sum(dtype=np.float64))
-            if final:
-                row = episode.steps - 1 - begin
-                yield Shown(episode.steps, None, values[one.header.context + row + before[row] + 1], gained)
-    finally:
-        rows.close()
-
-
-class _Rows:
-    """Decoder of segments for ``frames``; a file stays open for consecutive segments in it."""
-
-    def __init__(self, result: Survey, name: str) -> None:
-        self.result, self.name = result, name
-        self._reader: Reader | None = None
-
-    def of(
-        self, one: Segment, *, frames: bool
-    ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.float32], npt.NDArray[Any]]:
-        """Return a segment's flags, rewards and, if ``frames``, rows of the field."""
-        try:
-            if self._reader is None or self._reader.path != one.path:
-                self.close()
-                self._reader = Reader(one.path, self.result.described.identity)
-            if self._reader.region is None:
-                raise DamagedError(self._reader.damages[0].what)
-            names = ("flags", "reward", self.name) if frames else ("flags", "reward")
-            _, arrays = self._reader.unpack(one.record, self.result.described, names)
-            flags, values = arrays["flags"], arrays[names[-1]]
-            if not frames:
-                return flags, arrays["reward"], values
-            needed = one.header.context + len(flags) + int((flags & ENDED != 0).sum())
-            if len(values) < needed:
-                raise DamagedError(f"{len(values):,} frames, expected at least {needed:,}")
-        except (OSError, DamagedError) as error:
-            raise DamagedError(f"{one.path}: byte {one.record.offset:,}: {error}") from error
-        return flags, arrays["reward"], values
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._reader is not None:
-            self._reader.close()
-            self._reader = None
+    gained = 0.0
+    for begin, one in result.pieces(episode, end=int(wanted[-1]) + 1 if wanted.size else 0):
+        end = min(begin + one.header.steps, episode.steps)
+        inside = wanted[(wanted >= max(begin, 0)) & (wanted < end)]
+        final = end == episode.steps and episode.end != "unfinished" and episode.steps in wanted
+        arrays = result.unpack(one, ("reward", name) if inside.size or final else ("reward",))
+        reward, rows, at = arrays["reward"], frame_rows(one, arrays["flags"]), max(-begin, 0)
+        for row in (inside - begin).tolist():
+            gained += float(reward[at:row].sum(dtype=np.float64))
+            yield Shown(begin + row, float(reward[row]), arrays[name][rows[row]], gained)
+            at, gained = row, 0.0
+        gained += float(reward[at : end - begin].sum(dtype=np.float64))
+        if final:
+            yield Shown(episode.steps, None, arrays[name][rows[episode.steps - 1 - begin] + 1], gained)

@@ -12,11 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.offline.episodes import Episode, survey
-from sharpwave.offline.scan import Reader
-from sharpwave.spec import TERMINATED, TRUNCATED, Spec
-
-ENDED = TERMINATED | TRUNCATED
+from sharpwave.offline.episodes import Episode, frame_rows, survey
+from sharpwave.spec import Spec
 
 
 @dataclass(frozen=True)
@@ -77,17 +74,13 @@ class RecordedEpisodes:
         obs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in spec.obs_names}
         fields: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
         reward: list[npt.NDArray[np.float32]] = []
-        for one in found.lanes[episode.lane].segments:
-            begin = max(0, episode.first_step - one.header.first_step)
-            end = min(one.header.steps, episode.first_step + episode.steps - one.header.first_step)
-            if begin >= end:
-                continue
-            with Reader(one.path, found.described.identity) as reader:
-                _, arrays = reader.unpack(one.record, found.described, ("flags", "reward", *obs, *fields))
-            frame = one.header.context + begin + int(np.count_nonzero(arrays["flags"][:begin] & ENDED))
-            last = one.header.first_step + end == episode.first_step + episode.steps
+        for first, one in found.pieces(episode):
+            begin, end = max(0, -first), min(one.header.steps, episode.steps - first)
+            arrays = found.unpack(one, ("reward", *obs, *fields))
+            frames = frame_rows(one, arrays["flags"])[begin:end]
+            last = first + end == episode.steps  # whose final observation is behind it
             for name, parts in obs.items():
-                parts.append(arrays[name][frame : frame + end - begin + last])
+                parts.append(arrays[name][frames[0] : frames[-1] + 1 + last])
             for name, parts in fields.items():
                 parts.append(arrays[name][begin:end])
             reward.append(arrays["reward"][begin:end])

@@ -10,8 +10,9 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +20,31 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.evictions import Evictions
-from sharpwave.disk.ownership import MARK
-from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
-from sharpwave.disk.view_files import VIEWS, partial_of, view_files
-from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
+from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
-from sharpwave.format.metadata import MAX_METADATA_BYTES
-from sharpwave.format.region import DICTIONARY, FIRST, HEADER, TAIL, Damage, Identity, Record, Region, read_region
+from sharpwave.format.region import (
+    ALIGNMENT,
+    DICTIONARY,
+    FIRST,
+    HEADER,
+    NOTE,
+    SEGMENT,
+    TAIL,
+    Damage,
+    Identity,
+    Record,
+    read_region,
+)
 from sharpwave.format.region_notes import MAX_NOTE_BYTES, Evicted, unpack_evicted
 from sharpwave.format.segment_header import Header
-from sharpwave.memory.segment_layout import column_limits, max_rows, max_segment_bytes
+from sharpwave.memory.segment_layout import Layout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import IrregularError, kind_of
-from sharpwave.persistence.adoption import max_slots
-from sharpwave.persistence.recovery import newest
+from sharpwave.persistence.reading import Found, SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
@@ -48,10 +56,12 @@ Progress = Callable[[int], None]
 LOOK_AGAIN_S = 0.2
 """How long a writing process has to finish a record."""
 
-Noted = tuple[Evicted, int]
-"""Note of evictions, and its record's sequence number."""
-
 LIMITS = ("capacity", "ram", "disk_limit", "seed")
+
+
+def no_progress(total: int) -> Progress:
+    """Ignore the number of bytes to read, and of those read."""
+    return lambda nbytes: None
 
 
 @dataclass(frozen=True)
@@ -71,22 +81,10 @@ class Described:
     codecs: dict[str, str]
     annotations: Annotations
 
-    @property
-    def max_frames(self) -> int:
-        """Limit of the frames in a segment."""
-        return max_rows(self.spec, self.segment_steps)
-
-    @property
-    def max_segment_bytes(self) -> int:
-        """Limit of the bytes of a segment: no codec makes rows larger."""
-        rows = max_segment_bytes(self.spec, self.segment_steps)
-        table = (segment.COLUMN.size + segment.ALIGNMENT) * (2 + len(self.spec.fields))
-        return rows + segment.HEADER.size + table + MAX_METADATA_BYTES + segment.CHECKSUM.size
-
-    @property
-    def dictionary_bytes(self) -> int:
-        """Limit of the bytes of a dictionary."""
-        return max(max_dictionary_bytes(field.row_bytes) for field in self.spec.fields.values())
+    @cached_property
+    def layout(self) -> Layout:
+        """Layout of the store's segments."""
+        return layout_of(self.spec, self.segment_steps, on_disk=True)
 
 
 @dataclass(frozen=True)
@@ -117,6 +115,9 @@ class Chain:
     overlaps: list[Segment]
 
 
+# the folder
+
+
 def describe(folder: Path) -> Described:
     """Return the contents of a folder's ``store.json``.
 
@@ -143,18 +144,13 @@ def part_of(folder: Path) -> Path:
         number = int(read_manifest(folder).get("checkpoint", 0))
         return folder / str(number) if number else folder
     except (OSError, DamagedError):
-        parts = sorted(
-            (path for path in folder.glob("*") if re.fullmatch("[0-9]{1,10}", path.name)),
-            key=lambda path: int(path.name),
-        )
-        return parts[-1] if parts and not (folder / FOLDER).is_dir() else folder
+        parts = [path for path in folder.glob("*") if re.fullmatch("[0-9]{1,10}", path.name)]
+        return folder if not parts or (folder / FOLDER).is_dir() else max(parts, key=lambda path: int(path.name))
 
 
 def region_files(folder: Path) -> list[Path]:
     """Return the folder's region files, oldest first, and other files named like one."""
-    if irregular_folders(folder):
-        return []
-    return sorted((part_of(folder) / FOLDER).glob("*.region"))
+    return [] if irregular_folders(folder) else sorted((part_of(folder) / FOLDER).glob("*.region"))
 
 
 def irregular_folders(folder: Path) -> list[Damage]:
@@ -168,54 +164,6 @@ def irregular_folders(folder: Path) -> list[Damage]:
     return []
 
 
-def checkpoint_ids(folder: Path) -> set[int] | None:
-    """Return ids of the segments that a checkpoint holds; others in its files are evicted. ``None``: no checkpoint.
-
-    Raises:
-        DamagedError: its state is damaged.
-    """
-    part = part_of(folder)
-    if part == folder:
-        return None
-    log = read_state(part / STATE).get("log")
-    try:
-        return set(checked_array(log, "ids", np.int64).tolist())
-    except ValueError as error:
-        raise DamagedError(f"{part / STATE}: not a checkpoint's state ({error})") from error
-
-
-def strangers(folder: Path) -> list[Path]:
-    """Return the files in a store's folder that are no part of it, including those that recovery set aside."""
-    part = part_of(folder)
-    known = {MANIFEST, LOCK, QUARANTINE, VIEWS, FOLDER if part == folder else part.name}
-    found = [path for path in folder.glob("*") if path.name not in known]
-    found += _strange_views(folder)
-    if irregular_folders(folder):
-        return sorted([*found, *(folder / QUARANTINE).glob("*")])
-    if part != folder:
-        found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]
-    found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region"]
-    return sorted([*found, *(folder / QUARANTINE).glob("*")])
-
-
-def _strange_views(folder: Path) -> list[Path]:
-    """Return what is in the place of views' files and is none of the store's."""
-    place = folder / VIEWS
-    if os.path.lexists(place) and (place.is_symlink() or not place.is_dir()):
-        return [place]
-    ours = set(of_views(folder))
-    return [path for path in place.glob("*") if path not in ours and partial_of(path.name) is None]
-
-
-def of_views(folder: Path) -> list[Path]:
-    """Return the files of the store's views in its folder; none where ``store.json`` does not name the store."""
-    try:
-        store = read_manifest(folder)["store"]
-    except (OSError, DamagedError, NewerVersionError):
-        return []
-    return [path for path, named in view_files(folder) if named == store]
-
-
 def size_of(path: Path) -> int:
     """Return the bytes of a file; 0 for one that was deleted."""
     try:
@@ -225,17 +173,19 @@ def size_of(path: Path) -> int:
     return found.st_size if stat.S_ISREG(found.st_mode) else 0
 
 
+# region files
+
+
 class Reader:
     """Region file, open for reading.
 
     Args:
-        identity: of the store it should belong to; ``None``: any.
+        described: of the store; ``None``: unknown, and no segment can be decoded.
         growing: another process may be writing to it, and is given time to finish a record.
         begin: offset of the first record to look for. ``known``: the records before it, found earlier.
 
     Attributes:
         records: those found from ``begin`` on.
-        region: ``None`` where the header cannot be trusted.
         damages: damage found in both of two reads.
 
     Raises:
@@ -245,13 +195,13 @@ class Reader:
     def __init__(
         self,
         path: Path,
-        identity: Identity | None,
+        described: Described | None,
         growing: bool = False,
         begin: int = FIRST,
         known: Collection[Record] = (),
     ) -> None:
-        self.path = path
-        self.region: Region | None
+        self.path, self._described = path, described
+        identity = None if described is None else described.identity
         self.region, self.records, self.damages = read_region(path, identity, None, begin)
         if self.damages:
             if growing:
@@ -261,16 +211,25 @@ class Reader:
             self.region, self.records, self.damages = read_region(path, identity, None, begin)
             # A half-written record now is another one than before.
             self.damages = [damage for damage in self.damages if damage in before]
-        self._dictionaries = {
-            (record.column, record.id): record for record in (*known, *self.records) if record.kind == DICTIONARY
-        }
-        self._keys = {record.id: record for record in self._dictionaries.values()}
+        if self.region is not None and path.stem != f"{self.region.number:012d}":
+            what = f"region {self.region.number}, expected {self.region.number:012d}.region"
+            self.damages.append(Damage(path, 0, HEADER.size, what))
+        dictionaries = [record for record in (*known, *self.records) if record.kind == DICTIONARY]
+        self._held = {(record.column, record.id) for record in dictionaries}
+        if described is not None:
+            lanes, places = max_lanes(described.limits["capacity"]), {one.id: (0, one) for one in dictionaries}
+            self._segments = SegmentReader(described.layout, lanes, lambda _, record: self.content(record), places)
+
+    @property
+    def described(self) -> Described:
+        """Description of the store, which is known."""
+        assert self._described is not None
+        return self._described
 
     def close(self) -> None:
         """Close the file."""
         if self.region is not None:
             self.region.close()
-            self.region = None
 
     def __enter__(self) -> Reader:
         return self
@@ -278,124 +237,226 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def payload(self, record: Record) -> bytes:
+    def content(self, record: Record) -> bytes:
         """Return a record's content.  Raises: OSError."""
         assert self.region is not None
         return descriptors.pread(self.region.descriptor, record.nbytes, record.offset)
 
-    def note(self, record: Record) -> list[Noted]:
-        """Return the note of evictions that a record is, if it is one.  Raises: OSError."""
-        note = unpack_evicted(self.payload(record)) if record.nbytes <= MAX_NOTE_BYTES else None
-        return [] if note is None else [(note, record.sequence)]
-
-    def _check_header(self, payload: bytes, described: Described, min_steps: int) -> None:
-        """Check that a segment's header fits the store and the region.  Raises: DamagedError."""
-        header = segment.parse(payload, described.spec)
-        steps, frames = described.segment_steps, described.max_frames
-        if not min_steps <= header.steps <= steps or not header.context <= header.frames <= frames:
-            raise DamagedError(
-                f"{header.steps:,} steps, {header.frames:,} frames, {header.context:,} of them context; "
-                f"expected {min_steps} to {steps:,} steps and at most {frames:,} frames"
-            )
-        limits = column_limits(described.spec, steps)
-        if any(column.rows > most for column, most in zip(header.placed, limits, strict=True)):
-            raise DamagedError(
-                f"columns of {[column.rows for column in header.placed]} rows, expected at most {limits}"
-            )
-        if header.lane >= max_lanes(described.limits["capacity"]):
-            raise DamagedError(
-                f"lane {header.lane:,}, expected one below the capacity of {described.limits['capacity']} steps"
-            )
+    def _payload(self, record: Record) -> bytes:
+        """Return a segment's bytes, if its header's sizes fit into memory.  Raises: DamagedError."""
+        payload = self._segments.payload(0, record)
+        header = segment.parse(payload, self.described.spec)
+        self._segments.check_header(header, sealed=record.kind == SEGMENT)
         for column, placed in enumerate(header.placed):
-            if placed.dictionary and (column, placed.dictionary) not in self._dictionaries:
+            if placed.dictionary and (column, placed.dictionary) not in self._held:
                 raise DamagedError(
                     f"column {column} refers to dictionary {placed.dictionary:016x}, which this region does not hold"
                 )
-
-    def verify(self, record: Record, described: Described) -> tuple[Header, npt.NDArray[np.uint8]]:
-        """Decode every row of a segment; return its header and flags.  Raises: DamagedError."""
-        payload = self._checked(record, described)
-        return segment.verify(payload, described.spec, lambda key: self._dictionary(key, described))
-
-    def _checked(self, record: Record, described: Described) -> bytes:
-        """Return a segment's bytes, if its header's sizes fit into memory.  Raises: DamagedError."""
-        if record.nbytes > described.max_segment_bytes:
-            raise DamagedError(f"{record.nbytes:,} bytes, expected at most {described.max_segment_bytes:,}")
-        payload = self.payload(record)
-        self._check_header(payload, described, min_steps=0 if record.kind == TAIL else 1)
         return payload
 
-    def _dictionary(self, key: int, described: Described) -> bytes:
-        """Return a dictionary.  Raises: KeyError: not in this region.  DamagedError."""
-        record = self._keys[key]
-        if record.nbytes > described.dictionary_bytes:
-            raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most "
-                               f"{described.dictionary_bytes:,}")  # fmt: skip
-        return self.payload(record)
+    def verify(self, record: Record) -> tuple[Header, npt.NDArray[np.uint8]]:
+        """Decode every row of a segment; return its header and flags.  Raises: DamagedError."""
+        return segment.verify(self._payload(record), self.described.spec, self._segments.dictionary)
 
-    def unpack(
-        self, record: Record, described: Described, only: Collection[str] | None = None
-    ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+    def unpack(self, record: Record, only: Collection[str] | None = None) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
         """Decode a segment, or some of its columns.
 
         Raises: DamagedError: also if its header's sizes could never fit into memory.
         """
-        payload = self._checked(record, described)
+        payload, described = self._payload(record), self.described
         try:
-            return segment.unpack(
-                payload, described.spec, lambda key: self._dictionary(key, described), only, described.max_segment_bytes
-            )
+            limit = described.layout.chunk_bytes
+            return segment.unpack(payload, described.spec, self._segments.dictionary, only, limit)
         except DamagedError:
             raise
         except (ValueError, OverflowError, MemoryError, zstandard.ZstdError) as error:
             raise DamagedError(f"segment: {error!r}") from error
 
 
-def damage_of(reader: Reader, record: Record, error: Exception) -> Damage:
-    """Return damage of a segment whose checksum matches."""
-    text = str(error).removeprefix("segment: ")
-    return Damage(reader.path, record.offset, record.nbytes, f"segment {record.id}: {text}", record.id)
+@dataclass(frozen=True)
+class RegionFile:
+    """Region file: the numbers of its segments, tails and dictionaries, and the bytes of its records."""
+
+    path: Path
+    nbytes: int
+    used: int
+    segments: int
+    tails: int
+    dictionaries: int
 
 
-def misnamed(reader: Reader) -> list[Damage]:
-    """Return damage where a file's name is not its region's: it was copied or renamed."""
-    region = reader.region
-    if region is None or reader.path.stem == f"{region.number:012d}":
-        return []
-    return [Damage(reader.path, 0, HEADER.size, f"region {region.number}, expected {region.number:012d}.region")]
+Look = Callable[[Reader, Record], tuple[Header, Any]]
+"""Decodes a segment; returns its header and an outline.  Raises: DamagedError, OSError."""
 
 
-def readers(folder: Path, identity: Identity | None) -> Iterator[Reader | Damage]:
-    """Yield every region file of a folder, open one at a time; or why it cannot be read. Missing ones are skipped."""
-    paths = region_files(folder)
-    for path in paths:
-        try:
-            # Records are appended to the newest file only: one with successors no longer changes.
-            with Reader(path, identity, growing=path == paths[-1]) as reader:
-                yield reader
-        except FileNotFoundError:
-            continue
-        except IrregularError as error:
-            yield Damage(path, 0, 0, error.what)
-        except OSError as error:
-            yield Damage(path, 0, size_of(path), f"cannot be read: {error.strerror or error}")
+@dataclass
+class FileScan:
+    """Region file as far as it was read.
+
+    Attributes:
+        final: whether no record will follow. ``next``: offset of the next one.
+        file: ``None`` where its header cannot be trusted.
+        segments: those with steps, each with its outline. ``sound``: intact records by kind, those without steps too.
+        notes: of evictions, each with its record's sequence number.
+        torn: bytes that are no record, as of the last read: they may have been half written. ``undecodable``: segments.
+    """
+
+    inode: int
+    final: bool = False
+    next: int = FIRST
+    records: list[Record] = field(default_factory=list)
+    nbytes: int = 0
+    file: RegionFile | None = None
+    segments: list[tuple[Segment, Any]] = field(default_factory=list)
+    sound: dict[int, int] = field(default_factory=lambda: {SEGMENT: 0, TAIL: 0, DICTIONARY: 0})
+    notes: list[tuple[Evicted, int]] = field(default_factory=list)
+    dictionary_bytes: int = 0
+    torn: list[Damage] = field(default_factory=list)
+    undecodable: list[Damage] = field(default_factory=list)
+
+    @property
+    def damages(self) -> list[Damage]:
+        """All damage in the file."""
+        return [*self.torn, *self.undecodable]
+
+    def read(self, reader: Reader, look: Look | None, advance: Progress) -> None:
+        """Add a reader's records, and look at each segment; ``None``: count them."""
+        nbytes = self.nbytes = size_of(reader.path)
+        told = 0
+        self.torn = reader.damages
+        self.records = [*self.records, *reader.records]
+        for record in reader.records:
+            advance(record.offset - told)
+            told = record.offset
+            if record.kind == DICTIONARY:
+                self.dictionary_bytes += record.nbytes
+            elif record.kind == NOTE:
+                note = unpack_evicted(reader.content(record)) if record.nbytes <= MAX_NOTE_BYTES else None
+                self.notes += [] if note is None else [(note, record.sequence)]
+                continue
+            elif look is not None:
+                try:
+                    header, outline = look(reader, record)
+                except (DamagedError, OSError) as error:
+                    self.undecodable.append(segment_damage(reader.path, record, error))
+                    continue
+                if header.steps:  # else only frames of an episode under way
+                    self.segments.append((Segment(reader.path, record, header), outline))
+            self.sound[record.kind] += 1
+        advance(max(0, nbytes - told))
+        if reader.region is not None:
+            kinds = [record.kind for record in self.records]
+            counts = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
+            self.file = RegionFile(reader.path, nbytes, reader.region.used, *counts)
+        end = max((record.offset + record.nbytes for record in self.records), default=FIRST)
+        self.next = -(-end // ALIGNMENT) * ALIGNMENT  # bytes behind it may be half written: they are read again
 
 
-def chains(found: Collection[tuple[int, Segment]], stride: int, notes: Collection[Noted]) -> dict[int, Chain]:
-    """Return the segments that count, by lane: those held, one record of each (``recovery.newest``).
+class FolderScan:
+    """Region files of a folder, as far as they were read.
+
+    Region files are only ever appended to, so an update reads of each file only the bytes behind its last known record.
 
     Args:
-        notes: of evictions, in all files.
+        look: called with each intact segment; ``None``: they are only counted.
+
+    Attributes:
+        files: by path, oldest first.
     """
-    evictions = Evictions(stride, max_slots(found))
-    for note, sequence in notes:
-        evictions.take(note, sequence, region=0)
-    by_place = {(file, one.record): one for file, one in found}
+
+    def __init__(self, folder: Path, look: Look | None) -> None:
+        self.folder, self._look = folder, look
+        self.files: dict[Path, FileScan] = {}
+
+    def update(self, described: Described | None, progress: Callable[[int], Progress] = no_progress) -> bool:
+        """Read what was written since the last call; return whether anything changed.  Cost: the new bytes."""
+        paths = region_files(self.folder)
+        old = {path: file for path, file in self.files.items() if file.inode == _inode(path) and path in paths}
+        changed = old.keys() != self.files.keys()  # deleted, or replaced
+        new = [path for path in paths if path not in old or not old[path].final]
+        advance = progress(sum(size_of(path) - (old[path].next if path in old else 0) for path in new))
+        self.files = {}
+        for path in paths:
+            # Records are appended to the newest file only: one with successors no longer changes.
+            known, newest = old.get(path), path == paths[-1]
+            self.files[path] = self._read(path, known, described, newest, advance) if path in new else old[path]
+            changed |= self.files[path] is not known
+        return changed
+
+    def _read(
+        self, path: Path, known: FileScan | None, described: Described | None, newest: bool, advance: Progress
+    ) -> FileScan:
+        """Read a file's new records; return ``known`` itself if there are none."""
+        inode = _inode(path)
+        scan = known or FileScan(inode)
+        try:
+            with Reader(path, described, newest, scan.next, scan.records) as reader:
+                if known is not None and not reader.records and reader.damages == known.torn:
+                    known.final = not newest
+                    return known
+                # A survey made of the scan so far stays as it is.
+                scan = replace(scan, segments=[*scan.segments], notes=[*scan.notes], undecodable=[*scan.undecodable])
+                scan.final, scan.sound = not newest, dict(scan.sound)
+                scan.read(reader, self._look, advance)
+                return scan
+        except FileNotFoundError:
+            return FileScan(inode)
+        except IrregularError as error:
+            return FileScan(inode, torn=[Damage(path, 0, 0, error.what)])
+        except OSError as error:
+            what = f"cannot be read: {error.strerror or error}"
+            return FileScan(inode, torn=[Damage(path, 0, size_of(path), what)])
+
+
+def _inode(path: Path) -> int:
+    try:
+        return os.lstat(path).st_ino
+    except OSError:
+        return -1
+
+
+# chains of segments
+
+
+def chains(
+    folder: Path, files: Mapping[Path, FileScan], stride: int, damages: list[Damage]
+) -> tuple[dict[int, Chain], int]:
+    """Return the segments that count, by lane: those held, one record of each. And the number of superseded ones.
+
+    Args:
+        damages: of a checkpoint are appended: its state, or segments that its files lack.
+    """
+    found = {(number, one.record): one for number, file in enumerate(files.values()) for one, _ in file.segments}
+    ids = _checkpoint_ids(folder, damages)
+    if ids is not None:
+        for id_ in sorted(ids - {record.id for _, record in found if record.kind != TAIL}):
+            what = f"segment {id_}: held by the checkpoint, but missing from its files"
+            damages.append(Damage(part_of(folder) / FOLDER, 0, 0, what, id_))
+        found = {place: one for place, one in found.items() if place[1].kind == TAIL or place[1].id in ids}
+    evictions = Evictions(stride, max_slots(len(found)))
+    for file in files.values():
+        for note, sequence in file.notes:
+            evictions.take(note, sequence, region=0)
     lanes: dict[int, list[Segment]] = {}
-    for file, record in newest([(file, one.record) for file, one in found], stride, evictions):
-        one = by_place[file, record]
+    places: Found = list(found)
+    for versions in ranked(places, stride, evictions):
+        one = found[versions[0]]
         lanes.setdefault(one.header.lane, []).append(one)
-    return {lane: _chain(lanes[lane]) for lane in sorted(lanes)}
+    result = {lane: _chain(lanes[lane]) for lane in sorted(lanes)}
+    return result, len(found) - sum(len(chain.segments) + len(chain.overlaps) for chain in result.values())
+
+
+def _checkpoint_ids(folder: Path, damages: list[Damage]) -> set[int] | None:
+    """Return ids of the segments that a checkpoint holds; others in its files are evicted. ``None``: no checkpoint."""
+    part = part_of(folder)
+    path = part / STATE
+    try:
+        return None if part == folder else set(checked_array(read_state(path).get("log"), "ids", np.int64).tolist())
+    except (OSError, ValueError) as error:
+        whole = isinstance(error, (OSError, DamagedError))
+        what = str(error) if whole else f"not a checkpoint's state ({error})"
+        damages.append(Damage(path, 0, size_of(path), what.removeprefix(f"{path}: ")))
+        return None
 
 
 def _chain(segments: list[Segment]) -> Chain:
@@ -413,20 +474,3 @@ def _chain(segments: list[Segment]) -> Chain:
             chain.gaps.append((last.end, one.header.first_step))
         chain.segments.append(one)
     return chain
-
-
-def that_count(folder: Path, found: list[tuple[int, Segment]], damages: list[Damage]) -> list[tuple[int, Segment]]:
-    """Return the found segments that a checkpoint holds; all, if it is none. Damage is appended to ``damages``."""
-    try:
-        ids = checkpoint_ids(folder)
-    except (OSError, DamagedError) as error:
-        path = part_of(folder) / STATE
-        what = str(error).removeprefix(f"{path}: ")
-        damages.append(Damage(path, 0, size_of(path), what))
-        return found
-    if ids is None:
-        return found
-    for id_ in sorted(ids - {one.record.id for _, one in found if one.record.kind != TAIL}):
-        path = part_of(folder) / FOLDER
-        damages.append(Damage(path, 0, 0, f"segment {id_}: held by the checkpoint, but missing from its files", id_))
-    return [(number, one) for number, one in found if one.record.kind == TAIL or one.record.id in ids]

@@ -6,30 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sharpwave.disk.store_folder import FOLDER, MANIFEST, QUARANTINE
-from sharpwave.disk.view_files import read_view
+from sharpwave.disk.ownership import MARK
+from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from sharpwave.disk.view_files import VIEWS, partial_of, read_view, view_files
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
-from sharpwave.format.region import DICTIONARY, NOTE, TAIL, Damage
-from sharpwave.format.row_counts import check_rows
+from sharpwave.format.checkpoint_state import STATE
+from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.segment_header import Header, check_rows
 from sharpwave.offline.scan import (
     Described,
-    Noted,
+    FolderScan,
     Progress,
     Reader,
-    Segment,
     chains,
-    damage_of,
     describe,
     irregular_folders,
     is_store,
-    misnamed,
-    of_views,
-    readers,
-    region_files,
+    no_progress,
+    part_of,
     size_of,
-    strangers,
-    that_count,
 )
 
 
@@ -59,7 +55,7 @@ class Check:
     notes: list[str] = field(default_factory=list)
 
 
-def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lambda nbytes: None) -> Check:
+def check(folder: Path, progress: Callable[[int], Progress] = no_progress) -> Check:
     """Verify everything in a store's folder.
 
     Args:
@@ -81,28 +77,48 @@ def check(folder: Path, progress: Callable[[int], Progress] = lambda total: lamb
         damage = Damage(folder / MANIFEST, 0, size_of(folder / MANIFEST), what.removeprefix(": "))
         result.damages.append(damage)
     result.damages += irregular_folders(folder)
-    advance = progress(sum(map(size_of, region_files(folder))))
-    found: list[tuple[int, Segment]] = []
-    notes: list[Noted] = []
-    for number, reader in enumerate(readers(folder, described.identity if described else None)):
-        if isinstance(reader, Damage):
-            result.damages.append(reader)
-            advance(reader.nbytes)
-            continue
-        found += [(number, one) for one in _check_file(reader, described, result, advance, notes)]
+    scan = FolderScan(folder, None if described is None else _decoded)
+    scan.update(described, progress)
+    for file in scan.files.values():
+        result.damages += file.damages
+        result.segments += file.sound[SEGMENT]
+        result.tails += file.sound[TAIL]
+        result.dictionaries += file.sound[DICTIONARY]
+        result.bytes += file.nbytes
+        result.files += file.file is not None
     if described is not None:
-        _check_lanes(that_count(folder, found, result.damages), described.segment_steps, notes, result)
+        _check_lanes(folder, scan, described.segment_steps, result)
     _check_views(folder, result)
-    for path in strangers(folder):
+    for path in _strangers(folder):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"
         result.notes.append(escaped(f"{path}: {why}; {size_of(path):,} bytes"))
     return result
 
 
+def _decoded(reader: Reader, record: Record) -> tuple[Header, None]:
+    """Decode every row of a segment, and check their number."""
+    header, flags = reader.verify(record)
+    check_rows(header, reader.described.spec, flags, sealed=record.kind != TAIL)
+    return header, None
+
+
+def _check_lanes(folder: Path, scan: FolderScan, stride: int, result: Check) -> None:
+    lanes, result.superseded = chains(folder, scan.files, stride, result.damages)
+    result.lanes = len(lanes)
+    for lane, chain in lanes.items():
+        result.steps += sum(one.header.steps for one in chain.segments)
+        for one in chain.overlaps:
+            first, last = one.header.first_step, one.end - 1
+            what = f"segment {one.record.id}: steps {first:,} to {last:,} of lane {lane} are in another segment as well"
+            result.damages.append(Damage(one.path, one.record.offset, one.record.nbytes, what, one.record.id))
+        for begin, end in chain.gaps:
+            result.notes.append(f"lane {lane}: steps {begin:,} to {end - 1:,} are missing: evicted, lost or damaged")
+
+
 def _check_views(folder: Path, result: Check) -> None:
     """Read the files of views' states: without them priorities and uses begin anew."""
-    for path in of_views(folder):
+    for path in _of_views(folder):
         try:
             read_view(path)
         except NewerVersionError as error:
@@ -114,52 +130,27 @@ def _check_views(folder: Path, result: Check) -> None:
             result.damages.append(Damage(path, 0, size_of(path), what))
 
 
-def _check_file(
-    reader: Reader, described: Described | None, result: Check, advance: Progress, notes: list[Noted]
-) -> list[Segment]:
-    """Verify a region file; return its segments. Its notes of evictions are appended to ``notes``."""
-    nbytes = size_of(reader.path)
-    result.damages += reader.damages + misnamed(reader)
-    result.bytes += nbytes
-    result.files += reader.region is not None
-    found: list[Segment] = []
-    told = 0
-    for record in reader.records:
-        advance(record.offset - told)
-        told = record.offset
-        if record.kind == DICTIONARY:
-            result.dictionaries += 1
-            continue
-        if record.kind == NOTE:
-            notes += reader.note(record)
-            continue
-        if described is not None:
-            try:
-                header, flags = reader.verify(record, described)
-                check_rows(header, described.spec, flags, sealed=record.kind != TAIL)
-            except (DamagedError, OSError) as error:
-                result.damages.append(damage_of(reader, record, error))
-                continue
-            if header.steps:  # else only frames of an episode under way
-                found.append(Segment(reader.path, record, header))
-        if record.kind == TAIL:
-            result.tails += 1
-        else:
-            result.segments += 1
-    advance(max(0, nbytes - told))
-    return found
+def _of_views(folder: Path) -> list[Path]:
+    """Return the files of the store's views in its folder; none where ``store.json`` does not name the store."""
+    try:
+        store = read_manifest(folder)["store"]
+    except (OSError, DamagedError, NewerVersionError):
+        return []
+    return [path for path, named in view_files(folder) if named == store]
 
 
-def _check_lanes(found: list[tuple[int, Segment]], stride: int, notes: list[Noted], result: Check) -> None:
-    lanes = chains(found, stride, notes)
-    result.lanes = len(lanes)
-    for lane, chain in lanes.items():
-        result.steps += sum(one.header.steps for one in chain.segments)
-        for one in chain.overlaps:
-            first, last = one.header.first_step, one.end - 1
-            what = f"segment {one.record.id}: steps {first:,} to {last:,} of lane {lane} are in another segment as well"
-            result.damages.append(Damage(one.path, one.record.offset, one.record.nbytes, what, one.record.id))
-        for begin, end in chain.gaps:
-            result.notes.append(f"lane {lane}: steps {begin:,} to {end - 1:,} are missing: evicted, lost or damaged")
-    counted = sum(len(chain.segments) + len(chain.overlaps) for chain in lanes.values())
-    result.superseded = len(found) - counted
+def _strangers(folder: Path) -> list[Path]:
+    """Return the files in a store's folder that are no part of it, including those that recovery set aside."""
+    part, views = part_of(folder), folder / VIEWS
+    known = {MANIFEST, LOCK, QUARANTINE, VIEWS, FOLDER if part == folder else part.name}
+    found = [path for path in folder.glob("*") if path.name not in known]
+    if views.is_symlink() or (views.exists() and not views.is_dir()):
+        found.append(views)
+    else:
+        ours = set(_of_views(folder))
+        found += [path for path in views.glob("*") if path not in ours and partial_of(path.name) is None]
+    if not irregular_folders(folder):
+        if part != folder:
+            found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]
+        found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region"]
+    return sorted([*found, *(folder / QUARANTINE).glob("*")])

@@ -18,7 +18,7 @@ from typing import Any
 from sharpwave.disk.disk_budget import MIN_REGION_BYTES, REGION_BYTES
 from sharpwave.disk.ownership import check_apart, make_part, remove_part, remove_partial_manifests, remove_parts
 from sharpwave.disk.region_files import RegionFiles
-from sharpwave.disk.store_folder import FOLDER, MAX_CHECKPOINT, Hold, read_manifest, write_manifest
+from sharpwave.disk.store_folder import FOLDER, MAX_CHECKPOINT, WAIT_S, Hold, read_manifest, write_manifest
 from sharpwave.format.checkpoint_state import STATE, write_state
 from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.log.inventory import LogListener
@@ -31,10 +31,6 @@ Packed = tuple[int, bytes, dict[tuple[int, int], bytes]]
 """A segment: its id, its bytes, and its dictionaries."""
 AT_A_TIME = 4 << 20
 """Limit of the bytes of segments copied under the store's lock, and of copies of evicted segments in memory."""
-COPIED = 1 << 20
-"""Bytes of a file copied at a time."""
-WAIT_S = 10.0
-"""How long a checkpoint waits for readers of the one before, and readers for it."""
 
 
 def save(
@@ -114,7 +110,7 @@ def _write_part(
             with lock:
                 log.check_open()
                 state = {"log": snapshot.capture(log), "views": views()}
-                copying = Copying(log, regions, snapshot.tails(log))
+                copying = SegmentCopier(log, regions, snapshot.tails(log))
                 if log.disk is not None:
                     sources = log.disk.share(target)
                     regions.next_number, regions.sequence = log.disk.regions.next_number, log.disk.regions.sequence
@@ -128,7 +124,7 @@ def _write_part(
                 with lock:
                     copying.end()
             for source, name in sources:
-                copy_file(source, target, name, files)
+                files.copy(source, target, name)
         finally:
             regions.close()
             for source, _ in sources:
@@ -160,19 +156,7 @@ def _manifest(directory: Directory) -> dict[str, Any]:
     return manifest
 
 
-def copy_file(source: int, folder: Directory, name: str, files: Files) -> None:
-    """Copy an open file that could not be linked.  Raises: OSError."""
-    target = files.open(folder, name)
-    try:
-        content, at = memoryview(bytearray(COPIED)), 0
-        while nbytes := files.pread(source, content, at):
-            files.pwrite(target, content[:nbytes], at)
-            at += nbytes
-    finally:
-        os.close(target)
-
-
-class Copying(LogListener):
+class SegmentCopier(LogListener):
     """Copier of segments in memory to a checkpoint's region files, while the store goes on.
 
     Attributes:

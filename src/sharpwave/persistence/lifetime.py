@@ -1,19 +1,32 @@
-"""End of a store on disk: everything appended is written, and its folder released, whichever owner was last."""
+"""Life of a store in its process: which folders have an open one, forks, and the end, when the last owner is freed.
+
+At the end everything appended is written, and the folder released. In a forked process the store's memory is a copy
+that goes on; its files stay the parent's.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
+import threading
 import warnings
 import weakref
+from pathlib import Path
 from typing import Any
 
-from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.store_folder import MANIFEST, read_manifest
 from sharpwave.errors import StoreInUseError
 from sharpwave.log.step_log import StepLog
+from sharpwave.native.interrupts import Lock
+from sharpwave.persistence.settings import Settings
+from sharpwave.persistence.snapshot import flush
 
 EXIT_WAIT_S = 10.0
 """How long the end of the process waits for a thread that is using the store."""
+FORK_WAIT_S = 10.0
+"""How long a fork waits for a thread that is changing a store."""
+MAY_CHANGE = {"capacity", "ram", "disk_limit", "on_full", "seed"}
+"""Settings that a store may be opened again with others of."""
 
 
 class Life:
@@ -43,41 +56,6 @@ class Life:
     def over(self) -> None:
         """Note that the store was closed."""
         self._end.detach()
-
-
-def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
-    """Sync everything appended so far to disk, open segments included, and what ``views`` remember.
-
-    Args:
-        evict: evict for the rows of open segments where the files' limit has no room; else exceed it, as opening does.
-
-    Raises: OSError.
-    """
-    if log.disk is not None:
-        log.sealed.rewrite_left()
-        _write_tails(log, log.disk, evict)
-        if log.annotations.changed:
-            before = {name: said for name, said in log.disk.described.items() if name != "annotations"}
-            log.disk.describe(before | log.annotations.manifest())
-            log.annotations.changed = False
-        log.disk.flush()
-        if views and log.keeping is not None:
-            log.keeping.write()
-
-
-def _write_tails(log: StepLog, disk: DiskTier, evict: bool) -> None:
-    """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
-    for lane in range(log.lanes):
-        if log.index.rows[log.opened.slots[lane]]:
-            id_, packed = log.opened.pack_so_far(lane)
-            if disk.has_tail(id_, packed):
-                continue  # no eviction for a tail
-            if evict:
-                log.admission.write_tail(id_, packed)
-            else:
-                disk.append_tail(id_, packed, log.index.latest_generation)
-    disk.note_counts()  # and the evictions for these rows
-    disk.note_ends(log.index.first_step[log.opened.slots])  # beyond the files' steps, where segments were evicted
 
 
 def close(log: StepLog) -> None:
@@ -127,3 +105,103 @@ def _end(log: StepLog, lock: Any, process: int) -> None:
         warnings.warn(str(error), RuntimeWarning, stacklevel=2)
     finally:
         lock.release()
+
+
+# stores on disk that are open in this process
+
+
+_OPEN: weakref.WeakValueDictionary[tuple[int, int], Life] = weakref.WeakValueDictionary()
+"""By device and inode, so that a path that is written otherwise, or a link, finds the store too."""
+
+
+def remember(folder: Path, life: Life) -> None:
+    """Note that a store has just been opened in a folder; it is forgotten once it and its views are freed."""
+    status = os.stat(folder)
+    _OPEN[status.st_dev, status.st_ino] = life
+
+
+def open_here(folder: Any) -> Any | None:
+    """Return the store that has a folder open in this process; ``None``: there is none, or it is closed."""
+    try:
+        status = os.stat(folder)
+    except (OSError, TypeError, ValueError):  # it is not there, or no path
+        return None
+    life = _OPEN.get((status.st_dev, status.st_ino))
+    store = None if life is None else life.store()
+    return None if store is None or store._log.closed or store._log.disk.forked else store
+
+
+def was_left_in(folder: Path) -> bool:
+    """Return whether there is a store on disk in a folder, and no checkpoint.  Raises: DamagedError, OSError."""
+    return (folder / MANIFEST).exists() and not read_manifest(folder).get("checkpoint")
+
+
+def check_same(now: Settings, was: Settings, folder: Path, *, is_open: bool, default_segments: bool = False) -> None:
+    """Check that a store has the settings that it is wanted with.
+
+    Args:
+        is_open: whether it is open, else left in the folder, where what may change is not compared.
+        default_segments: whether ``segment_steps`` was not given, and is as it was.
+
+    Raises: ValueError: naming what differs.
+    """
+    passed = {"schema"} | (set() if is_open else MAY_CHANGE) | ({"segment_steps"} if default_segments else set())
+    there, here = was.manifest(), now.manifest()
+    differ = [name for name in here if name not in passed and here[name] != there.get(name)]
+    if differ:
+        said = "; ".join(f"{name} is {there.get(name)!r:.300}, given was {here[name]!r:.300}" for name in differ)
+        remedy = "resize() or close() it first, or give" if is_open else "give"
+        raise ValueError(
+            f"exist_ok=True: {folder} holds a store{', open in this process,' if is_open else ''} with other settings "
+            f"({said}); {remedy} the same, or another folder"
+        )
+
+
+# forks
+
+
+_watched: weakref.WeakKeyDictionary[StepLog, Lock] = weakref.WeakKeyDictionary()
+_forks = threading.local()
+
+
+def watch(log: StepLog, lock: Lock) -> None:
+    """Make forks wait until ``log`` is between two changes and encodes nothing, and close its files in the child.
+
+    Args:
+        lock: held while the log is changed.
+    """
+    _watched[log] = lock
+
+
+def _before() -> None:
+    watched = sorted(_watched.items(), key=lambda one: one[1].number)  # as ``views.turns`` takes several
+    _forks.held = [(log, lock, lock.take(timeout=FORK_WAIT_S)) for log, lock in watched]
+    for log, _, taken in _forks.held:
+        if taken and log.sealing.behind is not None:
+            log.sealing.behind.wait()
+
+
+def _in_parent() -> None:
+    for _, lock, taken in _forks.__dict__.pop("held", []):
+        if taken:
+            lock.release()
+
+
+def _in_child() -> None:
+    for log, lock, taken in _forks.__dict__.pop("held", []):
+        if log.disk is not None and not log.closed:
+            log.disk.leave_to_parent()
+        if log.sealing.behind is not None:
+            log.sealing.behind.works.forked()
+        log.saving = threading.Lock()  # it may be held by a thread of the parent
+        if log.copying is not None:
+            log.copying.end()
+        if taken:
+            lock.release()
+        else:  # a copy in mid-change
+            log.closed = True
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before, after_in_parent=_in_parent, after_in_child=_in_child)

@@ -25,7 +25,7 @@ from sharpwave.disk.ownership import (
 )
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_opening import open_all_files, open_regions
-from sharpwave.disk.store_folder import FOLDER, MANIFEST, Hold, read_manifest
+from sharpwave.disk.store_folder import FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations
@@ -35,10 +35,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
 from sharpwave.persistence import snapshot
-from sharpwave.persistence.adoption import Recovery
-from sharpwave.persistence.checkpoint import WAIT_S, copy_file
-from sharpwave.persistence.lifetime import flush
-from sharpwave.persistence.recovery import adopt_all, highest_slot, set_aside
+from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, highest_slot, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
 
@@ -134,7 +131,7 @@ class Left:
                     continue
                 source = regions.open_file(name)
                 try:
-                    copy_file(source, target, name, files)
+                    files.copy(source, target, name)
                 finally:
                     os.close(source)
                 files.sync(target, name)
@@ -165,7 +162,21 @@ def begin(
     if folder is None and left is None:
         return _log(settings, None, 0), None, {}
     try:
-        return _begin(settings, folder, left, files)
+        with contextlib.ExitStack() as undo:
+            disk = None
+            if folder is not None:
+                disk = _disk(settings, folder, left, files)
+                undo.callback(disk.close)
+            if left is not None:
+                found: tuple[StepLog, Recovery | None, States] = _opened(settings, disk, left, files)
+            else:
+                assert disk is not None
+                disk.describe(settings.manifest() | {"store": disk.regions.identity.store.hex()})
+                found = _log(settings, disk, 0), None, {}
+            undo.pop_all()
+            return found
+    except OverflowError as error:
+        raise DamagedError(f"{error}; its other numbers leave nothing to continue from") from error
     except OSError as error:
         if error.errno not in FULL:
             raise
@@ -175,39 +186,28 @@ def begin(
         ) from error
 
 
-def _begin(
-    settings: Settings, folder: Path | None, left: Left | None, files: Files
-) -> tuple[StepLog, Recovery | None, States]:
-    with contextlib.ExitStack() as undo:
-        disk = None
-        if folder is not None:
-            fresh = Identity(os.urandom(16), settings.spec.schema_hash)
+def _disk(settings: Settings, folder: Path, left: Left | None, files: Files) -> DiskTier:
+    """Lock the store's folder, once nothing in it forbids that; foreign files stay as they are."""
 
-            def inspect(found: Directory) -> None:
-                _check_target(found, left)
+    def inspect(found: Directory) -> None:
+        _check_target(found, left)
 
-            if left is None or not left.in_place:
-                check_apart(folder)
-                if folder.is_dir():  # before a lock file is created in it
-                    with Directory.open(folder) as found_there:
-                        if found_there.status(MANIFEST) is None:
-                            inspect(found_there)
-            identity = left.identity if left else fresh
-            disk = DiskTier(folder, identity, settings.disk_limit, settings.max_step_bytes, files, inspect)
-            undo.callback(disk.close)
-            if left is None or not left.in_place:
-                remove_partial_manifests(disk.directory, files)
-        if left is None:
-            assert disk is not None
-            disk.describe(settings.manifest() | {"store": fresh.store.hex()})
-            found: tuple[StepLog, Recovery | None, States] = _log(settings, disk, 0), None, {}
-        else:
-            try:
-                found = _opened(settings, disk, left, files)
-            except OverflowError as error:
-                raise DamagedError(f"{error}; its other numbers leave nothing to continue from") from error
-        undo.pop_all()
-        return found
+    in_place = left is not None and left.in_place
+    if not in_place:
+        check_apart(folder)
+        if folder.is_dir():  # before a lock file is created in it
+            with Directory.open(folder) as found:
+                if found.status(MANIFEST) is None:
+                    inspect(found)
+    identity = left.identity if left else Identity(os.urandom(16), settings.spec.schema_hash)
+    disk = DiskTier(folder, identity, settings.disk_limit, settings.max_step_bytes, files, inspect)
+    if not in_place:
+        try:
+            remove_partial_manifests(disk.directory, files)
+        except BaseException:
+            disk.close()
+            raise
+    return disk
 
 
 def _check_target(folder: Directory, left: Left | None) -> None:
@@ -263,7 +263,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         if regions.scarce:
             open_all_files(regions)
         if left.checkpoint:
-            flush(log, evict=False)  # the state's open segments are in none of its regions
+            snapshot.flush(log, evict=False)  # the state's open segments are in none of its regions
             about = {"store": left.manifest["store"]}
             disk.describe(settings.manifest() | about | log.annotations.manifest())
         if disk.directory.is_file(OPENING):
@@ -290,14 +290,16 @@ def _filled(
                 state = read_state(part.path / STATE, part)
             before, views = snapshot.checked(state.get("log"), settings.segment_steps), _numbered(state.get("views"))
             log = _log(settings, disk, max(slots, snapshot.slots_needed(before)))
-            return log, snapshot.restore(log, regions, records, damages, disk, before, left.writers_go_on), views
+            adoption = Adoption(log, regions, records, damages, disk, writers_go_on=left.writers_go_on)
+            return log, snapshot.restore(adoption, before), views
         except (*NO_STATE, OSError) as error:
             wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
             if disk is not None:
                 disk.held.clear()
     log = _log(settings, disk, slots)
-    most = max_lanes(left.manifest["capacity"])
-    report = adopt_all(log, regions, records, damages, disk, most, left.writers_go_on)
+    lanes = max_lanes(left.manifest["capacity"])
+    adoption = Adoption(log, regions, records, damages, disk, max_lanes=lanes, writers_go_on=left.writers_go_on)
+    report = adopt_all(adoption)
     report.damages += [wrong] if wrong else []
     return log, report, {}
 

@@ -1,102 +1,321 @@
-"""Recovery of a store's folder: a log of everything in it that is intact."""
+"""Recovery of a store's folder: every intact segment that counts is adopted into a log.
+
+A segment is checked once, described in the log's index, and chained to its lane's others. The kernels that sample it
+check nothing.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
 
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.store_folder import QUARANTINE
-from sharpwave.format.region import SEGMENT, TAIL, Damage, Record
+from sharpwave.errors import DamagedError
+from sharpwave.format import segment
+from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.region_notes import (
+    MAX_NOTE_BYTES,
+    WHERE_BYTES,
+    StepEnds,
+    tail_end,
+    unpack_ends,
+    unpack_evicted,
+)
+from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
+from sharpwave.format.segment_header import Header, check_rows, sparse_rows
+from sharpwave.log.open_columns import unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
-from sharpwave.persistence.adoption import Adoption, Found, Recovery, max_slots
+from sharpwave.persistence.reading import Found, SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.sampling.retention import Reservoir
+from sharpwave.spec import TERMINATED, TRUNCATED
 from sharpwave.validation import MAX_LANES
+
+ENDED = TERMINATED | TRUNCATED
+
+
+@dataclass
+class Recovery:
+    """Outcome of opening a store.
+
+    Attributes:
+        segments, steps: restored.
+        cut_steps: flushed steps dropped at the end of an episode that went on: they cannot be learned from without
+            their successor. Their observation is the final one of the step before.
+        damages: bytes set aside, each with its file, its offset and what was expected.
+        differences: limits other than before, and their consequences.
+        views: names of the checkpoint's views that ``sharpwave.Store.transitions`` was not called for yet. They are
+            kept for the next checkpoint.
+    """
+
+    segments: int = 0
+    steps: int = 0
+    cut_steps: int = 0
+    damages: list[str] = field(default_factory=list)
+    differences: list[str] = field(default_factory=list)
+    views: list[str] = field(default_factory=list)
+
+
+class Adoption:
+    """Adoption of segments that lie in ``regions``, as the records ``found``.
+
+    Args:
+        damages: damaged segments are appended.
+        disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
+        max_lanes: limit of the store's lanes.
+        writers_go_on: no episode is truncated at its lane's end, as the next segment may go on with it.
+
+    Attributes:
+        full: a segment did not fit into memory.  damaged: the last segment tried was damaged.
+        broken: slots of segments whose episode was broken off after them, which their bytes do not say.
+        ends: ends of the lanes' step numbers, as all records show them. ``evictions``: evicted segments, by notes.
+    """
+
+    def __init__(
+        self,
+        log: StepLog,
+        regions: RegionFiles,
+        found: Found,
+        damages: list[Damage],
+        disk: DiskTier | None,
+        *,
+        max_lanes: int = MAX_LANES,
+        writers_go_on: bool = False,
+    ) -> None:
+        self.log, self.regions, self.found, self.damages, self.disk = log, regions, found, damages, disk
+        self._writers_go_on = writers_go_on
+        self.report = Recovery()
+        self.full = self.damaged = False
+        self.broken: set[int] = set()
+        generations = [region.generation for region in regions.regions.values()]
+        generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
+        self._generation = max(generations, default=0) + 1  # above all that were ever used
+        self._max_slots = max_slots(len(found))
+        self._lanes: dict[int, list[int]] = {}
+        dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
+        self._segments = SegmentReader(log.layout, max_lanes, self._read, dictionaries)
+        self.ends, self.evictions = StepEnds(max_lanes), Evictions(log.stride, self._max_slots)
+        self._read_notes(found)
+        slots = [(record.id & LEAF_MASK) // log.stride for _, record in found if record.kind in (SEGMENT, TAIL)]
+        self.evictions.forget_all_but(np.array(slots, np.int64))
+        if disk is not None:
+            disk.ends, disk.evictions = self.ends, self.evictions
+
+    def _read(self, number: int, record: Record, nbytes: int | None = None) -> bytes:
+        """Return a record's content, or its first ``nbytes``.  Raises: OSError."""
+        content = bytearray(record.nbytes if nbytes is None else min(record.nbytes, nbytes))
+        self.regions.read(number, record.offset, memoryview(content))
+        return bytes(content)
+
+    def _read_notes(self, found: Found) -> None:
+        """Take the ends of the lanes' step numbers, and the evictions, from all records, evicted and replaced ones too.
+
+        Cost: a read of each note and tail, and of the header of each segment.
+        """
+        for number, record in found:
+            with contextlib.suppress(OSError):
+                if record.kind == SEGMENT and record.nbytes >= WHERE_BYTES:
+                    self.ends.reach_by(self._read(number, record, WHERE_BYTES), number)
+                elif record.kind == TAIL and record.nbytes <= self.log.layout.chunk_bytes:
+                    self.ends.reach(*tail_end(self._read(number, record), self.log.spec), number)
+                elif record.kind == NOTE and record.nbytes <= MAX_NOTE_BYTES:
+                    content = self._read(number, record)
+                    if (note := unpack_evicted(content)) is not None:
+                        self.evictions.take(note, record.sequence, number)
+                    self.ends.reach_all(unpack_ends(content), number)
+
+    def try_adopt(self, number: int, record: Record) -> bool:
+        """Adopt a segment. Return False if it is damaged, which is noted, or empty, or if there is no room.
+
+        Raises:
+            OSError: the segment, an open one, cannot be rewritten.
+        """
+        self.damaged = False
+        try:
+            return self._adopt(number, record)
+        except DamagedError as error:
+            self.damages.append(segment_damage(self.regions.regions[number].path, record, error))
+            self.damaged = True
+            return False
+
+    def _adopt(self, number: int, record: Record) -> bool:
+        log, index = self.log, self.log.index
+        slot, row = divmod(record.id & LEAF_MASK, log.stride)
+        if row or slot >= min(index.slots, self._max_slots):
+            raise DamagedError(f"id {record.id}, expected that of a segment of {log.stride} steps")
+        data = self._segments.payload(number, record)
+        if record.kind != SEGMENT:
+            data = self._ended(data)
+            if not data:
+                return False
+        header = segment.check(data, log.spec, self._segments.dictionary)
+        self._segments.check_header(header, sealed=True)
+        shared = [self._segments.dictionary(column.dictionary) for column in header.placed]
+        places: list[int] = []
+        for c, one in enumerate(shared):
+            place = log.tables[c].add(one) if one else 0
+            if place is None:
+                for table, taken in zip(log.tables, places, strict=False):
+                    table.drop(taken)
+                raise DamagedError(f"column {c} needs a dictionary, but its table is full: 255 others are in use")
+            places.append(place)
+        needed = {
+            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
+        }
+        needed = {key: one for key, one in needed.items() if one}
+        offset = record.offset
+        if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
+            # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
+            sequence = record.sequence if record.kind == SEGMENT else None
+            number, offset = self.disk.write(SEGMENT, record.id, data, self._generation, needed, sequence)
+        index.codec[:, slot] = [column.codec for column in header.placed]
+        index.dictionary[:, slot] = places
+        index.offset[:, slot] = [column.offset for column in header.placed]
+        index.rows[slot], index.frames[slot], index.context[slot] = header.steps, header.frames, header.context
+        index.lane[slot], index.first_step[slot] = header.lane, header.first_step
+        index.episode_step[slot] = header.episode_step
+        index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
+        index.generation[slot] = record.id >> LEAF_BITS
+        index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
+        if not log.adopt(slot, np.frombuffer(data, np.uint8)):
+            log.sealed.drop_dictionaries(index.dictionary[:, slot])
+            self.full = True
+            return False
+        if self.disk is not None:
+            self.disk.held.hold(number, len(data))
+        self._lanes.setdefault(header.lane, []).append(slot)
+        self.report.segments += 1
+        self.report.steps += header.steps
+        return True
+
+    def open_rows(self, number: int, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
+        """Return an open segment's rows, decoded; ``None``: it is damaged, which is noted."""
+        try:
+            header, arrays = self._open_rows(self._segments.payload(number, record))
+            self._segments.check_header(header, sealed=False)
+            if header.context > self.log.spec.context:
+                raise DamagedError(f"{header.context} frames of context in an open segment")
+        except DamagedError as error:
+            self.damages.append(segment_damage(self.regions.regions[number].path, record, error))
+            return None, {}
+        return header, arrays
+
+    def _open_rows(self, data: bytes) -> tuple[Header, dict[str, np.ndarray[Any, Any]]]:
+        log = self.log
+        limit = log.layout.chunk_bytes
+        header, arrays = segment.unpack(data, log.spec, self._segments.dictionary, limit=limit)
+        check_rows(header, log.spec, arrays["flags"], sealed=False)
+        return header, arrays
+
+    def link(self) -> None:
+        """Chain the lanes' segments, open new ones after them, and free all other slots."""
+        log = self.log
+        log.index.restore({slot for slots in self._lanes.values() for slot in slots}, self._generation)
+        ends = self.ends.ends
+        log.open_lanes(max([*self._lanes, int(ends.nonzero()[0].max(initial=-1))], default=-1) + 1)
+        for lane, end in enumerate(ends[: log.lanes].tolist()):
+            log.begin_at(lane, end)
+        self.link_lanes()
+
+    def link_lanes(self) -> None:
+        """Chain the lanes' segments before their open ones, which exist already.
+
+        An episode under way is truncated where the next segment begins another. Where steps in between are not held,
+        it is not: they were evicted, or lost, and how it went on is unknown.
+        """
+        log, index = self.log, self.log.index
+        for lane, slots in self._lanes.items():
+            slots.sort(key=lambda slot: int(index.first_step[slot]))
+            chain = [*slots, int(log.opened.slots[lane])]
+            log.inventory.chain(lane, slots, chain[-1])
+            for slot, following in pairwise(chain):
+                index.gap[slot] = not log.sealed.adjoins(slot, following)
+                if index.gap[slot]:
+                    self.broken.discard(slot)
+                elif self._writers_go_on and slot == slots[-1] and not index.rows[following]:
+                    continue
+                elif not log.sealed.goes_on(slot, following) and log.sealed.truncate(slot):
+                    self.broken.add(slot)
+        log.sealed.rewrite_truncated(sorted(self.broken))
+
+    def _ended(self, data: bytes) -> bytes:
+        """Return an open segment's rows as a sealed segment: without the last step, if its episode went on."""
+        header, arrays = self._open_rows(data)
+        flags = arrays["flags"].copy()
+        steps, frames = header.steps, header.frames
+        if steps and frames > header.context + steps + np.count_nonzero(flags & ENDED):
+            flags[-1] |= TRUNCATED  # its successor was known
+        if steps and not flags[-1] & ENDED:
+            steps -= 1
+            self.report.cut_steps += 1
+            if steps and not flags[steps - 1] & ENDED:
+                flags[steps - 1] |= TRUNCATED  # the last frame, its successor's, becomes the final one
+            else:
+                frames -= 1
+        if steps == 0:
+            return b""
+        arrays["flags"] = flags
+        columns: list[Column] = []
+        for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
+            rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
+            columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))
+        assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
+        return segment.pack_again(header, steps, frames, columns)
+
+    def _rows_left(self, name: str, header: Header, flags: np.ndarray[Any, Any], frames: int) -> int:
+        """Return the rows that a column keeps when the segment is cut to the steps of ``flags``."""
+        spec = self.log.spec
+        if name in spec.obs_names:
+            return frames
+        every = spec.fields[name].every if name in spec.sparse_names else None
+        return len(flags) if every is None else sparse_rows(flags, header.episode_step, every)
 
 
 def highest_slot(found: Found, stride: int) -> int:
     """Return the highest slot among the records' ids, within the bounds of a store; -1 without any."""
     slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
-    end = max_slots(found)
+    end = max_slots(len(found))
     return max((slot for slot in slots if slot < end), default=-1)
 
 
-def adopt_all(
-    log: StepLog,
-    regions: RegionFiles,
-    found: Found,
-    damages: list[Damage],
-    disk: DiskTier | None,
-    max_lanes: int = MAX_LANES,
-    writers_go_on: bool = False,
-) -> Recovery:
-    """Adopt every intact segment that was not evicted into the empty ``log``; with a ``disk`` they stay there until
-    they are sampled.
+def adopt_all(adoption: Adoption) -> Recovery:
+    """Adopt every intact segment that was not evicted into the empty log; with a disk they stay there until they are
+    sampled.
 
     Afterwards every lane begins a new episode: where the lane's last known step did not end one, that episode is
     truncated there, and the observation after that step is the final one.
-
-    Args:
-        damages: damaged segments are appended.
-        max_lanes: limit of the store's lanes.
-        writers_go_on: no episode is truncated at its lane's end, as the next segment may go on with it.
 
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
         ValueError, MemoryError: the capacity, or ``ram``, is too small for the lanes.
     """
-    adoption = Adoption(log, regions, found, damages, disk, max_lanes)
-    evictions = adoption.noted.evictions
-    if isinstance(log.retention, Reservoir):
-        log.retention.threshold = adoption.noted.threshold
-    for versions in ranked(found, log.stride, evictions):
+    log = adoption.log
+    latest = adoption.evictions.latest
+    for versions in ranked(adoption.found, log.stride, adoption.evictions):
         for number, record in versions:
-            if record.sequence < evictions.since and not log.retention.admits(record.id):
-                break  # evicted by a release that noted the threshold alone
             if adoption.try_adopt(number, record):
                 log.retention.add((record.id & LEAF_MASK) // log.stride, record.id)
                 break
             if not adoption.damaged:
                 break
     if isinstance(log.retention, Reservoir):
-        log.retention.threshold = min(adoption.noted.threshold, evictions.latest.threshold)
-    inventory, latest = log.inventory, evictions.latest
+        log.retention.threshold = latest.threshold
+    inventory = log.inventory
     inventory.evicted_segments, inventory.dropped_steps = latest.segments, latest.dropped_steps
-    adoption.link(writers_go_on)  # which may write records, and a note of these counts before them
+    adoption.link()  # which may write records, and a note of these counts before them
     inventory.evicted_steps = inventory.total_steps - inventory.held_steps
     return adoption.report
-
-
-def newest(found: Found, stride: int, evictions: Evictions) -> list[tuple[int, Record]]:
-    """Return the record of every slot that counts, in the order of writing; rows of open segments come last."""
-    return [versions[0] for versions in ranked(found, stride, evictions)]
-
-
-def ranked(found: Found, stride: int, evictions: Evictions) -> list[list[tuple[int, Record]]]:
-    """Return, by slot, the record of ``newest`` followed by earlier ones, for use if it cannot be; none evicted.
-
-    A power cut may leave a segment without the dictionary that was written before it.
-    """
-    slots: dict[int, list[tuple[int, Record]]] = {}
-    for one in found:
-        if one[1].kind in (SEGMENT, TAIL) and not evictions.covers(one[1].id):
-            slots.setdefault((one[1].id & LEAF_MASK) // stride, []).append(one)
-    for versions in slots.values():
-        versions.sort(key=lambda one: (*_rank(one[1]), one[0], one[1].offset), reverse=True)
-    return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
-
-
-def _rank(record: Record) -> tuple[int, bool, int]:
-    """Return a record's rank in its slot: the latest generation counts; a sealed segment before its rows so far.
-
-    Of copies the last is taken: it may have an end of an episode that the others lack.
-    """
-    return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
 
 
 def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:

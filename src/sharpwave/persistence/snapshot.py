@@ -1,22 +1,20 @@
-"""Snapshots: a log's state beside its sealed segments as a tree of arrays, and the log restored from it."""
+"""A log's state beside its sealed segments: flushed to its own files, or captured for a checkpoint, and restored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
-from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.region import MAX_GENERATION, MAX_ID, ROOM, SEGMENT, TAIL
 from sharpwave.format.segment import FLAGS, MAX_NUMBER
 from sharpwave.log.open_segments import WHOLE
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.persistence.adoption import Adoption, Recovery
+from sharpwave.persistence.recovery import Adoption, Recovery
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import TRUNCATED
 from sharpwave.validation import MAX_LANES
@@ -24,6 +22,41 @@ from sharpwave.validation import MAX_LANES
 Ints = npt.NDArray[np.int64]
 
 COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
+
+
+def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
+    """Sync everything appended so far to disk, open segments included, and what ``views`` remember.
+
+    Args:
+        evict: evict for the rows of open segments where the files' limit has no room; else exceed it, as opening does.
+
+    Raises: OSError.
+    """
+    if log.disk is not None:
+        log.sealed.rewrite_left()
+        _write_tails(log, log.disk, evict)
+        if log.annotations.changed:
+            before = {name: said for name, said in log.disk.described.items() if name != "annotations"}
+            log.disk.describe(before | log.annotations.manifest())
+            log.annotations.changed = False
+        log.disk.flush()
+        if views and log.keeping is not None:
+            log.keeping.write()
+
+
+def _write_tails(log: StepLog, disk: DiskTier, evict: bool) -> None:
+    """Write every open segment to disk so far, and the end of each lane's step numbers.  Raises: OSError."""
+    for lane in range(log.lanes):
+        if log.index.rows[log.opened.slots[lane]]:
+            id_, packed = log.opened.pack_so_far(lane)
+            if disk.has_tail(id_, packed):
+                continue  # no eviction for a tail
+            if evict:
+                log.admission.write_tail(id_, packed)
+            else:
+                disk.append_tail(id_, packed, log.index.latest_generation)
+    disk.note_counts()  # and the evictions for these rows
+    disk.note_ends(log.index.first_step[log.opened.slots])  # beyond the files' steps, where segments were evicted
 
 
 def capture(log: StepLog) -> dict[str, Any]:
@@ -88,26 +121,16 @@ def slots_needed(state: dict[str, Any]) -> int:
     return len(state["generation"])
 
 
-def restore(
-    log: StepLog,
-    regions: RegionFiles,
-    found: Sequence[tuple[int, Record]],
-    damages: list[Damage],
-    disk: DiskTier | None,
-    state: dict[str, Any],
-    writers_go_on: bool = False,
-) -> Recovery:
-    """Restore everything into the empty ``log``: with a ``disk`` the segments stay there, else they are read into
-    memory.
+def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
+    """Restore everything into the empty log: with a disk the segments stay there, else they are read into memory.
 
-    Segments that are not among the records ``found``, are damaged, or no longer fit into memory are lost: those that
+    Segments that are not among the records found, are damaged, or no longer fit into memory are lost: those that
     would be evicted first are the first not to be kept.
 
     Raises:
         KeyError, TypeError, ValueError, DamagedError: not from ``capture``.
     """
-    adoption = Adoption(log, regions, found, damages, disk)
-    report = adoption.report
+    log, report, found = adoption.log, adoption.report, adoption.found
     index, inventory, stride = log.index, log.inventory, log.stride
     generation, ids = checked_array(state, "generation", np.int64), checked_array(state, "ids", np.int64)
     slots, last_flags = (ids & LEAF_MASK) // stride, checked_array(state, "last_flags", np.uint8)
@@ -121,7 +144,7 @@ def restore(
         raise ValueError("retention: its segments differ from those of the log")
     index.highest = len(generation)
     index.generation[: index.highest] = generation
-    _open_lanes(adoption, state, opened, found)
+    _open_lanes(adoption, state, opened)
     log.admission.fit_memory()
     at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
@@ -142,7 +165,7 @@ def restore(
     generation = generation.copy()
     _renew(generation, slots[~kept], state)
     index.restore({*slots[kept].tolist(), *opened.tolist()}, int(state["first_generation"]), generation)
-    adoption.link_lanes(writers_go_on)
+    adoption.link_lanes()
     for name in COUNTS:
         setattr(inventory, name, int(state[name]))
     lost = int((~kept).sum())
@@ -158,7 +181,7 @@ def _renew(generation: Ints, lost: Ints, state: dict[str, Any]) -> None:
     generation[lost] = np.maximum(generation[lost] + 1, int(state["first_generation"]))
 
 
-def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: Sequence[tuple[int, Record]]) -> None:
+def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints) -> None:
     log, count = adoption.log, len(opened)
     steps, begins = checked_array(state, "lane_steps", np.int64), checked_array(state, "open_begins", np.uint8)
     rows, numbers = checked_array(state, "open_rows", np.int64), checked_array(state, "open_episode_steps", np.int64)
@@ -176,7 +199,7 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints, found: 
         return
     numbers = np.where(begins, 0, numbers)
     log.reopen_lanes(opened, steps, begins, numbers, shares, staged)
-    at = {record.id: (number, record) for number, record in found if record.kind == TAIL}
+    at = {record.id: (number, record) for number, record in adoption.found if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
         header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
         first = int(steps[lane] - rows[lane])

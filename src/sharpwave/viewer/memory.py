@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.offline.episodes import ENDED, Episode, Survey
-from sharpwave.offline.following import Following
+from sharpwave.offline.episodes import Episode, Following, Survey, frame_rows
 from sharpwave.offline.scan import Segment, part_of
 from sharpwave.viewer.priorities import ViewItems, read_views
 from sharpwave.viewer.sources import Source
@@ -195,7 +194,7 @@ class Memory:
         if state is None:
             return [], ""
         try:
-            views = read_views(state, following.survey, following.unpack)
+            views = read_views(state, following.survey)
         except (OSError, DamagedError, NewerVersionError, MemoryError, *NO_STATE) as error:
             return [], f"the checkpoint's priorities cannot be read: {error}"
         return sorted(views, key=lambda one: one.priority is None), ""
@@ -221,13 +220,8 @@ class Memory:
             DamagedError: a segment was deleted meanwhile, or cannot be decoded.
             TooLargeError: it would take more than ``MAX_DECODED_BYTES``.
         """
-        following = self._following
-        assert following is not None
         sizes = {name: one.row_bytes for name, one in snapshot.survey.described.spec.fields.items()}
-        for one in snapshot.survey.lanes[episode.lane].segments:
-            first = one.header.first_step - episode.first_step
-            if first >= end or first + one.header.steps <= begin:
-                continue
+        for first, one in snapshot.survey.pieces(episode, begin, end):
             if wanted is not None and np.searchsorted(wanted, first) == np.searchsorted(
                 wanted, first + one.header.steps
             ):
@@ -237,7 +231,7 @@ class Memory:
                 raise TooLargeError(
                     f"{nbytes:,} bytes to decode for a segment, at most {MAX_DECODED_BYTES:,} are shown"
                 )
-            yield first, one.header.steps, one, following.unpack(one, ("flags", "reward", *names))
+            yield first, one.header.steps, one, snapshot.survey.unpack(one, ("reward", *names))
 
     def frames(
         self, snapshot: Snapshot, episode: Episode, name: str, steps: Ints
@@ -257,15 +251,13 @@ class Memory:
         final = last >= 0 and bool((steps >= episode.steps).any())
         begin, end = int(wanted[0]), int(wanted[-1]) + 1
         for first, count, one, arrays in self.read(snapshot, episode, (name,), begin, end, wanted):
-            values, ended = arrays[name], arrays["flags"] & ENDED != 0
-            ends_before = np.concatenate([[0], np.cumsum(ended)])
+            values, rows = arrays[name], frame_rows(one, arrays["flags"])
             inside = wanted[(wanted >= max(0, first)) & (wanted < first + count)]
             for step in inside.tolist():
-                row = one.header.context + step - first + int(ends_before[step - first])
-                if step in steps and row < len(values):
-                    yield step, values[row]
-                if step == last and final and row + 1 < len(values):
-                    yield episode.steps, values[row + 1]
+                if step in steps:
+                    yield step, values[rows[step - first]]
+                if step == last and final:
+                    yield episode.steps, values[rows[step - first] + 1]
 
 
 def _mark(folder: Path) -> tuple[float, ...]:

@@ -54,11 +54,8 @@ class ViewItems:
     max_times_sampled: int | None = None
 
 
-def read_views(checkpoint: Path, survey: Survey, unpack: Any) -> list[ViewItems]:
+def read_views(checkpoint: Path, survey: Survey) -> list[ViewItems]:
     """Return the views of a checkpoint's state, over the segments of ``survey`` that they knew.
-
-    Args:
-        unpack: as ``Following.unpack``; called for views of windows only.
 
     Raises:
         DamagedError: not a checkpoint's state.  OSError.
@@ -68,11 +65,11 @@ def read_views(checkpoint: Path, survey: Survey, unpack: Any) -> list[ViewItems]
     found = []
     for view in list(views.values())[:MAX_VIEWS] if isinstance(views, dict) else []:
         if isinstance(view, dict):
-            found.append(_view(view, survey, unpack))
+            found.append(_view(view, survey))
     return found
 
 
-def _view(state: Mapping[str, Any], survey: Survey, unpack: Any) -> ViewItems:
+def _view(state: Mapping[str, Any], survey: Survey) -> ViewItems:
     settings, sampler = _dict(state.get("settings")), _dict(state.get("sampler"))
     kind = str(settings.get("kind", "transitions"))
     stride = survey.described.segment_steps
@@ -88,7 +85,7 @@ def _view(state: Mapping[str, Any], survey: Survey, unpack: Any) -> ViewItems:
     span = settings.get("stride", 1) if kind == Windows.kind else 1
     span = span if type(span) is int and 0 < span < 1 << 31 else 1
     if kind == Windows.kind:
-        items, lane, step = _windows(segments, slots, stride, span, unpack)
+        items, lane, step = _windows(segments, slots, stride, span, survey)
     else:
         items, lane, step = _steps(segments, slots, stride)
     values, largest = _priorities(sampler, _dict(state.get("remembered")), int(items.max(initial=-1)) + 1)
@@ -123,11 +120,11 @@ def _steps(segments: list[Segment], slots: Ints, stride: int) -> tuple[Ints, Int
     return np.repeat(slots * stride, rows) + row, np.repeat(lanes, rows), np.repeat(first, rows) + row
 
 
-def _windows(segments: list[Segment], slots: Ints, stride: int, span: int, unpack: Any) -> tuple[Ints, Ints, Ints]:
+def _windows(segments: list[Segment], slots: Ints, stride: int, span: int, survey: Survey) -> tuple[Ints, Ints, Ints]:
     """Return item, lane and first trained step of every window: item k of a segment is the k-th that begins in it."""
     parts: list[tuple[Ints, Ints, Ints]] = [(np.empty(0, np.int64),) * 3]
     for one, slot in zip(segments, slots.tolist(), strict=True):
-        flags = unpack(one, ("flags",))["flags"]
+        flags = survey.unpack(one, ("flags",))["flags"]
         number = episode_numbers(flags, one.header.episode_step)
         rows = np.flatnonzero((number >= 0) & (number % span == 0))
         lanes = np.full(len(rows), one.header.lane, np.int64)

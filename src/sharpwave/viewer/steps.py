@@ -29,7 +29,7 @@ MAX_VALUES = 32
 def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
     """Return the fields that are drawn as curves: all but pictures, until there are ``MAX_CURVES`` curves."""
     described = snapshot.survey.described
-    found, left, room = [], MAX_CURVES, MAX_DECODED_BYTES // described.max_frames
+    found, left, room = [], MAX_CURVES, MAX_DECODED_BYTES // described.layout.max_frames
     for name, field in described.spec.fields.items():
         curves = _components(field) if _components(field) <= MAX_COMPONENTS else 3
         if not is_picture(field) and curves <= left and field.row_bytes < room:

@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave import writing
-from sharpwave.disk import disk_budget, mergeable_regions, region_files
+from sharpwave.disk import disk_budget, region_files
 from sharpwave.persistence import settings as store_settings
 from sharpwave.testing.torture.faults import Faults, faults
 from sharpwave.testing.torture.program import GAMMA, VIEWS, Program
@@ -57,7 +57,7 @@ def small(region_bytes: int) -> None:
     disk_budget.SPARE_BYTES = region_bytes // 2
     store_settings.MIN_DISK_BYTES = region_bytes
     region_files.FIRST_EXTENT, region_files.MAX_EXTENT = region_bytes // 4, region_bytes // 2
-    mergeable_regions.MIN_COPY_BYTES = region_bytes // 4
+    disk_budget.MIN_COPY_BYTES = region_bytes // 4
     writing.MAX_BLOCK_S, writing.RETRY_S = 0.1, 0.005
 
 
