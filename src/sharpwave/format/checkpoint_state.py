@@ -21,9 +21,9 @@ import numpy as np
 
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.native import descriptors
+from sharpwave.native.descriptors import max_read_bytes
 from sharpwave.native.directory import Directory, open_file
 from sharpwave.native.files import Files
-from sharpwave.native.sparse_files import max_read_bytes
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
