@@ -75,7 +75,7 @@ def module_name(path: Path) -> str:
 def test_no_modules_import_each_other() -> None:
     """Not even in a round, for type checkers only, or inside functions."""
     paths = {module_name(path): path for path in ROOT.rglob("*.py")}
-    imports = {
+    graph = {
         module: {
             name if name in paths else name.rpartition(".")[0]  # a module, or what it holds
             for name, _ in imports(path)
@@ -83,8 +83,8 @@ def test_no_modules_import_each_other() -> None:
         }
         for module, path in paths.items()
     }
-    assert set().union(*imports.values()) <= set(paths)
-    TopologicalSorter(imports).prepare()  # CycleError names the modules of a circle
+    assert set().union(*graph.values()) <= set(paths)
+    TopologicalSorter(graph).prepare()  # CycleError names the modules of a circle
 
 
 def test_importing_the_store_loads_nothing_heavy() -> None:

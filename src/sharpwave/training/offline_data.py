@@ -98,7 +98,7 @@ def recorded_environment(source: str) -> Atari | Gymnasium | None:
 
 def _annotated(folder: Path) -> Atari | Gymnasium | None:
     """Return the environment of a store's annotation; None: it has none.  Raises: OSError, DamagedError."""
-    said = describe(folder).annotations.store.get(KEY)
+    said: Any = describe(folder).annotations.store.get(KEY)
     try:
         found: Atari | Gymnasium = from_table(environment_settings(said["kind"])(), said)
     except (ValueError, TypeError, KeyError):  # none, of another release, or a user's own annotation
