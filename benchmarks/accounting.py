@@ -18,7 +18,7 @@ import numpy as np
 import runner
 
 import sharpwave as sw
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.measured import private_bytes
 
 LANES, IMAGES = 8, 64
 CASES: dict[str, tuple[int, int | None]] = {"32x32": (32, None), "84x84, stacks of 4": (84, 4)}

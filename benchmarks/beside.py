@@ -137,8 +137,7 @@ def measure(arguments: argparse.Namespace) -> Results:
     import frames
     from runner import say
 
-    from sharpwave.bench.machine import environment
-    from sharpwave.bench.process import Child
+    from sharpwave.bench.machine import Child, environment
 
     folder = frames.folder_of("pong", 50_000, cache=arguments.frames_cache, say=say)
     trees = {"first": arguments.first, "second": arguments.second}

@@ -30,8 +30,7 @@ from cluster_worker import Steps
 from runner import Results, in_turn, memory, middle, processor_s, say
 
 import sharpwave as sw
-from sharpwave.bench.machine import environment
-from sharpwave.bench.process import Child
+from sharpwave.bench.machine import Child, environment
 
 if TYPE_CHECKING:
     from rich.table import Table

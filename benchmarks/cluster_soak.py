@@ -31,7 +31,7 @@ import runner
 from faults.homes import BACK_S, Home, end
 
 import sharpwave as sw
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.measured import private_bytes
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.link import Link
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter

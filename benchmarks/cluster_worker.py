@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import runner
 
-from sharpwave.bench.recording import Recording
+from sharpwave.bench.played import PlayedSteps
 
 STACK, SHAPE = 4, (84, 84)
 BATCH, LOOKAHEAD = 256, 4
@@ -51,7 +51,7 @@ class Step:
 class Steps:
     """Steps of a recording without end, of which each writer begins elsewhere. A round of them ends an episode."""
 
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: PlayedSteps) -> None:
         self._recording = recording
         self._frames = [np.ascontiguousarray(recording.obs[:, lane]) for lane in range(recording.lanes)]
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import runner
 
 import sharpwave as sw
-from sharpwave.bench.recording import LANES
+from sharpwave.bench.played import LANES
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.registry import by_name
 

@@ -13,15 +13,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.bench import recording
-from sharpwave.bench.recording import LANES, Recording
+from sharpwave.bench import played
+from sharpwave.bench.played import LANES, PlayedSteps
 
 STACK = 4
 STICKY = 0.25
 CACHE = Path(__file__).parent / "cache"
 
 
-def load(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str], None] = print, **env: Any) -> Recording:
+def load(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str], None] = print, **env: Any) -> PlayedSteps:
     """Load at least ``steps`` frames of ``game``; play it first if no cached run is long enough.
 
     Args:
@@ -48,10 +48,10 @@ def folder_of(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str]
     return folder
 
 
-def read(folder: Path, steps: int | None = None) -> Recording:
+def read(folder: Path, steps: int | None = None) -> PlayedSteps:
     """Open a cached run, or its first ``steps``."""
     there = json.loads((folder / "info.json").read_text())["times"] - 1  # its last frame is the last step's successor
-    return recording.read(folder, STACK, there if steps is None else min(-(-steps // LANES), there))
+    return played.read(folder, STACK, there if steps is None else min(-(-steps // LANES), there))
 
 
 def _play(game: str, times: int, folder: Path, say: Callable[[str], None], settings: dict[str, Any]) -> None:
@@ -83,5 +83,5 @@ def _play(game: str, times: int, folder: Path, say: Callable[[str], None], setti
             rate = (t + 1) * LANES / (time.monotonic() - begin)
             say(f"playing {game}: {(t + 1) * LANES:,} of {times * LANES:,} steps, {rate:,.0f} a second")
     frames.flush()
-    recording.write(folder, reward, terminated, truncated, np.array(final, np.uint8).reshape(-1, *shape))
+    played.write(folder, reward, terminated, truncated, np.array(final, np.uint8).reshape(-1, *shape))
     (folder / "info.json").write_text(json.dumps({"game": game, "times": times, "sticky": STICKY, **settings}))

@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=4000)
     parser.add_argument("--env", default="FetchReach-v4")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "hindsight.json")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS / "hindsight.json")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.one:

@@ -10,13 +10,12 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from runner import RESULTS
 from training_speed import ladder as measured
 from training_speed.rungs import chosen
 from training_speed.runs import finished_runs, numbers, run_command, say
 
 from sharpwave.training.files import write_json
-
-RESULTS = Path(__file__).parent / "results"
 
 
 def ladder(

@@ -24,8 +24,8 @@ from runner import Results
 from tier_worker import PLAYED
 from tiers import TITLES, contender, environment, say
 
-from sharpwave.bench.process import Child
-from sharpwave.bench.recording import LANES
+from sharpwave.bench.machine import Child
+from sharpwave.bench.played import LANES
 
 if TYPE_CHECKING:
     from rich.console import Console

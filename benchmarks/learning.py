@@ -8,7 +8,7 @@ python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander two-step s
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
 episodes (MinAtar, Atari: 30) on seeds that neither training nor its evaluations used, at epsilon .001. IQM and 95 %
-interval: see sharpwave.bench.scoring. ``minatar`` means its five games; their last policies are measured, and the
+interval: see sharpwave.bench.learning_runs. ``minatar`` means its five games; their last policies are measured, and the
 scores of all games together, each divided by the best mean that an agent has in it, are drawn as results/minatar.png.
 ``repeat-first`` (popgym) and ``memory-chain`` (bsuite) are made where they are asked for: docs/training/recurrent.md
 says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, ``qbert`` and
@@ -36,8 +36,17 @@ from typing import Any
 import runner
 from matplotlib.figure import Figure
 
-from sharpwave.bench.learning_runs import EPSILON, Key, Line, all_runs, by_agent, learned, normalized
-from sharpwave.bench.scoring import interquartile_mean, interval
+from sharpwave.bench.learning_runs import (
+    EPSILON,
+    Key,
+    Line,
+    all_runs,
+    by_agent,
+    interquartile_mean,
+    interval,
+    learned,
+    normalized,
+)
 
 HERE = Path(__file__).parent
 EPISODES, GAME_EPISODES = 100, 30
@@ -320,7 +329,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "learning", help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=HERE / "results" / "learning.jsonl", help="file of the lines")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS / "learning.jsonl", help="file of the lines")
     parser.add_argument("--one", nargs=4, metavar=("TASK", "AGENT", "SEED", "FOLDER"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.one:

@@ -178,7 +178,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=300_000)
     parser.add_argument("--there", action="store_true", help="train nothing, read the existing runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/levers"), help="folder of the runs")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for levers.json and levers.png")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for levers.json and levers.png")
     arguments = parser.parse_args()
     results: dict[str, dict[str, dict[str, Any]]] = {}
     for name in arguments.only:

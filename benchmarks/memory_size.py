@@ -23,7 +23,7 @@ from sharpwave.showing import byte_text
 from sharpwave.training.files import write_json
 from sharpwave.training.recipes import load_recipe
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = runner.RESULTS
 
 
 def memory_size(

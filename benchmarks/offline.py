@@ -84,7 +84,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     parser.add_argument("--seeds", type=int, nargs="*", help="others than each task's own")
     parser.add_argument("--runs", type=Path, default=Path("runs") / "offline", help="folder of what is learned from")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "offline.jsonl")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS / "offline.jsonl")
     arguments = parser.parse_args()
     known = [json.loads(line) for line in arguments.out.read_text().splitlines()] if arguments.out.exists() else []
     lines = {(line["task"], line["seed"]): line for line in known}

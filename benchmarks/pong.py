@@ -27,8 +27,8 @@ import numpy as np
 import runner
 from training_speed.runs import ended, episodes
 
-from sharpwave.bench.scoring import interquartile_mean
-from sharpwave.bench.scoring import interval as iqm_interval
+from sharpwave.bench.learning_runs import interquartile_mean
+from sharpwave.bench.learning_runs import interval as iqm_interval
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 from sharpwave.training.recipes.recipe import Recipe

@@ -20,9 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sharpwave.bench.machine import cores
-from sharpwave.bench.process import Child
-from sharpwave.bench.summary import rates
+from sharpwave.bench.machine import Child, cores
+from sharpwave.bench.report import rates
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave.bench.contenders import times
-from sharpwave.bench.recording import Recording
+from sharpwave.bench.played import PlayedSteps
 
 BURN_IN, LENGTH, STRIDE, N_STEP, GAMMA = 40, 80, 40, 5, 0.997
 STEPS = BURN_IN + LENGTH
@@ -63,7 +63,7 @@ class Contender(ABC):
     """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
 
     @abstractmethod
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         """Make an empty buffer for ``steps`` steps like those of ``recording``."""
 
     @abstractmethod
@@ -96,7 +96,7 @@ def recurrent_states() -> npt.NDArray[np.float32]:
     return np.tanh(np.random.default_rng(0).standard_normal((STATES, *STATE), np.float32))
 
 
-def play(recording: Recording, states: npt.NDArray[np.float32], begin: int, end: int) -> Iterator[Step]:
+def play(recording: PlayedSteps, states: npt.NDArray[np.float32], begin: int, end: int) -> Iterator[Step]:
     """Yield all lanes' steps of ``begin <= t < end``."""
     for start, stop, number in times(recording, begin, end):
         obs = np.array(recording.obs[start:stop])
@@ -118,7 +118,7 @@ class Sharpwave(Contender):
     def __init__(self, codec: str) -> None:
         self.codec = codec
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         spec = sw.Spec(
             obs=sw.Field(recording.frame_shape, "uint8"),
             action=sw.Field((), "int64"),
@@ -168,7 +168,7 @@ class Ring(Contender):
     by one call. A batch is overwritten by the next, which spares the page faults of new memory.
     """
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         self.lanes = recording.lanes
         self.size = steps // self.lanes
         rows = self.lanes, self.size + WINDOW - 1
@@ -234,7 +234,7 @@ class TorchRL(Contender):
         self.mapped, self.state = mapped, state
         self.folder: str | None = None
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         from torchrl.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 
         self.lanes = recording.lanes
@@ -304,7 +304,7 @@ class Flashbax(Contender):
     def __init__(self, state: bool = True) -> None:
         self.state = state
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         import flashbax
         import jax
         import jax.numpy as jnp
@@ -370,7 +370,7 @@ class Reverb(Contender):
     Its chunks are compressed. A state is stored for the first step of each window only.
     """
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         import reverb
         import tensorflow as tf
 

@@ -44,14 +44,12 @@ from sequence_contenders import (
     recurrent_states,
 )  # fmt: skip
 
-from sharpwave.bench import recording as recordings
-from sharpwave.bench.limit import Limit
-from sharpwave.bench.machine import cores, environment
-from sharpwave.bench.process import Child
-from sharpwave.bench.recording import Recording
-from sharpwave.bench.setups import installed
-from sharpwave.bench.summary import ratios
-from sharpwave.bench.worker import Measured, private_bytes, serve, timed
+from sharpwave.bench import played as recordings
+from sharpwave.bench.machine import Child, cores, environment
+from sharpwave.bench.measured import Limit, Subject, private_bytes, serve, timed
+from sharpwave.bench.peers import installed
+from sharpwave.bench.played import PlayedSteps
+from sharpwave.bench.report import ratios
 
 MODULES = {"TorchRL": "torchrl", "Flashbax": "flashbax"}
 """Libraries without which the contenders whose names begin so are left out."""
@@ -177,7 +175,7 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
 class Bench:
     """Benchmark of a contender, filled from a recording."""
 
-    def __init__(self, make: Callable[[], Contender], recording: Recording) -> None:
+    def __init__(self, make: Callable[[], Contender], recording: PlayedSteps) -> None:
         self.make, self.recording = make, recording
         self.states = recurrent_states()
 
@@ -267,7 +265,7 @@ def _wait_until_idle() -> None:
         time.sleep(10 * IDLE_S)
 
 
-def make(name: str, folder: Path, steps: int) -> Measured:
+def make(name: str, folder: Path, steps: int) -> Subject:
     """Make the benchmark ``name`` over the first ``steps`` of the recording in ``folder``."""
     if name == "limit":
         return Limit(84 * 84, WINDOW)

@@ -36,7 +36,7 @@ from soak_report import figure, goals, slopes, table
 from tiers import environment
 
 import sharpwave as sw
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.measured import private_bytes
 from sharpwave.offline.verify import check
 
 if TYPE_CHECKING:

@@ -25,12 +25,10 @@ from runner import Results, bytes_a_step, in_turn, rate, say
 
 from sharpwave.bench import machine
 from sharpwave.bench.contenders import Contender, Sharpwave
-from sharpwave.bench.limit import Limit
-from sharpwave.bench.peers import SB3
-from sharpwave.bench.process import Child
-from sharpwave.bench.setups import SETUPS
-from sharpwave.bench.summary import ratios
-from sharpwave.bench.worker import Bench, Measured, serve
+from sharpwave.bench.machine import Child
+from sharpwave.bench.measured import Bench, Limit, Subject, serve
+from sharpwave.bench.peers import SB3, SETUPS
+from sharpwave.bench.report import ratios
 
 CONTENDERS: dict[str, Callable[[], Contender]] = {
     "sharpwave auto": lambda: Sharpwave("auto"),
@@ -98,7 +96,7 @@ def run(arguments: argparse.Namespace) -> Results:
 WORKER = "--worker"
 
 
-def measured(name: str, folder: Path) -> Measured:
+def measured(name: str, folder: Path) -> Subject:
     """Make the benchmark ``name`` over the recording in ``folder``: a contender, sum trees alone, or memory alone."""
     if name == "trees":
         return Trees()

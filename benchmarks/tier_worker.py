@@ -27,8 +27,8 @@ from disk_limit import forget, forgetful, reads
 from frames import CACHE, STACK, folder_of, read
 
 import sharpwave as sw
-from sharpwave.bench.recording import LANES
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.measured import private_bytes
+from sharpwave.bench.played import LANES
 
 BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
 PLAYED = 250_000

@@ -27,7 +27,7 @@ import runner
 from runner import Results, in_turn
 
 from sharpwave.bench import machine
-from sharpwave.bench.process import Child
+from sharpwave.bench.machine import Child
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -23,7 +23,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support.setups import SETUPS
 
-RESULTS = Path(__file__).parent / "results" / "truth.json"
+RESULTS = runner.RESULTS / "truth.json"
 
 
 def main() -> None:

@@ -171,7 +171,7 @@ def main() -> None:
     parser = runner.parser(__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="also torch.compile, which needs a C++ compiler")
-    parser.add_argument("--out", type=Path, default=HERE / "results", help="folder for updates.json")
+    parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for updates.json")
     arguments = parser.parse_args()
     variants = {**VARIANTS, **({"torch.compile": (RECIPE, compiled)} if arguments.compile else {})}
 

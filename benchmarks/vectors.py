@@ -30,7 +30,7 @@ import runner
 
 import sharpwave as sw
 from sharpwave.bench.machine import environment
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.measured import private_bytes
 
 OBS, ACTION, MANY = 17, 6, 1024
 BATCHES = 32, 256, 1024

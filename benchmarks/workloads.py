@@ -28,9 +28,8 @@ from runner import say
 from workload_data import LOADS, Load
 from workload_memories import Ours, Reverb, TorchRL
 
-from sharpwave.bench.machine import environment
-from sharpwave.bench.process import ChildError
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.machine import ChildError, environment
+from sharpwave.bench.measured import private_bytes
 
 MEMORIES: dict[str, Any] = {"process": Ours, "actors": Ours, "torchrl": TorchRL, "reverb": Reverb}
 """Sharpwave in one process, and with actors in others; peers in one process."""

@@ -22,7 +22,7 @@ from runner import memory
 import sharpwave as sw
 from faults.account import LANES, PATIENCE_S, Account, audit, wrong
 from faults.homes import Home
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench.measured import private_bytes
 from sharpwave.serve.addresses import UNIX, Address
 from sharpwave.serve.wire import HEADER
 

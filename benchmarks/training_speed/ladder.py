@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from sharpwave.bench.clock import PARTS
+from sharpwave.bench.trainer import PARTS
 from sharpwave.showing import byte_text
 from sharpwave.training.files import write_json
 from sharpwave.training.text import number_text

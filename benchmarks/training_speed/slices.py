@@ -12,8 +12,7 @@ import numpy as np
 import psutil
 import torch
 
-from sharpwave.bench.clock import Clock
-from sharpwave.bench.trainer import train_on_clock
+from sharpwave.bench.trainer import Clock, train_on_clock
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.recipes import load_recipe
 from training_speed import textbook

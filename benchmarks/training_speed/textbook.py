@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, multiprocessing, nn
 
 from sharpwave.agents.replay import linear
-from sharpwave.bench.clock import PARTS, Clock
+from sharpwave.bench.trainer import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
 from training_speed.rungs import Rung
 

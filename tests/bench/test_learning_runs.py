@@ -1,11 +1,14 @@
 """Runs of agents from seeds: a file of lines that grows, normalization by the best, and an ablation end to end."""
 
+from __future__ import annotations
+
 import json
 import sys
 
+import numpy as np
 import pytest
 
-from sharpwave.bench import ablation
+from sharpwave.bench import learning_runs
 from sharpwave.bench.learning_runs import all_runs, by_agent, lines_of, normalized
 
 LINE = "import json, sys; print('noise'); print(json.dumps(dict(task=sys.argv[1], agent='a', seed=3, score=2.0)))"
@@ -48,12 +51,12 @@ def test_scores_are_divided_by_the_best_mean_of_each_task():
 
 
 def test_each_arm_lacks_its_part_or_has_another():
-    whole = ablation.recipe_of("MinAtar/Breakout-v1", ablation.WHOLE, 1, 10_000).agent
+    whole = learning_runs.recipe_of("MinAtar/Breakout-v1", learning_runs.WHOLE, 1, 10_000).agent
     assert 0 < whole.munchausen < 0.9 and whole.head == "qr" and whole.replay.n_step == 1
     assert not (whole.dueling or whole.noisy or whole.replay.prioritized)
-    agents = {arm: ablation.recipe_of("MinAtar/Breakout-v1", arm, 1, 10_000).agent for arm in ablation.ARMS}
+    agents = {arm: learning_runs.recipe_of("MinAtar/Breakout-v1", arm, 1, 10_000).agent for arm in learning_runs.ARMS}
     assert len(set(agents.values())) == 11
-    none, noise, dueling = agents[ablation.NONE], agents["with noise"], agents["with dueling"]
+    none, noise, dueling = agents[learning_runs.NONE], agents["with noise"], agents["with dueling"]
     assert not (none.double or none.munchausen) and none.head == "expected"
     assert agents["without Munchausen"].double and agents["with n-step"].replay.n_step == 3
     assert agents["without Munchausen"].munchausen == 0 and agents["with more Munchausen"].munchausen == 0.9
@@ -67,16 +70,61 @@ def test_each_arm_lacks_its_part_or_has_another():
 def test_an_ablation_has_a_row_for_each_arm_and_a_picture(tmp_path):
     lines = [
         {"task": "t", "agent": arm, "seed": seed, "score": 20.0 - place + seed, "limit": 5}
-        for place, arm in enumerate(ablation.ARMS)
+        for place, arm in enumerate(learning_runs.ARMS)
         for seed in range(2)
     ]
-    out = tmp_path / "ablation.jsonl"
+    out = tmp_path / "learning_runs.jsonl"
     out.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    again = ablation.ablate(["t"], range(2), 5, 1, out)
-    found = ablation.rows(again)
+    again = learning_runs.ablate(["t"], range(2), 5, 1, out)
+    found = learning_runs.rows(again)
     assert found["rainbow"] == {"runs": 2, "iqm": 20.5, "low": 20.0, "high": 21.0, "ratio": 1.0}
     assert found["none of them"]["ratio"] == pytest.approx(10.5 / 20.5)
-    ablation.draw(found, "score", tmp_path / "ablation.png")
-    assert (tmp_path / "ablation.png").stat().st_size > 5_000
+    learning_runs.draw(found, "score", tmp_path / "learning_runs.png")
+    assert (tmp_path / "learning_runs.png").stat().st_size > 5_000
     with pytest.raises(ValueError, match="holds runs of 5 steps, expected 6"):
-        ablation.ablate(["t"], range(2), 6, 1, out)
+        learning_runs.ablate(["t"], range(2), 6, 1, out)
+
+
+def test_the_iqm_is_the_mean_of_the_middle_half():
+    # Of eight scores two are cut at each end: (3 + 4 + 5 + 6) / 4.
+    assert learning_runs.interquartile_mean([1, 2, 3, 4, 5, 6, 7, 1000]) == 4.5
+    # Five: int(.25 * 5) = 1 at each end.
+    assert learning_runs.interquartile_mean([0.0, 1, 1, 1, 5]) == 1.0
+    # Tasks are pooled: rliable flattens (seeds, tasks).
+    assert learning_runs.interquartile_mean([[1, 2, 3, 4], [5, 6, 7, 1000]]) == 4.5
+
+
+def test_the_interval_resamples_seeds_within_tasks():
+    """As rliable's StratifiedBootstrap: an index a seed and task, each drawn from the task's own seeds."""
+    rng = np.random.default_rng(1)
+    scores = np.stack([rng.normal(0, 1, 5), rng.normal(10, 1, 5)])
+    low, high = learning_runs.interval(scores.tolist())
+    means = []
+    for _ in range(20_000):
+        drawn = np.stack([task[rng.integers(0, 5, 5)] for task in scores])
+        means.append(np.mean(sorted(drawn.ravel())[2:8]))  # of ten, two are cut at each end
+    np.testing.assert_allclose([low, high], np.percentile(means, [2.5, 97.5]), atol=0.06)
+    assert low < learning_runs.interquartile_mean(scores.tolist()) < high
+    # Resampled over tasks as well, the interval would reach from 0 to 10.
+    assert high - low < 2
+
+
+def test_scipy_agrees():
+    """rliable's IQM is ``scipy.stats.trim_mean(scores, proportiontocut=.25, axis=None)``."""
+    stats = pytest.importorskip("scipy.stats")
+    for count in range(1, 30):
+        scores = np.random.default_rng(count).normal(size=count)
+        assert learning_runs.interquartile_mean(scores.tolist()) == pytest.approx(stats.trim_mean(scores, 0.25))
+
+
+def test_equal_scores_have_no_width():
+    assert learning_runs.interval([[1.0] * 5]) == (1.0, 1.0)
+
+
+def test_the_same_seed_gives_the_same_interval():
+    scores = [[0.1, 0.5, 0.9, 0.2, 0.4]]
+    assert (
+        learning_runs.interval(scores, 50)
+        == learning_runs.interval(scores, 50)
+        != learning_runs.interval(scores, 50, seed=1)
+    )

@@ -10,8 +10,8 @@ import sequences
 from rich.console import Console
 from sequence_contenders import STATES, Ring, Sharpwave, play
 
-from sharpwave.bench import recording as recordings
-from sharpwave.bench.worker import private_bytes
+from sharpwave.bench import played as recordings
+from sharpwave.bench.measured import private_bytes
 
 TIMES = 700
 

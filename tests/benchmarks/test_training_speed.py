@@ -20,7 +20,7 @@ from training_speed.rungs import RUNGS, Rung, chosen
 from training_speed.runs import begin, numbers, run_command
 from training_speed.textbook import LazyFrames, ListBuffer, Transition, VectorLanes, make_lanes, tensors
 
-from sharpwave.bench.clock import PARTS, Clock
+from sharpwave.bench.trainer import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
 from sharpwave.training.recipes import load_recipe
 from tests.cli.conftest import ENVIRONMENT

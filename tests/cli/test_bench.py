@@ -9,8 +9,8 @@ import time
 import numpy as np
 import pytest
 
-from sharpwave.bench.setups import SETUPS
-from sharpwave.bench.summary import MEASURES, ratios, summary
+from sharpwave.bench.peers import SETUPS
+from sharpwave.bench.report import MEASURES, ratios, summary
 from sharpwave.cli.bench import written
 from sharpwave.extras import install
 from tests.cli.conftest import ENVIRONMENT

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 import sharpwave as sw
-from sharpwave.bench.recording import Recording
+from sharpwave.bench.played import PlayedSteps
 
 CHUNK = 64
 """Time steps of a recording that are read at once."""
@@ -34,10 +34,10 @@ class Sampled:
 class Contender(Protocol):
     """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
 
-    def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
         """Yield arguments of ``add`` for all lanes' steps of ``begin <= t < end``."""
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         """Make an empty buffer for ``steps`` steps like those of ``recording``."""
 
     def add(self, item: Any) -> None:
@@ -56,7 +56,7 @@ class Contender(Protocol):
         """Convert what ``sample`` returned, for checking."""
 
 
-def times(recording: Recording, begin: int, end: int) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
+def times(recording: PlayedSteps, begin: int, end: int) -> Iterator[tuple[int, int, npt.NDArray[np.int64]]]:
     """Yield (start, stop, numbers of all lanes' steps [stop - start, lanes]) for chunks of ``begin <= t < end``."""
     for start in range(begin, end, CHUNK):
         stop = min(end, start + CHUNK)
@@ -69,7 +69,7 @@ class Sharpwave:
     def __init__(self, codec: str) -> None:
         self.codec = codec
 
-    def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
         for start, stop, number in times(recording, begin, end):
             obs = np.array(recording.obs[start:stop])
             for i, t in enumerate(range(start, stop)):
@@ -83,7 +83,7 @@ class Sharpwave:
                     "final_obs": recording.next_frames(t, t + 1)[0] if ended else None,
                 }
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         obs = sw.Field(recording.frame_shape, str(recording.obs.dtype), stack=recording.stack)
         self.store = sw.Store(sw.Spec(obs=obs, action=sw.Field((), "int64")), capacity=steps, codec={"obs": self.codec})
         self.prioritized = self.store.transitions(sampler=sw.Prioritized(alpha=ALPHA, beta=BETA))

@@ -1,4 +1,12 @@
-"""Runs of several agents on several tasks from several seeds: each in a process of its own, each a line of a file."""
+"""Runs of several agents on several tasks from several seeds, their scores, and the ablation of Rainbow.
+
+Each run has a process of its own and is a line of a file. Scores are compared by their interquartile mean. The ablation
+asks which part of Rainbow is worth its cost.
+
+Sources: Agarwal et al. (2021), Deep reinforcement learning at the edge of the statistical precipice; the definitions
+are those of their library rliable (``metrics.aggregate_iqm``, ``library.get_interval_estimates``). Hessel et al.
+(2018), Rainbow, figure 3; on MinAtar: Obando-Ceron and Castro (2021), Revisiting Rainbow.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +14,15 @@ import json
 import os
 import statistics
 import subprocess
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
@@ -135,3 +147,160 @@ def normalized(scores: dict[str, dict[str, list[float]]]) -> dict[str, dict[str,
         agent: {task: [score / best[task] for score in seeds] for task, seeds in tasks.items()}
         for agent, tasks in scores.items()
     }
+
+
+RESAMPLES = 10_000
+
+
+def interquartile_mean(scores: Sequence[float] | Sequence[Sequence[float]]) -> float:
+    """Return the mean of the middle half of all scores, of all tasks and seeds together.
+
+    Args:
+        scores: of the seeds, or of the seeds by task.
+    """
+    return float(_trimmed(np.concatenate([np.atleast_1d(one) for one in scores])))
+
+
+def interval(scores: Sequence[Sequence[float]], resamples: int = RESAMPLES, seed: int = 0) -> tuple[float, float]:
+    """Return the 95 % percentile interval of the IQM: seeds are resampled within each task.
+
+    Args:
+        scores: by task, of its seeds.
+    """
+    rng = np.random.default_rng(seed)
+    drawn = [rng.choice(np.asarray(one), (resamples, len(one))) for one in scores]
+    low, high = np.percentile(_trimmed(np.concatenate(drawn, axis=1)), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def _trimmed(scores: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return the mean over the last axis, without a quarter at each end: scipy's ``trim_mean(x, .25)``."""
+    cut = scores.shape[-1] // 4
+    mean: npt.NDArray[np.float64] = np.sort(scores, axis=-1)[..., cut : scores.shape[-1] - cut].mean(axis=-1)
+    return mean
+
+
+if TYPE_CHECKING:
+    from sharpwave.training.recipes.recipe import Recipe
+
+RECIPE = "minatar-rainbow"
+EPISODES = 30
+WHOLE, NONE = "rainbow", "none of them"
+PARTS: Mapping[str, Mapping[str, Any]] = {"Munchausen": {"munchausen": 0.0}, "quantiles": {"head": "expected"}}
+"""What turns each part of the recipe off, by options. Without Munchausen rewards it is double Q-learning."""
+OTHERS: Mapping[str, Mapping[str, Any]] = {
+    "priorities": {"prioritized": True, "priority_alpha": 0.5},
+    "n-step": {"n_step": 3},
+    "dueling": {"dueling": True},
+    "noise": {"noisy": True, "noisy_epsilon": True},
+    "more Munchausen": {"munchausen": 0.9},
+    "c51": {"head": "c51"},
+    "iqn": {"head": "iqn", "quantiles": 8, "late_fractions": True},
+}
+"""Parts that the recipe lacks, by options: three-step returns, noise beside random actions, the weight of Munchausen
+rewards in their paper, other heads."""
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    WHOLE: {},
+    **{f"without {part}": changes for part, changes in PARTS.items()},
+    **{f"with {other}": changes for other, changes in OTHERS.items()},
+    NONE: {"double": False, **{name: value for changes in PARTS.values() for name, value in changes.items()}},
+}
+
+
+def recipe_of(env: str, arm: str, seed: int, steps: int) -> Recipe:
+    """Return the recipe of an arm: two streams are as wide as one together, importance weights become whole by the
+    run's end, and only the last policy is measured."""
+    from sharpwave.training.recipes import load_recipe
+
+    recipe = load_recipe(RECIPE)
+    changes = dict(ARMS[arm])
+    if changes.get("dueling"):
+        changes["hidden_units"] = recipe.agent.hidden_units // 2
+    if changes.get("prioritized"):
+        changes["beta_steps"] = steps
+    return recipe.override(env=env, seed=seed, steps=steps, evaluate_every=0, device="cpu", **changes)
+
+
+def ablate(
+    envs: Sequence[str], seeds: Sequence[int], steps: int, at_a_time: int, out: Path, say: Any = print
+) -> list[Line]:
+    """Return a line for each environment, arm and seed; only runs that ``out`` lacks are made.
+
+    Raises:
+        RuntimeError: a run failed.
+        ValueError: ``out`` holds runs of another length.
+    """
+
+    def command(key: Key, folder: Path) -> list[str]:
+        env, arm, seed = key
+        return [sys.executable, "-m", __name__, env, arm, str(seed), str(steps), str(folder)]
+
+    wanted = [(env, arm, seed) for seed in seeds for env in envs for arm in ARMS]
+    lines = all_runs(wanted, command, out.with_suffix(".runs"), out, at_a_time, say)
+    others = {line["limit"] for line in lines} - {steps}
+    if others:
+        raise ValueError(f"--out: {str(out)!r} holds runs of {others.pop():,} steps, expected {steps:,}; use another")
+    return lines
+
+
+def rows(lines: Sequence[Line]) -> dict[str, dict[str, Any]]:
+    """Return IQM, its 95 % interval and its ratio to the whole's by arm; of several environments, normalized scores."""
+    scores = by_agent(lines)
+    if len({line["task"] for line in lines}) > 1:
+        scores = normalized(scores)
+    found = {}
+    for arm, tasks in scores.items():
+        of_tasks = list(tasks.values())
+        low, high = interval(of_tasks)
+        found[arm] = {"runs": sum(map(len, of_tasks)), "iqm": interquartile_mean(of_tasks), "low": low, "high": high}
+    whole = found[WHOLE]["iqm"]
+    return {arm: {**row, "ratio": row["iqm"] / whole if whole else None} for arm, row in found.items()}
+
+
+def table(found: Mapping[str, Mapping[str, Any]], title: str) -> Any:
+    """Return a table of ``rows`` for a rich console."""
+    from rich.table import Table
+
+    made = Table(title=title, title_justify="left")
+    made.add_column("")
+    for name in ("runs", "IQM", "95 %", "of the whole"):
+        made.add_column(name, justify="right")
+    for arm, row in found.items():
+        ratio = "-" if row["ratio"] is None else f"{row['ratio']:.0%}"
+        made.add_row(arm, str(row["runs"]), f"{row['iqm']:.2f}", f"{row['low']:.2f} to {row['high']:.2f}", ratio)
+    return made
+
+
+def draw(found: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None:
+    """Draw ``rows`` as bars from the top, with the interval of each, and a line at the whole."""
+    from matplotlib.figure import Figure
+
+    from sharpwave.training.files import replacing
+
+    arms, iqms = list(found), [row["iqm"] for row in found.values()]
+    figure = Figure(figsize=(7, 0.45 * len(arms) + 1.2), layout="constrained")
+    axes = figure.subplots()
+    colors = ["#1f5fa8" if arm == WHOLE else "#9a9a9a" if arm == NONE else "#7fb0de" for arm in arms]
+    whiskers = [
+        [row["iqm"] - row["low"] for row in found.values()],
+        [row["high"] - row["iqm"] for row in found.values()],
+    ]
+    axes.barh(arms, iqms, color=colors, xerr=whiskers, error_kw={"lw": 1, "capsize": 3})
+    axes.axvline(found[WHOLE]["iqm"], color="#1f5fa8", lw=1, ls=":")
+    axes.invert_yaxis()
+    axes.set_xlabel(title)
+    axes.spines[["top", "right"]].set_visible(False)
+    with replacing(path) as partial:
+        figure.savefig(partial, dpi=120, format="png")
+
+
+def main() -> None:
+    """Make one run; its line is the last that is printed."""
+    env, arm, seed, steps, folder = sys.argv[1:]
+    recipe = recipe_of(env, arm, int(seed), int(steps))
+    names = {"task": env, "agent": arm, "seed": int(seed), "limit": int(steps)}
+    print(json.dumps({**names, **learned(RECIPE, recipe, Path(folder), EPISODES)}))
+
+
+if __name__ == "__main__":
+    main()

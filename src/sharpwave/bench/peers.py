@@ -1,14 +1,16 @@
-"""Contenders of other libraries, each imported when it is built."""
+"""Contenders of other libraries, each imported when it is built; and the configurations of all that are compared."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
-from sharpwave.bench.contenders import ALPHA, BETA, Array, Sampled, times
-from sharpwave.bench.recording import LANES, Recording
+from sharpwave.bench.contenders import ALPHA, BETA, Array, Contender, Sampled, Sharpwave, times
+from sharpwave.bench.played import LANES, PlayedSteps
 
 
 class SB3:
@@ -22,7 +24,7 @@ class SB3:
     def __init__(self, optimized: bool, to_torch: bool = True) -> None:
         self.optimized, self.to_torch = optimized, to_torch
 
-    def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
         infos: list[dict[str, Any]] = [{} for _ in range(recording.lanes)]
         for start, stop, number in times(recording, begin, end):
             obs, successor = recording.transitions(start, stop)
@@ -30,7 +32,7 @@ class SB3:
                 done = recording.terminated[t] | recording.truncated[t]
                 yield obs[i], successor[i], number[i], recording.reward[t], done, infos
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         from gymnasium.spaces import Box, Discrete
         from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -76,7 +78,7 @@ class Cpprb:
     def __init__(self, stack_compress: bool) -> None:
         self.stack_compress = stack_compress
 
-    def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
         for lane in range(recording.lanes):
             for start, stop, numbers in times(recording, begin, end):
                 obs, successor = (array[:, 0] for array in recording.transitions(start, stop, slice(lane, lane + 1)))
@@ -96,7 +98,7 @@ class Cpprb:
                     yield dict(zip(("obs", "next_obs", "act", "rew", "done"), arrays, strict=True)), broken_off
                     row = after
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         from cpprb import ReplayBuffer
 
         shape = recording.obs_shape
@@ -148,7 +150,7 @@ class Tianshou:
     def __init__(self, last_frame: bool) -> None:
         self.last_frame = last_frame
 
-    def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
         from tianshou.data import Batch
 
         for start, stop, number in times(recording, begin, end):
@@ -157,7 +159,7 @@ class Tianshou:
                 ends = {"terminated": recording.terminated[t], "truncated": recording.truncated[t]}
                 yield Batch(obs=obs[i], act=number[i], rew=recording.reward[t], **ends)
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         from tianshou.data import VectorReplayBuffer
 
         self.steps, self.lanes = steps, recording.lanes
@@ -193,7 +195,7 @@ class Tianshou:
 class TorchRL:
     """Contender TorchRL: ``TensorDictReplayBuffer`` over ``LazyTensorStorage``; whole observations and successors."""
 
-    def items(self, recording: Recording, begin: int, end: int) -> Iterator[Any]:
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
         import torch
         from tensordict import TensorDict
 
@@ -214,7 +216,7 @@ class TorchRL:
                 }
                 yield TensorDict(row, batch_size=size)
 
-    def build(self, recording: Recording, steps: int) -> None:
+    def build(self, recording: PlayedSteps, steps: int) -> None:
         from torchrl.data import LazyTensorStorage, TensorDictReplayBuffer
 
         self.steps = steps
@@ -250,3 +252,42 @@ class TorchRL:
     def seen(self, sampled: Any) -> Sampled:
         arrays = (sampled["observation"], sampled["next", "observation"], sampled["action"])
         return Sampled(*(array.numpy() for array in arrays))
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Library in one configuration.
+
+    Attributes:
+        package: name for pip.
+        module: name for ``import``.
+        make: function from the observations' stack, or ``None``, to a contender.
+        stacks_only: whether it differs from the library's other setup only for stacked observations.
+    """
+
+    package: str
+    module: str
+    make: Callable[[int | None], Contender]
+    stacks_only: bool = False
+
+
+def installed(module: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        return find_spec(module) is not None
+    except ValueError:  # sys.modules has None for it: importing it is blocked
+        return False
+
+
+SETUPS = {
+    "Sharpwave": Setup("sharpwave", "sharpwave", lambda stack: Sharpwave("auto")),
+    "Sharpwave raw": Setup("sharpwave", "sharpwave", lambda stack: Sharpwave("raw")),
+    "SB3": Setup("stable-baselines3", "stable_baselines3", lambda stack: SB3(optimized=False)),
+    "SB3 optimized": Setup("stable-baselines3", "stable_baselines3", lambda stack: SB3(optimized=True)),
+    "cpprb": Setup("cpprb", "cpprb", lambda stack: Cpprb(stack_compress=stack is not None)),
+    "cpprb stacks": Setup("cpprb", "cpprb", lambda stack: Cpprb(stack_compress=False), stacks_only=True),
+    "Tianshou": Setup("tianshou", "tianshou", lambda stack: Tianshou(last_frame=stack is not None)),
+    "Tianshou stacks": Setup("tianshou", "tianshou", lambda stack: Tianshou(last_frame=False), stacks_only=True),
+    "TorchRL": Setup("torchrl", "torchrl", lambda stack: TorchRL()),
+}
+"""Setups by the name in the tables. The others are compared with the first."""

@@ -9,11 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharpwave.bench.machine import available_bytes, cores
-from sharpwave.bench.process import Child, ChildError
-from sharpwave.bench.recording import Recording
-from sharpwave.bench.setups import SETUPS, installed
-from sharpwave.bench.summary import BATCHES
+from sharpwave.bench.machine import Child, ChildError, available_bytes, cores
+from sharpwave.bench.peers import SETUPS, installed
+from sharpwave.bench.played import PlayedSteps
+from sharpwave.bench.report import BATCHES
 
 Results = dict[str, Any]
 Say = Callable[[str], None]
@@ -31,7 +30,7 @@ TRAINER_START_S = 5
 LIMIT = "limit"
 
 
-def sizes(recording: Recording, seconds: float) -> tuple[int, int]:
+def sizes(recording: PlayedSteps, seconds: float) -> tuple[int, int]:
     """Return the steps of Sharpwave's encoded store, and those of every other buffer."""
     share, lanes = min(1.0, seconds / SECONDS), recording.lanes
     encoded = min(MAX_STEPS * share, MAX_FRAME_BYTES * share / recording.frame_bytes)
@@ -41,7 +40,7 @@ def sizes(recording: Recording, seconds: float) -> tuple[int, int]:
 
 
 def measure_store(
-    results: Results, recording: Recording, folder: Path, seconds: float, deadline: float, say: Say
+    results: Results, recording: PlayedSteps, folder: Path, seconds: float, deadline: float, say: Say
 ) -> None:
     """Fill and measure all contenders that are installed, until ``deadline``; at least MIN_ROUNDS.
 
@@ -73,7 +72,7 @@ class _Contest:
         self._results = results
         self._children: dict[str, Child] = {}
 
-    def fill(self, recording: Recording, folder: Path, seconds: float, say: Say) -> None:
+    def fill(self, recording: PlayedSteps, folder: Path, seconds: float, say: Say) -> None:
         """Start and fill all contenders, as many at a time as there are cores."""
         encoded, raw = sizes(recording, seconds)
         steps: dict[str, int] = {}
@@ -118,7 +117,7 @@ class _Contest:
             child.close()
 
     def _start(self, name: str, folder: Path, stack: int | None, steps: int) -> None:
-        command = _command("worker", name, str(folder), str(stack or 0))
+        command = _command("measured", name, str(folder), str(stack or 0))
         self._children[name] = Child(name, command, folder / f"{name}.log")
         self._children[name].send(fill=steps)
 

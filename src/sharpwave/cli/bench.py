@@ -52,11 +52,10 @@ def bench(
     from rich.console import Console
 
     from sharpwave.bench.machine import environment
-    from sharpwave.bench.report import printed
+    from sharpwave.bench.peers import installed
+    from sharpwave.bench.played import record
+    from sharpwave.bench.report import printed, summary
     from sharpwave.bench.session import measure_store, measure_trainer
-    from sharpwave.bench.setups import installed
-    from sharpwave.bench.sources import record
-    from sharpwave.bench.summary import summary
 
     deadline = time.monotonic() + seconds
     if env is not None and data is not None:
@@ -119,7 +118,7 @@ def ablation(
     """
     from rich.console import Console
 
-    from sharpwave.bench import ablation as arms
+    from sharpwave.bench import learning_runs as arms
     from sharpwave.envs.gym import known
 
     check_out(out, ".jsonl")
@@ -150,7 +149,7 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
 
     Raises: ValueError: an unknown recipe.
     """
-    from sharpwave.bench.setups import installed
+    from sharpwave.bench.peers import installed
     from sharpwave.training.recipes import load_recipe, tables
 
     if recipe == "none":
@@ -180,8 +179,8 @@ def recorded(record: Callable[[], Any], data: Path | None) -> Any:
 
 def written(results: dict[str, Any], out: Path) -> str:
     """Write the figures, and draw them if matplotlib is installed; return the names of the files."""
+    from sharpwave.bench.peers import installed
     from sharpwave.bench.report import figure
-    from sharpwave.bench.setups import installed
     from sharpwave.training.files import replacing
 
     with replacing(out) as partial:

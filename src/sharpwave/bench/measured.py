@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -19,10 +20,59 @@ from typing import Any, Protocol
 import numpy as np
 
 from sharpwave.bench.contenders import Contender, Sharpwave
-from sharpwave.bench.limit import SOURCE_BYTES, Limit
-from sharpwave.bench.machine import available_bytes
-from sharpwave.bench.recording import Recording, read
-from sharpwave.bench.setups import SETUPS
+from sharpwave.bench.machine import available_bytes, cores
+from sharpwave.bench.peers import SETUPS
+from sharpwave.bench.played import PlayedSteps, read
+from sharpwave.native import core
+
+SOURCE_BYTES = 1 << 30
+
+
+class Limit:
+    """Benchmark of random copies from a large array, by as many threads as cores.
+
+    Args:
+        frame_bytes: size of a frame.
+        frames: frames of a window, which is one transition.
+        source_bytes: size of the array; larger than any cache.
+    """
+
+    def __init__(self, frame_bytes: int, frames: int, source_bytes: int = SOURCE_BYTES) -> None:
+        self.frame_bytes, self.window, self.source_bytes = frame_bytes, frames * frame_bytes, source_bytes
+
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Commit the memory; ``steps`` is ignored."""
+        self.source = np.ones(self.source_bytes, np.uint8)
+        self.threads = cores()
+        return {"threads": self.threads}
+
+    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
+        """Return windows per second of all threads together; they do not wait for each other."""
+        counts = [0] * self.threads
+        rows = max(1, batch // self.threads)
+        begin = threading.Barrier(self.threads)
+
+        def copy(thread: int) -> None:
+            rng = np.random.default_rng(thread)
+            out, nbytes = np.ones(rows * self.window, np.uint8), np.full(rows, self.window)
+            targets = np.arange(rows) * self.window
+            places = (self.source_bytes - self.window) // self.frame_bytes
+            starts = rng.integers(0, places, (64, rows)) * self.frame_bytes
+            core.copy_ranges(self.source, starts[0], out, targets, nbytes)
+            begin.wait()
+            end, turn = time.perf_counter() + seconds, 0
+            while time.perf_counter() < end:
+                core.copy_ranges(self.source, starts[turn % 64], out, targets, nbytes)
+                turn += 1
+            counts[thread] = turn * rows
+
+        threads = [threading.Thread(target=copy, args=(thread,)) for thread in range(self.threads)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return {"windows": sum(counts) / seconds}
+
 
 MAX_ADDED_BYTES = 64 << 20
 """Bytes of the steps that adding is timed with."""
@@ -31,7 +81,7 @@ CHECKED = 512
 """Sampled transitions that are compared with the recording."""
 
 
-class Measured(Protocol):
+class Subject(Protocol):
     """Subject that a worker fills and measures."""
 
     def fill(self, steps: int) -> dict[str, Any]:
@@ -67,7 +117,7 @@ def timed(call: Callable[[], Any], seconds: float) -> dict[str, float]:
 class Bench:
     """Benchmark of a contender, filled from a recording."""
 
-    def __init__(self, make: Callable[[], Contender], recording: Recording) -> None:
+    def __init__(self, make: Callable[[], Contender], recording: PlayedSteps) -> None:
         self.make, self.recording = make, recording
         self.contender = make()
 
@@ -149,7 +199,7 @@ class Bench:
         return {name: amount / CHECKED for name, amount in wrong.items()}
 
 
-def serve(make: Callable[[], Measured]) -> None:
+def serve(make: Callable[[], Subject]) -> None:
     """Serve requests until the pipe closes. What libraries print goes to stderr."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
     answers = os.fdopen(os.dup(1), "w", buffering=1)
