@@ -1,4 +1,4 @@
-"""What ``stats()`` says beside what the process grows by: dict observations, half of them noise, in a limited store.
+"""Bytes that ``stats()`` counts beside the growth of the process: dict observations in a limited store.
 
     python benchmarks/accounting.py [--ram-mib 64] [--calls 20000]
 

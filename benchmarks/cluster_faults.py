@@ -1,4 +1,4 @@
-"""Rounds of faults on clusters of processes on this machine, against an account of what their writers were told.
+"""Rounds of faults on clusters of processes on this machine, against an account of the acknowledged steps.
 
     python benchmarks/cluster_faults.py [--rounds 200] [--seed 0] [--kinds shards,service,...] [--results FILE]
     python benchmarks/cluster_faults.py --show FILE [FILE ...]

@@ -1,4 +1,4 @@
-"""Process of ``cluster.py``: writers, a learner, or a server of Reverb; and what these share, real steps above all.
+"""Process of ``cluster.py``: writers, a learner, or a server of Reverb; and their steps of real frames.
 
 cluster_worker.py server CAPACITY | writers CONTENDER FRAMES ADDRESS ... | learner CONTENDER FRAMES ADDRESS ...
 """

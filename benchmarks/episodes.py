@@ -1,5 +1,4 @@
-"""Whole episodes by ``add_episode``, rollouts of eight lanes by ``extend`` with an axis of time, and each step by step:
-microseconds a step, and ratios.
+"""Whole episodes by ``add_episode``, and rollouts of eight lanes by one ``extend``, beside the same step by step.
 
 python benchmarks/episodes.py [--steps 1000] [--rounds 15]
 """

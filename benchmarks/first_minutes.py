@@ -1,4 +1,4 @@
-"""Times that a newcomer waits for: imports, a first append, a first batch and a first command, each in its own process.
+"""Waiting times of the first minutes: imports, a first append, batch and command, each in a process of its own.
 
     python benchmarks/first_minutes.py [--repeats 3]
 

@@ -1,4 +1,4 @@
-"""Imports of damaged and unusual files: does a difference come in without a word?
+"""Imports of damaged and unusual files, compared with the episodes that were written.
 
     python benchmarks/imports.py [FORMAT...] [--damages NAME...] [--out FILE]
 

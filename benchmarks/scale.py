@@ -1,4 +1,4 @@
-"""What a cluster of 1,000 actors and 100 shards would do: measured costs, and a simulation by them.
+"""Measured costs of a cluster, and a simulation of 1,000 actors and 100 shards by them.
 
     python benchmarks/scale.py [--seconds 1.0] [--simulated 5]
 

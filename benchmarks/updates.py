@@ -1,4 +1,4 @@
-"""Time of an update of recipe `pong-dqn` with one thing done differently, as a ratio to the recipe's.
+"""Time of an update of recipe `pong-dqn` with one change, as a ratio to the recipe's.
 
     python benchmarks/updates.py [--rounds 7] [--compile] [--out FOLDER]
 

@@ -1,4 +1,4 @@
-"""How much a page of ``sharpwave view`` on a live run slows its training.
+"""Slowdown of a training by a page of ``sharpwave view`` on its live run.
 
     python benchmarks/viewer.py                  # Pong; --recipe cartpole
     python benchmarks/viewer.py --rounds 10

@@ -1,4 +1,4 @@
-"""What writers of a cluster were told, kept apart from it, and what the cluster then has: for cluster_faults.py."""
+"""Accounts of the steps that a cluster acknowledged to its writers, and the audit of the steps that it holds."""
 
 from __future__ import annotations
 

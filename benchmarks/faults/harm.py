@@ -1,4 +1,4 @@
-"""What cluster_faults.py does to clusters: each fault by name, by the kind of cluster that it is done to."""
+"""Faults by name, by the kind of cluster that each is done to."""
 
 from __future__ import annotations
 
