@@ -22,9 +22,9 @@ from sharpwave.serve.wire import WireError
 
 UNIX, TCP = "unix", "tcp"
 CONNECT_S = 10.0
-"""How long connecting and the handshake may take."""
+"""Time limit of connecting and of the handshake."""
 KEEPALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}
-"""Two minutes after a peer's machine was lost, its connection ends, and what is kept for it is freed."""
+"""Two minutes after a peer's machine was lost, its connection ends, and frees the memory kept for it."""
 NONCE_BYTES = 32
 HELLO, PROOF, WELCOME = 1, 2, 3
 """Kinds of the handshake's frames."""
@@ -91,7 +91,7 @@ HERE = Address(TCP, host="127.0.0.1")
 
 @dataclass(frozen=True)
 class Security:
-    """What both ends of a connection must share.
+    """Secret and certificates of a connection, of which both ends must have the same.
 
     Attributes:
         secret: shared secret; empty: none, which only addresses of this machine accept.
@@ -126,7 +126,7 @@ class Security:
             )
 
     def server_context(self) -> ssl.SSLContext | None:
-        """Return what a server encrypts with; ``None``: it does not.  Raises: ValueError: the files cannot be used."""
+        """Return the context with which a server encrypts; ``None``: it does not.  Raises: ValueError: bad files."""
         given = {"--tls-certificate": self.certificate, "--tls-key": self.key}
         files = {option: path for option, path in given.items() if path is not None}
         if not files:
@@ -153,7 +153,7 @@ class Security:
 
 
 def reachable(said: Mapping[str, Any], directory: Address) -> dict[str, Any]:
-    """Return what a directory says, with its own host where shards listen at every address of their machine."""
+    """Return a directory's reply, with its own host where shards listen at every address of their machine."""
 
     def named(text: str) -> str:
         one = Address.parse(text)
@@ -178,7 +178,7 @@ def nearest(said: Mapping[str, Any], directory: Address) -> list[Address]:
 
 
 def machine() -> str:
-    """Return what tells this machine, since it was started, from others; a container of its own counts as another."""
+    """Return an identifier of this machine since it was started; a container counts as another machine."""
     parts = [socket.gethostname()]
     for path in ("/proc/sys/kernel/random/boot_id",):
         with contextlib.suppress(OSError):
@@ -257,10 +257,10 @@ def _check_abandoned(address: Address) -> None:
 def connect(
     address: Address, security: Security, timeout: float = CONNECT_S, started_by: str = "sharpwave serve"
 ) -> tuple[socket.socket, dict[str, Any]]:
-    """Connect, and show and check the secret; return the socket and what the other end says of itself.
+    """Connect, and show and check the secret; return the socket and the description that the other end gives.
 
     Args:
-        started_by: the command that listens there, for whoever has to start it.
+        started_by: the command that listens there, for the error message.
 
     Raises:
         ConnectionError: nobody listens there, the secret is another, or the peer speaks another language.
@@ -310,7 +310,7 @@ def _reached(address: Address, timeout: float, started_by: str) -> socket.socket
 
 
 def _greet(made: socket.socket, security: Security, hello: wire.Frame) -> dict[str, Any]:
-    """Answer a server's greeting; return what it says of itself."""
+    """Answer a server's greeting; return its description."""
     theirs, ours = _nonce(hello), secrets.token_bytes(NONCE_BYTES)
     wire.send(made, PROOF, 0, {"nonce": ours.hex(), "proof": _proof(security.secret, b"client", theirs, ours)})
     welcome = _received(made, WELCOME)
@@ -337,7 +337,7 @@ def accept(made: socket.socket, security: Security, about: dict[str, Any], local
     """Greet a client that has connected; return the socket to go on with.
 
     Args:
-        about: what this end says of itself. ``local``: a unix socket, whose peer must be this user's (or root's).
+        about: description of this end. ``local``: a unix socket, whose peer must be this user's (or root's).
 
     Raises:
         ConnectionError, OSError: the client is refused, or said nothing in time.

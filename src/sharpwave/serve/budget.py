@@ -14,14 +14,14 @@ SHARE = 0.25
 MIN_SEGMENTS = 16
 """Segments, before they are encoded, for which there is room at least."""
 KEPT_SHARE, WRITERS_SHARE = 0.5, 0.25
-"""Of the budget: what is kept as long as connections are open; segments that have not been taken. Those may wait for
-learners, whose requests get the rest."""
+"""Shares of the budget for memory kept while connections are open, and for segments on their way into the store.
+Segments may wait for learners, whose requests get the rest."""
 HEAD_FACTOR, BODY_FACTOR = 32, 2
 """Bytes of memory for a byte of a message: its JSON values, and its body with a copy."""
 WAIT_S = 30.0
-"""How long a request waits for others to be answered."""
+"""Time that a request waits until others are answered."""
 STALLED_S = 20.0
-"""How long a message may take to come, or a reply to be read, while others wait for its memory."""
+"""Time in which a message must arrive, or a reply be read, while others wait for its memory."""
 LOOK_S = 0.2
 
 
@@ -39,7 +39,7 @@ class NoRoomError(MemoryError):
 
 @dataclass(eq=False)
 class Holding:
-    """What one connection makes a shard hold.
+    """Memory that a shard holds for one connection.
 
     Attributes:
         end: ends the connection. ``gone``: returns whether it has ended.
@@ -59,7 +59,7 @@ class Holding:
 
 
 class Budget:
-    """Account of what connections make a shard hold. May be called from several threads.
+    """Account of the memory that a shard holds for connections. May be called from several threads.
 
     Where memory that is kept runs short, the connection that keeps most is ended; its client connects again.
 
@@ -94,7 +94,7 @@ class Budget:
         return made
 
     def close(self, holding: Holding) -> None:
-        """Free what a connection held, which has ended."""
+        """Free the memory of a connection that has ended."""
         with self._changed:
             self._holdings.discard(holding)
             self._free(holding)
@@ -102,7 +102,7 @@ class Budget:
             holding.kept = holding.spare = 0
             self._changed.notify_all()
 
-    # what passes
+    # memory of messages on their way
 
     def receive(
         self, holding: Holding, head_bytes: int, body_bytes: int, writes: bool, patience_s: float | None = None
@@ -162,10 +162,10 @@ class Budget:
         self._writers -= holding.passing * holding.writes
         holding.passing, holding.since = 0, None
 
-    # what is kept
+    # memory kept while a connection is open
 
     def keep(self, holding: Holding, nbytes: int, what: str) -> None:
-        """Make room for what is kept for a connection, by ending those that keep most.
+        """Make room for memory kept for a connection, by ending the connections that keep most.
 
         Raises: MemoryError: this one would keep most of all.
         """
@@ -184,7 +184,7 @@ class Budget:
             self._keep(holding, nbytes)
 
     def keep_at_once(self, holding: Holding, nbytes: int) -> None:
-        """Keep so many bytes for a connection, of those that are spare first.  Raises: NoRoomError."""
+        """Keep so many bytes for a connection, its spare bytes first.  Raises: NoRoomError."""
         with self._changed:
             more = max(0, nbytes - holding.spare)
             if self._kept + more > self._kept_limit:

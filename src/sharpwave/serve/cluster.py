@@ -54,7 +54,7 @@ class Cluster(ClusterViews):
         options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``segment_steps``.
 
     Attributes:
-        security: what other clients need to know: the secret.
+        security: the secret, which other clients need.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -262,7 +262,7 @@ class Cluster(ClusterViews):
     # the whole
 
     def where(self) -> dict[str, Any]:
-        """Return what a directory says: the addresses of each of ``shards``, and the ``machine`` that they are on."""
+        """Return the addresses of each of ``shards``, and the ``machine`` that they are on."""
         return self._members.where()
 
     @property

@@ -34,12 +34,12 @@ MERGING = "merging"
 LEASES = "writers.json"
 """File in a shard's folder: the lanes of each writer."""
 END_S = 10.0
-"""How long shards whose parent was killed may take to end."""
+"""Time in which shards whose parent was killed must end."""
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a folder holds: the shards of a cluster in ``shard-K``, or those of a checkpoint in ``cut-N/shard-K``.
+    """Content of a folder: the shards of a cluster in ``shard-K``, or of a checkpoint in ``cut-N/shard-K``.
 
     Attributes:
         spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
@@ -62,7 +62,7 @@ class Manifest:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Return what a folder's file says.
+        """Return the manifest of a folder.
 
         Raises:
             FileNotFoundError: there is none.  DamagedError: it is not what a cluster writes.  NewerVersionError.
@@ -128,7 +128,7 @@ class Manifest:
             raise FileNotFoundError(f"{folder}: the first checkpoint there was not finished; write it again")
 
     def merged_limits(self, shards: int) -> dict[str, Any]:
-        """Return limits of all shards together where so many merge these: each gets those of as many as one merges."""
+        """Return the limits of all shards together where so many merge these: each gets those of the largest merge."""
         most = -(-self.shards // shards)
         limits = {name: self.new.get(name) for name in ("capacity", "ram", "disk_limit")}
         stores = {"capacity": shards, "ram": shards * (1 + self.replicas), "disk_limit": shards * (1 + self.replicas)}
@@ -220,7 +220,7 @@ def cut(
     """Write a checkpoint of all shards at one moment: as ``Cluster.checkpoint``.
 
     Args:
-        call: sends a request to every shard. ``manifest``: what is known of the shards; ``None``: their number.
+        call: sends a request to every shard. ``manifest``: of the shards; ``None``: only their number is known.
 
     Raises:
         OSError: a shard cannot write; an earlier checkpoint there is unchanged.
@@ -286,7 +286,7 @@ def _is_own(cut: Path, checkpoint: str, named: int) -> bool:
 
 
 def _remove(cut: Path) -> None:
-    """Delete what shards wrote to a cut, as far as possible; what else is in it stays, and so does the folder."""
+    """Delete the shards' files in a cut, as far as possible; other files stay, and so does the folder then."""
     with contextlib.suppress(OSError):
         for one in cut.iterdir():
             if re.fullmatch("shard-[0-9]+", one.name) and not one.is_symlink():
@@ -304,7 +304,7 @@ def _remove(cut: Path) -> None:
 def opening(
     path: str | os.PathLike[str], disk: str | os.PathLike[str] | None
 ) -> Iterator[tuple[Manifest, Path | None, Path | None]]:
-    """Provide what a folder holds that is opened, the folder of the shards, and that of the cut that they begin with.
+    """Provide the manifest of a folder to open, the folder of the shards, and that of the cut that they begin with.
 
     The shards' folder is locked meanwhile; ``disk`` counts once the manifest is written to it that these shards have
     then.
@@ -337,7 +337,7 @@ def opening(
 
 
 def _unfinished(target: Path) -> Manifest | None:
-    """Return what a folder says into which a checkpoint was not copied to the end; ``None``: it is new or empty.
+    """Return the manifest of a folder into which a checkpoint was copied in part; ``None``: it is new or empty.
 
     Raises: as ``empty_folder``.
     """
@@ -361,7 +361,7 @@ def delete_when_free(shard: Path) -> None:
 
 
 def delete_shard(folder: Path) -> None:
-    """Delete a shard's store, replicas and writers' lanes; what else is in its folder stays."""
+    """Delete a shard's store, replicas and writers' lanes; other files in its folder stay."""
     for one in (folder / STORE, folder / MERGING, *folder.glob("replica-of-*")):
         if one.is_dir():
             shutil.rmtree(one, ignore_errors=True)

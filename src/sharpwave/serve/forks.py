@@ -12,13 +12,13 @@ from typing import Protocol
 
 
 class Forked(Protocol):
-    """What has to do something in a forked process: its ``forked`` is called there, before anything else."""
+    """Object with state of its own in each forked process: ``forked`` is called there, before anything else."""
 
     def forked(self) -> None: ...
 
 
 class Forking(Protocol):
-    """What has to do something before a fork, in the parent. It must not wait for any lock."""
+    """Object that prepares for a fork, in the parent. It must not wait for any lock."""
 
     def before_fork(self) -> None: ...
 

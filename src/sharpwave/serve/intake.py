@@ -25,13 +25,13 @@ MAX_DICTIONARIES = 1024
 MAX_DICTIONARY_BYTES = 1 << 28
 """Dictionaries that a connection may have sent."""
 UNUSED_S = 300.0
-"""How long a view whose connections have all ended still holds writers up."""
+"""Time for which a view whose connections have all ended still holds writers up."""
 MAX_NAME_CHARACTERS = 200
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
 
 
 class Intake:
-    """What writers give a shard's store. May be called from several threads.
+    """Intake of segments into a shard's store. May be called from several threads.
 
     Args:
         folder: of the shard, with the writers' lanes; ``None``: they are not kept.
@@ -55,7 +55,7 @@ class Intake:
     def find(self, client: Client, frame: Frame) -> Reply:
         """Return the ``lanes`` that a writer's ``name`` has here, 0: none, and the ``turn`` of the latest writer of it.
 
-        ``complete``: whether that is so for sure: what only the replica has may name it too.
+        ``complete``: whether that is certain: a lease that only the replica has may name it too.
         """
         name = frame.head.get("name")
         if type(name) is not str:
@@ -72,7 +72,7 @@ class Intake:
         return {"lanes": lanes, "turn": turn, "complete": complete}, {}
 
     def lease(self, client: Client, frame: Frame) -> Reply:
-        """Give a writer lanes: those that it had, if its name is known, else new ones.
+        """Give a writer lanes: its own, if its name is known, else new ones.
 
         The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
         disk; with a neighbour, also there. Lanes of a lease that fails are free again.
@@ -203,14 +203,14 @@ class Intake:
                 duplicates += not append_once(self._store, packed, shared, errors, counts)
             appended.append(Copy(packed, shared))
         durable = bool(head.get("durable"))
-        if self.neighbour is not None:  # also those that are here: the connection may have ended before they were there
+        if self.neighbour is not None:  # duplicates too: the connection may have ended before the replica had them
             self._replicated(client, appended, durable)
         if durable:
             self._store.flush(views=False)
         return duplicates
 
     def _level(self, client: Client) -> None:
-        """Wait until this shard has what only its replica had; steps that are appended before would hide the lack."""
+        """Wait until this shard has all steps of its replica; steps appended before would hide the gap."""
         if self.neighbour is not None and not self.neighbour.level:
             self._replicated(client, [], False)
 

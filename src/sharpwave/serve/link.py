@@ -22,7 +22,7 @@ from sharpwave.serve.forks import follow
 from sharpwave.serve.wire import FAILED, Frame, Part, Request
 
 REPLY_S = 60.0
-"""How long a shard may take to answer."""
+"""Time that a shard may take to answer."""
 MAX_UNANSWERED_BYTES = 1 << 16
 """Bytes of requests on the way beyond which replies are read first: a server that cannot send them reads nothing."""
 RETRY_S = 0.2
@@ -37,7 +37,7 @@ class ShardLostError(ConnectionError):
 
 
 class OtherShardLostError(RuntimeError):
-    """Error raised where what answers cannot reach a shard: it is there itself, and need not be asked again."""
+    """Error of a service that answers but cannot reach a shard: asking it again does not help."""
 
 
 class Link:
@@ -46,7 +46,7 @@ class Link:
     Args:
         patience_s: how long it may take to answer; then it counts as lost.
         moved: says where the shard is now, asked when it cannot be reached; ``None``: it stays where it is.
-        peer: what listens there, and the command that starts it, for errors.
+        peer: name of the listener, and the command that starts it, for errors.
 
     Attributes:
         address: of the shard.

@@ -25,11 +25,11 @@ BURST = 5
 EVERY_S = 10.0
 """After those, one is written in so many seconds."""
 MAX_CHARACTERS = 300
-"""Limit of what a line says of an error, whose text may be a peer's."""
+"""Limit of an error's text in a line: it may be a peer's."""
 MAX_UNREAD_CHARACTERS = 1 << 20
-"""Limit of what waits until standard error is read; more is dropped and counted."""
+"""Limit of text that waits until standard error is read; more is dropped and counted."""
 DRAIN_S = 1.0
-"""How long a process that ends waits for the reader."""
+"""Time that a process which ends waits for the reader."""
 LOOK_S = 1.0
 """Pause between looks whether a process is asked to end."""
 
@@ -138,7 +138,7 @@ class Unhurried(io.TextIOBase):
 
 @contextlib.contextmanager
 def unhurried() -> Iterator[None]:
-    """Let nothing of this process wait for whoever reads its standard error, and threads fail with one line."""
+    """Let no thread wait for the reader of standard error, and let a failing thread log one line."""
     before: TextIO = sys.stderr
     hook = threading.excepthook
     try:
@@ -186,6 +186,6 @@ class Ending:
 
 
 def tell_on_request() -> None:
-    """Write to standard error what every thread is doing whenever SIGUSR1 comes, where there is such a signal."""
+    """Write every thread's stack to standard error at each SIGUSR1, where there is such a signal."""
     if hasattr(faulthandler, "register"):
         faulthandler.register(signal.SIGUSR1, all_threads=True)

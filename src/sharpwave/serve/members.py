@@ -26,11 +26,11 @@ from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
 
 RENEW_S = 5.0
-"""How often a directory is asked whether there are other shards."""
+"""Period of asking a directory whether there are other shards."""
 ASK_S = 1.0
-"""How long it may take to answer that."""
+"""Time in which it must answer that."""
 CHECKPOINT_S = 3600.0
-"""How long a service may take to write a checkpoint."""
+"""Time in which a service must write a checkpoint."""
 PAUSE_S = 60.0
 """Pause before a directory is asked again that did not answer: clients that are connected can do without."""
 
@@ -55,7 +55,7 @@ class Fleet:
         self.processes.leave()
 
     def check_process(self, what: str) -> None:
-        """Refuse what only the process can do that has started the shards.  Raises: StoreInUseError."""
+        """Refuse ``what`` in any process but the one that started the shards.  Raises: StoreInUseError."""
         if self._process != os.getpid():
             raise StoreInUseError(
                 f"{what}: process {self._process} has started these shards; this is process {os.getpid()}, forked from "
@@ -72,7 +72,7 @@ class Fleet:
         )
 
     def manifest(self) -> Manifest:
-        """Return what the folder of the shards says."""
+        """Return the manifest of the shards' folder, as it should be now."""
         with self.lock:
             return replace(self.plan.manifest(self.spec), shards=len(self))
 
@@ -86,8 +86,10 @@ class Fleet:
             replace(self.manifest(), **about_to_change).write(self.plan.disk)
 
     def opened(self, found: Manifest) -> None:
-        """Write to the folder of these shards what differs from what it said when they were opened: a checkpoint, or
-        other limits, which are those of the next life too.  Raises: OSError."""
+        """Write the manifest if it differs from the one that was found: limits given now hold for later lives too.
+
+        Raises: OSError.
+        """
         if self.manifest() != found:
             self.write()
 
@@ -160,7 +162,7 @@ class Members:
         return "" if self._directory is None else str(self._directory)
 
     def where(self) -> dict[str, Any]:
-        """Return what a directory says: the addresses of each of ``shards``, and the ``machine`` that they are on."""
+        """Return the addresses of each of ``shards``, and the ``machine`` that they are on, as a directory does."""
         if self._fleet is not None:
             return self._fleet.processes.where()
         if self._said is not None:
@@ -171,7 +173,7 @@ class Members:
         """Refuse a cluster that was closed.  Raises: ValueError.
 
         Args:
-            sending: what a writer took before; that goes on to shards which did not end with the cluster.
+            sending: segments of before the end, for shards that did not end with the cluster.
         """
         if self._closed and (self._fleet is not None or not sending):
             raise ValueError("cluster: closed; make a new Cluster, or connect again, to go on")
@@ -278,7 +280,7 @@ class Members:
             cut(list(self.links), self.call, path, spec, manifest)
 
     def _ask_service(self, directory: Address, kind: Request, head: Mapping[str, Any], patience_s: float) -> None:
-        """Let the service do what only it can do.  Raises: ShardLostError: it, or a shard that it needs, is away."""
+        """Send a request to the service.  Raises: ShardLostError: it, or a shard that it needs, is away."""
         link = Link(directory, self._security, patience_s)
         try:
             link.call(kind, head)
@@ -305,7 +307,7 @@ def _reply(link: Link, ticket: int | None, kind: Request, head: Mapping[str, Any
 def ask_directory(
     address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
 ) -> dict[str, Any]:
-    """Return what a directory says: ``spec``, and addresses of ``shards``, made if there are none and it is given.
+    """Return a directory's reply: ``spec``, and addresses of ``shards``, made if there are none and it is given.
 
     Raises:
         ConnectionError, ValueError.

@@ -1,7 +1,7 @@
 """Merge of shards: one new store with the steps, writers' lanes and views of several checkpoints.
 
 A cluster that is opened with fewer shards merges theirs. The merged store keeps every step, each lane in order. A
-shard's lanes follow those of the shards before it.
+shard's lanes follow the lanes of the shards before it.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _shares(number: int, store: Store) -> Iterator[tuple[float, int, Segment]]:
 
 
 def _carry(store: Store, sources: Sequence[Store], slots: Sequence[dict[int, int]]) -> None:
-    """Give a merged store what its sources know beside their steps: annotations, counts, and the state of each view."""
+    """Carry annotations, counts and the state of each view over to the merged store."""
     log = store._log
     states: dict[str, list[tuple[int, dict[str, Any]]]] = {}
     for k, source in enumerate(sources):

@@ -68,7 +68,7 @@ class Keeper:
         self._lock = threading.Lock()
 
     def keep(self, frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Append the segments of a request and note its leases; return what the replica has of each lane."""
+        """Append the segments of a request and note its leases; return how many steps the replica has of each lane."""
         self._check(frame)
         leases = checked_leases(frame.head.get("leases", {}))
         with self._lock:
@@ -97,7 +97,7 @@ class Keeper:
 class Neighbour:
     """The shard that keeps this one's replica, as this one sees it.
 
-    Whenever a connection to it is made, each gets what only the other has. Before that nothing is acknowledged.
+    With every new connection, each gets the segments that only the other has. Before that nothing is acknowledged.
 
     Args:
         number: of this shard. ``leases``: returns this shard's. ``adopt``: called with those that the neighbour has.
@@ -113,7 +113,7 @@ class Neighbour:
 
     @property
     def level(self) -> bool:
-        """Whether this shard has got what only the neighbour had."""
+        """Whether this shard has all segments of the neighbour."""
         return self._made_level >= 0
 
     def replicate(

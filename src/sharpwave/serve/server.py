@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 4096
 MAX_GREETING = 128
 """Connections that may be in the handshake at a time; one more ends the oldest of them, which said nothing so long."""
 MAX_WAIT_S = 600.0
-"""How long a shard holds up a request that it cannot meet yet: segments, until the learner samples."""
+"""Time that segments wait in a shard until the learner samples."""
 MAX_MAPPED = 1024
 """Blocks of memory that a connection may share."""
 MAX_MAPPED_TOGETHER = 16_384
@@ -43,7 +43,7 @@ Reply = tuple[dict[str, Any], dict[str, Any]]
 
 @dataclass
 class Holder:
-    """Who writes with a writer's name: the one whose ``turn`` it is. Of others of that name nothing is taken."""
+    """Holder of a writer's name: the writer whose ``turn`` it is. Segments of others of that name are refused."""
 
     turn: int = 0
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -51,11 +51,11 @@ class Holder:
 
 @dataclass
 class Client:
-    """What a shard keeps for one connection.
+    """State of one connection in a shard.
 
     Attributes:
-        local: whether memory can be shared with it. ``budget``: of the shard; ``holding``: what this one holds of it.
-        dictionaries: that it has sent, by key. ``sent``: those that it was sent.
+        local: whether memory can be shared with it. ``budget``: of the shard. ``holding``: its part of that.
+        dictionaries: that it has sent, by key. ``sent``: dictionaries that it was sent.
         blocks: memory that it shares, by number. ``cutters``: of encoded rows, by view.
         layouts: of batches in shared memory, by view and size, the latest.
         connection: on which it is answered.
@@ -107,14 +107,14 @@ class Client:
                 block.arrays = None
 
     def forget(self, view: int) -> None:
-        """Free what was kept for a view, which the client uses no longer."""
+        """Free the memory for a view that the client uses no longer."""
         for key in [one for one in self.layouts if one[0] == view]:
             self._drop_layout(key)
         if self.cutters.pop(view, None) is not None:
             self.budget.let_go(self.holding, self._cutter_bytes.pop(view, 0))
 
     def cutter(self, view: int, log: StepLog) -> RowCutter:
-        """Return what cuts rows for a view: its memory is this connection's, which sends a batch before the next."""
+        """Return the cutter of a view's rows. Its memory is this connection's, which sends a batch before the next."""
         if view not in self.cutters:
 
             def grow(nbytes: int) -> None:
@@ -150,7 +150,7 @@ class Client:
             frame.fds.clear()
 
     def close(self) -> None:
-        """Unmap its memory, and free what was kept for it."""
+        """Unmap its memory, and free what the budget keeps for it."""
         for kept in (self.layouts, self.blocks, self.dictionaries, self.sent, self.cutters):
             kept.clear()
         self.budget.close(self.holding)
@@ -177,10 +177,10 @@ def _mapped(fd: int, nbytes: int) -> _Mapped:
 
 
 class Answering(Protocol):
-    """What answers requests: a shard, or the directory of several.
+    """Party that answers requests: a shard, a directory or a hub.
 
     Attributes:
-        budget: of what connections make it hold.
+        budget: of memory for connections.
     """
 
     budget: Budget

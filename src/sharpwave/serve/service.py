@@ -25,16 +25,16 @@ from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.spec import Field, Spec
 
 SMALLEST = Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8"))
-"""Steps so small that what shards cannot have with them, they cannot have at all."""
+"""Smallest steps: settings that shards cannot have with them, they cannot have at all."""
 BYTES = 1 << 28
-"""Budget of what connections make a directory hold."""
+"""Budget of a directory's memory for connections."""
 Make = Callable[[Spec], list[list[str]]]
 Resize = Callable[[int], None]
 Checkpoint = Callable[[str], None]
 
 
 class Service:
-    """What ``sharpwave serve`` runs. A context manager that stops the shards on exit.
+    """Service of ``sharpwave serve``. A context manager that stops the shards on exit.
 
     Without a folder that holds a cluster the first client says what a step is, and the shards are started then.
 
@@ -102,7 +102,10 @@ class Service:
         return Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
 
     def _check(self) -> None:
-        """Refuse, before the first client comes, what shards of no spec can have.  Raises: ValueError, OSError."""
+        """Refuse, before the first client comes, settings that shards of no spec can have.
+
+        Raises: ValueError, OSError.
+        """
         for one in self._plan.settings(SMALLEST):
             for text in one.addresses:
                 if (address := Address.parse(text)).kind != TCP:
@@ -126,7 +129,7 @@ class Service:
     def _make(self, spec: Spec) -> list[list[str]]:
         """Start the shards of a new cluster."""
         with self._plan.begun(spec):
-            if self._plan.disk is None:  # what a service that was killed left here: writers of steps that are gone
+            if self._plan.disk is None:  # a service that was killed left writers of steps that are gone
                 for one in self._plan.sockets.glob("shard-*"):
                     delete_shard(one)
             return self._started(spec)
@@ -184,7 +187,7 @@ class Directory:
         self._lock = threading.Lock()
 
     def about(self) -> dict[str, Any]:
-        """Return what clients are told when they connect."""
+        """Return the description that clients get when they connect."""
         return {"directory": True}
 
     def answer(self, client: Client, frame: Frame) -> Reply:

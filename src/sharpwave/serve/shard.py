@@ -30,7 +30,7 @@ from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 FREE_SHARE = 0.25
 """Share of the budget beyond which memory of batches that were sent is released."""
 ATTEMPTS = 8
-"""How often a draw is tried while memory for its rows is made room for."""
+"""Attempts of a draw, between which room is made for its rows."""
 
 
 class Shard:
@@ -38,8 +38,8 @@ class Shard:
 
     Attributes:
         incarnation: a random number, of this shard in this life: ids of another mean nothing to it.
-        keeper: of another shard's replica, if there is one. ``intake``: of what writers give. ``views``: of its store.
-        budget: of what connections make it hold.
+        keeper: of another shard's replica, if there is one. ``intake``: of segments. ``views``: of its store.
+        budget: of memory for connections.
     """
 
     def __init__(self, store: Store, folder: Path | None = None, keeper: Keeper | None = None) -> None:
@@ -72,7 +72,7 @@ class Shard:
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
-        """Return the head and the parts of the reply to a request.  Raises: what the request's method does."""
+        """Return the head and the parts of the reply to a request.  Raises: as the request's method."""
         if frame.refused is not None:
             if frame.kind == Request.PUT:  # nor are those taken that are on their way behind it
                 client.refused = frame.refused
@@ -82,10 +82,10 @@ class Shard:
             raise WireError(f"a request of kind {frame.kind}, which this release does not know")
         return method(client, frame)
 
-    # what there is
+    # description
 
     def about(self) -> dict[str, Any]:
-        """Return what clients are told when they connect."""
+        """Return the description that clients get when they connect."""
         return {"shard": self.incarnation, "process": os.getpid()}
 
     @property
@@ -129,7 +129,7 @@ class Shard:
         return {}, {}
 
     def _note(self, replay: Replay[Any], frame: Frame) -> None:
-        """Take over what a request says of the whole: the largest priority of any shard."""
+        """Take over the largest priority of any shard, which a request brings."""
         largest = frame.head.get("max_priority")
         if isinstance(largest, float) and isinstance(replay.sampler, Prioritized):
             with replay.lock:
@@ -250,7 +250,7 @@ class Shard:
         return {}, {}
 
     def left(self, client: Client) -> None:
-        """Undo what a connection held up."""
+        """Resume what a connection that has ended held up."""
         self.intake.resume(client)
         self.views.left(client)
 

@@ -2,7 +2,7 @@
 
 A frame is a header of 32 bytes (little-endian: magic, version, kind, number of the request, bytes of head and body, and
 a checksum of both), then the head, a JSON object, then the body: its parts one after another, each at a multiple of 8.
-The head's ``parts`` lists what they are: ``[name, dtype, shape]``, with the dtype ``"bytes"`` for plain bytes.
+The head's ``parts`` describes them: ``[name, dtype, shape]``, with the dtype ``"bytes"`` for plain bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MAGIC = b"SWFR"
 VERSION = 1
 MAX_HEAD_BYTES = 1 << 20
 MAX_BODY_BYTES = 1 << 30
-"""Limits of a frame, and so of what a peer makes a process allocate."""
+"""Limits of a frame, and so of the memory that a peer makes a process allocate."""
 MAX_STRANGER_BYTES = 1 << 12
 """Limit of head and body before the peer has shown that it knows the secret."""
 MAX_PARTS = 1 << 16
@@ -44,13 +44,13 @@ class WireError(ConnectionError):
 
 @dataclass
 class Frame:
-    """Message: what it is, and its parts by name.
+    """Message: its kind, its head, and its parts by name.
 
     Attributes:
         kind: number of the request's or the reply's kind. ``number``: of the request, which the reply repeats.
         head: JSON values. ``parts``: arrays and bytes, views of the memory that was received.
         fds: file descriptors that came with it; the receiver closes them. ``nbytes``: of the frame that was received.
-        dictionaries: what encoded rows among the parts refer to, where a link received it.
+        dictionaries: of encoded rows among the parts, where a link received it.
         refused: why there was no memory for it; then it has neither head nor parts.
     """
 
@@ -309,12 +309,12 @@ TRANSITIONS, SEQUENCES = "transitions", "sequences"
 
 
 MAX_SAID = 1e60
-"""Limit of what a shard says of a view: sums over shards remain finite."""
+"""Limit of the numbers in a view's state: sums over shards remain finite."""
 
 
 @dataclass(frozen=True)
 class ViewState:
-    """What a shard says of a view with every reply.
+    """State of a view in one shard, which comes with every reply.
 
     Attributes:
         mass: sum of its items' masses. ``count``: items that can be sampled. ``uses``: how often they can be in all;
