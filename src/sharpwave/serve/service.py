@@ -8,7 +8,6 @@ import shutil
 import stat
 import tempfile
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Self
@@ -28,9 +27,6 @@ SMALLEST = Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8"))
 """Smallest steps: settings that shards cannot have with them, they cannot have at all."""
 BYTES = 1 << 28
 """Budget of a directory's memory for connections."""
-Make = Callable[[Spec], list[list[str]]]
-Resize = Callable[[int], None]
-Checkpoint = Callable[[str], None]
 
 
 class Service:
@@ -46,6 +42,7 @@ class Service:
 
     Attributes:
         address: where it listens, with the port that it got. ``shards``: the shards' processes, once there are some.
+        budget: of memory for connections.
 
     Raises:
         ValueError, OSError, ShardFailedError, DamagedError.
@@ -55,6 +52,8 @@ class Service:
         self, listen: Address, shards: int | None, disk: Path | None, security: Security, **limits: Any
     ) -> None:
         self._undo = ExitStack()
+        self.budget = Budget(BYTES)
+        self._lock = threading.Lock()
         self.shards: LocalShards | None = None
         self._fleet: Fleet | None = None
         security.check(listen)
@@ -65,16 +64,15 @@ class Service:
             asked = {"shards": shards, "replicas": limits.pop("replicas", None), **limits.pop("options", {})}
             given = {name: value for name, value in asked.items() if value is not None}
             here: dict[str, Any] = {"sockets": sockets, "disk": disk, "listen": listen, "security": security, **limits}
-            directory = Directory(self._make, self._resize, self._checkpoint)
             if disk is not None and (disk / CLUSTER).exists():
-                directory = self._opened(disk, given, here)
+                self._open(disk, given, here)
             else:
                 many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}
                 self._plan = Plan(**many, options=given, **here)
                 self._check()
                 if disk is not None:
                     empty_folder(disk)
-            self.server = Server(directory, listen, security)
+            self.server = Server(self, listen, security)
             self._undo.callback(self.server.close)
             self._sockets = sockets
             self.address = self.server.address
@@ -82,7 +80,7 @@ class Service:
             self._undo.close()
             raise
 
-    def _opened(self, disk: Path, given: dict[str, Any], here: dict[str, Any]) -> Directory:
+    def _open(self, disk: Path, given: dict[str, Any], here: dict[str, Any]) -> None:
         """Start the shards of the cluster that is in a folder."""
         with alone(disk):
             found = Manifest.read(disk)
@@ -96,10 +94,7 @@ class Service:
             self._plan = Plan(
                 found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
             )
-            addresses = self._started(found.spec)
-            assert self._fleet is not None
-            self._fleet.opened(found)
-        return Directory(self._make, self._resize, self._checkpoint, found.spec, addresses)
+            self._start(found.spec).opened(found)
 
     def _check(self) -> None:
         """Refuse, before the first client comes, settings that shards of no spec can have.
@@ -126,31 +121,67 @@ class Service:
                     "lower it"
                 ) from error
 
-    def _make(self, spec: Spec) -> list[list[str]]:
+    def _make(self, spec: Spec) -> None:
         """Start the shards of a new cluster."""
         with self._plan.begun(spec):
             if self._plan.disk is None:  # a service that was killed left writers of steps that are gone
                 for one in self._plan.sockets.glob("shard-*"):
                     delete_shard(one)
-            return self._started(spec)
+            self._start(spec)
 
-    def _started(self, spec: Spec) -> list[list[str]]:
+    def _start(self, spec: Spec) -> Fleet:
         self.shards = LocalShards(self._plan.settings(spec))
         self._fleet = Fleet(spec, self._plan, self.shards)
         self._undo.callback(self._fleet.close)
-        return self.shards.addresses
+        return self._fleet
 
-    def _resize(self, shards: int) -> None:
-        assert self._fleet is not None
-        self._fleet.resize(shards)
+    # the directory, which its server asks
 
-    def _checkpoint(self, path: str) -> None:
-        assert self._fleet is not None
+    def about(self) -> dict[str, Any]:
+        """Return the description that clients get when they connect."""
+        return {"directory": True}
+
+    def answer(self, client: Client, frame: Frame) -> Reply:
+        """Return the shards' addresses, and their spec; make them if the request brings a spec and there are none.
+        Or add shards, or write a checkpoint.
+
+        Raises:
+            ValueError: the spec is another, or there cannot be so many shards.
+            ShardFailedError: one does not begin.  OSError: a checkpoint cannot be written.
+        """
+        if frame.kind == Request.DIRECTORY:
+            return self._named(frame.head.get("spec")), {}
+        if frame.kind not in (Request.RESIZE, Request.CHECKPOINT):
+            raise WireError(f"a request of kind {frame.kind} to the directory, expected {Request.DIRECTORY}")
+        if self._fleet is None:
+            raise ValueError("there are no shards yet; the first client says what a step is")
+        if frame.kind == Request.RESIZE:
+            self._fleet.resize(frame.head.get("shards", 0))
+            return {}, {}
         members = Members(self._plan.security, fleet=self._fleet)
         try:
-            members.checkpoint(path, self._fleet.spec)
+            members.checkpoint(str(frame.head["path"]), self._fleet.spec)
         finally:
             members.close()
+        return {}, {}
+
+    def _named(self, asked: Any) -> dict[str, Any]:
+        with self._lock:  # of two first clients one makes the shards
+            if asked is not None:
+                spec = Spec.from_json(asked)
+                if self._fleet is None:
+                    self._make(spec)
+                elif (there := self._fleet.spec.description()) != spec.description():
+                    raise ValueError(
+                        f"the shards store steps of {there}, asked for were {spec.description()}; "
+                        "use that spec, or serve another folder"
+                    )
+            if self._fleet is None or self.shards is None:
+                return {"spec": None, "shards": [], "machine": machine()}
+            return {"spec": self._fleet.spec.description(), **self.shards.where()}
+
+    def left(self, client: Client) -> None:
+        """Do nothing: clients hold nothing up."""
 
     def close(self) -> None:
         """Stop the directory and the shards, which write what is left to their disks."""
@@ -162,67 +193,6 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class Directory:
-    """Answers of ``sharpwave serve`` to clients, who then turn to the shards themselves.
-
-    Args:
-        make: makes the shards of a spec, and returns the addresses of each. ``resize``: adds some.
-        checkpoint: writes one of all of them to a folder.
-        spec, addresses: of the shards that are there already.
-    """
-
-    def __init__(
-        self,
-        make: Make,
-        resize: Resize,
-        checkpoint: Checkpoint,
-        spec: Spec | None = None,
-        addresses: list[list[str]] | None = None,
-    ) -> None:
-        self._make, self._resize, self._checkpoint, self._spec = make, resize, checkpoint, spec
-        self.addresses = addresses or []
-        self.budget = Budget(BYTES)
-        self._lock = threading.Lock()
-
-    def about(self) -> dict[str, Any]:
-        """Return the description that clients get when they connect."""
-        return {"directory": True}
-
-    def answer(self, client: Client, frame: Frame) -> Reply:
-        """Return the shards' addresses, and their spec; make them if the request brings a spec and there are none.
-
-        Raises:
-            ValueError: the spec is another, or there cannot be so many shards.
-            ShardFailedError: one does not begin.  OSError: a checkpoint cannot be written.
-        """
-        if frame.kind in (Request.RESIZE, Request.CHECKPOINT) and self._spec is None:
-            raise ValueError("there are no shards yet; the first client says what a step is")
-        if frame.kind == Request.CHECKPOINT:
-            self._checkpoint(str(frame.head["path"]))
-            return {}, {}
-        if frame.kind == Request.RESIZE:
-            self._resize(frame.head.get("shards", 0))
-            return {}, {}
-        if frame.kind != Request.DIRECTORY:
-            raise WireError(f"a request of kind {frame.kind} to the directory, expected {Request.DIRECTORY}")
-        asked = frame.head.get("spec")
-        with self._lock:
-            if asked is not None:
-                spec = Spec.from_json(asked)
-                if self._spec is not None and spec.description() != self._spec.description():
-                    raise ValueError(
-                        f"the shards store steps of {self._spec.description()}, asked for were {spec.description()}; "
-                        "use that spec, or serve another folder"
-                    )
-                if self._spec is None:
-                    self.addresses, self._spec = self._make(spec), spec
-            spec_now = None if self._spec is None else self._spec.description()
-            return {"spec": spec_now, "shards": self.addresses, "machine": machine()}, {}
-
-    def left(self, client: Client) -> None:
-        """Do nothing: clients hold nothing up."""
 
 
 def _check_asked(disk: Path, found: Manifest, asked: dict[str, Any]) -> None:
