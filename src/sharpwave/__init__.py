@@ -25,7 +25,7 @@ from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch, SequenceBatch
 from sharpwave.views.blend import Blend
-from sharpwave.views.goals import Episode, Final, Future
+from sharpwave.views.hindsight import Episode, Final, Future
 from sharpwave.views.sequences import Sequences
 from sharpwave.views.transitions import Transitions
 

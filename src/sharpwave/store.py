@@ -61,8 +61,7 @@ from sharpwave.validation import (
     max_lanes,
 )
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
-from sharpwave.views.goals import Goals
-from sharpwave.views.hindsight import Hindsight
+from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.registry import Views
 from sharpwave.views.replay import Replay, checked_errors

@@ -21,7 +21,7 @@ import sharpwave as sw
 from sharpwave.disk.view_files import VIEWS, file_name, read_view, view_files
 from sharpwave.offline.verify import check
 from sharpwave.views import keeping
-from sharpwave.views.saved_view import SavedView
+from sharpwave.views.saved_view import SavedView, recovered
 from tests.support.audit import audit
 from tests.support.examples import examples
 
@@ -183,7 +183,7 @@ def test_steps_that_came_after_a_view_was_written_are_inserts(tmp_path: Path) ->
             with pytest.raises(sw.LimiterTimeoutError):
                 while True:
                     view.sample(8, timeout=0.0)
-            assert len(view) < 16 and view.source.steps_before == 0
+            assert len(view) < 16 and view.source.pace.steps_before == 0
             store.flush()
             fill(store, 24)
             folder = crashed(folder, tmp_path / f"{life + 1}")
@@ -195,11 +195,11 @@ def test_evicted_steps_that_come_back_are_no_inserts(tmp_path: Path) -> None:
     for life in range(6):
         with sw.Store.open(tmp_path / "d") if life else store_in(tmp_path / "d", capacity=1000) as store:
             view = learner(store, limiter=limiter)
-            assert store.total_steps - view.source.steps_before == counted
+            assert store.total_steps - view.source.pace.steps_before == counted
             for lane in range(3):
                 fill(store, 150 + 13 * life + lane, lane)
             view.update_priorities(view.sample(8).ids, np.ones(8))
-            counted = store.total_steps - view.source.steps_before
+            counted = store.total_steps - view.source.pace.steps_before
             assert store.stats()["evicted_steps"] or life < 2
 
 
@@ -610,10 +610,10 @@ def test_ids_that_were_given_twice_keep_no_priorities(tmp_path: Path) -> None:
         fill(store, 50)
         view = learner(store)
         view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
-        state = keeping.state_of(SavedView.of(view, store._log), store._log)
+        state = SavedView.of(view.source, store._log).state_in_folder(store._log)
         state["first_steps"] = state["first_steps"] + 8
-        found = keeping.recovered(state, store._log)
+        found = recovered(state, store._log)
         assert (found["generation"] == -1).all()
         state["first_steps"] = state["first_steps"] - 8
-        same = keeping.recovered(state, store._log)["generation"]
+        same = recovered(state, store._log)["generation"]
         assert (same >= 0).sum() == store.stats()["segments"] - 1

@@ -226,13 +226,13 @@ def test_a_batch_that_is_being_made_is_not_evicted(
     with sw.Store(spec, capacity=90, segment_steps=8, disk=disk) as store:
         queue = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.Queue(64))
         stream: Any = queue.stream(16, lookahead=lookahead, timeout=0)
-        wait_for, taken = stream._ahead.wait_for, []
+        wait_for, taken = stream._ahead[0].wait_for, []
 
         def wait_and_fill(one: Any) -> None:
             wait_for(one)
             fill_up_or_wait(store)
 
-        monkeypatch.setattr(stream._ahead, "wait_for", wait_and_fill)
+        monkeypatch.setattr(stream._ahead[0], "wait_for", wait_and_fill)
         fill_up_or_wait(store)
         for _ in range(40):
             taken += next(stream).action.tolist()

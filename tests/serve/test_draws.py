@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve.draws import divide
+from sharpwave.serve.remote_batches import divide
 from tests.serve.serving import SPEC, Kind, fill, served
 
 KINDS: list[Kind] = ["unix", "tcp"]
@@ -183,4 +183,4 @@ def test_a_blend_of_a_cluster_and_a_store(kind: Kind, tmp_path: Path) -> None:
         raised = [key in at and batch.source[at[key]] == 1 for key in items(again)]
         assert np.mean(raised) > 0.5  # 9 times as likely as before
         with pytest.raises(ValueError, match="differ"):
-            sw.Blend([(1, views[0]), (1, there.cluster.transitions(name="far", n_step=5))])  # type: ignore[list-item]
+            sw.Blend([(1, views[0]), (1, there.cluster.transitions(name="far", n_step=5))])

@@ -9,7 +9,7 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.views.batch import Draws
-from sharpwave.views.goals import Goals
+from sharpwave.views.hindsight import Goals
 
 Array = np.ndarray[Any, Any]
 STRATEGIES: list[type[Goals]] = [sw.Future, sw.Final, sw.Episode]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.views.blend_source import _moves, _order
+from sharpwave.views.view_parts import _moves, _order
 from tests.sampling.test_samplers import chi_square, chi_square_bound
 
 NUMBER = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"))

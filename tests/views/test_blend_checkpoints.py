@@ -56,7 +56,7 @@ def test_a_state_of_another_moment_than_the_views_drops_what_was_drawn(tmp_path:
     again.restore(json.loads(before))
     with pytest.warns(RuntimeWarning, match="drawn ahead before the checkpoint are dropped"):
         other = again.stream(8)
-    assert not other.drawn and not any(view.streams.nbytes for view in again.views)
+    assert not other.drawn and not any(view.source.unused.nbytes for view in again.views)
     right(next(other))
 
 

@@ -119,7 +119,7 @@ def test_an_interrupted_batch_is_given_back(monkeypatch: pytest.MonkeyPatch) -> 
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(stream._ahead, "wait_for", interrupted)
+        patch.setattr(stream._ahead[0], "wait_for", interrupted)
         next(stream)
     stream.close()
     assert rest(view) == [*range(40)]

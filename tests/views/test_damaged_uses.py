@@ -84,7 +84,7 @@ def test_all_that_can_be_read_is_given_out(kind: str, way: str, lookahead: int, 
     assert isinstance(error, sw.EmptyError) and any("sampled no more" in str(one.message) for one in caught)
     ahead: Counter[int] = Counter()
     for one in stream.drawn:
-        for ids in [one.ids] if way == "stream" else [part.ids for part in one.parts.values()]:
+        for ids in [part.ids for part in one.parts.values()]:
             ahead.update(view.fetch(ids[view.source.items.resolve(ids)[1]]).action.tolist())
     left = set(view.fetch(view.sampleable_ids()).action.tolist()) if len(view) else set()
     for number in range(SEGMENT * 4, STEPS):  # of intact segments: each use is given out, drawn ahead or left

@@ -127,7 +127,7 @@ def test_what_a_stream_has_drawn_ahead_is_the_parents_and_counts_as_sampled_ther
     *of_child, left_there = in_child(go_on)
     assert left_there == left + 3 * 8 - 3 * 8  # what was drawn ahead is free there; three batches were taken
     assert len(view) == left
-    ahead = stream.drawn[0].ids.tolist()
+    ahead = stream.drawn[0].parts[0].ids.tolist()
     assert of_child != view.fetch(ahead).action.tolist()
     assert next(stream).ids.tolist() == ahead
 

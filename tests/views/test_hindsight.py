@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.testing.view import Step, ViewSuite
-from sharpwave.views.goals import Goals
-from sharpwave.views.hindsight import Hindsight
+from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.view import View
 from tests.views.goals_account import SPEC, STRATEGIES, Account, Array, reward_fn
 
@@ -224,7 +223,7 @@ def test_segments_of_goals_are_read_ahead(tmp_path: Path) -> None:
     for _ in range(4):
         batch = next(stream)
         assert all(goal in allowed[serial] for serial, goal in goals_of(batch))
-    ahead, items = stream.drawn[0], replay.source.items
+    ahead, items = stream.drawn[0].parts[0], replay.source.items
     assert ahead.slots is not None and ahead.uniforms is not None
     needed = replay.view.drawn_segments(items.resolve(ahead.ids)[0], ahead.uniforms)
     assert (needed[:, 0] != needed[:, 1]).any()

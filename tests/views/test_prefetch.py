@@ -54,7 +54,8 @@ def test_what_a_stream_needs_is_read_ahead(tmp_path: Path) -> None:
     stream = store.transitions(seed=1).stream(8, lookahead=4)
     next(stream)
     before = store.stats()["disk"]["misses"]
-    drawn = {slot for batch in stream.drawn if batch.slots is not None for slot in batch.slots.tolist()}
+    parts = [part for batch in stream.drawn for part in batch.parts.values() if part.slots is not None]
+    drawn = {slot for part in parts if part.slots is not None for slot in part.slots.tolist()}
     assert len(drawn) > 8
     assert all(store._log.index.resident[slot] or segment_cache._state[slot] for slot in drawn)
     next(stream)
@@ -185,7 +186,7 @@ def test_a_batch_of_which_steps_left_has_the_weights_of_its_probabilities() -> N
     for begin in range(4000, 16_000, 400):
         ids = replay.sampleable_ids()
         replay.update_priorities(ids, rng.exponential(size=len(ids)))
-        drawn = set(stream.drawn[0].ids.tolist()) if stream.drawn else set()
+        drawn = set(stream.drawn[0].parts[0].ids.tolist()) if stream.drawn else set()
         for k in range(begin, begin + 400):
             append(store, k)
         batch = next(stream)

@@ -174,7 +174,7 @@ def watch(log: StepLog, lock: Lock) -> None:
 
 
 def _before() -> None:
-    watched = sorted(_watched.items(), key=lambda one: one[1].number)  # as ``views.turns`` takes several
+    watched = sorted(_watched.items(), key=lambda one: one[1].number)  # as ``views.view_parts`` takes several
     _forks.held = [(log, lock, lock.take(timeout=FORK_WAIT_S)) for log, lock in watched]
     for log, _, taken in _forks.held:
         if taken and log.sealing.behind is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from sharpwave.errors import LimiterTimeoutError
 
 DEFAULT_TIMEOUT_S = 60.0
-"""How long ``sample``, ``append`` and ``extend`` wait by default."""
+"""Seconds that ``sample``, ``append`` and ``extend`` wait by default."""
 LOOK_S = 0.5
 """Waiting threads check again this often unasked: a view that was garbage-collected limits nothing and wakes nobody."""
 

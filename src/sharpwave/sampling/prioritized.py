@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -12,21 +12,20 @@ from sharpwave.arguments import is_number
 from sharpwave.native import core
 from sharpwave.sampling.protocol import (
     MAX_TD_ERROR,
-    Draw,
     Floats,
     Ints,
     check_exponents,
     check_unbound,
     checked_array,
 )
-from sharpwave.sampling.sum_tree import SumTree
+from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
 MIN_EPS, MAX_EPS = 1e-100, 1e30
 """Smallest ``eps``: the share of the smallest priority in a sum of all stays above 0."""
 
 
 @dataclass
-class Prioritized:
+class Prioritized(TreeSampler):
     """Sampler by proportional priorities (Schaul et al. 2016): ``p = |td_error| + eps``, ``P = p^alpha / sum``.
 
     New items get the largest priority so far (at first 1). ``weights = (N P)^-beta``, divided by the batch's largest.
@@ -45,9 +44,6 @@ class Prioritized:
     beta: float = 0.4
     eps: float = 1e-6
     max_priority: float = field(default=1.0, init=False)
-    in_order: ClassVar[bool] = False
-    keeps_order: ClassVar[bool] = False
-    _tree: SumTree | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_exponents(self, alpha=self.alpha, beta=self.beta)
@@ -68,65 +64,36 @@ class Prioritized:
 
     def grow(self, groups: int) -> None:
         """Enlarge the tree. Cost: O(items)."""
-        assert self._tree is not None
-        self._place(self._tree.grown(groups * self._group_size))
+        self._place(self._bound.grown(groups * self._group_size))
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add items with the largest priority so far. Cost: O(items + runs log8 leaves)."""
         self._leaves.insert(groups, begins, ends, self.max_priority**self.alpha)
 
-    def remove(self, group: int) -> None:
-        """Set a group's priorities to 0. Cost: O(group_size + log8 leaves)."""
-        self._leaves.remove(group)
-
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Set the items' priorities to 0. Cost: O(n log8 leaves)."""
-        assert self._tree is not None
-        return self._tree.swap(items, np.zeros(len(items)))
+        return self._bound.swap(items, np.zeros(len(items)))
 
     def readmit(self, items: Ints) -> bool:
         """Take excluded items back, with the largest priority so far. Cost: O(n log8 leaves)."""
-        assert self._tree is not None
-        self._tree.swap(items, np.full(len(items), self.max_priority**self.alpha))
+        self._bound.swap(items, np.full(len(items), self.max_priority**self.alpha))
         return True
-
-    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
-        """Draw in proportion to ``p^alpha``, stratified. Cost: O(n log8 leaves)."""
-        rng.random(out=draw.uniforms)
-        self._draw(draw)
 
     def tree(self) -> core.Leaves:
         """Return the tree over items."""
         return self._leaves
 
-    @property
-    def mass(self) -> float:
-        """Sum of ``p^alpha``."""
-        assert self._tree is not None
-        return self._tree.total
-
-    def draw_at(self, draw: Draw, points: Floats) -> None:
-        """Draw the items at ``points`` of the sum. Cost: O(n log8 leaves)."""
-        core.stratify(points, draw.uniforms)
-        self._draw(draw)
-
-    def _draw(self, draw: Draw) -> None:
-        core.draw(self._leaves, draw.items, draw.probabilities, draw.rest, draw.uniforms)
-
     def probabilities(self, items: Ints) -> Floats:
         """Return ``p^alpha / sum``. Cost: O(n)."""
-        assert self._tree is not None
-        return self._tree.get(items) / self._tree.total
+        return self._bound.get(items) / self.mass
 
     def masses(self, groups: Ints) -> Floats:
         """Return sums of ``p^alpha`` over the items of ``groups``: float64 [n]."""
-        assert self._tree is not None
-        return self._tree.run_sums(groups, self._group_size)
+        return self._bound.run_sums(groups, self._group_size)
 
     def update(self, items: Ints, td_error: Floats) -> None:
         """Set the items' priorities. Cost: O(n log8 leaves)."""
-        assert self._tree is not None
-        largest = core.set_priorities(self._tree.sums, items, td_error, self.eps, self.alpha)
+        largest = core.set_priorities(self._bound.sums, items, td_error, self.eps, self.alpha)
         self.max_priority = max(self.max_priority, largest)
 
     def settings(self) -> dict[str, Any]:
@@ -135,12 +102,10 @@ class Prioritized:
 
     def state(self) -> dict[str, Any]:
         """Return ``values`` float64 [items], p^alpha or 0 for absent items, and ``max_priority``."""
-        assert self._tree is not None
-        return {"max_priority": self.max_priority, "values": self._tree.leaves.copy()}
+        return {"max_priority": self.max_priority, "values": self._bound.leaves.copy()}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore priorities. Cost: O(items)."""
-        assert self._tree is not None
         values, largest = checked_array(state, "values", np.float64), state.get("max_priority")
         max_value = MAX_TD_ERROR + MAX_EPS
         if not isinstance(largest, float) or not MIN_EPS <= largest <= max_value:
@@ -149,10 +114,10 @@ class Prioritized:
             )
         if not ((values == 0) | (values >= MIN_EPS) & (values <= max_value)).all():
             raise ValueError(f"Prioritized: state: values, expected each 0, or from {MIN_EPS:g} to {max_value:g}")
-        there = np.flatnonzero(self._tree.leaves)
-        before = np.zeros(len(self._tree.leaves))
+        there = np.flatnonzero(self._bound.leaves)
+        before = np.zeros(len(self._bound.leaves))
         before[: len(values)] = values[: len(before)]
-        self._tree.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
+        self._bound.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
         self.max_priority = largest
 
     @property

@@ -169,11 +169,12 @@ def draws_by_mass(sampler: Any) -> bool:
 
 
 def draws_by_tree(sampler: Any) -> bool:
-    """Return whether a sampler is a ``DrawsByTree``: the class that has its ``draw`` has its ``tree``, and the
-    changes of items, which the core does as well."""
-    own = next((kind for kind in type(sampler).__mro__ if "draw" in vars(kind)), object)
-    names = "tree", "insert", "update", "remove", "exclude"
-    return all(getattr(type(sampler), name, None) is vars(own).get(name, 0) for name in names)
+    """Return whether a sampler is a ``DrawsByTree``: no class derived from the one with ``tree`` draws or changes items
+    in another way, as the core would not."""
+    kinds = type(sampler).__mro__
+    own = next((k for k, kind in enumerate(kinds) if "tree" in vars(kind)), None)
+    changes = {"draw", "insert", "update", "remove", "exclude"}
+    return own is not None and not any(changes & vars(kind).keys() for kind in kinds[:own])
 
 
 def check_sampler(argument: str, sampler: Any) -> None:

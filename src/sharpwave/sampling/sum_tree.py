@@ -7,12 +7,14 @@ Parents are always recomputed from their children, never corrected by difference
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
+from sharpwave.sampling.protocol import Draw
 
 FANOUT = 8
 
@@ -107,3 +109,37 @@ class SumTree:
         A leaf of value 0 is never drawn. The total must be positive. Cost: O(n log8 size).
         """
         self.sums.draw(uniforms, leaves, values, rest)
+
+
+class TreeSampler:
+    """Base of samplers that draw in proportion to a sum tree, over items or over groups of them."""
+
+    in_order: ClassVar[bool] = False
+    keeps_order: ClassVar[bool] = False
+    _tree: SumTree | None = None
+    _leaves: core.Leaves
+    _group_size: int
+
+    @property
+    def _bound(self) -> SumTree:
+        assert self._tree is not None
+        return self._tree
+
+    @property
+    def mass(self) -> float:
+        """Sum of the tree."""
+        return self._bound.total
+
+    def remove(self, group: int) -> None:
+        """Remove a group's items. Cost: O(group_size + log8 leaves)."""
+        self._leaves.remove(group)
+
+    def draw(self, draw: Draw, rng: np.random.Generator) -> None:
+        """Draw in proportion to the tree, stratified. Cost: O(n log8 leaves)."""
+        rng.random(out=draw.uniforms)
+        core.draw(self._leaves, draw.items, draw.probabilities, draw.rest, draw.uniforms)
+
+    def draw_at(self, draw: Draw, points: Floats) -> None:
+        """Draw the items at ``points`` of the sum. Cost: O(n log8 leaves)."""
+        core.stratify(points, draw.uniforms)
+        core.draw(self._leaves, draw.items, draw.probabilities, draw.rest, draw.uniforms)

@@ -1,4 +1,4 @@
-"""How a cluster is sampled: views of all shards' steps as transitions, or as sequences."""
+"""Views of all shards' steps, as transitions or as sequences."""
 
 from __future__ import annotations
 

@@ -83,7 +83,7 @@ class Dictionaries:
         self._tables: dict[int, tuple[DictionaryTable, Bytes]] = {}
 
     def after(self, parts: Mapping[str, Any]) -> Dictionaries:
-        """Return what there is once a message's parts have come.  Raises: WireError."""
+        """Return the dictionaries with those of a message's parts.  Raises: WireError."""
         new: Sent = {}
         for name, part in parts.items():
             if name.startswith(DICTIONARY):
@@ -195,7 +195,7 @@ def _pieces(part: Any, rows: int) -> Ints | None:
 
 
 def _read(name: str, field: int, reader: CutReader, pieces: Ints | None) -> Read:
-    """Return what is to be decoded: all rows of each window, which are columns of their own."""
+    """Return the rows to decode: all of each window, which are columns of their own."""
     newest = reader.counts.astype(np.int64) - 1
     slot, first = np.arange(len(newest)), np.zeros(len(newest), np.int64)
     if pieces is None:

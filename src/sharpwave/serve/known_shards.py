@@ -1,4 +1,4 @@
-"""What is known of one view in each shard of a cluster: its masses and counts, and which shards answer."""
+"""Knowledge of one view in each shard of a cluster: masses, counts, and the shards that answer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAX_AHEAD_STEPS = 1 << 24
 
 @dataclass
 class KnownShard:
-    """What is known of a view of one shard.
+    """Knowledge of a view of one shard.
 
     Attributes:
         connection: of the ``link``, in which ``view`` is the view's number. ``told``: when it last answered.
@@ -103,7 +103,7 @@ class KnownShards:
         return shard
 
     def told(self, number: int, reply: Frame) -> None:
-        """Take over what a shard says of the view with a reply."""
+        """Take over the view's state of a shard's reply."""
         shard = self.known[number]
         if reply.number < shard.newest:  # it waited to be read, and later ones have been
             return
@@ -141,13 +141,13 @@ class KnownShards:
                 self.lost(number)
 
     def head(self, number: int) -> dict[str, Any]:
-        """Return what every request of this view says."""
+        """Return the head that every request of this view has."""
         largest = max((one.state.max_priority for one in self.known.values()), default=1.0)
         return {"view": self.known[number].view, "max_priority": float(largest)}
 
     @property
     def states(self) -> list[ViewState]:
-        """What each shard told last."""
+        """Latest state of each shard."""
         return [one.state for one in self.known.values()]
 
     def cursor(self, windows: bool) -> Cursor:

@@ -19,7 +19,6 @@ from sharpwave.format.segment import parse, readdressed
 from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.serve.replicas import Leases
 from sharpwave.store import Store
-from sharpwave.views.keeping import state_of
 from sharpwave.views.saved_view import SavedView
 
 PART_BYTES = 4 << 20
@@ -92,7 +91,7 @@ def _carry(store: Store, sources: Sequence[Store], slots: Sequence[dict[int, int
         alike = [(k, one) for k, one in several if _settings(one) == _settings(several[0][1])]
         merged = _merged(store, alike, slots)
         store._views.restore(number, merged)
-        saved[name] = state_of(SavedView.from_state(merged, log), log)
+        saved[name] = SavedView.from_state(merged, log).state_in_folder(log)
     if store._views.keeping is not None:  # a crash before a learner asks for the views costs no priorities
         store._views.keeping.write(saved.items())
 

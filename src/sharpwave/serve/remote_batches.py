@@ -8,9 +8,10 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
@@ -18,25 +19,38 @@ from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.interrupts import Lock
 from sharpwave.serve.cut_batches import read_into
-from sharpwave.serve.draws import Share, divide
 from sharpwave.serve.forks import precede
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
 from sharpwave.serve.wire import Request, WireError
 from sharpwave.store import Store
-from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import Target
 from sharpwave.views.replay import Replay
 
-B = TypeVar("B", bound=Arrays)
-
 QUARANTINE_S = 120.0
-"""How long memory is kept from use that a lost shard may still be writing to."""
+"""Seconds for which memory is not used again that a lost shard may still be writing to."""
 ATTEMPTS = 8
-"""How often a batch is asked for while shards are lost."""
+"""Requests for a batch, at most, while shards are lost."""
 KEEPS = (EmptyError, LimiterTimeoutError, ShardLostError)
-"""Errors after which what has come of a batch is kept, where nobody else is given it."""
+"""Errors after which the received shares of a batch are kept, where uses are limited: nobody else gets them."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One shard's part of a batch.
+
+    Attributes:
+        shard: its number in the cluster. ``begin``, ``end``: items of the batch that it draws.
+        points: float64 [end - begin], from 0 to below 1, where in the shard's own mass they are, in random order.
+        probability: with which a point of the whole mass was in this shard's part of it.
+    """
+
+    shard: int
+    begin: int
+    end: int
+    points: npt.NDArray[np.float64]
+    probability: float
 
 
 @dataclass(eq=False)
@@ -79,11 +93,11 @@ def taken(queue: deque[int]) -> Iterator[int]:
             yield queue.popleft()
 
 
-class RemoteBatches(Generic[B]):
+class RemoteBatches:
     """Batches of one view of all shards, each asked for and then collected.
 
     Args:
-        known: what is known of the view in each shard. ``shape``: the view of an empty store of the same spec,
+        known: state of the view in each shard. ``shape``: the view of an empty store of the same spec,
             ``local``, which says what batches look like.
         seed: of the draws.
 
@@ -92,7 +106,7 @@ class RemoteBatches(Generic[B]):
         fields: of the spec. ``numbers``: of those whose rows columns hold, by the column's name.
     """
 
-    def __init__(self, known: KnownShards, shape: Replay[B], local: Store, seed: int) -> None:
+    def __init__(self, known: KnownShards, shape: Replay[Any], local: Store, seed: int) -> None:
         self._of, self._shape, self._view = known, shape, shape.view
         self._seed, self._rng = seed, np.random.default_rng([seed, 0])
         self.memory = SharedBlocks(known.freed)
@@ -206,14 +220,14 @@ class RemoteBatches(Generic[B]):
                     link.shared.discard(number)
                     link.forgotten.append(number)
 
-    def collected(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None = None) -> B:
+    def collected(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None = None) -> Target:
         """Return a batch that was asked for, once it has come.
 
         Args:
             wait: waits until a limiter admits so many items, which are asked for again; ``None``: there is no limiter.
 
         Raises:
-            EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, what has come is kept, and this may be
+            EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, received shares are kept: this may be
             called again.
         """
         try:
@@ -225,7 +239,7 @@ class RemoteBatches(Generic[B]):
             self._let_go(plan)
             raise
 
-    def _joined(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None) -> B:
+    def _joined(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None) -> Target:
         """Wait for the shards' shares, and put them together."""
         attempts = ATTEMPTS
         while (missing := self._missing(plan)) or plan.lacks:
@@ -233,7 +247,7 @@ class RemoteBatches(Generic[B]):
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
             lost = next((error for _, error in missing if isinstance(error, ShardLostError)), None)
-            keeps = lost is None or self._of.limits_uses  # what has come: a view may give it once only
+            keeps = lost is None or self._of.limits_uses  # received shares: a view may give their items once only
             if keeps:
                 plan.lacks += [share for share, _ in missing]
                 if lost is not None and self._in_shared_memory:
@@ -262,22 +276,17 @@ class RemoteBatches(Generic[B]):
         if self._in_shared_memory:
             for memory in plan.shared:
                 memory.awaited = False
-        batch: B = target.batch
-        batch.shards = shards
-        return batch
+        target.batch.shards = shards
+        return target
 
     def _move(self, plan: Plan) -> None:
-        """Move what has come of a batch to other memory: a lost shard may still write to that of its own share."""
+        """Move received shares of a batch to other memory: a lost shard may still write to that of its own."""
         before = plan.target
         assert before is not None
         self._lend(plan)
         assert plan.target is not None
         for share, _ in plan.came:
-            part, source = (target.part(share.begin, share.end) for target in (plan.target, before))
-            for name, array in source.columns.items():
-                part.columns[name][...] = array
-            part.ids[...] = source.ids
-            part.draw.probabilities[...] = source.draw.probabilities
+            plan.target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
 
     def _again(self, plan: Plan) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
@@ -325,3 +334,31 @@ class RemoteBatches(Generic[B]):
         while plans:
             plan = plans.popleft()
             self._missing(plan, wanted=False)
+
+
+def divide(masses: npt.NDArray[np.float64], batch_size: int, rng: np.random.Generator) -> list[Share]:
+    """Divide a batch by points that are stratified over the sum of ``masses``: one in each of its equal parts.
+
+    An item whose shard draws it with probability p is drawn with probability ``share.probability * p``, whatever the
+    shard's mass has become since: the weights that follow from it are unbiased when ``masses`` are out of date.
+
+    Args:
+        masses: float64 [shards], of which one at least is above 0.
+
+    Cost: 20 us.
+    """
+    ends = np.cumsum(masses)
+    total = float(ends[-1])
+    points = (np.arange(batch_size) + rng.random(batch_size)) * (total / batch_size)
+    bounds = np.searchsorted(points, ends)
+    bounds[np.flatnonzero(masses)[-1] :] = batch_size  # rounding may push the last points past the total
+    shares = []
+    begin = 0
+    for shard, end in enumerate(bounds.tolist()):
+        mass = float(masses[shard])
+        if end > begin and mass > 0:
+            inside = (points[begin:end] - (float(ends[shard]) - mass)) / mass
+            np.clip(inside, 0.0, np.nextafter(1.0, 0.0), out=inside)
+            shares.append(Share(shard, begin, end, rng.permutation(inside), mass / total))
+            begin = end
+    return shares

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Generic, NoReturn, TypeVar
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -19,10 +19,10 @@ from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import Plan, RemoteBatches
-from sharpwave.serve.remote_blend import RemoteBlend
 from sharpwave.serve.wire import Part, Request
 from sharpwave.store import Store
 from sharpwave.views.batch import Arrays
+from sharpwave.views.layout import Target
 from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host
 
 B = TypeVar("B", bound=Arrays)
@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
 KNOWN_S = 1.0
-"""Age of what is known of a shard beyond which it is asked before a draw: one that was empty gets no share of it."""
+"""Age of a shard's state beyond which it is asked before a draw: one that was empty gets no share of it."""
 
 
 class RemoteReplay(Generic[B]):
@@ -45,7 +45,12 @@ class RemoteReplay(Generic[B]):
             batches look like.
         asked: the view as shards are asked for it.
         limiter: bounds samples against inserts of all shards.
+
+    Attributes:
+        source, lock: those of ``shape``: what lends memory to a blend.
     """
+
+    remote: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -57,7 +62,7 @@ class RemoteReplay(Generic[B]):
         seed: int,
     ) -> None:
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
-        self.sampler = shape.sampler
+        self.sampler, self.source, self.lock = shape.sampler, shape.source, shape.lock
         self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
         self._batches = RemoteBatches(self._of, shape, local, seed)
         self._plans: deque[Plan] = deque()  # asked for ahead
@@ -117,6 +122,11 @@ class RemoteReplay(Generic[B]):
                 return f"{batch_size} samples find {cursor.uses:g} uses of steps left ({self.limiter}; {cursor})"
         return None
 
+    def check_admitted(self, batch_size: int) -> None:
+        """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
+        if self.limiter is not None:
+            self.limiter.sample_waits(batch_size, self._cursor)
+
     def wait(self, batch_size: int, *, timeout: float | None = None) -> None:
         """Wait until the limiter admits a batch.
 
@@ -174,6 +184,13 @@ class RemoteReplay(Generic[B]):
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
             ShardLostError: no shard can be reached.
         """
+        batch: B = self.sample_target(batch_size, beta=beta, timeout=timeout, lookahead=lookahead).batch
+        return batch
+
+    def sample_target(
+        self, batch_size: int, *, beta: float | None = None, timeout: float | None = None, lookahead: int = 0
+    ) -> Target:
+        """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend."""
         check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
             if self._plans and self._plans[0].size != batch_size:
@@ -202,14 +219,14 @@ class RemoteReplay(Generic[B]):
         try:
             while True:
                 with self._lock:
-                    batch = self._next(plans, batch_size, lookahead, beta, timeout)
+                    batch: B = self._next(plans, batch_size, lookahead, beta, timeout).batch
                 yield batch
         finally:  # the collector may be what ends it, at any moment of any thread, which may hold any lock
             self._left.extend(plans)
 
     def _next(
         self, plans: deque[Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
-    ) -> B:
+    ) -> Target:
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
         deadline = time.monotonic() + check_timeout("sample", timeout)
         self._take_left(plans, batch_size)
@@ -227,7 +244,7 @@ class RemoteReplay(Generic[B]):
                         raise
         return self._collected(plans, min(plans, key=lambda one: one.lacking), beta, deadline)
 
-    def _collected(self, plans: deque[Plan], plan: Plan, beta: float | None, deadline: float) -> B:
+    def _collected(self, plans: deque[Plan], plan: Plan, beta: float | None, deadline: float) -> Target:
         """Return one of ``plans``, which stays there if it cannot be filled.
 
         Args:
@@ -261,10 +278,6 @@ class RemoteReplay(Generic[B]):
         self._of.refresh(KNOWN_S if self.limiter is None else LOOK_S)
         self._give_credit()
         return self._waits(batch_size) is None and self._cursor.uses >= batch_size
-
-    def blended(self, parts: Sequence[tuple[Any, Any]], seed: int) -> RemoteBlend[B]:
-        """Return a blend of views one of which is this: for ``sharpwave.Blend``."""
-        return RemoteBlend(parts, seed=seed)
 
     # priorities
 

@@ -65,7 +65,7 @@ class ShardViews:
                 number = next(self._numbers)
                 self.replays[number], self._settings[number], self._users[number] = made, asked, set()
                 self._limiting[number] = set()
-                self._inserts_before[number] = made.source.steps_before
+                self._inserts_before[number] = made.source.pace.steps_before
                 sizes = [column.item.itemsize for column in made.view.columns().values()]
                 small = sum(size for size in sizes if size < LARGE)
                 self._item_bytes[number] = 8 * (made.view.scratch_rows + 3), small, sum(sizes)
@@ -118,7 +118,7 @@ class ShardViews:
         return made
 
     def item_bytes(self, number: int, shared: bool, cut: bool) -> int:
-        """Return the bytes of memory that a draw takes for an item, besides what is kept for the next.
+        """Return the bytes of memory that a draw takes for an item, beside memory kept for the next.
 
         Args:
             shared: it goes to memory of the client. ``cut``: large rows are not decoded.
@@ -136,7 +136,7 @@ class ShardViews:
         return number, replay
 
     def state(self, number: int) -> ViewState:
-        """Return what every reply says of a view."""
+        """Return the state of a view that every reply has."""
         replay = self.replays[number]
         items, sampler = replay.source.items, replay.sampler
         with replay.lock:

@@ -1,4 +1,4 @@
-"""Which views the objects of a client use: shards are told of those that no object uses any longer."""
+"""Views that a client's objects use: shards are told of each that no object uses any longer."""
 
 from __future__ import annotations
 
@@ -9,21 +9,14 @@ from collections.abc import Sequence
 from contextlib import suppress
 from itertools import chain
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 from sharpwave.serve.forks import follow
-from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.wire import Request
 
 Gone = tuple[str, Sequence[deque[Any]]]
 """Name of a view that an object used which is gone, and the batches that it and its streams had asked for."""
-
-
-class Linked(Protocol):
-    """What has links to shards."""
-
-    @property
-    def links(self) -> Sequence[Link]: ...
 
 
 class ViewUses:
@@ -36,7 +29,7 @@ class ViewUses:
         client: whose links the shards are told by.
     """
 
-    def __init__(self, client: Linked) -> None:
+    def __init__(self, client: Any) -> None:
         self._client = weakref.ref(client)
         self._objects: Counter[str] = Counter()
         self._gone: SimpleQueue[Gone | None] = SimpleQueue()

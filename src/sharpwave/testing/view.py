@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.views import filling
+from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.replay import Replay
 from sharpwave.views.view import View
 
@@ -181,13 +181,13 @@ class ViewSuite:
 
     def test_a_batch_is_the_same_in_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Batches are filled in parts when memory is too small for all of their segments."""
-        resident = filling._resident
+        resident = BatchSource._resident
         with self._store(tmp_path / "store") as store:
             Play(store, 5).go_on(150)
             replay = store.view(self.make_view())
             ids = replay.sampleable_ids()
             whole = self._told(replay.fetch(ids))
-            monkeypatch.setattr(filling, "_resident", lambda log, slots: resident(log, slots[:3]))
+            monkeypatch.setattr(BatchSource, "_resident", lambda source, slots: resident(source, slots[:3]))
             assert self._told(replay.fetch(ids)) == whole
 
     @pytest.mark.parametrize("max_times_sampled", [None, 2], ids=["any times", "twice"])

@@ -1,4 +1,4 @@
-"""What a view hands to the learner."""
+"""Batches: the arrays of sampled items that a learner gets."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, Self
 
 import numpy as np
-import numpy.typing as npt
 
 from sharpwave.nesting import map_leaves
 from sharpwave.showing import contact_sheet, described, table, titled
@@ -117,7 +116,7 @@ class Arrays:
 
 @dataclass(frozen=True)
 class Draws:
-    """Items that were drawn, without what they hold: for ``fetch`` and ``update_priorities``.
+    """Drawn items without their batch, for ``fetch`` and ``update_priorities``.
 
     Attributes:
         ids: int64 [n]. ``probabilities``: float64 [n]. ``weights``: float32 [n]. As in a batch.
@@ -133,32 +132,12 @@ class Draws:
         return len(self.ids)
 
 
-@dataclass(eq=False)
-class Drawn:
-    """Draw of a future batch, or of a view's part of one; ``uniforms``: where the view draws them; ``slots``: of
-    segments read and pinned for it, ``nbytes`` theirs."""
-
-    ids: Any
-    probabilities: Any
-    weights: Any
-    uniforms: Any = None
-    slots: npt.NDArray[np.int64] | None = None
-    nbytes: int = 0
-
-    @property
-    def draw_bytes(self) -> int:
-        """Bytes of the draw's arrays."""
-        uniforms = 0 if self.uniforms is None else self.uniforms.nbytes
-        nbytes: int = self.ids.nbytes + self.probabilities.nbytes + self.weights.nbytes + uniforms
-        return nbytes
-
-
 @dataclass(repr=False)
 class Batch(Arrays):
     """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
 
     Stacks of frames in ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but
-    one frame: what is written to one can be seen in the other. All other arrays are C-contiguous. All that takes less
+    one frame: a write to one changes the other. All other arrays are C-contiguous. All that takes less
     than 256 bytes an item lies in one piece of memory.
     What is held counts as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on
     another device take memory of the process's own.

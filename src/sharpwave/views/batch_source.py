@@ -1,29 +1,30 @@
-"""Source of batches: drawn once the rate limiter admits it, into memory that is lent, without damaged segments."""
+"""Source of one view's batches: drawn and filled by one call of the core where it can be, else step by step."""
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Callable, Sized
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import DamagedError, EmptyError
+from sharpwave.errors import DamagedError
+from sharpwave.native import core
 from sharpwave.native.forks import path
-from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
-from sharpwave.sampling.ordered import Fifo
-from sharpwave.sampling.protocol import Draw, Sampler, check_sampler
+from sharpwave.sampling.limiters import Gate, Limiter
+from sharpwave.sampling.protocol import Draw, Sampler, check_sampler, draws_by_tree
 from sharpwave.validation import Missing
-from sharpwave.views.at_once import sampling
-from sharpwave.views.batch import Drawn, Draws
-from sharpwave.views.filling import fill
-from sharpwave.views.forked_draws import own_generator
+from sharpwave.views.batch import Draws
+from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Tag, tagged
 from sharpwave.views.items import Items
 from sharpwave.views.layout import Layout, Target
+from sharpwave.views.pace import Pace, check_limiter
+from sharpwave.views.unused_draws import Drawn, UnusedDraws
 from sharpwave.views.uses import Uses
-from sharpwave.views.view import STEPS, View
+from sharpwave.views.view import View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -32,9 +33,6 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Undo = Callable[[], None]
 
-UNSAMPLED = "the store is full of steps not sampled yet"
-AHEAD = "the store is full of steps that a stream has drawn ahead: go on with it, or close() it"
-"""Why nothing may be evicted."""
 MAX_LAYOUTS = 4
 """Number of batch sizes whose layouts, with working memory, are kept."""
 
@@ -50,9 +48,7 @@ class BatchSource:
 
     Attributes:
         items: items that can be drawn. ``rng``: generator of the draws. ``tag``: of the ids.
-        drawn_ahead: returns the ids of each draw for a batch that is still to come. ``forget_dropped``: lets those of
-            streams go that were deleted, if any are in ``dropped``.
-        steps_before: steps of the store that the limiter does not count as inserts.
+        pace: what batches and appends wait for. ``unused``: draws of streams.
         complete: ends the filling of a batch by a call of the user's, which needs the store's lock as ``sample`` does;
             ``None``: the core does all.
 
@@ -72,157 +68,16 @@ class BatchSource:
     ) -> None:
         check_sampler(f"{view.kind}: sampler", sampler)
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
+        check_limiter(view.kind, limiter, log.admission.capacity, None if uses is None else uses.max_uses)
         self.log, self.gate, self.view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
-        self.max_times_sampled = None if uses is None else uses.max_uses
-        if limiter is not None:
-            if isinstance(limiter, type) or not hasattr(limiter, "sample_waits"):
-                raise TypeError(f"{view.kind}: limiter={limiter!r}, expected a limiter such as sharpwave.MinSize(1000)")
-            limiter.check(log.admission.capacity, self.max_times_sampled)
-        self.limiter = limiter
-        self._wanted = 0  # size of the batch asked for last, or of the largest that finds too few uses
-        self.steps_before = log.inventory.total_steps - log.inventory.held_steps
         self.rng, self._process = np.random.default_rng(seed), path()
-        self.items = Items(log, view, sampler, uses)
+        self.items = Items(log, view, sampler, uses)  # last of what may fail: then the sampler can serve another view
+        self.unused = UnusedDraws(log, self.items)
+        self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
         self.layouts: dict[int, Layout] = {}  # by batch size, the latest
-        self.drawn_ahead: Callable[[], list[Ints]] = list
-        self.forget_dropped: Callable[[], None] = _nothing
-        self.dropped: Sized = ()
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
 
-    # waiting
-
-    def sample_waits(self, batch_size: int) -> str | None:
-        """Return what a batch must wait for; ``None`` if it need not."""
-        self.log.check_open()
-        self.forget_dropped()
-        self.items.follow()
-        if self.limiter is None:
-            return None
-        cursor = self._cursor()
-        reason = self.limiter.sample_waits(batch_size, cursor)
-        if reason is None:
-            self._want(batch_size, cursor)
-        if reason is None and cursor.uses < batch_size:
-            uses = "no step" if not cursor.size else f"{cursor.uses:g} uses of steps"
-            remedy = "the writer has to append"
-            if self._never_fits(batch_size):
-                remedy = "the store never holds as many; use a smaller batch_size, or raise capacity="
-            elif full := self._evicts_unsampled(max(1, self.log.lanes)):
-                remedy = full if full is AHEAD else f"{full}; use a smaller batch_size, or raise capacity="
-            reason = f"{batch_size} samples find {uses} left: {remedy}"
-        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
-
-    def check_admitted(self, batch_size: int) -> None:
-        """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
-        if self.limiter is not None:
-            self.items.follow()
-            self.limiter.sample_waits(batch_size, self._cursor())
-
-    def _want(self, batch_size: int, cursor: Cursor) -> None:
-        """Note a batch that the limiter admits, for ``append_waits``; wake the writers where it needs more steps."""
-        if self._never_fits(batch_size):
-            return  # no appends would do: they would only evict what was not sampled
-        short = cursor.uses < batch_size
-        if short and batch_size > self._wanted:
-            self.gate.notify()
-        self._wanted = max(self._wanted, batch_size) if short else batch_size
-
-    def _never_fits(self, batch_size: int) -> bool:
-        """Return whether the capacity's steps cannot be sampled so often in all."""
-        capacity, uses = self.log.admission.capacity, self.max_times_sampled
-        return capacity is not None and uses is not None and batch_size > capacity * uses
-
-    def append_waits(self, steps: int) -> str | None:
-        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not.
-
-        It does not wait for a learner who finds too few uses left for a batch, and so waits for the writer, unless the
-        append would evict what a queue has to give out.
-        """
-        if self.limiter is None:
-            return None
-        self.items.follow()
-        cursor = self._cursor()
-        reason = self.limiter.append_waits(steps, cursor)
-        if full := self._evicts_unsampled(steps):
-            reason = reason or (full if full is AHEAD else f"{full}: the learner has to sample")
-        elif reason is None or cursor.uses < self._wanted:
-            return None
-        return f"{reason} ({self.limiter}; {cursor})"
-
-    def _evicts_unsampled(self, steps: int) -> str | None:
-        """Return what keeps ``steps`` more from being appended, if they would evict items that a ``Queue`` with
-        ``Fifo`` has promised to give out: they can be sampled, or a stream drew them and did not return them yet.
-
-        Cost: O(1) for each segment that is to be evicted, and for each batch drawn ahead.
-        """
-        log, retention = self.log, self.log.retention
-        capacity, need = log.admission.capacity, log.inventory.held_steps + steps
-        ordered = isinstance(self.limiter, Queue) and isinstance(self.items.sampler, Fifo)
-        if capacity is None or need <= capacity or not ordered or not isinstance(retention, Fifo):
-            return None
-        for slot in retention.oldest():
-            if self._sampled_later(slot):
-                return UNSAMPLED
-            if self._drawn_ahead(slot):
-                return AHEAD
-            need -= int(log.index.rows[slot])
-            if need <= capacity:
-                break
-        return None
-
-    def _sampled_later(self, slot: int) -> bool:
-        """Return whether items that can still be sampled need the oldest segment of a lane, those of later segments
-        for their burn-in among them."""
-        items, stride, later, between = self.items, self.log.stride, slot, 0
-        assert items.uses is not None  # or Queue had refused the view
-        while later >= 0:
-            begin, end = items.spans[later].tolist()
-            there = later * stride + np.arange(begin, end)
-            there = there[items.uses.remaining(there)]
-            if there.size and (later == slot or (self.view.segments(there) == slot).any()):
-                return True
-            between += 0 if later == slot else int(self.log.index.rows[later])
-            if there.size or between >= self.view.reach_back:
-                break
-            later = int(self.log.index.next[later])
-        return False
-
-    def _drawn_ahead(self, slot: int) -> bool:
-        """Return whether items that a stream has drawn and not returned yet need a segment."""
-        for ids in self.drawn_ahead():
-            drawn, held = self.items.resolve(ids)
-            if held.any() and (self.view.segments(drawn[held]) == slot).any():
-                return True
-        return False
-
-    def _cursor(self) -> Cursor:
-        items, inserts = self.items, self.log.inventory.total_steps - self.steps_before
-        return Cursor(inserts, items.samples, items.count, items.uses_left, self.view.id_space != STEPS)
-
-    def wait(self, batch_size: int, timeout: float | None) -> None:
-        """Wait until a batch can be drawn.  Raises: EmptyError, LimiterTimeoutError, ValueError."""
-        self.gate.wait("sample", lambda: self.sample_waits(batch_size), timeout)
-        self._check_enough(batch_size)
-
-    def _check_enough(self, batch_size: int) -> None:
-        count, left, max_uses = self.items.count, self.items.uses_left, self.max_times_sampled
-        if count == 0 and left == 0:
-            used = "" if max_uses is None else f" (or all were, max_times_sampled={max_uses} times)"
-            raise EmptyError(
-                f"sample: no step can be sampled yet{used}: the store holds {self.log.inventory.held_steps}, and "
-                f"{self.view.waits_for}"
-            )
-        if left < batch_size:
-            raise EmptyError(
-                f"sample: batch_size={batch_size}, but the {count} steps left can be sampled {left} times in total "
-                f"(max_times_sampled={max_uses}); nothing was taken: use a smaller batch_size, or append more"
-            )
-
-    def can_draw(self, count: int) -> bool:
-        """Return whether ``count`` items can be drawn without waiting."""
-        return self.sample_waits(count) is None and self.items.enough(count)
-
-    # batches
+    # by one call
 
     def at_once(self, batch_size: int, beta: float | None) -> Any:
         """Return a new batch, drawn and filled by one call of the core, in which no signal handler runs. The plain lock
@@ -248,7 +103,7 @@ class BatchSource:
 
     def draws_at_once(self) -> bool:
         """Note that the view is about to change; return whether one call of the core may draw from it."""
-        return not (self.items.sampling is None or self.dropped or self.gate.waiting) and self._may_change()
+        return not (self.items.sampling is None or self.unused.dropped or self.gate.waiting) and self._may_change()
 
     def update_at_once(self, ids: Ints, td_error: Floats) -> int | None:
         """Set priorities as ``Items.update`` does, by one call of the core; the plain lock is held, as for ``at_once``.
@@ -274,21 +129,49 @@ class BatchSource:
         """Note that the view is about to change; return whether it may at once."""
         return self._process is path() and (self.items.kept is None or self.items.kept.notes())
 
+    def bind(self) -> None:
+        """Let the core draw the next batches at once, over the arrays as they are now, as far as it can."""
+        items, view, sampler = self.items, self.view, self.items.sampler
+        if self.pace.limiter is not None or not (items.sampling is None or items.sampling.stale):
+            return
+        items.sampling = None
+        at_once = getattr(view, "filled_at_once", None) is not None and draws_by_tree(sampler)
+        if not at_once or items.uses is not None or sampler.keeps_order:
+            return
+        log, index = self.log, self.log.index
+        filler, runs, same = view.filler(items.spans)  # type: ignore[attr-defined]
+        objects = {
+            "sampler": sampler,
+            "leaves": sampler.tree(),  # type: ignore[attr-defined]
+            "generator": self.rng.bit_generator,
+            "pool": log.batches.pool,
+            "filler": filler,
+            "runs": runs,
+            "cache": log.segment_cache,
+            "same": [  # an object, an attribute and its value: with another one the draws are stale
+                (log, "closed", False),
+                (log.inventory, "oldest", log.inventory.oldest),
+                (log.arena, "memory", log.arena.memory),
+                (index, "offset", index.offset),
+                *((owner, name, getattr(owner, name)) for owner, name in same),
+            ],
+            "expected": view.expected,  # type: ignore[attr-defined]
+        }
+        resident = None if log.segment_cache is None else index.resident
+        items.sampling = core.Sampling(objects, log.inventory.counts, index.generation, resident, log.stride)
+
+    # step by step
+
     def sample(self, batch_size: int, beta: float | None) -> Any:
         """Return a new batch, after ``wait``. An error leaves everything undrawn."""
         changes = self.log.inventory.changes
         target = self.lend(batch_size)
         if self.log.inventory.changes != changes:  # steps were evicted for the growth of index and samplers
             self.items.follow()
-            self._check_enough(batch_size)
+            self.pace.check_enough(batch_size)
         self.draw_into(target, beta)
         self.bind()
         return target.batch
-
-    def bind(self) -> None:
-        """Let the core draw the next batches at once, as far as it can."""
-        if self.limiter is None and (self.items.sampling is None or self.items.sampling.stale):
-            self.items.sampling = sampling(self.log, self.items, self.view, self.rng)
 
     def draw(self, draw: Draw, beta: float | None, points: Floats | None = None) -> Undo:
         """Draw items that can be drawn, and a random number of each where the view wants them.
@@ -332,7 +215,7 @@ class BatchSource:
             if self._filled(target, undo):
                 self.gate.notify()
                 return undo
-            self._check_enough(len(target.ids))
+            self.pace.check_enough(len(target.ids))
 
     def fill_drawn(self, target: Target, drawn: Drawn, beta: float | None) -> Undo:
         """Fill the memory of a batch with the items of an earlier draw; items lost since are resampled.
@@ -348,7 +231,7 @@ class BatchSource:
                 draw.uniforms[:] = 1 if drawn.uniforms is None else drawn.uniforms
             gone = np.flatnonzero(~there)
             if gone.size:
-                self._check_enough(gone.size)
+                self.pace.check_enough(gone.size)
                 other = Draw.of(gone.size)
                 undo = self.draw(other, beta)
                 draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
@@ -413,8 +296,54 @@ class BatchSource:
         return target.batch
 
     def _fill(self, target: Target) -> None:
+        """Fill a batch for its items, all present; or cut their rows out, with ``target.cutter``.
+
+        Raises:
+            DamagedError: a segment is damaged; it is in ``log.sealed.damaged``.
+            MemoryError: there is no room to read one.
+        """
+        log, view = self.log, self.view
         self.items.write_ids(target.draw.items, target.ids)
-        fill(self.log, self.view, target)
+        if target.cutter is not None:
+            target.cutter.clear()
+        try:
+            if log.segment_cache is None:
+                target.fill(view, 0)
+            else:
+                begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
+                while begin < len(slots):
+                    end = begin + self._resident(slots[begin:])
+                    part = target if end - begin == len(slots) else target.part(begin, end)
+                    part.fill(view, begin)
+                    begin = end
+        except UndecodableError as error:
+            error.set_aside(log)
+            raise
+        if target.cutter is None:
+            view.finish(target)
+
+    def _resident(self, slots: Ints) -> int:
+        """Read the segments ``slots`` [n, k] of items into memory, for as many of the first items as there is room for.
+
+        Returns the number of those items.
+
+        Raises:
+            MemoryError: not even one fits.  DamagedError: a segment read is damaged.
+        """
+        cache = self.log.segment_cache
+        assert cache is not None
+        needed = np.ascontiguousarray(slots).reshape(-1)
+        ready: int = cache.require(needed) // slots.shape[1]
+        if cache.damaged:
+            for one in needed[: slots.shape[1] * ready].tolist():
+                if one in cache.damaged:
+                    raise DamagedError(cache.damaged[one])
+        if ready == 0:
+            raise MemoryError(
+                f"sample: ram leaves {self.log.arena.limit_bytes:,} bytes, too few to read a segment from disk; raise "
+                f"ram=, or lower segment_steps= (now {self.log.stride})"
+            )
+        return ready
 
     def _set_aside_damaged(self) -> bool:
         """Exclude the items of segments that cannot be read or decoded.
@@ -461,3 +390,22 @@ class BatchSource:
 
 def _nothing() -> None:
     """Undo nothing."""
+
+
+def own_generator(inherited: np.random.Generator) -> np.random.Generator:
+    """Return a generator for the draws of a forked process, at the first of them.
+
+    What it draws follows from the generator's state at the fork, from which fork this is and, in a worker of PyTorch's
+    DataLoader, from the worker's number and seed. So it differs in every fork, and is the same in a run that forks in
+    the same order and seeds torch.
+    """
+    state = inherited.integers(1 << 32, size=8, dtype=np.uint64).tolist()  # of this process's copy
+    return np.random.default_rng(np.random.SeedSequence([*state, *_worker()], spawn_key=path()))
+
+
+def _worker() -> tuple[int, ...]:
+    """Return number and seed of the DataLoader's worker that this process is; empty: it is none. A worker is told
+    after the fork, so hooks of forks come too early to ask."""
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    worker = None if worker_info is None else worker_info()
+    return () if worker is None else (int(worker.id), int(worker.seed))

@@ -10,21 +10,20 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.arguments import is_integer
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.views.batch import Arrays
-from sharpwave.views.blend_source import BlendSource, Choice, Share
-from sharpwave.views.blend_stream import BlendStream
+from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import tag_of
 from sharpwave.views.replay import (
-    MAX_BATCH_SIZE,
-    Replay,
+    check_batch_size,
     check_beta,
     check_stream,
     checked_errors,
     checked_ids,
     on_host,
 )
+from sharpwave.views.streams import Stream
+from sharpwave.views.view_parts import Choice, Part, Parts, Share
 
 B = TypeVar("B", bound=Arrays)
 
@@ -51,23 +50,15 @@ class Blend(Generic[B]):
         ValueError, TypeError: an invalid argument.
     """
 
-    def __new__(cls, *arguments: Any, **settings: Any) -> Any:
-        """Return a blend; where a part is a cluster's view, which is none of this process, one that its view makes."""
-        parts = settings.get("parts", arguments[0] if arguments else ()) if cls is Blend else ()
-        for part in parts if isinstance(parts, Sequence) else ():
-            if isinstance(part, (tuple, list)) and len(part) == 2 and hasattr(part[1], "blended"):
-                return part[1].blended(parts, settings.get("seed", 0))
-        return super().__new__(cls)
-
-    def __init__(self, parts: Sequence[tuple[Share, Replay[B]]], *, seed: int = 0) -> None:
+    def __init__(self, parts: Sequence[tuple[Share, Part[B]]], *, seed: int = 0) -> None:
         given = parts if isinstance(parts, Sequence) else []
         pairs = [part for part in given if isinstance(part, (tuple, list)) and len(part) == 2]
-        if not pairs or len(pairs) < len(given) or not all(isinstance(view, Replay) for _, view in pairs):
+        if not pairs or len(pairs) < len(given) or not all(hasattr(view, "remote") for _, view in pairs):
             raise TypeError(
                 f"Blend: got {parts!r}, expected a list of (share, view), as [(1 / 16, demos.sequences(80)), (15 / 16, "
                 "own.sequences(80))]"
             )
-        self.views: list[Replay[B]] = [view for _, view in pairs]
+        self.views: list[Any] = [view for _, view in pairs]
         twice = [view for k, view in enumerate(self.views) if any(view is other for other in self.views[:k])]
         if twice:
             raise ValueError(
@@ -83,8 +74,8 @@ class Blend(Generic[B]):
                 f"Blend: batches of its views differ in {', '.join(differing)} ({differing[0]}: {values}); expected "
                 "views of one kind, with the same fields, length, burn_in, n_step and gamma"
             )
-        self._source = BlendSource(self.views, [share for share, _ in pairs], seed)
-        self._streams: list[weakref.ref[BlendStream[B]]] = []  # in the order of making
+        self._source = Parts[B](self.views, [share for share, _ in pairs], seed)
+        self._streams: list[weakref.ref[Stream[B]]] = []  # in the order of making
         self._resumed: list[list[Choice]] = []  # of streams before a checkpoint, for the next streams made
 
     @property
@@ -109,10 +100,10 @@ class Blend(Generic[B]):
         the view's times its share; ``weights`` are each view's own, relative to its largest. The batch is memory of the
         store whose view has the largest share: it counts in that store's ``stats()`` and against its ``ram``.
 
-        All of a batch is drawn or, where an error or an interrupt comes first, nothing.
+        All of a batch is drawn or, where an error or an interrupt comes first, nothing; but shards of a cluster draw
+        their part first, and it counts as sampled then. ``batch.shards`` is -1 for items of other views.
         """
-        if not is_integer(batch_size) or not 1 <= batch_size <= MAX_BATCH_SIZE:
-            raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
+        check_batch_size(batch_size)
         check_beta(beta)
         source = self._source
         if timeout is not None:
@@ -126,19 +117,21 @@ class Blend(Generic[B]):
 
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
-    ) -> BlendStream[B]:
+    ) -> Stream[B]:
         """Return an endless iterator over batches, each drawn ``lookahead`` batches ahead.
 
         Arguments and errors are those of ``Replay.stream``, and so is what holds for the items of each view: segments
         on disk are read meanwhile, priorities that change after the draw count from the next draw on, items evicted
         since the draw are resampled. No part of a batch is drawn before all of it can be, also while other threads
-        sample from the same views. The shares of a batch are those at its draw.
+        sample from the same views. The shares of a batch are those at its draw. A cluster's view
+        is not looked ahead.
         """
         check_stream(batch_size, lookahead, beta, timeout)
         self._source.check_limiters(int(batch_size), self.shares())
         self._streams = [ref for ref in self._streams if ref() is not None]
         resumed = self._resumed.pop(0) if self._resumed else []
-        stream = BlendStream(self._source, int(batch_size), int(lookahead), beta, timeout, resumed)
+        ahead = 0 if self._source.remote else int(lookahead)  # nobody would give back what shards count as sampled
+        stream = Stream(self._source, int(batch_size), ahead, beta, timeout, resumed)
         self._streams.append(weakref.ref(stream))
         return stream
 
@@ -167,11 +160,17 @@ class Blend(Generic[B]):
         ids = checked_ids("update_priorities", ids, None)
         errors = checked_errors(td_error, ids.shape + self.views[0].view.error_shape)
         parts = [(view, part) for k, view in enumerate(self.views) if (part := source == k).any()]
+        near: list[tuple[BatchSource, Any]] = [(view.source, part) for view, part in parts if not view.remote]
+        stale = len(ids) - sum(int(np.count_nonzero(part)) for view, part in parts if view.remote)
         with self._source.held():  # an interrupt comes before all of it, or after
-            for view, _ in parts:  # what may fail
-                view.source.log.check_open()
-                view.source.items.follow()
-            return len(ids) - sum(view.source.update(ids[part], errors[part]) for view, part in parts)
+            for one, _ in near:  # what may fail
+                one.log.check_open()
+                one.items.follow()
+            stale -= sum(one.update(ids[part], errors[part]) for one, part in near)
+        for view, part in parts:
+            if view.remote:
+                stale += view.update_priorities(ids[part], errors[part], on_host(batch.shards)[part])
+        return int(stale)
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints.
@@ -200,13 +199,13 @@ class Blend(Generic[B]):
         self._resumed = resumed
 
 
-def _settings(view: Replay[Any]) -> dict[str, Any]:
+def _settings(view: Part[Any]) -> dict[str, Any]:
     """Return the kind of a view, and those of its settings that say what an item holds."""
     settings = view.view.settings().items()
     return {"kind": view.view.kind} | {name: value for name, value in settings if name not in MAY_DIFFER}
 
 
-def _shapes(view: Replay[Any]) -> dict[str, Any]:
+def _shapes(view: Part[Any]) -> dict[str, Any]:
     """Return what the arrays of a view's items look like, by name, and which of their names are tuples."""
     shapes: dict[str, Any] = {
         name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()

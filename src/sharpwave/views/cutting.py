@@ -18,7 +18,7 @@ from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.gather import PIECE_ROWS, Column, FieldReader, FieldReaders, Read, RowReader
+from sharpwave.views.gather import PIECE_ROWS, Column, FieldReader, LogArrays, Read, RowReader
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -90,7 +90,7 @@ class RowCutter:
     """Cutter of the rows that batches of one log need. Its memory is used again by the next batch.
 
     Args:
-        grow: called before so many bytes more are taken; what it raises ends the batch.
+        grow: called before so many bytes more are taken; its errors end the batch.
 
     Attributes:
         columns: the latest batch's, by name.
@@ -99,14 +99,14 @@ class RowCutter:
     def __init__(self, log: StepLog, grow: Callable[[int], None] = lambda nbytes: None) -> None:
         self._grow = grow
         self._fields = list(log.spec.fields.values())
-        self._readers = FieldReaders(log)
+        self._arrays = LogArrays(log)
         self._memory: dict[str, Bytes] = {}
         self.columns: dict[str, CutRows] = {}
         self._places: list[Ints] = []
 
     @property
     def places(self) -> Ints | None:
-        """What ``View.decode`` reads beside rows, int64 [decode rows, n]; ``None``: nothing."""
+        """Numbers that ``View.decode`` reads beside rows, int64 [decode rows, n]; ``None``: it reads none."""
         if not self._places:
             return None
         return np.concatenate(self._places, axis=1)
@@ -117,12 +117,12 @@ class RowCutter:
         self.columns, self._places = {}, []
 
     def add(self, view: DividedView[Any], target: Target, begin: int) -> None:
-        """Cut what items need that begin with a batch's ``begin``; fill the other columns of ``target``.
+        """Cut the rows of ``target``, which begins with the batch's item ``begin``; fill its other columns.
 
         Raises:
             UndecodableError: naming the segments that hold no rows.
         """
-        reads, readers = view.locate(target), self._readers.current()
+        reads, readers = view.locate(target), self._arrays.readers()
         small = [read for read in reads if self._fields[read.field].row_bytes < MIN_AUTO_BYTES]
         view.decode(target, small, [readers[read.field] for read in small])
         for read in reads:
@@ -170,7 +170,7 @@ class CutReader(RowReader):
     """Decoder of rows that another process cut.
 
     Args:
-        rows: what it sent, at a multiple of 8 bytes; it is checked here.
+        rows: the bytes received, at a multiple of 8 bytes; they are checked here.
         length: int64 [n], of each window.
 
     Raises:

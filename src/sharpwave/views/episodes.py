@@ -13,12 +13,10 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.native import core
 from sharpwave.showing import table, titled
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
-from sharpwave.views.gather import FieldReaders, UndecodableError
+from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
-from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import STEPS
 
@@ -111,8 +109,7 @@ class EpisodeReader:
     def __init__(self, log: StepLog, lock: Any, life: object) -> None:
         self.log, self.lock, self._life = log, lock, life
         self.spec: Spec = log.spec
-        self._readers, self._arrays = FieldReaders(log), LogArrays(log)
-        self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
+        self._steps = Steps(log)
 
     def ids(self, first: int, count: int) -> Ids:
         """Return the ids of steps.  Raises: KeyError: some were evicted."""
@@ -174,7 +171,12 @@ class EpisodeReader:
                 slots, rows = (places[done : done + part] for places in self._locate(first, count))
                 ready = self._ready(slots)
                 last = final and done + ready == count
-                self._decode(name, slots[:ready], rows[:ready], last, data[done : done + ready + last])
+                try:
+                    out_part = data[done : done + ready + last]
+                    self._steps.read(name, slots[:ready], rows[:ready], out_part, final=last)
+                except UndecodableError as error:
+                    error.set_aside(self.log)
+                    raise
             done += ready
         return out
 
@@ -193,23 +195,6 @@ class EpisodeReader:
             if slot in cache.damaged:
                 raise DamagedError(cache.damaged[slot])
         return int(begins[there])
-
-    def _decode(self, name: str, slots: Ints, rows: Ints, final: bool, out: npt.NDArray[np.uint8]) -> None:
-        reader = self._readers.current()[self._numbers[name]]
-        try:
-            if name not in self.spec.obs_names:
-                reader.read_steps(slots, rows, out)
-                return
-            newest, first = np.empty((2, len(rows)), np.int64)
-            core.frames_of(self._arrays.current(), slots, rows, newest, first)
-            if final:  # the frame after the last step's
-                slots, newest = np.append(slots, slots[-1]), np.append(newest, newest[-1] + 1)
-            reader.read(slots, newest, newest, out)
-        except UndecodableError as error:
-            for slot in error.slots:
-                self.log.inventory.changes += 1
-                self.log.sealed.damaged[slot] = f"segment {self.log.index.segment_id(slot)}: {error}"
-            raise
 
     def annotations(self, first: int, count: int) -> dict[str, Any]:
         """Return the annotations of the episode that steps are of, as far as their segments have them."""

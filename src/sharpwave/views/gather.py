@@ -20,7 +20,6 @@ from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.log_arrays import arrays_of
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -80,6 +79,12 @@ class UndecodableError(DamagedError):
     def __init__(self, slots: list[int], why: str) -> None:
         super().__init__(f"sample: columns cannot be decoded ({why}); run `sharpwave verify` on the folder")
         self.slots = slots
+
+    def set_aside(self, log: StepLog) -> None:
+        """Note the segments as damaged."""
+        for slot in self.slots:
+            log.inventory.changes += 1
+            log.sealed.damaged[slot] = f"segment {log.index.segment_id(slot)}: {self}"
 
 
 class _Payloads(NamedTuple):
@@ -310,33 +315,36 @@ class FieldReader(RowReader):
         return bases + payload_ends(memory, bases, self._number)
 
 
-class FieldReaders:
-    """Readers of every field of a log.
-
-    Attributes:
-        log: the log's arrays for the core, once ``current`` was called.
-    """
-
-    log: core.Log
+class LogArrays:
+    """A log's arrays as the core reads them, and readers of its fields: made anew when the log has grown."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
-        self._readers: list[FieldReader] = []
-        # Arrays that a store replaces when it grows, which outdates readers; weak, so that they can be freed.
+        self._readers: list[FieldReader] | None = None
+        # Arrays that a store replaces when it grows, which outdates addresses; weak, so that they can be freed.
         self._memory: Callable[[], Any] = lambda: None
         self._offset: Callable[[], Any] = lambda: None
 
-    def current(self) -> list[FieldReader]:
-        """Return the readers, in the fields' order: new ones where the log has grown since the last call."""
+    def current(self) -> core.Log:
+        """Return the arrays, valid until the log grows."""
         index, arena = self._log.index, self._log.arena
         if self._memory() is not arena.memory or self._offset() is not index.offset:
-            spec, tables = self._log.spec, self._log.tables
-            readers = []
-            for c, (name, field) in enumerate(spec.fields.items(), FIRST_FIELD):
-                counts: Any = "frames" if name in spec.obs_names else "rows" if field.every is None else "sparse"
-                sparse = spec.sparse_names.index(name) if counts == "sparse" else 0
-                readers.append(FieldReader(index, arena, c, counts, tables[c], field, sparse))
-            arrays = arrays_of(self._log)
-            self._readers, self.log = readers, arrays  # once all are made: old ones hold addresses of freed memory
+            self._readers = None  # old ones hold addresses of freed memory
+            self._arrays = core.Log(
+                arena.memory, index.offset, index.rows, index.next, index.previous, index.gap, index.sealed,
+                index.context, index.episode_step, index.lane, index.first_step, index.frames, index.stride,
+            )  # fmt: skip
             self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
+        return self._arrays
+
+    def readers(self) -> list[FieldReader]:
+        """Return a reader of each field, in the fields' order, valid until the log grows."""
+        self.current()
+        if self._readers is None:
+            log, readers = self._log, list[FieldReader]()
+            for c, (name, field) in enumerate(log.spec.fields.items(), FIRST_FIELD):
+                counts: Any = "frames" if name in log.spec.obs_names else "rows" if field.every is None else "sparse"
+                sparse = log.spec.sparse_names.index(name) if counts == "sparse" else 0
+                readers.append(FieldReader(log.index, log.arena, c, counts, log.tables[c], field, sparse))
+            self._readers = readers
         return self._readers

@@ -1,9 +1,14 @@
-"""Hindsight experience replay: transitions relabelled, as they are sampled, with goals that their episodes achieved."""
+"""Hindsight experience replay: transitions relabelled, as they are sampled, with goals that their episodes achieved.
+
+``Future``, ``Final`` and ``Episode`` are the strategies that choose the goals.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -12,9 +17,8 @@ from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
-from sharpwave.views.ended_steps import EndedSteps
-from sharpwave.views.goals import GoalFunction, Goals
 from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.step_views import EndedSteps
 from sharpwave.views.transitions import NStep
 
 if TYPE_CHECKING:
@@ -23,6 +27,86 @@ if TYPE_CHECKING:
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+
+GoalFunction = Callable[[Any, Any, Any], Any]
+"""``compute_reward`` of a goal environment: achieved_goal [n, *shape], desired_goal [n, *shape] and info to [n]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Goals:
+    """Strategy of hindsight experience replay (Andrychowicz et al. 2017): ``k`` of ``k + 1`` sampled transitions get
+    a goal that was achieved in their own episode in place of the desired one, and the reward for that.
+
+    Args:
+        k: relabelled transitions for each one as it was stored, at least 0: a transition is relabelled with
+            probability ``k / (k + 1)``, independently of others.
+        reward_fn: ``reward_fn(achieved_goal, desired_goal, info)``, rewards [n] of n relabelled transitions at once, as
+            ``compute_reward`` of Gymnasium-Robotics: their achieved goals after the step and their new desired ones,
+            [n, *shape]; ``info`` is a dict of the spec's further fields, [n, *shape] by name, or ``None`` if there
+            are none. It is called while the store's lock is held; an error of it leaves everything undrawn.
+        terminated_fn: of the same arguments, bool [n], whether a relabelled step terminates its episode;
+            ``None``: as it was stored.
+        achieved_goal, desired_goal: keys of the observation; of one shape and dtype, without ``stack``.
+
+    Raises:
+        ValueError, TypeError: an invalid argument.
+    """
+
+    kind: ClassVar[str]
+    k: float = 4
+    reward_fn: GoalFunction
+    terminated_fn: GoalFunction | None = None
+    achieved_goal: str = "achieved_goal"
+    desired_goal: str = "desired_goal"
+
+    def __post_init__(self) -> None:
+        name, number = type(self).__name__, isinstance(self.k, (int, float, np.integer, np.floating))
+        if not number or isinstance(self.k, bool) or not (self.k >= 0 and math.isfinite(self.k)):
+            raise ValueError(f"{name}: k={self.k!r}, expected a number of at least 0: relabelled for each real one")
+        if not callable(self.reward_fn):
+            raise TypeError(
+                f"{name}: reward_fn={self.reward_fn!r}, expected a function of achieved_goal, desired_goal and info, "
+                "as env.unwrapped.compute_reward"
+            )
+        if self.terminated_fn is not None and not callable(self.terminated_fn):
+            raise TypeError(f"{name}: terminated_fn={self.terminated_fn!r}, expected a function as reward_fn, or None")
+        if self.achieved_goal == self.desired_goal:
+            raise ValueError(
+                f"{name}: achieved_goal and desired_goal are both {self.desired_goal!r}, expected two keys"
+            )
+
+    @property
+    def share(self) -> float:
+        """Probability with which a transition is relabelled."""
+        return float(self.k / (self.k + 1))
+
+    def settings(self) -> dict[str, Any]:
+        """Return what identifies it in a checkpoint, as JSON values; functions are not part of it."""
+        names = ("k", "achieved_goal", "desired_goal")
+        own = {"strategy": self.kind, "terminated_fn": self.terminated_fn is not None}
+        return {name: getattr(self, name) for name in names} | own
+
+
+@dataclass(frozen=True, kw_only=True)
+class Future(Goals):
+    """Goals achieved by the transition's own step or a later one of its episode, each with the same probability."""
+
+    kind: ClassVar[str] = "future"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Final(Goals):
+    """Goals achieved by the last step of the transition's episode."""
+
+    kind: ClassVar[str] = "final"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Episode(Goals):
+    """Goals achieved by any step of the transition's episode, each with the same probability."""
+
+    kind: ClassVar[str] = "episode"
+
 
 STRATEGIES = {"future": core.FUTURE, "final": core.FINAL, "episode": core.EPISODE}
 
@@ -59,7 +143,7 @@ class Hindsight(NStep):
 
     @property
     def waits_for(self) -> str:
-        """What a step must wait for before it can be sampled."""
+        """Condition on which a step can be sampled."""
         return "a step can be sampled with relabel= once its episode has ended"
 
     def settings(self) -> dict[str, Any]:
@@ -71,7 +155,7 @@ class Hindsight(NStep):
         _check_goals(self.goals, log.spec)
         super().bind(log)
         self._nothing = np.empty(0, np.int64)
-        self._ended = EndedSteps(log)
+        self._ended = EndedSteps(log, self._arrays)
         self._achieved, self._desired = (f"obs.{key}" for key in (self.goals.achieved_goal, self.goals.desired_goal))
         self._achieved_number = list(log.spec.fields).index(self._achieved)
         joined = log.spec.join_obs({name: name for name in log.spec.obs_names})
@@ -119,7 +203,7 @@ class Hindsight(NStep):
             return
         window = columns[self._desired]  # the same goal before and after the step
         pieces = np.stack([slot[rows], frame[rows], frame[rows], np.ones_like(rows), rows])
-        reader = self._readers.current()[self._achieved_number]
+        reader = self._arrays.readers()[self._achieved_number]
         reader.read_pieces(pieces, window[:, 0])
         window[rows, 1] = window[rows, 0]
 
@@ -151,10 +235,9 @@ class Hindsight(NStep):
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
         """Return what fills whole batches but for rewards of new goals (``complete``), as of transitions."""
-        log, columns, endings = self.dense_columns()
-        ended, names = self._ended, [name for name, _, _ in self._dense]
+        ended, names = self._ended, [name for name, _, _ in self._windows]
         filler = core.HindsightFiller(
-            log, columns, endings, self.known, ended.cursor, ended.tail, spans, ended.runs, names.index(self._achieved),
+            *self.windows(), self.known, ended.cursor, ended.tail, spans, ended.runs, names.index(self._achieved),
             names.index(self._desired), self.goals.share, STRATEGIES[self.goals.kind], self.gamma, self.stacks,
             *gather.limits(),
         )  # fmt: skip
@@ -172,7 +255,7 @@ class Hindsight(NStep):
     def _reward(
         self, rows: Ints, achieved: Array, desired: Array, info: Any, reward: Array, terminated: Array, discount: Array
     ) -> None:
-        """Reward the transitions in ``rows`` for what they ``achieved`` [n] of what was ``desired`` [n].
+        """Reward the transitions in ``rows`` for the goals that they ``achieved`` [n] and those ``desired`` [n].
 
         Args:
             info: of these steps, as ``info`` returns it.

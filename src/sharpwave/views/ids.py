@@ -1,4 +1,4 @@
-"""Ids that carry a tag of their store and of what they number, so that views where they mean others refuse them."""
+"""Ids that carry a tag of their store and of the kind of items they number, so that other views refuse them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Tag(NamedTuple):
-    """What ids number.
+    """Store and kind of items that ids number.
 
     Attributes:
         store: the store's own object.
@@ -36,7 +36,7 @@ class Ids(np.ndarray):
     pickled are plain numbers, which no store can tell from its own.
 
     Attributes:
-        tag: what they number; ``None``: unknown.
+        tag: a ``Tag``; ``None``: unknown.
     """
 
     tag: object | None = None

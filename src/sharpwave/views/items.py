@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,7 +14,7 @@ from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree
-from sharpwave.views.log_arrays import LogArrays
+from sharpwave.views.gather import LogArrays
 from sharpwave.views.uses import Uses
 from sharpwave.views.view import MAX_RUNS, View
 
@@ -24,16 +24,6 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
-
-
-class Kept(Protocol):
-    """View whose state is kept (``keeping.Kept``)."""
-
-    def note(self) -> None:
-        """Note that the view is about to change, and write its state if that is due."""
-
-    def notes(self) -> bool:
-        """Note it, and return True, unless something is due."""
 
 
 class Items(core.Items):
@@ -52,7 +42,7 @@ class Items(core.Items):
         seen: the log's changes at the last call of ``follow``.
         found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
         sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
-        kept: notified before what the sampler or the uses remember changes.
+        kept: ``keeping.Kept``, notified before what the sampler or the uses remember changes; ``None``: nobody.
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
@@ -65,7 +55,7 @@ class Items(core.Items):
         self._bound: core.Log | None = None
         self._in_core = uses is None and draws_by_tree(sampler) and view.lost_by() is not None
         self.sampling: core.Sampling | None = None
-        self.kept: Kept | None = None
+        self.kept: Any = None
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
@@ -254,10 +244,6 @@ class Items(core.Items):
         self.sampler.update(items, self._view.item_errors(items, td_error))
         return len(items)
 
-    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note TD errors, by step, for the first priorities of items of the segment in ``slot``."""
-        self._view.expect(slot, td_error)
-
     def priorities(self, slots: Ints) -> npt.NDArray[np.float64] | None:
         """Return mean priorities of items that can be sampled, by slot; infinite where none can be sampled yet.
 
@@ -305,15 +291,11 @@ class Items(core.Items):
             lost = lost[lost // self._log.stride != evicted]
         if self.uses is not None:
             lost = lost[self.uses.remaining(lost)]
-        if len(lost):
-            self._exclude(lost)
+        if len(lost):  # their spans end before them already
+            left = 0 if self.uses is None else self.uses.left_of(lost)
+            self.sampler.exclude(lost)
+            self._lose(len(lost), left)
         self.losing.clear()
-
-    def _exclude(self, items: Ints) -> None:
-        """Exclude ``items``, whose spans end before them already.  Raises: MemoryError; then none is excluded."""
-        left = 0 if self.uses is None else self.uses.left_of(items)
-        self.sampler.exclude(items)
-        self._lose(len(items), left)
 
     def _drop(self, slot: int, evicted: bool) -> None:
         """Drop the items of a slot, and their uses if it is evicted."""

@@ -9,10 +9,8 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from sharpwave.disk.view_files import ViewFiles
-from sharpwave.views.saved_view import SavedView
+from sharpwave.views.saved_view import SavedView, bytes_of
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -30,11 +28,11 @@ class Kept:
     It keeps the view's items alive, not the view: a view that is dropped is written once more.
     """
 
-    __slots__ = ("changed", "keeping", "name", "source", "streams")
+    __slots__ = ("changed", "keeping", "name", "source")
 
     def __init__(self, keeping: Keeping, replay: Replay[Any]) -> None:
         self.keeping, self.name = keeping, replay.name
-        self.source, self.streams = replay.source, replay.streams
+        self.source = replay.source
         self.changed = True
 
     def note(self) -> None:
@@ -126,7 +124,7 @@ class Keeping:
     @property
     def nbytes(self) -> int:
         """Bytes of copies that are being written, or about to be."""
-        return self._writing + sum(map(_nbytes, self._dropped.values()))
+        return self._writing + sum(map(bytes_of, self._dropped.values()))
 
     def _writable(self) -> bool:
         return not self._files.disk.forked
@@ -150,7 +148,7 @@ class Keeping:
 
     def _copy(self, kept: Kept) -> dict[str, Any] | None:
         try:
-            return state_of(SavedView.of_parts(kept.source, kept.streams, self._log), self._log)
+            return SavedView.of(kept.source, self._log).state_in_folder(self._log)
         except MemoryError:
             return None
         except Exception as error:  # of a sampler that is not ours: it ends no draw
@@ -163,7 +161,7 @@ class Keeping:
     def _write(self, states: dict[str, dict[str, Any]]) -> str:
         """Write states by name; return what failed. The lock need not be held."""
         began, failure = time.thread_time(), ""
-        self._writing = sum(map(_nbytes, states.values()))
+        self._writing = sum(map(bytes_of, states.values()))
         try:
             for name, state in states.items():
                 try:
@@ -181,41 +179,3 @@ class Keeping:
         for kept in list(self._kept.values()):
             if kept.name == name:
                 kept.changed = True
-
-
-def state_of(saved: SavedView, log: StepLog) -> dict[str, Any]:
-    """Return a view's state as a checkpoint has it, where each slot's segment is in its lane, and the log's steps."""
-    index, used = log.index, slice(0, len(saved.generation))
-    where = {"lanes": index.lane[used].copy(), "first_steps": index.first_step[used].copy()}
-    return saved.state(log) | where | {"total_steps": log.inventory.total_steps}
-
-
-def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
-    """Return a state from a file for the log as it was just opened: it is of the segments that are the same still.
-    What was appended after it was written counts as inserts.
-
-    Ids alone do not tell: those of steps that a crash took may be given again, to others.
-
-    Raises: KeyError, TypeError, ValueError: not such a state.
-    """
-    index, before = log.index, state["generation"]
-    count = min(len(before), index.slots)
-    used = slice(0, count)
-    same = (index.rows[used] > 0) & (index.sealed[used] > 0)
-    for name, there in {"generation": index.generation, "lanes": index.lane, "first_steps": index.first_step}.items():
-        if not isinstance(state[name], np.ndarray) or len(state[name]) != len(before):
-            raise ValueError(f"{name}: expected a number for each of {len(before):,} slots")
-        same &= state[name][used] == there[used]
-    uses = state["uses"]
-    with contextlib.suppress(TypeError):
-        uses = uses[: index.leaves]
-    now = log.inventory.total_steps
-    inserts = state["inserts"] + max(0, now - state.get("total_steps", now))  # missing in earlier releases
-    return state | {"generation": np.where(same, before[used], -1), "uses": uses, "inserts": inserts}
-
-
-def _nbytes(tree: Any) -> int:
-    if isinstance(tree, np.ndarray):
-        return tree.nbytes
-    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return sum(map(_nbytes, parts))

@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,16 +88,6 @@ class Column:
         return whole[:, : size * row_bytes].reshape(rows, size, row_bytes).transpose(1, 0, 2)
 
 
-class Cutter(Protocol):
-    """What takes encoded rows of a batch instead of decoding them (``cutting.RowCutter``)."""
-
-    def clear(self) -> None:
-        """Begin a batch."""
-
-    def add(self, view: Any, target: Target, begin: int) -> None:
-        """Take the rows of the batch's items from ``begin`` on, and fill the other columns of ``target``."""
-
-
 @dataclass(slots=True)
 class Target:
     """Memory of a batch to fill: arrays that do not keep it alive; ``batch`` does.
@@ -106,7 +96,8 @@ class Target:
         batch: the batch.
         columns: arrays by name, as ``view.View.columns`` describes them, B items each.
         scratch: int64 [rows, B], working memory of the view. ``rows``: its rows.
-        cutter: cuts the rows of large fields out instead of decoding them; ``None``: all are decoded.
+        cutter: ``cutting.RowCutter``, which cuts rows of large fields out instead of decoding them; ``None``: none is
+            cut.
     """
 
     batch: Any
@@ -115,7 +106,7 @@ class Target:
     columns: dict[str, Array]
     scratch: Ints
     rows: Sequence[Ints]
-    cutter: Cutter | None = None
+    cutter: Any = None
 
     def part(self, begin: int, end: int) -> Target:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
@@ -124,6 +115,20 @@ class Target:
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
         return Target(self.batch, draw, ids, columns, scratch, list(scratch), self.cutter)
+
+    def fill(self, view: Any, begin: int) -> None:
+        """Fill it, the part of a batch that begins with item ``begin``, or cut its rows out."""
+        if self.cutter is None:
+            view.fill(self)
+        else:
+            self.cutter.add(view, self, begin)
+
+    def copy_from(self, other: Target) -> None:
+        """Copy the items of another batch of the same columns."""
+        for name, array in other.columns.items():
+            self.columns[name][...] = array
+        self.ids[...] = other.ids
+        self.draw.probabilities[...], self.draw.weights[...] = other.draw.probabilities, other.draw.weights
 
 
 class Layout:

@@ -20,9 +20,9 @@ from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Sampler, as_json, described
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.views.ids import Tag, check_tag, tag_of
-from sharpwave.views.keeping import Keeping, recovered, state_of
+from sharpwave.views.keeping import Keeping
 from sharpwave.views.replay import Replay
-from sharpwave.views.saved_view import SavedView
+from sharpwave.views.saved_view import SavedView, recovered
 from sharpwave.views.view import STEPS, View
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Views(LogListener):
         self.keeping = keeping = Keeping(self._log, files)
         self._log.keeping = self
         if of_checkpoint:
-            keeping.write((name, state_of(saved, self._log)) for name, (_, saved) in self._saved.items())
+            keeping.write((name, saved.state_in_folder(self._log)) for name, (_, saved) in self._saved.items())
             return
         found = list[dict[str, Any]]()
         for state in files.read(damages):
@@ -229,7 +229,7 @@ class Views(LogListener):
                 "state of the checkpoint's are lost. Give it another name= to keep both"
             )
         try:
-            saved.restore(replay)
+            saved.restore(replay.source)
         except NO_STATE as error:
             return f"{DAMAGED} ({error!r}); this one begins anew"
         return None
@@ -249,14 +249,15 @@ class Views(LogListener):
         for number, ref in self._views.items():
             one = ref()
             if one is not None and last.get(one.name) is one:
-                kept[one.name] = number, SavedView.of(one, self._log)
+                one.source.items.follow()
+                kept[one.name] = number, SavedView.of(one.source, self._log)
         ordered = sorted(kept.items(), key=lambda item: item[1][0])
         return {str(k): saved.state(self._log) | {"name": name} for k, (name, (_, saved)) in enumerate(ordered)}
 
     def append_waits(self, steps: int) -> str | None:
         """Return what an append of ``steps`` steps must wait for; ``None`` if it need not."""
         for view in self:
-            reason = view.source.append_waits(steps)
+            reason = view.source.pace.append_waits(steps)
             if reason is not None:
                 return reason
         return None

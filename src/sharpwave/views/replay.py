@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,9 @@ from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import Tag, check_tag, tagged
-from sharpwave.views.prefetch import DrawsAhead, Stream, Streams
+from sharpwave.views.streams import Stream
 from sharpwave.views.view import View
+from sharpwave.views.view_parts import Parts
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -41,7 +42,10 @@ class Replay(Generic[B]):
         name: its name in a checkpoint.
         view: the definition of its items.
         source: its batches; the store's ``lock`` is held.
+        remote: whether shards draw its items.
     """
+
+    remote: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -58,9 +62,6 @@ class Replay(Generic[B]):
     ) -> None:
         self.name, self.view = name, view
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
-        self.streams = Streams(self.source)
-        self.source.drawn_ahead, self.source.forget_dropped = self.streams.ids, self.streams.forget_dropped
-        self.source.dropped = self.streams.dropped
         self._log, self.lock, self._items = log, lock, self.source.items
         self._changing = lock.interruptible if self.source.complete is None else lock.unsettled
         self.life: object = None  # of the store, which lives as long as this view
@@ -73,12 +74,12 @@ class Replay(Generic[B]):
     @property
     def limiter(self) -> Limiter | None:
         """Rate limiter of samples and inserts."""
-        return self.source.limiter
+        return self.source.pace.limiter
 
     @property
     def max_times_sampled(self) -> int | None:
         """Limit of the times that an item is sampled."""
-        return self.source.max_times_sampled
+        return self.source.pace.max_times_sampled
 
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)
@@ -90,7 +91,7 @@ class Replay(Generic[B]):
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, without those sampled ``max_times_sampled`` times."""
         with self.lock:
-            self.streams.forget_dropped()
+            self.source.unused.forget_dropped()
             self._items.follow()
             return self._items.count
 
@@ -118,7 +119,7 @@ class Replay(Generic[B]):
                 in use, or for a segment; no step is evicted for a batch.
         """
         if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:
-            _check_batch_size(batch_size)
+            check_batch_size(batch_size)
         if beta is not None:
             check_beta(beta)
         if timeout is not None:
@@ -128,7 +129,7 @@ class Replay(Generic[B]):
         if batch is not None:
             return batch
         with self.lock.unsettled:
-            self.source.wait(batch_size, timeout)
+            self.source.pace.wait(batch_size, timeout)
             made: B = self.source.sample(batch_size, beta)
             return made
 
@@ -138,10 +139,10 @@ class Replay(Generic[B]):
         Raises:
             EmptyError, LimiterTimeoutError, ValueError: as ``sample``.
         """
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         check_beta(beta)
         with self.lock:
-            self.source.wait(batch_size, timeout)
+            self.source.pace.wait(batch_size, timeout)
 
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
@@ -160,11 +161,13 @@ class Replay(Generic[B]):
             ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
         """
         check_stream(batch_size, lookahead, beta, timeout)
-        return Stream(self.draws_ahead(), int(batch_size), int(lookahead), beta, timeout)
+        return Stream(Parts[B]([self], [1.0], 0, alone=True), int(batch_size), int(lookahead), beta, timeout)
 
-    def draws_ahead(self) -> DrawsAhead:
-        """Make the draws of a new stream, for this view's part of it."""
-        return DrawsAhead(self, self.source, self.lock, self.streams)
+    def check_admitted(self, batch_size: int) -> None:
+        """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
+        if self.limiter is not None:
+            with self.lock:
+                self.source.pace.check_admitted(batch_size)
 
     def draw(self, count: int, *, beta: float | None = None, timeout: float | None = None) -> Draws:
         """Draw items as ``sample`` does, without their batch: only ids, probabilities and weights.
@@ -174,10 +177,10 @@ class Replay(Generic[B]):
         Raises:
             EmptyError, LimiterTimeoutError, ValueError: as ``sample``.
         """
-        _check_batch_size(count)
+        check_batch_size(count)
         check_beta(beta)
         with self.lock.unsettled:
-            self.source.wait(count, timeout)
+            self.source.pace.wait(count, timeout)
             return self.source.draw_ids(count, beta)
 
     def fetch(self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise") -> B:
@@ -203,7 +206,7 @@ class Replay(Generic[B]):
     def sampleable_ids(self) -> Ints:
         """Return the ids of all items that can be sampled now, in no particular order."""
         with self.lock:
-            self.streams.forget_dropped()
+            self.source.unused.forget_dropped()
             self._items.follow()
             return tagged(self._items.ids(), self.source.tag)
 
@@ -237,17 +240,18 @@ class Replay(Generic[B]):
     @property
     def work_bytes(self) -> int:
         """Bytes of working memory for batches, with the draws of streams."""
-        return self.source.work_bytes + self.streams.nbytes
+        return self.source.work_bytes + self.source.unused.nbytes
 
 
-def _check_batch_size(batch_size: int) -> None:
+def check_batch_size(batch_size: int) -> None:
+    """Check an argument.  Raises: ValueError."""
     if not is_integer(batch_size) or not 1 <= batch_size <= MAX_BATCH_SIZE:
         raise ValueError(f"sample: batch_size={batch_size!r}, expected an integer from 1 to {MAX_BATCH_SIZE:,}")
 
 
 def check_stream(batch_size: int, lookahead: int, beta: float | None, timeout: float | None) -> None:
     """Check the arguments of ``stream``.  Raises: ValueError: naming the one out of range."""
-    _check_batch_size(batch_size)
+    check_batch_size(batch_size)
     check_beta(beta)
     if not is_integer(lookahead) or not 0 <= lookahead <= MAX_LOOKAHEAD:
         raise ValueError(f"stream: lookahead={lookahead!r}, expected an integer from 0 to {MAX_LOOKAHEAD}")

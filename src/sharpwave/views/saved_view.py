@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,67 +11,56 @@ import numpy.typing as npt
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, as_json, checked_array, described
-from sharpwave.views.prefetch import Streams, checked
+from sharpwave.views.unused_draws import checked
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.views.batch_source import BatchSource
-    from sharpwave.views.replay import Replay
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 
-@dataclass
 class SavedView:
     """View as of a checkpoint.
 
-    Attributes:
-        settings, sampler: settings of the view and of its sampler, with their classes as ``kind``.
-        remembered: the sampler's state.
-        uses: int32 [items], how often each was sampled; ``None`` without ``max_times_sampled``.
-        rng: the generator's state.
-        samples: items sampled so far.
+    Args:
+        state: as a checkpoint has it.
+            settings, sampler: settings of the view and of its sampler, with their classes as ``kind``.
+            remembered: the sampler's state. ``rng``: the generator's.
+            uses: int32 [items], how often each was sampled; ``None`` without ``max_times_sampled``.
+            samples, inserts: items sampled so far, and steps that the limiter counts.
+            ahead: each stream's unused draws.
+            generation: int64 [slots], of each slot's segment; -1 for an empty slot. Items of others are new.
         steps_before: steps of the store that do not count as inserts.
-        ahead: each stream's unused draws.
-        generation: int64 [slots], of each slot's segment; -1 for an empty slot. Items of others are new.
     """
 
-    settings: dict[str, Any]
-    sampler: dict[str, Any]
-    max_times_sampled: int | None
-    remembered: dict[str, Any]
-    uses: npt.NDArray[np.int32] | None
-    rng: dict[str, Any]
-    samples: int
-    steps_before: int
-    ahead: list[list[dict[str, Any]]]
-    generation: npt.NDArray[np.int64]
-    _by_slot: tuple[npt.NDArray[Any], ...] | None = field(default=None, init=False, repr=False)
+    def __init__(self, state: dict[str, Any], steps_before: int) -> None:
+        self._state, self._steps_before = state, steps_before
+        self.settings, self.sampler, self.remembered = state["settings"], state["sampler"], state["remembered"]
+        self.uses, self.generation = state["uses"], state["generation"]
+        self.max_times_sampled = state["max_times_sampled"]
+        self._by_slot: tuple[npt.NDArray[Any], ...] | None = None
 
     @classmethod
-    def of(cls, replay: Replay[Any], log: StepLog) -> SavedView:
-        """Return a view's state, as copies; the store's lock is held."""
-        replay.source.items.follow()
-        return cls.of_parts(replay.source, replay.streams, log)
-
-    @classmethod
-    def of_parts(cls, source: BatchSource, streams: Streams, log: StepLog) -> SavedView:
-        """Return the state of a view, which may be gone, by its parts; items that it has not found yet are new."""
-        streams.forget_dropped()  # which changes what follows
-        items = source.items
-        return cls(
-            {"kind": source.view.kind, **as_json(source.view.settings())},
-            described(items.sampler),
-            source.max_times_sampled,
-            items.sampler.state(),
-            None if items.uses is None else items.uses.given(log.index.highest * log.stride),
-            dict(source.rng.bit_generator.state),
-            items.samples,
-            source.steps_before,
-            streams.state(),
-            _generations(log),
-        )
+    def of(cls, source: BatchSource, log: StepLog) -> SavedView:
+        """Return a view's state, as copies, by its source; items that it has not found yet are new."""
+        source.unused.forget_dropped()  # which changes what follows
+        items, index = source.items, log.index
+        used = slice(0, index.highest)
+        state = {
+            "settings": {"kind": source.view.kind, **as_json(source.view.settings())},
+            "sampler": described(items.sampler),
+            "max_times_sampled": source.pace.max_times_sampled,
+            "remembered": items.sampler.state(),
+            "uses": None if items.uses is None else items.uses.given(index.highest * log.stride),
+            "rng": dict(source.rng.bit_generator.state),
+            "samples": items.samples,
+            "inserts": 0,
+            "ahead": source.unused.state(),
+            "generation": np.where(index.rows[used] > 0, index.generation[used], -1),
+        }
+        return cls(state, source.pace.steps_before)
 
     @classmethod
     def from_state(cls, state: dict[str, Any], log: StepLog) -> SavedView:
@@ -80,45 +69,39 @@ class SavedView:
         Raises:
             KeyError, TypeError, ValueError: it is something else.
         """
-        settings, max_times_sampled = state["settings"], state["max_times_sampled"]
-        sampler, remembered = state["sampler"], state["remembered"]
-        for name, value in {"settings": settings, "sampler": sampler, "sampler's state": remembered}.items():
-            if not isinstance(value, dict):
-                raise ValueError(f"{name}: {type(value).__name__}, expected a dict")
+        for name, what in {"settings": "settings", "sampler": "sampler", "remembered": "sampler's state"}.items():
+            if not isinstance(state[name], dict):
+                raise ValueError(f"{what}: {type(state[name]).__name__}, expected a dict")
         rng = np.random.default_rng(0)
         rng.bit_generator.state = state["rng"]
-        return cls(
-            settings,
-            sampler,
-            max_times_sampled,
-            remembered,
-            None if max_times_sampled is None else checked_array(state, "uses", np.int32),
-            dict(rng.bit_generator.state),
-            _count(state, "samples"),
-            log.inventory.total_steps - _count(state, "inserts"),
-            [[checked(batch) for batch in batches] for batches in state["ahead"]],
-            checked_array(state, "generation", np.int64),
-        )
+        checked_state = {
+            "settings": state["settings"],
+            "sampler": state["sampler"],
+            "max_times_sampled": state["max_times_sampled"],
+            "remembered": state["remembered"],
+            "uses": None if state["max_times_sampled"] is None else checked_array(state, "uses", np.int32),
+            "rng": dict(rng.bit_generator.state),
+            "samples": _count(state, "samples"),
+            "inserts": 0,
+            "ahead": [[checked(batch) for batch in batches] for batches in state["ahead"]],
+            "generation": checked_array(state, "generation", np.int64),
+        }
+        return cls(checked_state, log.inventory.total_steps - _count(state, "inserts"))
 
     def state(self, log: StepLog) -> dict[str, Any]:
         """Return the state as a tree of arrays and numbers."""
-        return {
-            "settings": self.settings,
-            "sampler": self.sampler,
-            "max_times_sampled": self.max_times_sampled,
-            "remembered": self.remembered,
-            "uses": self.uses,
-            "rng": self.rng,
-            "samples": self.samples,
-            "inserts": log.inventory.total_steps - self.steps_before,
-            "ahead": self.ahead,
-            "generation": self.generation,
-        }
+        return self._state | {"inserts": log.inventory.total_steps - self._steps_before}
+
+    def state_in_folder(self, log: StepLog) -> dict[str, Any]:
+        """Return the state, where each slot's segment is in its lane, and the log's steps, for ``recovered``."""
+        index, used = log.index, slice(0, len(self.generation))
+        where = {"lanes": index.lane[used].copy(), "first_steps": index.first_step[used].copy()}
+        return self.state(log) | where | {"total_steps": log.inventory.total_steps}
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory of its arrays."""
-        return _nbytes(vars(self))
+        return bytes_of([self._state, self._by_slot])
 
     def priorities(self, slots: Ints, log: StepLog) -> Floats | None:
         """Return the mean priorities of the steps in ``slots`` [n], as the view would; ``None``: it has none.
@@ -158,32 +141,47 @@ class SavedView:
             found.append(f"max_times_sampled was {self.max_times_sampled}, is {max_times_sampled}")
         return found + _differences("sampler", self.sampler, sampler)
 
-    def restore(self, replay: Replay[Any]) -> None:
+    def restore(self, source: BatchSource) -> None:
         """Restore a new view of the same settings, over the steps that are there.
 
         Raises:
             KeyError, TypeError, ValueError, IndexError, OverflowError: not such a state of the sampler or the uses;
                 then it is a new view.
         """
-        source, items = replay.source, replay.source.items
-        items.restore(self.generation, self.uses, self.remembered)
-        items.samples, source.steps_before = self.samples, self.steps_before
-        source.rng.bit_generator.state = self.rng
-        replay.streams.resumed = self.ahead
+        source.items.restore(self.generation, self.uses, self.remembered)
+        source.items.samples, source.pace.steps_before = self._state["samples"], self._steps_before
+        source.rng.bit_generator.state = self._state["rng"]
+        source.unused.resumed = self._state["ahead"]
 
 
-def _generations(log: StepLog) -> npt.NDArray[np.int64]:
-    index = log.index
-    used = slice(0, index.highest)
-    generations: npt.NDArray[np.int64] = np.where(index.rows[used] > 0, index.generation[used], -1)
-    return generations
+def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
+    """Return a state from a file for the log as it was just opened: it is of the segments that are the same still.
+    What was appended after it was written counts as inserts.
+
+    Ids alone do not tell: those of steps that a crash took may be given again, to others.
+
+    Raises: KeyError, TypeError, ValueError: not such a state.
+    """
+    index, before = log.index, state["generation"]
+    used = slice(0, min(len(before), index.slots))
+    same = (index.rows[used] > 0) & (index.sealed[used] > 0)
+    for name, there in {"generation": index.generation, "lanes": index.lane, "first_steps": index.first_step}.items():
+        if not isinstance(state[name], np.ndarray) or len(state[name]) != len(before):
+            raise ValueError(f"{name}: expected a number for each of {len(before):,} slots")
+        same &= state[name][used] == there[used]
+    uses = state["uses"]
+    with contextlib.suppress(TypeError):
+        uses = uses[: index.leaves]
+    inserts = state["inserts"] + max(0, log.inventory.total_steps - state["total_steps"])
+    return state | {"generation": np.where(same, before[used], -1), "uses": uses, "inserts": inserts}
 
 
-def _nbytes(tree: Any) -> int:
+def bytes_of(tree: Any) -> int:
+    """Return the bytes of the arrays in a tree."""
     if isinstance(tree, np.ndarray):
         return tree.nbytes
-    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, list) else ()
-    return sum(_nbytes(part) for part in parts)
+    parts = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return sum(map(bytes_of, parts))
 
 
 def _count(state: dict[str, Any], name: str) -> int:

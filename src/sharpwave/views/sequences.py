@@ -13,12 +13,11 @@ from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
-from sharpwave.views.gather import PIECE_ROWS, FieldReaders, Read, RowReader
-from sharpwave.views.known_steps import KnownSteps, lost
+from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
 from sharpwave.views.layout import Arrays, Column, Target
-from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, DividedView, errors_bytes, fills_at_once
+from sharpwave.views.step_views import StepView, numbers
+from sharpwave.views.view import MAX_RUNS, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -32,9 +31,24 @@ MAX_COLUMNS = 1_000_000
 """Columns of a window, the observations behind its last step included."""
 VALUE = "value"
 """Part of a column that is handed out."""
+NUMBERS = {
+    ".step_reward": np.float32,
+    "reward": np.float32,
+    "discount": np.float32,
+    ".bootstrap": np.int64,
+    ".mask": np.bool_,
+    ".first": np.bool_,
+    ".terminated": np.bool_,
+    ".truncated": np.bool_,
+    ".n": np.int64,
+}
+"""Columns of a batch that are made of flags and rewards, a value a step, in the core's order; with a dot, as fields may
+have these names."""
+PLACE = (".lane", ".step")
+"""Columns that say where in the log a window is."""
 
 
-class Windows(DividedView[SequenceBatch]):
+class Windows(StepView[SequenceBatch]):
     """View of a store as windows of steps: an item is a window, named by the step that is trained first in it.
 
     Args:
@@ -44,9 +58,6 @@ class Windows(DividedView[SequenceBatch]):
         n_step: steps that ``reward`` sums, at most.
         gamma: discount factor, 0 to 1.
         eta: share of the largest TD error in a window's priority, 0 to 1 (Kapturowski et al. 2019, section 2.3).
-
-    Attributes:
-        expected: TD errors of steps whose windows are not found yet, by slot.
 
     Raises:
         ValueError: naming the argument.
@@ -82,7 +93,7 @@ class Windows(DividedView[SequenceBatch]):
 
     @property
     def waits_for(self) -> str:
-        """What a step waits for."""
+        """Condition on which a window can be sampled."""
         return (
             f"a window can be sampled once its episode has ended or {self.length + self.n_step} steps from its first "
             "trained one on were appended to its lane"
@@ -91,8 +102,7 @@ class Windows(DividedView[SequenceBatch]):
     @property
     def nbytes(self) -> int:
         """Bytes of memory; of the arrays by slot, which the system gives when they are written, those in use."""
-        fixed = self._known.nbytes + self._found.nbytes + self._runs.nbytes
-        return fixed + 8 * self._log.index.highest + errors_bytes(self.expected)
+        return super().nbytes + self._found.nbytes + self._runs.nbytes + 8 * self._log.index.highest
 
     def settings(self) -> dict[str, Any]:
         """Return all that it was constructed with."""
@@ -101,12 +111,10 @@ class Windows(DividedView[SequenceBatch]):
 
     def bind(self, log: StepLog) -> None:
         """Serve ``log``."""
-        self._log, self._spec, self._fields = log, log.spec, list(log.spec.fields.values())
-        self._readers, self._arrays = FieldReaders(log), LogArrays(log)
-        self._known = KnownSteps(log, self.length + self.n_step - 1)
+        self.serve(log, self.length + self.n_step - 1)
+        self._fields = list(log.spec.fields.values())
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
-        self.expected: dict[int, npt.NDArray[np.float32]] = {}  # slot -> TD errors of its steps
         self._runs = np.empty((core.RUN_ROWS, 0), np.int64)
         self._columns = self.burn_in + self.length
         stacks = [field.frames if name in log.spec.obs_names else 0 for name, field in log.spec.fields.items()]
@@ -123,29 +131,17 @@ class Windows(DividedView[SequenceBatch]):
 
     def find(self, spans: Int32s) -> Ints:
         """Find the windows that became whole."""
-        steps = self._known.find(self._steps)
+        steps = self.known.find(self._steps)
         # Where there may be more, as many runs as steps have, empty ones too: the caller calls again then.
         keep = steps.shape[1] == MAX_RUNS
-        log, runs, found = self._arrays.current(), self._known.runs, steps.shape[1]
+        log, runs, found = self._arrays.current(), self.known.runs, steps.shape[1]
         count = core.windows_of_steps(log, runs, found, self.stride, self.burn_in, spans, self._found, keep)
         return self._found[:, :count]
 
-    def lose(self, slot: int, spans: Int32s) -> Ints:
-        """Find the windows that need a step of the segment: earlier ones for returns, later ones for their burn-in."""
-        self.expected.pop(slot, None)
-        return lost(self._finder(), self._arrays.current(), slot, spans)
-
-    def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
-        """Return the windows' finder, unless a class has a ``lose`` of its own."""
-        return (self._finder(), self.expected) if type(self).lose is Windows.lose else None
-
-    def _finder(self) -> core.Finder:
+    def finder(self) -> core.Finder:
+        """Return the finder of lost windows: earlier ones for returns, later ones for their burn-in."""
         reach = self.length + self.n_step - 1
-        return core.KnownWindows(self._known, self._steps, reach, self.burn_in, self.stride)
-
-    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note the TD errors [rows] of the steps in ``slot``."""
-        self.expected[slot] = td_error
+        return core.KnownWindows(self.known, self._steps, reach, self.burn_in, self.stride)
 
     def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
         """Return the windows of ``runs`` of which the TD errors of all trained steps are known."""
@@ -197,8 +193,8 @@ class Windows(DividedView[SequenceBatch]):
     def segments(self, items: Ints) -> Ints:
         """Return the segments that each window touches."""
         shape = len(items), self._columns
-        columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in _NUMBERS.items()}
-        columns |= {name: np.empty(len(items), np.int64) for name in _PLACE}
+        columns: dict[str, Any] = {name: np.empty(shape, dtype) for name, dtype in NUMBERS.items()}
+        columns |= {name: np.empty(len(items), np.int64) for name in PLACE}
         count = self._locate(items, columns, np.empty((2, len(items)), np.int64))
         runs = self._runs[:, :count]
         touched = np.bincount(runs[0], minlength=len(items))
@@ -208,9 +204,9 @@ class Windows(DividedView[SequenceBatch]):
         return slots
 
     def columns(self) -> Mapping[str, Column]:
-        """Return what is made of flags and rewards, and a window a field."""
-        columns = {name: Column(dtype, (self._columns,)) for name, dtype in _NUMBERS.items()}
-        columns |= {name: Column(np.int64) for name in _PLACE}
+        """Return the columns of flags and rewards, and a window a field."""
+        columns = {name: Column(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
+        columns |= {name: Column(np.int64) for name in PLACE}
         for number, (name, field) in enumerate(self._spec.fields.items()):
             rows, shape = self._shape(name, field)
             columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
@@ -226,24 +222,18 @@ class Windows(DividedView[SequenceBatch]):
             return 1, field.shape
         return self._columns, (self._columns, *field.shape)
 
-    def fill(self, target: Target) -> None:
-        """Compute returns and decode every field."""
-        readers = self._readers.current()
-        reads = self.locate(target)
-        self.decode(target, reads, [readers[read.field] for read in reads])
-
     @property
     def filled_at_once(self) -> list[str] | None:
         """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
         if not fills_at_once(self) or any(field.every is not None for field in self._fields):
             return None
-        return [*_NUMBERS, *_PLACE, *self._spec.fields]
+        return [*NUMBERS, *PLACE, *self._spec.fields]
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
         """Return what fills whole batches, its runs, and by object and name the arrays with which it is outdated."""
-        known, columns = self._known, [reader.arrays for reader in self._readers.current()]
+        known, columns = self.known, [reader.arrays for reader in self._arrays.readers()]
         filler = core.WindowFiller(
-            self._readers.log, columns, self._stacks, known, self._steps, known.runs, spans, self._found,
+            self._arrays.current(), columns, self._stacks, known, self._steps, known.runs, spans, self._found,
             self.length, self.burn_in, self.stride, self.n_step, self.gamma, self.eta, *gather.limits(),
         )  # fmt: skip
         return filler, self._found, [(self, "_steps")]
@@ -267,7 +257,7 @@ class Windows(DividedView[SequenceBatch]):
             elif field.every is not None:
                 first = np.flatnonzero(runs[4, :count] == places[0, runs[0, :count]])
                 slot = runs[1, first]
-                row = self._readers.current()[number].rows(slot, runs[2, first])
+                row = self._arrays.readers()[number].rows(slot, runs[2, first])
                 reads.append(Read(name, number, slot, row, row))
             else:
                 reads.append(Read(name, number, steps[0], steps[1], steps[2], steps))
@@ -287,14 +277,11 @@ class Windows(DividedView[SequenceBatch]):
                 core.clear_padding(out, places, 0)
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], places: Ints) -> int:
-        """Compute what is made of flags and rewards, and the runs of steps; returns how many of these there are."""
+        """Compute the columns of flags and rewards, and the runs of steps; return the number of runs."""
         while True:
-            count: int = core.locate_windows(
-                self._arrays.current(), items, self.stride, self.burn_in, self.n_step, self.gamma,
-                columns[".step_reward"], columns["reward"], columns["discount"], columns[".bootstrap"],
-                columns[".mask"], columns[".first"], columns[".terminated"], columns[".truncated"], columns[".n"],
-                columns[".lane"], columns[".step"], places, self._runs,
-            )  # fmt: skip
+            settings = self.stride, self.burn_in, self.n_step, self.gamma
+            filled: list[Any] = [columns[name] for name in (*NUMBERS, *PLACE)]
+            count: int = core.locate_windows(self._arrays.current(), items, *settings, *filled, places, self._runs)  # type: ignore[call-arg]
             if count <= self._runs.shape[1]:
                 return count
             self._runs = np.empty((core.RUN_ROWS, 2 * count), np.int64)
@@ -303,42 +290,12 @@ class Windows(DividedView[SequenceBatch]):
         """Return a ``SequenceBatch``."""
         spec = self._spec
         return SequenceBatch(
-            spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
-            spec.join_action({name: arrays[name, VALUE] for name in spec.action_names}),
-            arrays["reward"],
-            arrays[".step_reward"],
-            arrays["discount"],
-            arrays[".bootstrap"],
-            arrays[".mask"],
-            arrays[".first"],
-            arrays["weights"],
-            arrays["probabilities"],
-            arrays["ids"],
-            {name: arrays[name, VALUE] for name in spec.extra_names},
-            self.burn_in,
-            terminated=arrays[".terminated"],
-            truncated=arrays[".truncated"],
-            n=arrays[".n"],
-            lane=arrays[".lane"],
-            step=arrays[".step"],
+            obs=spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
+            action=spec.join_action({name: arrays[name, VALUE] for name in spec.action_names}),
+            fields={name: arrays[name, VALUE] for name in spec.extra_names},
+            burn_in=self.burn_in,
+            **numbers(arrays, (*NUMBERS, *PLACE)),
         )
-
-
-_NUMBERS = {
-    ".step_reward": np.float32,
-    "reward": np.float32,
-    "discount": np.float32,
-    ".bootstrap": np.int64,
-    ".mask": np.bool_,
-    ".first": np.bool_,
-    ".terminated": np.bool_,
-    ".truncated": np.bool_,
-    ".n": np.int64,
-}
-"""Columns of a batch that are made of flags and rewards, with a value a step; with a dot, as fields may have these
-names."""
-_PLACE = (".lane", ".step")
-"""Columns that say where in the log a window is."""
 
 
 class Sequences(Replay[SequenceBatch]):

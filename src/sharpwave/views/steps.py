@@ -9,8 +9,7 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.native import core
-from sharpwave.views.gather import FieldReaders
-from sharpwave.views.log_arrays import LogArrays
+from sharpwave.views.gather import LogArrays
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -25,7 +24,7 @@ class Steps:
     """
 
     def __init__(self, log: StepLog) -> None:
-        self._log, self._readers, self._arrays = log, FieldReaders(log), LogArrays(log)
+        self._log, self._arrays = log, LogArrays(log)
         self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
 
     def slots(self) -> list[int]:
@@ -56,15 +55,19 @@ class Steps:
         before = int(index.previous[slot])
         return -1 if before < 0 or index.gap[before] else before
 
-    def read(self, name: str, slots: Ints, rows: Ints, out: npt.NDArray[Any]) -> None:
+    def read(self, name: str, slots: Ints, rows: Ints, out: npt.NDArray[Any], *, final: bool = False) -> None:
         """Decode a field of the steps ``rows`` [n] of ``slots`` [n] into ``out`` uint8 [n, frames, row bytes].
 
-        A stack has as many frames as ``out`` has room for, padded as the field says.
+        A stack has as many frames as ``out`` has room for, padded as the field says. With ``final`` the observation
+        after the last step follows, in one more item.
         """
-        reader = self._readers.current()[self._numbers[name]]
+        reader = self._arrays.readers()[self._numbers[name]]
         if name not in self._log.spec.obs_names:
             reader.read_steps(slots, rows, out)
             return
         newest, first = np.empty((2, len(rows)), np.int64)
         core.frames_of(self._arrays.current(), slots, rows, newest, first)
+        if final:
+            slots, first = np.append(slots, slots[-1]), np.append(first, first[-1])
+            newest = np.append(newest, newest[-1] + 1)
         reader.read(slots, newest, first, out)

@@ -12,12 +12,11 @@ from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
-from sharpwave.views.gather import FieldReader, FieldReaders, Read
-from sharpwave.views.known_steps import KnownSteps, lost
+from sharpwave.views.gather import FieldReader, Read
 from sharpwave.views.layout import Arrays, Column, Target
-from sharpwave.views.log_arrays import LogArrays
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import DividedView, errors_bytes, fills_at_once
+from sharpwave.views.step_views import StepView, numbers
+from sharpwave.views.view import fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -30,9 +29,20 @@ MAX_N_STEP = 1_000_000
 HERE, NEXT, AFTER = "here", "next", ".."
 """Parts of a column: the value at a transition's first step, and the one after its last; where they do not overlap, the
 latter has a column of its own, named with this suffix, in which no name of a field ends: a dot in a key is escaped."""
+NUMBERS = {
+    "reward": np.float32,
+    "discount": np.float32,
+    ".terminated": np.bool_,
+    ".truncated": np.bool_,
+    ".n": np.int64,
+    ".lane": np.int64,
+    ".step": np.int64,
+}
+"""Columns of a batch that are made of flags and rewards, in the core's order; with a dot, as fields may have these
+names."""
 
 
-class NStep(DividedView[Batch]):
+class NStep(StepView[Batch]):
     """View of n-step transitions: an item is a step.
 
     Args:
@@ -42,7 +52,6 @@ class NStep(DividedView[Batch]):
 
     Attributes:
         stacks: whether a field of the observation has a stack.
-        known: finder of the items. ``expected``: TD errors of steps that await being items, by slot.
 
     Raises:
         ValueError: naming the argument.
@@ -61,13 +70,8 @@ class NStep(DividedView[Batch]):
 
     @property
     def waits_for(self) -> str:
-        """What a step must wait for before it can be sampled."""
+        """Condition on which a step can be sampled."""
         return f"a step can be sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return self.known.nbytes + errors_bytes(self.expected)
 
     def settings(self) -> dict[str, Any]:
         """Return ``n_step``, ``gamma``, and ``newest`` where it is set."""
@@ -75,50 +79,26 @@ class NStep(DividedView[Batch]):
 
     def bind(self, log: StepLog) -> None:
         """Begin to serve ``log``."""
-        self._log, self._spec = log, log.spec
-        self.known = KnownSteps(log, self.n_step, self.newest)
-        self.expected: dict[int, npt.NDArray[np.float32]] = {}
-        self._readers, self._arrays = FieldReaders(log), LogArrays(log)
+        self.serve(log, self.n_step, self.newest)
+        self._sparse = any(field.every is not None for field in log.spec.fields.values())
         self.stacks = any(log.spec.fields[name].frames > 1 for name in log.spec.obs_names)
-        self._framed = {k for k, name in enumerate(log.spec.fields) if name in log.spec.obs_names}
-        # Of a batch's windows of frames: column, number of its field, and whether it ends with the frame after.
-        self._windows: list[tuple[str, int, bool]] = []
+        self._of_columns: tuple[list[FieldReader] | None, list[core.Column]] = None, []
+        # Windows of rows: column, number of its field, and with which rows each ends.
+        self._windows: list[tuple[str, int, int]] = []
         for number, name in enumerate(log.spec.fields):
-            if number not in self._framed:
-                self._windows.append((name, number, False))
+            if name not in log.spec.obs_names:
+                self._windows.append((name, number, core.OF_STEPS))
             elif self.n_step == 1:  # one window holds both stacks, which overlap by all but one frame
-                self._windows.append((name, number, True))
+                self._windows.append((name, number, core.OF_FRAMES_AFTER))
             else:
-                self._windows += [(name, number, False), (name + AFTER, number, True)]
-        # Those with a row a step or a frame, with which rows each ends, and their columns as the core reads them.
-        fields = list(log.spec.fields.values())
-        self._dense = [window for window in self._windows if fields[window[1]].every is None]
-        self._sparse = [window for window in self._windows if fields[window[1]].every is not None]
-        endings = [
-            core.OF_STEPS if number not in self._framed else core.OF_FRAMES_AFTER if after else core.OF_FRAMES
-            for _, number, after in self._dense
-        ]
-        self._endings = np.array(endings, np.uint8)
-        self._filling: tuple[list[FieldReader] | None, list[core.Column]] = None, []
+                self._windows += [(name, number, core.OF_FRAMES), (name + AFTER, number, core.OF_FRAMES_AFTER)]
+        self._endings = np.array([ending for _, _, ending in self._windows], np.uint8)  # its memory outlives fillers
 
     # items
 
     def find(self, spans: Int32s) -> Ints:
         """Find the steps whose n-step successor became known."""
         return self.known.find(spans)
-
-    def lose(self, slot: int, spans: Int32s) -> Ints:
-        """Find the steps whose returns reach into the segment, and move cursors past it."""
-        self.expected.pop(slot, None)
-        return lost(self.known, self._arrays.current(), slot, spans)
-
-    def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
-        """Return ``known``, unless a class has a ``lose`` of its own."""
-        return (self.known, self.expected) if type(self).lose is NStep.lose else None
-
-    def expect(self, slot: int, td_error: npt.NDArray[np.float32]) -> None:
-        """Note TD errors [rows] of the steps in ``slot``."""
-        self.expected[slot] = td_error
 
     def first_errors(self, runs: Ints) -> tuple[Ints, npt.NDArray[np.float64]] | None:
         """Return the steps of ``runs`` whose TD errors are known."""
@@ -146,16 +126,16 @@ class NStep(DividedView[Batch]):
         crossing = np.flatnonzero(items - slots * log.stride + self.n_step >= log.index.rows[slots])
         if len(crossing):
             located = np.empty((self.scratch_rows, len(crossing)), np.int64)
-            self._locate(items[crossing], {k: np.empty(len(crossing), kind) for k, kind in _NUMBERS.items()}, located)
+            self._locate(items[crossing], {k: np.empty(len(crossing), kind) for k, kind in NUMBERS.items()}, located)
             both[crossing, 1] = located[4]
         return both
 
     def columns(self) -> Mapping[str, Column]:
-        """Return what is made of flags and rewards, and one or two windows of frames a field."""
-        columns = {name: Column(kind) for name, kind in _NUMBERS.items()}
+        """Return the columns of flags and rewards, and one or two windows of frames a field."""
+        columns = {name: Column(kind) for name, kind in NUMBERS.items()}
         fields = list(self._spec.fields.values())
-        for name, number, after in self._windows:
-            field = fields[number]
+        for name, number, ending in self._windows:
+            field, after = fields[number], ending == core.OF_FRAMES_AFTER
             shape = field.shape if field.stack is None else (field.frames, *field.shape)
             parts = [HERE, NEXT] if after and self.n_step == 1 else [NEXT] if after else [HERE]
             begins = {part: (field.dtype, shape, k * field.row_bytes) for k, part in enumerate(parts)}
@@ -164,101 +144,79 @@ class NStep(DividedView[Batch]):
             columns[name] = Column(np.uint8, window, begins, number, apart)
         return columns
 
-    def dense_columns(self) -> tuple[core.Log, list[core.Column], npt.NDArray[np.uint8]]:
-        """Return the log's arrays, columns of fields with a row a step or a frame, and with which rows each window
-        ends: valid until the log grows."""
-        readers = self._readers.current()
-        if readers is not self._filling[0]:
-            self._filling = readers, [readers[number].arrays for _, number, _ in self._dense]
-        return self._readers.log, self._filling[1], self._endings
-
     def fill(self, target: Target) -> None:
-        """Compute returns and decode every field."""
-        readers, columns = self._readers.current(), target.columns
-        log, dense, endings = self.dense_columns()
-        left_out = core.fill_transitions(
-            log, target.draw.items, self.n_step, self.gamma, self.stacks, columns["reward"], columns["discount"],
-            columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"], columns[".step"],
-            target.scratch, dense, endings, [columns[name] for name, _, _ in self._dense],
-            gather.THREADS, gather.THREAD_BYTES, gather.CHUNK_BYTES,
-        )  # fmt: skip
-        for i in left_out:
-            read = self._read(target, *self._dense[i])
-            readers[read.field].read_left_out(read.slot, read.newest, read.first, columns[read.column])
-        for window in self._sparse:
-            read = self._read(target, *window)
-            readers[read.field].read(read.slot, read.newest, read.first, columns[read.column])
+        """Compute returns and decode every field, by one call of the core where all fields have a value a step."""
+        if self._sparse:
+            super().fill(target)
+            return
+        log, columns, endings = self.windows()
+        filled: list[Any] = [target.columns[name] for name in NUMBERS]
+        settings, places = (
+            (self.n_step, self.gamma, self.stacks),
+            [target.columns[name] for name, _, _ in self._windows],
+        )
+        left_out: list[int] = core.fill_transitions(  # type: ignore[call-arg]
+            log, target.draw.items, *settings, *filled, target.scratch, columns, endings, places, *gather.limits()
+        )
+        if left_out:  # by codecs of Python's
+            reads, readers = self._reads(target), self._arrays.readers()
+            for read in (reads[i] for i in left_out):
+                readers[read.field].read_left_out(read.slot, read.newest, read.first, target.columns[read.column])
+
+    def locate(self, target: Target) -> list[Read]:
+        """Compute returns; return the windows of every field."""
+        self._locate(target.draw.items, target.columns, target.scratch)
+        return self._reads(target)
+
+    def _reads(self, target: Target) -> list[Read]:
+        """Return the windows of located items."""
+        slot, row, frame, first, next_slot, next_frame, next_first = target.rows
+        readers, reads = self._arrays.readers(), []
+        for name, number, ending in self._windows:
+            if ending == core.OF_STEPS:
+                there = readers[number].rows(slot, row)
+                reads.append(Read(name, number, slot, there, there))
+            elif ending == core.OF_FRAMES:
+                reads.append(Read(name, number, slot, frame, first))
+            else:
+                reads.append(Read(name, number, next_slot, next_frame, next_first))
+        return reads
+
+    def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
+        filled: list[Any] = [columns[name] for name in NUMBERS]
+        settings = self.n_step, self.gamma, self.stacks
+        core.locate_transitions(self._arrays.current(), items, *settings, *filled, located)  # type: ignore[call-arg]
 
     @property
     def filled_at_once(self) -> list[str] | None:
         """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
         if not fills_at_once(self) or self._sparse or self.newest:
             return None
-        return [*_NUMBERS, *(name for name, _, _ in self._dense)]
+        return [*NUMBERS, *(name for name, _, _ in self._windows)]
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
         """Return what fills whole batches, its runs, and by object and name the arrays with which it is outdated."""
-        log, columns, endings = self.dense_columns()
         known, settings = self.known, (self.n_step, self.gamma, self.stacks)
-        filler = core.TransitionFiller(log, columns, endings, known, spans, known.runs, *settings, *gather.limits())
+        filler = core.TransitionFiller(*self.windows(), known, spans, known.runs, *settings, *gather.limits())
         return filler, known.runs, []
 
-    def locate(self, target: Target) -> list[Read]:
-        """Compute returns; return the windows of every field."""
-        self._locate(target.draw.items, target.columns, target.scratch)
-        return [self._read(target, *window) for window in self._windows]
-
-    def _read(self, target: Target, name: str, number: int, after: bool) -> Read:
-        """Return the rows of one of ``_windows`` for located items."""
-        slot, row, frame, first, next_slot, next_frame, next_first = target.rows
-        if number not in self._framed:
-            there = self._readers.current()[number].rows(slot, row)
-            return Read(name, number, slot, there, there)
-        if after:
-            return Read(name, number, next_slot, next_frame, next_first)
-        return Read(name, number, slot, frame, first)
-
-    def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
-        core.locate_transitions(
-            self._arrays.current(), items, self.n_step, self.gamma, self.stacks, columns["reward"], columns["discount"],
-            columns[".terminated"], columns[".truncated"], columns[".n"], columns[".lane"],
-            columns[".step"], located,
-        )  # fmt: skip
+    def windows(self) -> tuple[core.Log, list[core.Column], npt.NDArray[np.uint8]]:
+        """Return the log's arrays, the column of each window's field, and with which rows each ends."""
+        readers = self._arrays.readers()
+        if readers is not self._of_columns[0]:
+            self._of_columns = readers, [readers[number].arrays for _, number, _ in self._windows]
+        return self._arrays.current(), self._of_columns[1], self._endings
 
     def batch(self, arrays: Arrays) -> Batch:
         """Return a ``Batch``."""
-        spec = self._spec
-        after = "" if self.n_step == 1 else AFTER
-        obs = {name: arrays[name, HERE] for name in spec.obs_names}
-        next_obs = {name: arrays[name + after, NEXT] for name in spec.obs_names}
+        spec, after = self._spec, "" if self.n_step == 1 else AFTER
         return Batch(
-            spec.join_obs(obs),
-            spec.join_action({name: arrays[name, HERE] for name in spec.action_names}),
-            arrays["reward"],
-            spec.join_obs(next_obs),
-            arrays["discount"],
-            arrays["weights"],
-            arrays["probabilities"],
-            arrays["ids"],
-            {name: arrays[name, HERE] for name in spec.extra_names},
-            terminated=arrays[".terminated"],
-            truncated=arrays[".truncated"],
-            n=arrays[".n"],
-            lane=arrays[".lane"],
-            step=arrays[".step"],
+            obs=spec.join_obs({name: arrays[name, HERE] for name in spec.obs_names}),
+            action=spec.join_action({name: arrays[name, HERE] for name in spec.action_names}),
+            next_obs=spec.join_obs({name: arrays[name + after, NEXT] for name in spec.obs_names}),
+            fields={name: arrays[name, HERE] for name in spec.extra_names},
+            **numbers(arrays, tuple(NUMBERS)),
         )
-
-
-_NUMBERS = {
-    "reward": np.float32,
-    "discount": np.float32,
-    ".terminated": np.bool_,
-    ".truncated": np.bool_,
-    ".n": np.int64,
-    ".lane": np.int64,
-    ".step": np.int64,
-}
-"""Columns of a batch that are made of flags and rewards; with a dot, as fields may have these names."""
 
 
 class Transitions(Replay[Batch]):

@@ -23,13 +23,6 @@ MAX_RUNS = 1024
 """Limit of the runs of new items that one call of ``View.find`` returns."""
 STEPS = "steps"
 """``View.id_space`` of views whose items are steps: item k of a segment is its row k."""
-ARRAY_BYTES = 160
-"""Bytes of a numpy array and of its place in a dictionary, beside its values."""
-
-
-def errors_bytes(expected: Mapping[int, npt.NDArray[np.float32]]) -> int:
-    """Return the bytes of memory of TD errors by slot."""
-    return sum(errors.nbytes + ARRAY_BYTES for errors in expected.values())
 
 
 def fills_at_once(view: Any) -> bool:
@@ -166,7 +159,7 @@ class DividedView(View[Batch_co], Protocol[Batch_co]):
     decode_rows: int = 0
 
     def locate(self, target: Target) -> list[Read]:
-        """Fill the columns that are made of flags and rewards, and return what is to be decoded for the others."""
+        """Fill the columns of flags and rewards, and return the rows to decode for the others."""
         raise NotImplementedError
 
     def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:

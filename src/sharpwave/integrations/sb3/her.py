@@ -16,8 +16,7 @@ from stable_baselines3.her import her_replay_buffer
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 
 from sharpwave.integrations.sb3.replay_buffer import ReplayBuffer
-from sharpwave.views.goals import Episode, Final, Future, Goals
-from sharpwave.views.hindsight import Hindsight
+from sharpwave.views.hindsight import Episode, Final, Future, Goals, Hindsight
 
 Array = npt.NDArray[Any]
 

@@ -1,4 +1,7 @@
-"""Source of a blend's batches: which view each item is from, and one batch made of the parts of all views."""
+"""Batches of several views, of one or of several stores: which view each item is from, and one batch of all parts.
+
+A view's own stream consists of the same parts, of which it has one.
+"""
 
 from __future__ import annotations
 
@@ -7,11 +10,12 @@ import math
 import os
 import reprlib
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,38 +24,86 @@ from sharpwave.arguments import is_integer
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.native import core
 from sharpwave.native.forks import path
-from sharpwave.sampling.limiters import check_timeout
-from sharpwave.sampling.protocol import Draw
-from sharpwave.views.batch import Arrays, Drawn
-from sharpwave.views.batch_source import Undo
-from sharpwave.views.forked_draws import own_generator
+from sharpwave.native.interrupts import Lock
+from sharpwave.sampling.limiters import LOOK_S, Limiter, check_timeout
+from sharpwave.sampling.protocol import Draw, Sampler
+from sharpwave.views.batch_source import BatchSource, Undo, own_generator
 from sharpwave.views.ids import tagged
 from sharpwave.views.layout import Target
-from sharpwave.views.replay import Replay
-from sharpwave.views.turns import all_held, held, in_order, turn
+from sharpwave.views.unused_draws import Drawn
 
-B = TypeVar("B", bound=Arrays)
+B = TypeVar("B")
+B_co = TypeVar("B_co", covariant=True)
 T = TypeVar("T")
 Ints = npt.NDArray[np.int64]
 Share = float | Callable[[int], float]
 
+POLL_S = 0.01
+"""Between two looks at what a thread does that keeps a turn longer than another would wait for steps."""
+
+_made: weakref.WeakSet[Lock] = weakref.WeakSet()
+
+
+class Part(Protocol[B_co]):
+    """View that gives items to a batch: ``replay.Replay``, or a cluster's view.
+
+    Attributes:
+        remote: shards draw its items: then ``source`` and ``lock`` are those of an empty store of the same spec, which
+            lends memory.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def remote(self) -> bool: ...
+    @property
+    def source(self) -> BatchSource: ...
+    @property
+    def view(self) -> Any: ...
+    @property
+    def lock(self) -> Lock: ...
+    @property
+    def sampler(self) -> Sampler: ...
+    @property
+    def limiter(self) -> Limiter | None: ...
+
+    def __len__(self) -> int: ...
+
+    def check_admitted(self, batch_size: int) -> None:
+        """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
+
+    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B_co:
+        """Draw a batch of its items alone."""
+
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """Which view each item of a batch is from.
+    """Choice of the view of each item of a batch.
 
     Attributes:
         source: int64 [B], the view of each item.
         shares: float64 [views], with which the views were chosen.
+        sent: the batch of each view of a cluster, which its shards have drawn.
     """
 
     source: Ints
     shares: npt.NDArray[np.float64]
+    sent: dict[int, Target] = field(default_factory=dict)
 
     @cached_property
     def counts(self) -> dict[int, int]:
         """Number of items of each view that has any."""
         return {k: int(count) for k, count in enumerate(np.bincount(self.source)) if count}
+
+    @property
+    def near(self) -> dict[int, int]:
+        """``counts`` of the views of this process's stores."""
+        return {k: count for k, count in self.counts.items() if k not in self.sent} if self.sent else self.counts
+
+    @classmethod
+    def alone(cls, batch_size: int) -> Choice:
+        """Return the choice of the one view there is."""
+        return cls(np.zeros(batch_size, np.int64), np.ones(1))
 
     def state(self) -> dict[str, Any]:
         """Return what ``from_state`` needs, as JSON has it."""
@@ -73,7 +125,7 @@ class Choice:
         return cls(source, shares)
 
 
-class BlendSource(Generic[B]):
+class Parts(Generic[B]):
     """Batches of several views, of which one batch is chosen, then drawn and made.
 
     It is changed under the locks of all stores.
@@ -81,28 +133,31 @@ class BlendSource(Generic[B]):
     Args:
         shares: of each view, by number or schedule.
         seed: seed of the choice between views.
+        alone: its one view is no blend's: its batches are the view's own, without a choice.
 
     Attributes:
         samples: items drawn so far.
         tag: of ``source`` in the batches.
     """
 
-    def __init__(self, views: Sequence[Replay[B]], shares: Sequence[Share], seed: int) -> None:
-        self.views, self._shares = views, shares
+    def __init__(self, views: Sequence[Any], shares: Sequence[Share], seed: int, *, alone: bool = False) -> None:
+        self.views, self._shares, self.alone = views, shares, alone
         self.samples = 0
         self._fixed: npt.NDArray[np.float64] | None = None
         self._turn = turn()  # of the next choice
         self._waits = 0  # the process, while the thread whose turn it is waits for steps; a fork has another
-        self._locks = in_order([view.lock for view in views])
+        self._locks = sorted({view.lock for view in views}, key=lambda lock: lock.number)  # as forks take them
         self.tag = object()
         if not is_integer(seed) or seed < 0:
             raise ValueError(f"Blend: seed={seed!r}, expected an integer of at least 0")
         self._rng, self._process = np.random.default_rng(seed), path()
+        self._whole: Choice | None = None  # the last one, where there is one view
         self._chosen = False  # a thread has chosen a batch, and draws it or waits
-        self._limited = any(view.source.limiter is not None for view in views)
+        self._limited = any(view.limiter is not None for view in views)
+        self.remote = any(view.remote for view in views)
         columns = [getattr(view.view, "filled_at_once", None) for view in views]
         alike = columns[0] is not None and all(one == columns[0] for one in columns) and len(self._locks) <= 2
-        self._at_once = alike and all(view.source.complete is None for view in views)
+        self._at_once = alike and not self.remote and all(view.source.complete is None for view in views)
         present = self.shares()
         self._fixed = None if any(callable(share) for share in shares) else present
 
@@ -111,8 +166,8 @@ class BlendSource(Generic[B]):
         return shares_of(self._shares, self.samples) if self._fixed is None else self._fixed
 
     def held(self) -> AbstractContextManager[None]:
-        """Hold the locks of all stores."""
-        return all_held(self._locks)
+        """Hold the locks of all stores. Any two callers take them in one order, as forks do."""
+        return self._locks[0] if len(self._locks) == 1 else _all_held(self._locks)
 
     def waits(self) -> bool:
         """Whether a thread waits for steps that a limiter demands, and keeps others waiting."""
@@ -129,6 +184,8 @@ class BlendSource(Generic[B]):
     ) -> T | None:
         """Choose a batch, and return what ``make`` makes of the choice once each view can draw its part.
 
+        Shards draw theirs first, which count as sampled even where another view fails.
+
         Args:
             make: called while all locks are held, so that nothing is drawn from any view if it raises and undoes what
                 it drew; ``None`` if steps had to be evicted first.
@@ -140,29 +197,35 @@ class BlendSource(Generic[B]):
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and what ``make`` does. Then it was not
                 drawn, and the same is chosen again.
         """
-        seconds = check_timeout("sample", timeout)
+        left = seconds = check_timeout("sample", timeout)
         end = time.monotonic() + seconds
         try:
-            with held(self._turn, seconds if wait else 0.0, "blend", self.waits if wait else lambda: True):
+            turn_of_all = nullcontext() if self.alone else self._held_turn(seconds, wait)  # a stream has a turn, too
+            with turn_of_all:
                 try:
                     choice, rng = self._choose(batch_size)
                     self.check_limiters(batch_size, choice.shares)
+                    for k, view in enumerate(self.views):
+                        if view.remote and k in choice.counts:
+                            choice.sent[k] = view.sample_target(choice.counts[k], beta=beta, timeout=timeout)
                     while True:
                         with self.held():
                             waiting = self._waiting(choice)
                             if waiting is None and (made := make(choice)) is not None:
-                                self._rng.bit_generator.state = rng
+                                if rng is not None:
+                                    self._rng.bit_generator.state = rng
                                 self.samples += len(choice.source)
                                 return made
                         if waiting is not None:
                             if not wait:
                                 return None
-                            left = max(0.0, end - time.monotonic())
-                            self._waits = 0 if self.views[waiting].source.limiter is None else os.getpid()
+                            view = self.views[waiting]
+                            self._waits = 0 if view.limiter is None else os.getpid()
                             try:
-                                self.views[waiting].wait(choice.counts[waiting], beta=beta, timeout=left)
+                                view.wait(choice.counts[waiting], beta=beta, timeout=left)
                             finally:
                                 self._waits = 0
+                            left = max(0.0, end - time.monotonic())
                 finally:
                     self._chosen = False
         except LimiterTimeoutError:
@@ -170,9 +233,16 @@ class BlendSource(Generic[B]):
                 raise
             return None  # another thread waits for steps
 
-    def _choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any]]:
-        """Choose the view of each item of a batch; return the choice, and the generator's state after it."""
+    def _held_turn(self, seconds: float, wait: bool) -> AbstractContextManager[None]:
+        return held(self._turn, seconds if wait else 0.0, "blend", self.waits if wait else lambda: True)
+
+    def _choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any] | None]:
+        """Choose the view of each item of a batch; return it, and the generator's state after it, if it drew."""
         self._chosen = True  # first: no other thread begins to draw at once from here on, only one may end
+        if self.alone:
+            if self._whole is None or len(self._whole.source) != batch_size:
+                self._whole = Choice.alone(batch_size)
+            return self._whole, None
         while True:
             samples, shares = self.samples, self.shares()
             with self.held():
@@ -215,7 +285,7 @@ class BlendSource(Generic[B]):
             batch = core.sample_blend(self, bits, samplings, items, betas, shares, lender, layout.filling, source)
         return None if batch is None else self._of_several(batch, source)
 
-    def _of_several(self, batch: B, source: Ints) -> B:
+    def _of_several(self, batch: Any, source: Ints) -> Any:
         """Say where the items of a batch are from; ids of several stores have no tag."""
         batch.ids, batch.source = np.asarray(batch.ids), tagged(source, self.tag)
         return batch
@@ -228,26 +298,26 @@ class BlendSource(Generic[B]):
         if not self._limited:
             return
         for view, share in zip(self.views, shares, strict=True):
-            if share and view.source.limiter is not None:
-                with view.lock:
-                    try:
-                        view.source.check_admitted(batch_size)
-                    except ValueError as error:
-                        raise ValueError(f"{error} (all of a batch may be from view {view.name!r})") from error
+            if share:
+                try:
+                    view.check_admitted(batch_size)
+                except ValueError as error:
+                    all_of_it = "" if self.alone else f" (all of a batch may be from view {view.name!r})"
+                    raise ValueError(f"{error}{all_of_it}") from error
 
     def _waiting(self, choice: Choice) -> int | None:
         """Return a view that has to wait for its part; ``None`` if there is none."""
-        return next((k for k, count in choice.counts.items() if not self.views[k].source.can_draw(count)), None)
+        return next((k for k, count in choice.near.items() if not self.views[k].source.pace.can_draw(count)), None)
 
     def sample(self, choice: Choice, beta: float | None) -> B | None:
         """Return a new batch, all parts of it drawn now; ``None`` if steps were evicted for its memory, too many."""
         target = self._lend(choice)
         if self._waiting(choice) is not None:
             return None
-        for k in choice.counts:
-            self.views[k].streams.forget_dropped()
+        for k in choice.near:
+            self.views[k].source.unused.forget_dropped()
         batch = self._batch(choice, target, lambda k, part: self.views[k].source.draw_into(part, beta))
-        for k in choice.counts:
+        for k in choice.near:
             self.views[k].source.bind()
         return batch
 
@@ -255,15 +325,15 @@ class BlendSource(Generic[B]):
         """Return the batch of earlier draws of its parts, while all locks are held."""
 
         def fill(k: int, part: Target) -> Undo:
-            source, drawn = self.views[k].source, parts[k]
+            source: BatchSource = self.views[k].source
             source.log.check_open()
-            return source.fill_drawn(part, drawn, beta)
+            return source.fill_drawn(part, parts[k], beta)
 
         return self._batch(choice, self._lend(choice), fill)
 
     def _lend(self, choice: Choice) -> Target:
         """Lend memory for a batch, of the store whose view has the largest share."""
-        source = self.views[int(choice.shares.argmax())].source
+        source: BatchSource = self.views[0 if self.alone else int(choice.shares.argmax())].source
         source.log.check_open()
         return source.lend(len(choice.source))
 
@@ -275,19 +345,36 @@ class BlendSource(Generic[B]):
         """
         undos: list[Undo] = []
         begin = 0
+        shards = np.full(len(choice.source), -1, np.int64) if self.remote else choice.source
         try:
             for k, count in choice.counts.items():
-                part = _part(target, begin, begin + count)
-                undos.append(fill(k, part))
-                part.draw.probabilities *= choice.shares[k]
+                part = target if self.alone else _part(target, begin, begin + count)
+                if k in choice.sent:
+                    part.copy_from(choice.sent[k])
+                    shards[begin : begin + count] = choice.sent[k].batch.shards
+                else:
+                    undos.append(fill(k, part))
+                if not self.alone:
+                    part.draw.probabilities *= choice.shares[k]
                 begin += count
         except BaseException:
             for undo in reversed(undos):
                 undo()
             raise
-        ordered = any(self.views[k].sampler.keeps_order for k in choice.counts)
-        _arrange(target, *(_order(choice.source) if ordered else _moves(choice.source)))
-        return self._of_several(target.batch, choice.source)
+        if self.alone:
+            batch: B = target.batch
+            return batch
+        ordered = self.remote or any(self.views[k].sampler.keeps_order for k in choice.counts)
+        items, places = _order(choice.source) if ordered else _moves(choice.source)
+        if len(items):
+            draw = target.draw
+            for array in (*target.columns.values(), draw.probabilities, draw.weights, target.ids):
+                array[places] = array[items]
+        if self.remote:
+            shards[places] = shards[items]
+            target.batch.shards = shards
+        made: B = self._of_several(target.batch, choice.source)
+        return made
 
     def state(self) -> dict[str, Any]:
         """Return what ``restore`` needs, as JSON has it."""
@@ -357,9 +444,55 @@ def _order(source: Ints) -> tuple[Ints, Ints]:
     return np.arange(len(source)), np.argsort(source, kind="stable")
 
 
-def _arrange(target: Target, items: Ints, places: Ints) -> None:
-    """Move ``items`` to ``places``, in all arrays of a batch."""
-    if len(items):
-        draw = target.draw
-        for array in (*target.columns.values(), draw.probabilities, draw.weights, target.ids):
-            array[places] = array[items]
+@contextmanager
+def _all_held(locks: Sequence[Lock]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for lock in locks:
+            stack.enter_context(lock)
+        yield
+
+
+def turn() -> Lock:
+    """Return a lock for ``held``, taken before any store's. In a forked child it is free.
+
+    What it guards is changed under the stores' locks: a fork waits for those, and not for this one, which a thread may
+    hold while it waits for steps.
+    """
+    made = Lock()
+    _made.add(made)
+    return made
+
+
+@contextmanager
+def held(lock: Lock, seconds: float, what: str, waits: Callable[[], bool]) -> Iterator[None]:
+    """Hold a lock, which another thread may keep while it waits for steps.
+
+    Args:
+        waits: whether it does; ``seconds`` are for that only, not for what another thread draws meanwhile.
+
+    Raises:
+        LimiterTimeoutError: it waits for steps, and ``seconds`` are over.
+    """
+    end, left = time.monotonic() + seconds, seconds
+    while not lock.acquire(timeout=min(left, LOOK_S)):  # in parts: an interrupt is deferred during each
+        left = max(0.0, end - time.monotonic())
+        if not left and not waits():
+            left = POLL_S
+        elif not left:
+            raise LimiterTimeoutError(
+                f"sample: timed out after {seconds:g} s; another thread samples from this {what}, and waits for steps"
+            )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _in_child() -> None:
+    for lock in list(_made):
+        if not lock._is_owned():  # by a thread that the child does not have
+            lock._at_fork_reinit()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)
