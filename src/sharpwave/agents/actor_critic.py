@@ -1,9 +1,9 @@
 """Actor-critic agents: a stochastic policy and a value, learned from windows that are used up.
 
-What A2C, A3C, IMPALA and PPO share: two networks, acting, and everything about an update but its objectives. The
+A2C, A3C, IMPALA and PPO share two networks, acting, and all of an update but its objectives. The
 behaviour policy's log-probabilities are stored with the steps, so that a learner knows how far the policy that it
 improves has moved from the one that acted. A window ends with its episode at the latest; the value of the observation
-behind its last real step, the true final one after a truncated episode, stands for what would have come.
+behind its last real step, the true final one after a truncated episode, stands for the later rewards.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ class Seen(NamedTuple):
 
 
 class Objectives(NamedTuple):
-    """What an update improves.
+    """Objectives of an update.
 
     Attributes:
         policy: float [B, T], loss of the policy at each step, with gradient.
-        target: float [B, T], what the values should have been, without.
+        target: float [B, T], targets of the values, without.
         metrics: scalars by name, for reports.
     """
 
@@ -113,7 +113,7 @@ class StochasticPolicy(Protocol):
         """Make the last layer: features [..., n] -> predictions [..., k]."""
 
     def step_fields(self) -> dict[str, Field]:
-        """Return what of an action has to be stored beside the action itself."""
+        """Return the fields of an action that are stored beside the action itself."""
 
     def choose(self, predicted: Tensor, rng: np.random.Generator | None) -> Chosen:
         """Draw an action for each of predictions [N, k]; None: take the likeliest."""
@@ -199,7 +199,7 @@ class Gaussian(StochasticPolicy):
 
 
 def policy_for(spaces: Spaces, kind: str) -> StochasticPolicy:
-    """Return the policy for a space of actions: Gaussian for Box, categorical for what can be numbered.
+    """Return the policy for a space of actions: Gaussian for Box, categorical for numbered actions.
 
     Raises:
         ValueError: a space of another kind; ``kind`` is the agent's name in it.
@@ -216,7 +216,7 @@ def normal_log_density(predicted: Tensor, numbers: Tensor) -> Tensor:
 
 
 class ActorCritic(NetworkAgent):
-    """Base of actor-critic agents; a subclass says by ``objectives`` what its policy and its value learn.
+    """Base of actor-critic agents; a subclass computes the ``objectives`` of its policy and its value.
 
     The two networks share nothing, so that actors are sent the policy alone.
     """
@@ -282,7 +282,7 @@ class ActorCritic(NetworkAgent):
 
     @abstractmethod
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
-        """Compute what the policy and the value learn from a batch."""
+        """Compute the objectives of the policy and the value from a batch."""
 
     def loss(self, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
         """Compute the mean over real steps of all that is minimized, and metrics."""

@@ -140,7 +140,7 @@ class Critics(nn.Module):
 class BatchRenorm(nn.Module):
     """Batch renormalization: each feature, over the batch, to mean 0 and deviation 1, then a learned scale and shift.
 
-    In training it is batch normalization until ``WARMUP`` batches were seen. After that what is computed is as by the
+    In training it is batch normalization until ``WARMUP`` batches were seen. After that results are those of the
     running statistics, within ``MAX_RATIO`` and ``MAX_SHIFT``, and gradients are those of the batch's statistics.
 
     Args:
@@ -204,7 +204,7 @@ class NormalizedCritics(Critics):
 
 @contextmanager
 def learning(network: nn.Module) -> Iterator[None]:
-    """Let batch statistics normalize what ``network`` computes inside, and be learned."""
+    """Normalize by the batch's statistics while inside, and let ``network`` learn them."""
     network.train()
     try:
         yield

@@ -1,7 +1,7 @@
 """Agent57: NGU whose values of reward and of novelty have a head each, and whose lanes choose policies by bandits.
 
 Reward and novelty differ in size and in how fast they change; learned apart, neither hides the other. Which of the
-family's policies plays an episode is chosen by a bandit, by what the last episodes of each policy gave.
+family's policies plays an episode is chosen by a bandit, by the returns of each policy's last episodes.
 
 Source: Badia et al. (2020), Agent57: outperforming the Atari human benchmark. There both values have networks of their
 own; heads on one core are those of Kapturowski et al. (2022), Human-level Atari 200x faster.
@@ -53,7 +53,7 @@ class Agent57Settings(NGUSettings):
 
 @dataclass(frozen=True)
 class Agent57State(NGUState):
-    """What Agent57 keeps while acting beside NGU.
+    """Acting state of Agent57 beside that of NGU.
 
     Attributes:
         total: float64 [lanes], sum of the episode's rewards.

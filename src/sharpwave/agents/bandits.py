@@ -1,4 +1,4 @@
-"""Bandits: arms are chosen by how often each was chosen and what it gave, over many independent problems at once.
+"""Bandits: arms are chosen by how often each was chosen and by its rewards, over many independent problems at once.
 
 Action values of a network need a strategy instead (``exploration.py``); a bandit suits a few options that are tried
 again and again, such as a setting for an episode.
@@ -46,8 +46,8 @@ class Bandit(Protocol):
         """Count rewards.
 
         Args:
-            arm: int [N], the arms that were chosen.  reward: float [N], what they gave.
-            lane: int [N], whose; repeated ones count as often. None: of every lane, in order.
+            arm: int [N], the arms that were chosen.  reward: float [N], their rewards.
+            lane: int [N], their lanes; repeated ones count as often. None: of every lane, in order.
         Raises:
             ValueError: no such arm or lane, or a reward out of range; nothing was counted.
         """

@@ -1,4 +1,4 @@
-"""Behaviour cloning: a policy that is trained to do what the data did, and the baseline of learning offline.
+"""Behaviour cloning: a policy that is trained to repeat the actions of the data, and the baseline of learning offline.
 
 It needs no rewards and asks for no better actions than the data have. Numbered actions are learned by their
 probabilities and the likeliest is made; continuous ones by their mean.
@@ -80,7 +80,7 @@ class BC(NetworkAgent):
     # network
 
     def network(self) -> nn.Module:
-        """Make a fresh network: what ``inputs`` give -> logits [B, A], or the mean of continuous actions [B, size]."""
+        """Make a fresh network: outputs of ``inputs`` -> logits [B, A], or the mean of continuous actions [B, size]."""
         units = self.settings.hidden_units
         torso = self.make_torso(units)
         return nn.Sequential(torso, nn.Linear(torso.features, units), nn.ReLU(), nn.Linear(units, self.action_size))

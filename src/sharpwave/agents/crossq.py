@@ -72,7 +72,7 @@ class CrossQ(SAC):
         Args:
             inputs: those of the batch's observations.
         Returns:
-            values with gradient, float32 [2, B], and what they should have been, float32 [B].
+            values with gradient, float32 [2, B], and their targets, float32 [B].
         """
 
         from sharpwave.agents.actor_networks import learning

@@ -53,7 +53,7 @@ class BlendedSettings(ViewSettings):
         own: settings of both views.
         demonstrations: folder of a store or of a checkpoint of one.
         share: share of the demonstrations in a batch, or a function from the environment steps made to it.
-        fields: what the agent would have stored with the steps of an episode beside those of the environment.
+        fields: function, episode -> fields that the agent would have stored with its steps.
     """
 
     own: ViewSettings
@@ -106,7 +106,7 @@ def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store
 
     Args:
         spec: of that store; observations and actions must be those of the demonstrations.
-        fields: what the agent stores with an episode's steps beside those, [T, *shape] by name.
+        fields: function, episode -> fields that the agent stores beside those, [T, *shape] by name.
     Raises:
         ValueError: no such folder, other observations or actions, or no whole episode.
     """

@@ -1,4 +1,4 @@
-"""Distributional Q-learning: what is predicted of each action's return, how that is learned, and Rainbow's layers.
+"""Distributional Q-learning: predictions of each action's return, their losses, and Rainbow's layers.
 
 A head gives a network's predictions their meaning: the mean of the return, probabilities of atoms (C51), or quantiles
 (QR, IQN). Losses are pure functions, one value an item. Noisy layers explore by learned noise on their weights.
@@ -41,7 +41,7 @@ class Head(Protocol):
     """Meaning of a network's predictions [B, A, *outputs]. Heads are stateless; the layers are the network's.
 
     Attributes:
-        outputs: shape of what the network predicts of one action.
+        outputs: shape of the predictions for one action.
     """
 
     @property
@@ -55,7 +55,7 @@ class Head(Protocol):
         """Return Q [B, A] of predictions [B, A, *outputs]."""
 
     def target(self, predicted: Tensor, policy: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-        """Return what should have been predicted of the taken actions, [B, *outputs].
+        """Return the targets of the predictions for the taken actions, [B, *outputs].
 
         Args:
             predicted: float [B, A, *outputs], in s_{t+n}, by the target network.
@@ -250,7 +250,7 @@ class ImplicitQNetwork(QNetwork):
     """Implicit quantile network: a torso, a Q-head, and between them a product with embedded quantile fractions.
 
     Args:
-        size: of what the embedded fractions are multiplied with.
+        size: of the layer that the embedded fractions are multiplied with.
         behind_hidden: that is the head's hidden layer, which is then computed once for all fractions of an item; else
             it is the torso's features.
     Source: Dabney et al. (2018), Implicit quantile networks, eq. 4: 64 cosines, a linear layer, a ReLU.

@@ -1,5 +1,5 @@
 """Deep Q-network: double, dueling, n-step and prioritized learning as options. The model for every algorithm here:
-settings, network, act, loss. What it shares with other agents of action values lies in ``q_agent.py``.
+settings, network, act, loss. ``q_agent.py`` holds the part that other agents of action values share.
 """
 
 from __future__ import annotations

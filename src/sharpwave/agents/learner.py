@@ -1,4 +1,4 @@
-"""What agents of networks share: their device, their optimizer and learning rate, target networks, and saving.
+"""Base of agents with networks: device and precision, optimizer and learning rate, averages, and saving.
 
 A subclass of ``NetworkAgent`` makes its networks, names those that act, are trained and are saved, and computes losses.
 """

@@ -1,9 +1,9 @@
 """Multi-agent soft actor-critic: each agent has a policy of its own, and critics that see the whole team.
 
-An agent acts by what it observes. Its critics are trained with the state and the others' actions, and give a value for
-each of its own actions; so its policy is improved over all of them, given what the others do. Policies and critics are
-networks that the agents share and that are told their number. The entropy is weighed by a temperature, which is learned
-so that the policies keep a share of the entropy of uniformly random legal actions.
+An agent acts by its own observation. Its critics are trained with the state and the others' actions, and give a value
+for each of its own actions; so its policy is improved over all of them, given the others' actions. Policies and critics
+are networks that the agents share and that are told their number. The entropy is weighed by a temperature, which is
+learned so that the policies keep a share of the entropy of uniformly random legal actions.
 
 Sources: Iqbal and Sha (2019), Actor-attention-critic for multi-agent reinforcement learning, section 3 (without its
 attention and baseline); Christodoulou (2019), Soft actor-critic for discrete action settings.
@@ -95,7 +95,7 @@ class MASAC(TeamAgent):
         return {**super().modules(), "target": self.target}
 
     def critic_networks(self) -> nn.ModuleList:
-        """Make two fresh critics: what ``values`` gives them -> Q [B, N, A]."""
+        """Make two fresh critics: inputs of ``values`` -> Q [B, N, A]."""
 
         from sharpwave.agents.team_networks import layers
 
@@ -131,7 +131,7 @@ class MASAC(TeamAgent):
         return self.log_temperature[0].detach().exp() if given is None else torch.tensor([given], device=self.device)
 
     def targets(self, batch: Any) -> Tensor:
-        """Return what the critics' values should have been, float32 [B, N]: reward and soft value of the next step."""
+        """Return the targets of the critics, float32 [B, N]: reward and soft value of the next step."""
 
         with torch.no_grad():
             seen = self.inputs(batch.next_obs)

@@ -82,14 +82,14 @@ class OwnTorso(nn.Module):
     """Torso for images by a registered image model.
 
     The model is in training mode where gradients are recorded, and in evaluation mode everywhere else: while acting,
-    and in target networks. So batch normalization learns its statistics from batches, not from what actors see.
+    and in target networks. So batch normalization learns its statistics from batches, not from actors.
 
     Args:
         name: the name it is registered by.
         shape: channels, height, width.
     Attributes:
         features: n.
-        learns: False: evaluation mode also where gradients are recorded, as for maps of what a policy looks at.
+        learns: False: evaluation mode also where gradients are recorded, as for maps of saliency.
     """
 
     learns = True
@@ -224,7 +224,7 @@ class QHead(nn.Module):
 
     Args:
         baseline: dueling: the ``baseline`` of :func:`dueling_combine`.
-        outputs: shape of what is predicted of one action: () for its value, (51,) for 51 atoms.
+        outputs: shape of the predictions for one action: () for its value, (51,) for 51 atoms.
         linear: function, inputs and outputs -> layer: ``nn.Linear`` or a noisy one.
     Attributes:
         units: of the hidden layer, both streams together.

@@ -1,10 +1,10 @@
 """NGU, never give up: R2D2 that is also rewarded for novelty, and learns a family of policies by one network.
 
 Policy j is rewarded by r + beta_j * novelty, and discounts by gamma_j. Policy 0 has beta 0: it is the one that is
-evaluated. A window is learned from as the policy's that played it; what the network learns from one serves the others.
+evaluated. A window teaches the policy that played it; the network that it shares with the others learns for all.
 
-What was novel within the episode is stored with each step; how novel it is over all of training is reckoned when a
-window is learned from. In the paper both are of the time when the step was made: what was new then goes on drawing the
+Novelty within the episode is stored with each step; novelty over all of training is computed when a window is learned
+from. In the paper both are of the time when the step was made: an observation that was new then goes on drawing the
 agent for as long as the memory holds it.
 
 Source: Badia et al. (2020), Never give up: learning directed exploration strategies.
@@ -95,7 +95,7 @@ def gammas(policies: int, first: float, last: float) -> npt.NDArray[np.float32]:
 
 @dataclass(frozen=True)
 class NGUState:
-    """What NGU keeps while acting beside R2D2.
+    """Acting state of NGU beside that of R2D2.
 
     Attributes:
         policy: int64 [lanes], which policy plays.
@@ -220,13 +220,13 @@ class NGU(R2D2):
         return torch.cat([super().made(batch), *further], dim=2)
 
     def combined(self, q: Tensor, beta: Tensor) -> Tensor:
-        """Return the values that a policy acts by, float [..., A], of what the network predicts."""
+        """Return the values that a policy acts by, float [..., A], of the network's predictions."""
         return q
 
     def streams(
         self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor
     ) -> list[RewardStream]:
-        """Return what is learned: here the value of both rewards together.
+        """Return the streams that are learned: here one, of the value of both rewards together.
 
         Args:
             q, target_q: predictions, float [B, L + 1, ...].  reward, intrinsic: float [B, L].

@@ -1,8 +1,8 @@
 """Novelty of observations, which an agent may be rewarded for: within the episode, and over all of training.
 
-Within an episode an observation is novel that is far, in the space of an embedding, from those before it. The embedding
-is trained to tell which action led from one observation to the next, so that it keeps what actions control. Over all
-of training one is novel whose random features a predictor has not learned yet.
+Within an episode an observation is novel if it is far, in the space of an embedding, from those before it. The
+embedding is trained to tell which action led from one observation to the next, so that it keeps the part that actions
+control. Over all of training an observation is novel if a predictor has not learned its random features yet.
 
 Source: Badia et al. (2020), Never give up: learning directed exploration strategies, section 2; the predictor: Burda
 et al. (2019), Exploration by random network distillation.
@@ -34,7 +34,7 @@ def episodic_reward(
 
     Args:
         distance: float [N, k], squared distances to the neighbours.
-        mean: float [N], mean of such distances, by which they are divided; what is then below ``CLUSTER_DISTANCE``
+        mean: float [N], mean of such distances, by which they are divided; a quotient below ``CLUSTER_DISTANCE``
             counts as 0.
         constant: c; it also keeps the division by the mean finite.
     Returns:
@@ -50,7 +50,7 @@ class EpisodicMemory(NamedTuple):
     """Embeddings of each lane's episode so far; the newest ones, where they are more than it holds.
 
     Attributes:
-        embeddings: float32 [lanes, capacity + 1, n], which all states of the memory share. What a state is added goes
+        embeddings: float32 [lanes, capacity + 1, n], which all states of the memory share. An added embedding goes
             to a row that it does not count, so that a state can be gone on from again.
         added: int64 [lanes], embeddings of the episode.
         distances: float64 [lanes, 2], sum and number of the distances to neighbours so far.
@@ -104,7 +104,7 @@ class Novelty(nn.Module):
     """Networks that tell novelty: embedding and inverse model, and random features with their predictor.
 
     Args:
-        torso: makes a fresh torso, what the agent's inputs give -> features.
+        torso: makes a fresh torso, outputs of the agent's inputs -> features.
         size: length of an embedding, and of the random features.
         decay: of the exponential means by which the predictor's errors are standardized.
     """

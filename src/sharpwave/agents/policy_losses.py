@@ -23,7 +23,7 @@ class VTrace(NamedTuple):
     """Outcome of :func:`vtrace`, without gradients.
 
     Attributes:
-        target: float [B, T], v_s: what the value of step t should be.
+        target: float [B, T], v_s: target of the value of step t.
         advantage: float [B, T], of the action that was taken, times its clipped ratio.
     """
 
@@ -53,7 +53,7 @@ def vtrace(
     value, next_value, ratio = value.detach(), next_value.detach(), ratio.detach()
     rho, cut = ratio.clamp(max=clip), ratio.clamp(max=1.0)
     error = rho * (reward + discount * next_value - value)
-    moved = torch.empty_like(value)  # v_s - v(s_t): what the trace adds to a step's value
+    moved = torch.empty_like(value)  # v_s - v(s_t): the trace's part of a step's target
     behind = torch.empty_like(value)  # the same of the next step; 0 where the trace is cut
     later = torch.zeros_like(value[:, 0])
     for t in reversed(range(reward.shape[1])):

@@ -53,7 +53,7 @@ class Spaces(NamedTuple):
 
     @property
     def seen(self) -> Space[Any]:
-        """Space of what networks see: the observation without its mask of actions, unless that is all there is."""
+        """Space of the networks' observations: without the mask of actions, unless that is all there is."""
         if not self.masked or not isinstance(self.observation, Dict):
             return self.observation
         parts = {name: part for name, part in self.observation.spaces.items() if name != ACTION_MASK}
@@ -234,7 +234,7 @@ class Agent(Protocol):
         Nothing is drawn here, and no state changes. An actor may put a call to another process in this method's place.
 
         Args:
-            obs: [N, ...], of any lanes.  memory: [N, ...], what the lanes remember, of agents whose networks take it.
+            obs: [N, ...], of any lanes.  memory: [N, ...], of the lanes, where networks take it.
         Returns:
             arrays [N, ...] that the caller keeps.
         """
@@ -300,7 +300,7 @@ class Agent(Protocol):
 
     @abstractmethod
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what ``state`` returned.
+        """Restore a state that ``state`` returned.
 
         Raises:
             ValueError: the state is that of another agent.

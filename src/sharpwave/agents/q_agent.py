@@ -1,4 +1,4 @@
-"""What agents of action values share: numbered actions, exploration by values, and online and target network.
+"""Bases of agents of action values: numbered actions, exploration by values, and online and target network.
 
 ``QAgent`` acts and learns by one network; ``TargetQAgent`` adds a target network and an average of the online one.
 ``NStepErrors`` are the first priorities of steps, computed where they are made.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from sharpwave.agents.recurrent import RecurrentQNetwork
 
 CORE = "core"
-"""Field of the recurrent state, with the previous action and reward: what a window's first step needs."""
+"""Field of the recurrent state, with the previous action and reward, which a window's first step needs."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class R2D2(TargetQAgent):
 
     @property
     def beside(self) -> int:
-        """Length of what goes into the core beside the observation's features: the last action and its reward."""
+        """Length of the core's input beside the observation's features: the last action and its reward."""
         return self.num_actions + 1
 
     # act
@@ -134,7 +134,7 @@ class R2D2(TargetQAgent):
         return Acted(self.actions.actions(chosen), state, {CORE: before})
 
     def enter(self, obs: Obs, state: R2D2State, explore: bool) -> R2D2State:
-        """Return the state in which ``obs`` is seen: for agents that reckon something of it first."""
+        """Return the state in which ``obs`` is seen: for agents that compute something of it first."""
         return state
 
     def _behind(self, state: R2D2State, recurrent: Any) -> npt.NDArray[np.float32]:
@@ -156,7 +156,7 @@ class R2D2(TargetQAgent):
             return q.cpu().numpy(), recurrent.cpu().numpy()
 
     def _parted(self, core: npt.NDArray[np.float32]) -> tuple[Tensor, Tensor]:
-        """Split cores into the recurrent state [lanes, n], and what goes in beside it [lanes, beside]."""
+        """Split cores into the recurrent state [lanes, n], and the core's input beside it [lanes, beside]."""
         recurrent, previous = torch.from_numpy(core).to(self.device).tensor_split([self.online.state_size], dim=1)
         return recurrent, previous
 
@@ -243,6 +243,6 @@ class R2D2(TargetQAgent):
         return network.unroll(inputs, previous, recurrent, begin, batch.burn_in)
 
     def made(self, batch: Any) -> Tensor:
-        """Return what the core sees of each step when it looks at the next one, float32 [B, T, beside]."""
+        """Return each action and its reward, which the core gets with the next observation, float32 [B, T, beside]."""
         one_hot = nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
         return torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)

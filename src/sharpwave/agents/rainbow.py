@@ -1,7 +1,7 @@
 """Rainbow: a DQN whose network predicts distributions of returns and explores by noise on its weights. Every part is
 a switch: double, dueling, n-step, priorities, noisy layers, the head (C51, QR, IQN or the mean), Munchausen rewards.
 
-Acting, Adam, target copies and saving are DQN's; here is what differs: settings, network, act, loss.
+Adam, target copies and saving are DQN's; settings, network, acting and loss are its own.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ class Rainbow(DQN):
 
     @cached_property
     def head(self) -> Head:
-        """What the network predicts of each action's return."""
+        """Head: the meaning of the network's predictions."""
         from sharpwave.agents.distributional import C51, IQN, QR, Expected
 
         settings = self.settings
@@ -142,7 +142,7 @@ class Rainbow(DQN):
         return Expected(settings.huber_delta, mse=settings.loss == "mse")
 
     def network(self) -> nn.Module:
-        """Make a fresh network: what ``inputs`` give -> predictions [B, A, ...] for the head."""
+        """Make a fresh network: outputs of ``inputs`` -> predictions [B, A, ...] for the head."""
 
         from sharpwave.agents.distributional import ImplicitQNetwork, NoisyLinear
         from sharpwave.agents.networks import QHead, QNetwork
@@ -200,7 +200,7 @@ class Rainbow(DQN):
     # learn
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the weighted mean of the items' losses, and what their priorities are made of, float32 [B]."""
+        """Compute the weighted mean of the items' losses, and errors for their priorities, float32 [B]."""
         head = self.head
         action = self.actions.numbers(batch.action)
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))
@@ -218,7 +218,7 @@ class Rainbow(DQN):
     def _bootstrap(
         self, batch: Any, action: Tensor, inputs: Any, next_fractions: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return what the target network predicts after the items' steps [B, A, ...], probabilities of next actions
+        """Return predictions of the target network after the items' steps [B, A, ...], probabilities of next actions
         [B, A], and rewards [B], with Munchausen's terms if those are on.
 
         Args:

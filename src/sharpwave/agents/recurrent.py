@@ -13,7 +13,7 @@ class RecurrentQNetwork(nn.Module):
     """Torso, recurrent core and Q-head. The core also sees the previous action and reward.
 
     Args:
-        torso: what the agent's inputs give -> features.
+        torso: outputs of the agent's inputs -> features.
         core: "lstm" or "gru". ``units``: of it.
         beside: length of the vector that goes into the core beside the features.
         head: core's output -> Q [B, A].

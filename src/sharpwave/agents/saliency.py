@@ -1,4 +1,4 @@
-"""Saliency of Q-networks: the pixels on which values depend, and where convolutions see what favours an action."""
+"""Saliency of Q-networks: the pixels on which values depend, and the places where convolutions favor an action."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sharpwave.agents.networks import DictTorso, OwnTorso
 
 @runtime_checkable
 class ImageAgent(Protocol):
-    """Agent whose Q-values are differentiable functions of what it observes: DQN, PQN, R2D2 and their subclasses."""
+    """Agent whose Q-values are differentiable functions of its observation: DQN, PQN, R2D2 and their subclasses."""
 
     online: nn.Module
     inputs: nn.Module

@@ -71,7 +71,7 @@ class TD3(TwinCritics):
     # learn
 
     def targets(self, batch: Any) -> Tensor:
-        """Return what the critics' values of a batch should have been, float32 [B]."""
+        """Return the targets of the critics' values, float32 [B]."""
         settings = self.settings
         with torch.no_grad():
             inputs = self.inputs(batch.next_obs)

@@ -1,4 +1,4 @@
-"""What agents for teams share: settings, one network that acts for all agents, and choices among legal actions."""
+"""Base of agents for teams: settings, one network that acts for all agents, and choices among legal actions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TeamSettings:
 
 
 class TeamAgent(NetworkAgent):
-    """Agent for a team. Its agents share one network that acts, on what each observes.
+    """Agent for a team. Its agents share one network that acts, on the observation of each.
 
     Attributes:
         team: sizes of the team.

@@ -1,4 +1,4 @@
-"""Networks of teams: a team's sizes, inputs of what each agent observes, and mixtures of the agents' values."""
+"""Networks of teams: a team's sizes, inputs of the agents' observations, and mixtures of the agents' values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class TeamSeen(NamedTuple):
     """Inputs of a team's networks.
 
     Attributes:
-        agents: float32 [B, N, F]: what each agent observes, whether it is present, and its number, one-hot.
+        agents: float32 [B, N, F]: the observation of each agent, whether it is present, and its number, one-hot.
         legal: bool [B, N, A]: an absent agent has action 0, which does nothing, so none has none.
         state: float32 [B, S]: the global state, or all that the agents observe where there is none; and who is present.
     """
@@ -65,7 +65,7 @@ class TeamSeen(NamedTuple):
 
     @property
     def each_state(self) -> Tensor:
-        """The state beside what each agent observes, float32 [B, N, S + F]."""
+        """The state beside the observation of each agent, float32 [B, N, S + F]."""
         return torch.cat([self.state[:, None].expand(-1, self.agents.shape[1], -1), self.agents], dim=2)
 
 

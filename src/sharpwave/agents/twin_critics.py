@@ -1,4 +1,4 @@
-"""What agents of continuous actions share: an actor, two critics, how they are updated, and how they are saved."""
+"""Base of agents of continuous actions: scaled actions, an actor and two critics, and their updates."""
 
 from __future__ import annotations
 

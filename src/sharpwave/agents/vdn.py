@@ -1,6 +1,6 @@
 """Value decomposition: a team learns the value of its joint action by a mixture of one value for each agent.
 
-Each agent acts by its own value, which sees only what that agent observes; their mixture is trained by the team's
+Each agent acts by its own value, which sees only that agent's observation; their mixture is trained by the team's
 reward. The agents share one network, which is told their number; it is feed-forward, so an agent's observation must
 hold all that it has to remember.
 
@@ -64,7 +64,7 @@ class VDN(TeamAgent):
     # network
 
     def networks(self) -> nn.ModuleDict:
-        """Make fresh networks: "agent" maps what an agent observes to Q [..., A]; "mixer" those of the actions taken,
+        """Make fresh networks: "agent" maps an agent's observation to Q [..., A]; "mixer" those of the actions taken,
         [B, N], and the state to the team's value [B]."""
         from sharpwave.agents.team_networks import layers
 
@@ -111,7 +111,7 @@ class VDN(TeamAgent):
         all joint actions needs no search.
 
         Args:
-            seen: what is observed after n steps.  reward, discount: float32 [B].
+            seen: observations after n steps.  reward, discount: float32 [B].
         """
         values = self.target["agent"](seen.agents)
         chosen = best_legal(self.online["agent"](seen.agents) if self.settings.double else values, seen.legal)
