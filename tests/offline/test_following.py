@@ -12,7 +12,9 @@ import pytest
 import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.format import region
+from sharpwave.offline import episodes, scan
 from sharpwave.offline.episodes import Following, Survey, frames, survey
+from sharpwave.offline.recorded import RecordedEpisodes
 from tests.offline.written import SPEC, Writer, contents, fill, region_of, told, written
 
 
@@ -130,3 +132,36 @@ def test_progress_is_that_of_the_new_bytes(tmp_path: Path) -> None:
 
     following.update(begin)
     assert told_[0] == region_of(tmp_path).stat().st_size and sum(told_[1:]) <= told_[0]
+
+
+def test_damage_in_a_file_that_grows_is_told_at_every_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = episodes._outline
+
+    def outline(reader: Any, record: Any) -> Any:
+        if not record.id >> 32 and record.id < 16:
+            raise DamagedError("as if it could not be decoded")
+        return real(reader, record)
+
+    monkeypatch.setattr(episodes, "_outline", outline)
+    with sw.Store(SPEC, capacity=20_000, disk=tmp_path, segment_steps=16) as store:
+        writer = Writer(store)
+        fill(writer, 300, 2)
+        following = Following(tmp_path)
+        for seed in range(3):
+            assert following.update()
+            assert len(following.survey.damages) == 1
+            assert_same(following.survey, survey(tmp_path))
+            fill(writer, 100, 2, seed=seed)
+
+
+def test_a_file_is_scanned_once_for_all_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path, segment_steps=5)
+    begins: list[int] = []
+
+    def counted(path: Path, identity: Any, directory: Any, begin: int) -> Any:
+        begins.append(begin)
+        return region.read_region(path, identity, directory, begin)
+
+    monkeypatch.setattr(scan, "read_region", counted)
+    assert sum(len(one.reward) for one in RecordedEpisodes(tmp_path)) > 100
+    assert begins.count(region.FIRST) == 1 < len(begins)

@@ -128,7 +128,7 @@ class Survey:
         try:
             if known is None:
                 raise DamagedError("the file was deleted meanwhile")
-            with Reader(one.path, self.described, begin=size_of(one.path), known=known.records) as reader:
+            with Reader(one.path, self.described, begin=size_of(one.path), known=known.dictionaries) as reader:
                 if reader.region is None:
                     raise DamagedError(reader.damages[0].what)
                 header, arrays = reader.unpack(one.record, {"flags", *only})
@@ -230,7 +230,7 @@ def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan
     result = Survey(folder, described, files=files)
     result.regions = [file.file for file in files.values() if file.file is not None]
     result.damages = [damage for file in files.values() for damage in file.damages]
-    result.dictionary_bytes = sum(file.dictionary_bytes for file in files.values())
+    result.dictionary_bytes = sum(one.nbytes for file in files.values() for one in file.dictionaries)
     pieces = {(one.path, one.record): cut for file in files.values() for one, cut in file.segments}
     result.lanes, _ = chains(folder, files, described.segment_steps, result.damages)
     for lane, chain in result.lanes.items():

@@ -10,6 +10,7 @@ import os
 import re
 import stat
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -182,7 +183,7 @@ class Reader:
     Args:
         described: of the store; ``None``: unknown, and no segment can be decoded.
         growing: another process may be writing to it, and is given time to finish a record.
-        begin: offset of the first record to look for. ``known``: the records before it, found earlier.
+        begin: offset of the first record to look for. ``known``: dictionaries before it, found earlier.
 
     Attributes:
         records: those found from ``begin`` on.
@@ -295,8 +296,9 @@ class FileScan:
 
     Attributes:
         final: whether no record will follow. ``next``: offset of the next one.
+        counts: intact records by kind. ``sound``: those that could be decoded, too.
         file: ``None`` where its header cannot be trusted.
-        segments: those with steps, each with its outline. ``sound``: intact records by kind, those without steps too.
+        segments: those with steps, each with its outline.
         notes: of evictions, each with its record's sequence number.
         torn: bytes that are no record, as of the last read: they may have been half written. ``undecodable``: segments.
     """
@@ -304,13 +306,13 @@ class FileScan:
     inode: int
     final: bool = False
     next: int = FIRST
-    records: list[Record] = field(default_factory=list)
+    dictionaries: list[Record] = field(default_factory=list)
+    counts: Counter[int] = field(default_factory=Counter)
+    sound: Counter[int] = field(default_factory=Counter)
     nbytes: int = 0
     file: RegionFile | None = None
     segments: list[tuple[Segment, Any]] = field(default_factory=list)
-    sound: dict[int, int] = field(default_factory=lambda: {SEGMENT: 0, TAIL: 0, DICTIONARY: 0})
     notes: list[tuple[Evicted, int]] = field(default_factory=list)
-    dictionary_bytes: int = 0
     torn: list[Damage] = field(default_factory=list)
     undecodable: list[Damage] = field(default_factory=list)
 
@@ -321,15 +323,17 @@ class FileScan:
 
     def read(self, reader: Reader, look: Look | None, advance: Progress) -> None:
         """Add a reader's records, and look at each segment; ``None``: count them."""
-        nbytes = self.nbytes = size_of(reader.path)
-        told = 0
+        nbytes, told = size_of(reader.path), self.next
+        self.nbytes = nbytes
         self.torn = reader.damages
-        self.records = [*self.records, *reader.records]
         for record in reader.records:
+            self.counts[record.kind] += 1
+            end = record.offset + record.nbytes
+            self.next = -(-end // ALIGNMENT) * ALIGNMENT  # bytes behind it may be half written: they are read again
             advance(record.offset - told)
             told = record.offset
             if record.kind == DICTIONARY:
-                self.dictionary_bytes += record.nbytes
+                self.dictionaries.append(record)
             elif record.kind == NOTE:
                 note = unpack_evicted(reader.content(record)) if record.nbytes <= MAX_NOTE_BYTES else None
                 self.notes += [] if note is None else [(note, record.sequence)]
@@ -345,11 +349,8 @@ class FileScan:
             self.sound[record.kind] += 1
         advance(max(0, nbytes - told))
         if reader.region is not None:
-            kinds = [record.kind for record in self.records]
-            counts = (kinds.count(kind) for kind in (SEGMENT, TAIL, DICTIONARY))
+            counts = (self.counts[kind] for kind in (SEGMENT, TAIL, DICTIONARY))
             self.file = RegionFile(reader.path, nbytes, reader.region.used, *counts)
-        end = max((record.offset + record.nbytes for record in self.records), default=FIRST)
-        self.next = -(-end // ALIGNMENT) * ALIGNMENT  # bytes behind it may be half written: they are read again
 
 
 class FolderScan:
@@ -375,12 +376,13 @@ class FolderScan:
         changed = old.keys() != self.files.keys()  # deleted, or replaced
         new = [path for path in paths if path not in old or not old[path].final]
         advance = progress(sum(size_of(path) - (old[path].next if path in old else 0) for path in new))
-        self.files = {}
+        files = {}
         for path in paths:
             # Records are appended to the newest file only: one with successors no longer changes.
             known, newest = old.get(path), path == paths[-1]
-            self.files[path] = self._read(path, known, described, newest, advance) if path in new else old[path]
-            changed |= self.files[path] is not known
+            files[path] = self._read(path, known, described, newest, advance) if path in new else old[path]
+            changed |= files[path] is not known
+        self.files = files
         return changed
 
     def _read(
@@ -390,13 +392,14 @@ class FolderScan:
         inode = _inode(path)
         scan = known or FileScan(inode)
         try:
-            with Reader(path, described, newest, scan.next, scan.records) as reader:
+            with Reader(path, described, newest, scan.next, scan.dictionaries) as reader:
                 if known is not None and not reader.records and reader.damages == known.torn:
                     known.final = not newest
                     return known
                 # A survey made of the scan so far stays as it is.
                 scan = replace(scan, segments=[*scan.segments], notes=[*scan.notes], undecodable=[*scan.undecodable])
-                scan.final, scan.sound = not newest, dict(scan.sound)
+                scan.dictionaries, scan.counts, scan.sound = [*scan.dictionaries], scan.counts.copy(), scan.sound.copy()
+                scan.final = not newest
                 scan.read(reader, self._look, advance)
                 return scan
         except FileNotFoundError:
