@@ -206,10 +206,8 @@ def test_a_checkpoint_deletes_only_what_checkpoints_made(tmp_path: Path, disk: b
 
 
 @pytest.mark.parametrize("disk", [False, True])
-def test_checkpoints_without_a_mark_are_replaced_and_what_was_left_of_them_is_cleaned(
-    tmp_path: Path, disk: bool
-) -> None:
-    """As they were made before there were marks."""
+def test_a_checkpoint_that_lost_its_mark_is_replaced_and_another_one_stays(tmp_path: Path, disk: bool) -> None:
+    """Only ``store.json`` shows then that a numbered folder is a checkpoint's."""
     folder = tmp_path / "checkpoint"
     store = made(tmp_path / "store") if disk else sw.Store(SPEC, capacity=1000, segment_steps=4)
     append(store, range(10))
@@ -218,12 +216,12 @@ def test_checkpoints_without_a_mark_are_replaced_and_what_was_left_of_them_is_cl
     shutil.copytree(folder / "1", folder / "2")
     append(store, range(10, 20))
     store.checkpoint(folder)
-    assert sorted(path.name for path in folder.iterdir()) == ["2", "lock", "store.json"]
-    (folder / "2" / MARK).unlink()
+    assert sorted(path.name for path in folder.iterdir()) == ["2", "3", "lock", "store.json"]
+    (folder / "3" / MARK).unlink()
     store.close()
     with sw.Store.open(folder) as store:
         assert len(store) == 20
-    assert disk != (folder / "2").exists()
+    assert disk != (folder / "3").exists() and (folder / "2").exists()
 
 
 @pytest.mark.parametrize("disk", [False, True])
