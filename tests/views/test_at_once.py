@@ -472,7 +472,7 @@ def test_an_interrupt_at_any_line_leaves_a_blends_batch_drawn_or_not() -> None:
         blend.sample(8)
     sources = [view.source for view in blend.views]
     generators = [np.random.default_rng(0) for _ in range(3)]
-    for rng, one in zip(generators, [blend._source._rng, *(source.rng for source in sources)], strict=True):
+    for rng, one in zip(generators, [blend._source.rng, *(source.rng for source in sources)], strict=True):
         rng.bit_generator.state = one.bit_generator.state
     begun = [blend.samples, *(source.items.samples for source in sources)]
     line = 1
@@ -488,7 +488,7 @@ def test_an_interrupt_at_any_line_leaves_a_blends_batch_drawn_or_not() -> None:
     assert drawn[0] == drawn[1] + drawn[2]
     for rng, count in zip(generators, (drawn[0], 2 * drawn[1], 2 * drawn[2]), strict=True):
         rng.random(count)
-    assert generators[0].bit_generator.state == blend._source._rng.bit_generator.state
+    assert generators[0].bit_generator.state == blend._source.rng.bit_generator.state
     for rng, source in zip(generators[1:], sources, strict=True):
         assert rng.bit_generator.state == source.rng.bit_generator.state
 

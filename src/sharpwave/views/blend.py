@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import reprlib
 import weakref
 from collections.abc import Mapping, Sequence
@@ -179,7 +180,13 @@ class Blend(Generic[B]):
         """
         streams = [stream for ref in self._streams if (stream := ref()) is not None]
         ahead = [*([one.choice for one in stream.drawn] for stream in streams), *self._resumed]
-        return self._source.state() | {"ahead": [[choice.state() for choice in choices] for choices in ahead]}
+        return {
+            "rng": dict(self._source.rng.bit_generator.state),
+            "samples": self.samples,
+            "ahead": [
+                [{"source": one.source.tolist(), "shares": one.shares.tolist()} for one in choices] for choices in ahead
+            ],
+        }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on where another of the same parts was; streams made later go on with its streams, in their order.
@@ -194,8 +201,13 @@ class Blend(Generic[B]):
             raise ValueError(
                 f"Blend: ahead={reprlib.repr(ahead)} of a saved state, expected a list of batches for each stream"
             )
-        resumed = [[Choice.from_state(one, views) for one in choices] for choices in ahead]
-        self._source.restore(state)
+        resumed = [[_choice_of(one, views) for one in choices] for choices in ahead]
+        rng, samples = _rng_of(state), state.get("samples")
+        if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples < 2**63:
+            raise ValueError(
+                f"Blend: samples={reprlib.repr(samples)} of a saved state, expected an integer from 0 to 2**63 - 1"
+            )
+        self._source.rng.bit_generator.state, self._source.samples = rng, samples
         self._resumed = resumed
 
 
@@ -211,3 +223,31 @@ def _shapes(view: Part[Any]) -> dict[str, Any]:
         name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()
     }
     return shapes | {"tuples": view.source.log.spec.tuples}
+
+
+def _choice_of(state: dict[str, Any], views: int) -> Choice:
+    """Return the choice of a saved state.  Raises: ValueError: it is something else."""
+    try:
+        source, shares = np.array(state["source"]), np.array(state["shares"], np.float64)
+    except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"Blend: ahead of a saved state: {reprlib.repr(state)} lacks source and shares") from error
+    whole = source.ndim == 1 and len(source) and source.dtype == np.int64
+    if not whole or not ((source >= 0) & (source < views)).all():
+        raise ValueError(f"Blend: source of a batch drawn ahead is not one of integers from 0 to {views - 1}")
+    given = shares.shape == (views,) and all(type(share) in (int, float) for share in state["shares"])
+    if not given or not ((shares >= 0) & (shares <= 1)).all() or not shares.any():
+        raise ValueError(f"Blend: shares of a batch drawn ahead are not {views} numbers from 0 to 1")
+    return Choice(source, shares)
+
+
+def _rng_of(state: Mapping[str, Any]) -> Any:
+    """Return a generator's state of a saved one.  Raises: ValueError: it is something else."""
+    rng = np.random.default_rng(0).bit_generator
+    try:
+        rng.state = state["rng"]
+        same = json.dumps(rng.state, sort_keys=True) == json.dumps(state["rng"], sort_keys=True)
+    except (OverflowError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"Blend: rng of a saved state is none of a generator ({error!r})") from error
+    if not same:  # numpy makes integers of what are none
+        raise ValueError(f"Blend: rng of a saved state, {reprlib.repr(state['rng'])}, has other numbers than integers")
+    return rng.state

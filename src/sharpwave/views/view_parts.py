@@ -5,10 +5,8 @@ A view's own stream consists of the same parts, of which it has one.
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import reprlib
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -105,25 +103,6 @@ class Choice:
         """Return the choice of the one view there is."""
         return cls(np.zeros(batch_size, np.int64), np.ones(1))
 
-    def state(self) -> dict[str, Any]:
-        """Return what ``from_state`` needs, as JSON has it."""
-        return {"source": self.source.tolist(), "shares": self.shares.tolist()}
-
-    @classmethod
-    def from_state(cls, state: dict[str, Any], views: int) -> Choice:
-        """Return the choice of a state.  Raises: ValueError: it is something else."""
-        try:
-            source, shares = np.array(state["source"]), np.array(state["shares"], np.float64)
-        except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
-            raise ValueError(f"Blend: ahead of a saved state: {reprlib.repr(state)} lacks source and shares") from error
-        whole = source.ndim == 1 and len(source) and source.dtype == np.int64
-        if not whole or not ((source >= 0) & (source < views)).all():
-            raise ValueError(f"Blend: source of a batch drawn ahead is not one of integers from 0 to {views - 1}")
-        given = shares.shape == (views,) and all(type(share) in (int, float) for share in state["shares"])
-        if not given or not ((shares >= 0) & (shares <= 1)).all() or not shares.any():
-            raise ValueError(f"Blend: shares of a batch drawn ahead are not {views} numbers from 0 to 1")
-        return cls(source, shares)
-
 
 class Parts(Generic[B]):
     """Batches of several views, of which one batch is chosen, then drawn and made.
@@ -136,7 +115,7 @@ class Parts(Generic[B]):
         alone: its one view is no blend's: its batches are the view's own, without a choice.
 
     Attributes:
-        samples: items drawn so far.
+        samples: items drawn so far. ``rng``: of the choice.
         tag: of ``source`` in the batches.
     """
 
@@ -150,7 +129,7 @@ class Parts(Generic[B]):
         self.tag = object()
         if not is_integer(seed) or seed < 0:
             raise ValueError(f"Blend: seed={seed!r}, expected an integer of at least 0")
-        self._rng, self._process = np.random.default_rng(seed), path()
+        self.rng, self._process = np.random.default_rng(seed), path()
         self._whole: Choice | None = None  # the last one, where there is one view
         self._chosen = False  # a thread has chosen a batch, and draws it or waits
         self._limited = any(view.limiter is not None for view in views)
@@ -213,7 +192,7 @@ class Parts(Generic[B]):
                             waiting = self._waiting(choice)
                             if waiting is None and (made := make(choice)) is not None:
                                 if rng is not None:
-                                    self._rng.bit_generator.state = rng
+                                    self.rng.bit_generator.state = rng
                                 self.samples += len(choice.source)
                                 return made
                         if waiting is not None:
@@ -249,11 +228,11 @@ class Parts(Generic[B]):
                 if samples != self.samples:
                     continue
                 if self._process is not path():
-                    self._rng, self._process = own_generator(self._rng), path()
-                bits = self._rng.bit_generator
+                    self.rng, self._process = own_generator(self.rng), path()
+                bits = self.rng.bit_generator
                 before = bits.state
                 try:
-                    source = self._rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
+                    source = self.rng.choice(len(self.views), size=batch_size, p=shares).astype(np.int64)
                     return Choice(source, shares), bits.state
                 finally:
                     bits.state = before
@@ -281,7 +260,7 @@ class Parts(Generic[B]):
                 items.append(view.source.items)
                 samplings.append(items[k].sampling)
                 betas[k] = items[k].sampler.beta if beta is None else float(beta)
-            bits = self._rng.bit_generator
+            bits = self.rng.bit_generator
             batch = core.sample_blend(self, bits, samplings, items, betas, shares, lender, layout.filling, source)
         return None if batch is None else self._of_several(batch, source)
 
@@ -375,29 +354,6 @@ class Parts(Generic[B]):
             target.batch.shards = shards
         made: B = self._of_several(target.batch, choice.source)
         return made
-
-    def state(self) -> dict[str, Any]:
-        """Return what ``restore`` needs, as JSON has it."""
-        return {"rng": dict(self._rng.bit_generator.state), "samples": self.samples}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on where another was.  Raises: ValueError: no such state; then nothing changed."""
-        samples = state.get("samples")
-        if isinstance(samples, bool) or not isinstance(samples, int) or not 0 <= samples < 2**63:
-            raise ValueError(
-                f"Blend: samples={reprlib.repr(samples)} of a saved state, expected an integer from 0 to 2**63 - 1"
-            )
-        rng = np.random.default_rng(0).bit_generator
-        try:
-            rng.state = state["rng"]
-            same = json.dumps(rng.state, sort_keys=True) == json.dumps(state["rng"], sort_keys=True)
-        except (OverflowError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"Blend: rng of a saved state is none of a generator ({error!r})") from error
-        if not same:  # numpy makes integers of what are none
-            raise ValueError(
-                f"Blend: rng of a saved state, {reprlib.repr(state['rng'])}, has other numbers than integers"
-            )
-        self._rng.bit_generator.state, self.samples = rng.state, samples
 
 
 def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.float64]:
