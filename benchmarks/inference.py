@@ -14,6 +14,7 @@ Networks: mlp, recipe cartpole (CartPole); conv, recipe atari (Pong, 4 frames of
 
 from __future__ import annotations
 
+import socket
 import statistics
 import threading
 import time
@@ -110,14 +111,14 @@ class Inferring:
         self._shared = shared  # its semaphores are there as long as it is
         self._memory = shared_memory(actors * LINE * 8)
         common = shared.counters, shared.weights, shared.inference
-        self.processes, self._pipes = [], []
+        self.processes = []
         for actor in range(actors):
             args = (Task(recipe, actor, 0, (), 0, 0), *common, self._memory, LANES)
             self.processes.append(CONTEXT.Process(target=asks, args=args, daemon=True))
         if shared.inference is not None:
-            self._pipes = [*CONTEXT.Pipe(duplex=False)]
+            self._ends = socket.socketpair()
             task = Task(recipe, actors, 0, (), 0, 0)
-            self.processes.append(CONTEXT.Process(target=infer, args=(self._pipes[1], task, *common), daemon=True))
+            self.processes.append(CONTEXT.Process(target=infer, args=(self._ends[1], task, *common), daemon=True))
 
     def __enter__(self) -> Inferring:
         for process in self.processes:
@@ -250,7 +251,7 @@ def beside_a_learner(network: str, place: str, seconds: float) -> tuple[float, f
 
     def take() -> None:
         for message in pool.receive(0.0):
-            if isinstance(message, Arrival) and store.total_steps < 5_000:
+            if isinstance(message, Arrival) and message.segment is not None and store.total_steps < 5_000:
                 store.add_segment(message.segment.packed, message.segment.dictionaries, td_error=message.td_error)
 
     with setup.arithmetic(recipe), pool:

@@ -25,6 +25,7 @@ from sharpwave.serve.wire import Part, Request
 from sharpwave.spec import Spec
 
 Errors = npt.NDArray[np.float32]
+Parts = dict[str, Part]
 WINDOW = 32
 """Segments without an acknowledgement beyond which a writer waits."""
 WINDOW_BYTES = 8 << 20
@@ -455,21 +456,25 @@ class Lease:
         return segment.first_step + segment.steps <= self._safe_steps[segment.lane - self.first_lane]
 
     def _sent(self, kept: _Kept) -> int:
-        segment = kept.segment
-        parts: dict[str, Part] = {"segment:0": segment.packed}
-        if kept.td_error is not None:
-            parts["td_error:0"] = kept.td_error
-        for key, data in segment.dictionaries.items():
-            if key not in self._dictionaries:
-                parts[f"dictionary:{key:x}"] = data
-        head: dict[str, Any] = {
-            "keys": [[f"{key:x}" for key in segment.dictionaries]],
-            "durable": self._durable,
-            "noticed": [list(segment.noticed)],
-        }
-        ticket = self.link.submit(Request.PUT, head, parts)
-        self._dictionaries.update(segment.dictionaries)
+        head, parts = put_request(kept.segment, kept.td_error, self._dictionaries)
+        ticket = self.link.submit(Request.PUT, head | {"durable": self._durable}, parts)
+        self._dictionaries.update(kept.segment.dictionaries)
         return ticket
+
+
+def put_request(segment: SealedSegment, td_error: Errors | None, sent: set[int]) -> tuple[dict[str, Any], Parts]:
+    """Return the head and the parts of a request to append a segment.
+
+    Args:
+        sent: keys of the dictionaries that the receiver has.
+    """
+    parts: Parts = {"segment:0": segment.packed}
+    if td_error is not None:
+        parts["td_error:0"] = td_error
+    for key, data in segment.dictionaries.items():
+        if key not in sent:
+            parts[f"dictionary:{key:x}"] = data
+    return {"keys": [[f"{key:x}" for key in segment.dictionaries]], "noticed": [list(segment.noticed)]}, parts
 
 
 def _begin(lease: Lease, lane: int) -> int:

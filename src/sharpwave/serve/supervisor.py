@@ -11,12 +11,13 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, Protocol
 
@@ -227,14 +228,13 @@ def _cause_of_death(code: int | None) -> str:
 # functions in processes of their own
 
 
-def spawned(target: Callable[..., None], name: str, *args: Any, duplex: bool = False) -> tuple[Any, Connection]:
-    """Start a function in a process of its own; return the process, and this end of a pipe to it.
+def spawned(target: Callable[..., None], name: str, *args: Any) -> tuple[Any, socket.socket]:
+    """Start a function in a process of its own; return the process, and this end of a pair of sockets.
 
     Args:
-        target: called with the other end of the pipe and ``args``, which are pickled; it calls ``follow_parent`` first.
-        duplex: the pipe goes both ways, not only from the process.
+        target: called with the other end and ``args``, which are pickled; it calls ``follow_parent`` first.
     """
-    ours, theirs = CONTEXT.Pipe(duplex)
+    ours, theirs = socket.socketpair()
     process: SpawnProcess = CONTEXT.Process(target=target, args=(theirs, *args), name=name, daemon=True)
     try:
         with _no_interrupts():
@@ -243,7 +243,7 @@ def spawned(target: Callable[..., None], name: str, *args: Any, duplex: bool = F
         ours.close()
         raise
     finally:
-        theirs.close()  # so that the pipe reads as closed once the process has ended
+        theirs.close()  # so that the socket reads as closed once the process has ended
     return process, ours
 
 

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import json
+import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from multiprocessing.connection import Connection
+from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from safetensors.torch import load, save
 from torch import Tensor
 
+from sharpwave.serve import wire
 from sharpwave.serve.supervisor import Supervised, end, follow_parent, spawned
 from sharpwave.training import setup
 from sharpwave.training.files import discard_partial
@@ -22,6 +23,8 @@ from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.video import film
 
+ASKED, ANSWERED = 1, 2
+"""Kinds of frames."""
 STOP_S = 1.0
 """Time in which the process may end by itself before it is killed."""
 WAIT_S = 0.1
@@ -74,7 +77,7 @@ class Evaluator:
         self._recipe, self._own = recipe, own_parts(recipe)
         self._asked: Asked | None = None
         self._started = False
-        self._pipe: Connection
+        self._socket: socket.socket
         self.child = Supervised(
             "the process of --evaluate-beside",
             self._begun,
@@ -111,12 +114,15 @@ class Evaluator:
             ProcessDiedError: the process has died too often.
         """
         try:
-            if self.idle or not self._pipe.poll(timeout_s):
+            if self.idle or not wait([self._socket], timeout_s):
                 return None
-            said = json.loads(self._pipe.recv_bytes())
-        except (EOFError, OSError):
+            frame = wire.receive(self._socket)
+        except OSError:
+            frame = None
+        if frame is None:
             self._start_again()
             return None
+        said = frame.head
         if "failure" in said:
             self._start_again(said["failure"])
             return None
@@ -148,7 +154,7 @@ class Evaluator:
 
     def close(self) -> None:
         """End the process; an evaluation under way is abandoned."""
-        self._pipe.close()
+        self._socket.close()
         if not self.idle and self.child.alive:
             self.child.process.kill()
         end([self.child], STOP_S)
@@ -157,16 +163,16 @@ class Evaluator:
 
     def _begun(self) -> Any:
         self._started = False
-        process, self._pipe = spawned(serve, "evaluator", self._recipe, self._own, duplex=True)
+        process, self._socket = spawned(serve, "evaluator", self._recipe, self._own)
         return process
 
     def _send(self) -> None:
         assert self._asked is not None
         weights, steps, video = self._asked
-        said = {"steps": steps, "video": None if video is None else str(video)}
+        head = {"steps": steps, "video": None if video is None else str(video)}
+        parts = {"weights": save({name: tensor.contiguous() for name, tensor in weights.items()})}
         try:
-            self._pipe.send_bytes(json.dumps(said).encode())
-            self._pipe.send_bytes(save({name: tensor.contiguous() for name, tensor in weights.items()}))
+            wire.send(self._socket, ASKED, 0, head, parts)
         except OSError:
             self._start_again()
 
@@ -174,33 +180,31 @@ class Evaluator:
         """Replace the process, which has died or sent the text of its ``failure``."""
         self.child.failure = failure
         self.child.bury(STOP_S)
-        self._pipe.close()
+        self._socket.close()
         self.child.restart(
             "" if self._asked is None else f" and measures the policy of step {self._asked.steps:,} from the start"
         )
 
 
-def serve(pipe: Connection, recipe: Recipe, own: OwnParts) -> None:
-    """Measure the policies that arrive until the pipe is closed. The target of the process."""
+def serve(learner: socket.socket, recipe: Recipe, own: OwnParts) -> None:
+    """Measure the policies that arrive until the socket is closed. The target of the process."""
     follow_parent()
     try:
         own.register()
         recipe = recipe.override(device="cpu", threads=1)
         with setup.arithmetic(recipe):
-            pipe.send_bytes(b"{}")
-            while True:
-                asked = json.loads(pipe.recv_bytes())
-                _answer(recipe, pipe, load(pipe.recv_bytes()), asked["steps"], asked["video"])
-    except (EOFError, BrokenPipeError, ConnectionResetError):
+            wire.send(learner, ANSWERED, 0, {})
+            while (asked := wire.receive(learner)) is not None:
+                wire.send(learner, ANSWERED, 0, _answer(recipe, load(bytes(asked.parts["weights"])), **asked.head))
+    except ConnectionError:
         return
     except Exception:
-        pipe.send_bytes(json.dumps({"failure": traceback.format_exc(limit=-8)}).encode())
+        wire.send(learner, ANSWERED, 0, {"failure": traceback.format_exc(limit=-8)})
 
 
-def _answer(recipe: Recipe, pipe: Connection, weights: Mapping[str, Tensor], steps: int, video: str | None) -> None:
+def _answer(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, video: str | None) -> dict[str, Any]:
     begun = time.perf_counter()
     evaluation = measure(recipe, weights, steps)
     error = "" if video is None else film(recipe, weights, steps, Path(video))
     minutes = (time.perf_counter() - begun) / 60
-    said = {**asdict(evaluation), "minutes": minutes, "video_error": error}
-    pipe.send_bytes(json.dumps(said).encode())
+    return {**asdict(evaluation), "minutes": minutes, "video_error": error}

@@ -18,7 +18,7 @@ from sharpwave.agents.demonstrations import DEMONSTRATIONS, BlendedSettings
 from sharpwave.agents.protocol import Agent, Spaces
 from sharpwave.agents.registry import agent_class
 from sharpwave.observations import stacking
-from sharpwave.training.actors.transport import MAX_FRAME_BYTES
+from sharpwave.serve.wire import MAX_BODY_BYTES
 from sharpwave.training.offline_data import about, check_recorded, open_data
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.views.gather import THREADS
@@ -103,11 +103,11 @@ def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
         ValueError: a segment could be too large.
     """
     beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
-    max_steps = (MAX_FRAME_BYTES - beside) // spec.step_bytes
+    max_steps = (MAX_BODY_BYTES - beside) // spec.step_bytes
     if recipe.actors.segment_steps > max_steps:
         raise ValueError(
             f"--segment-steps: got {recipe.actors.segment_steps:,}; with steps of {spec.step_bytes:,} bytes expected "
-            f"at most {max_steps:,}: an actor sends a segment in one frame of at most {MAX_FRAME_BYTES:,} bytes"
+            f"at most {max_steps:,}: an actor sends a segment in one frame of at most {MAX_BODY_BYTES:,} bytes"
         )
 
 

@@ -28,7 +28,7 @@ from sharpwave.training import setup
 from sharpwave.training.actors import hub as hub_module
 from sharpwave.training.actors.hub import Hub
 from sharpwave.training.actors.node import HubLostError, Node
-from sharpwave.training.actors.transport import Delivered
+from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.recipes import load_recipe
@@ -94,7 +94,7 @@ def test_a_silent_nodes_actors_are_free_and_its_undelivered_steps_are_not_counte
     books.join("a", 4)
     assert books.poll("a", 1, made=50, delivered=[[20, 0]]).head["limit"] > 50
     monkeypatch.setattr(hub_module, "GONE_S", 0.0)
-    assert list(books.hub.receive(0.01)) == [Delivered(20, 0)]
+    assert list(books.hub.receive(0.01)) == [Arrival(20, 0)]
     monkeypatch.undo()
     assert books.join("b", 4) == [0, 1, 2, 3]
     most = most_steps(books.limiter, 0)
@@ -105,7 +105,7 @@ def test_a_report_is_counted_once_however_often_it_is_sent(books):
     books.join("a", 4)
     for _ in range(3):
         books.poll("a", 1, made=12, delivered=[[8, 0], [4, 1]], episodes=[[9.5, 12, 3]])
-    assert list(books.hub.receive(0.01)) == [Delivered(8, 0), Delivered(4, 1), Episode(9.5, 12, 3)]
+    assert list(books.hub.receive(0.01)) == [Arrival(8, 0), Arrival(4, 1), Episode(9.5, 12, 3)]
     assert list(books.hub.receive(0.0)) == []
 
 

@@ -1,39 +1,32 @@
-"""Frames through a pipe: what goes in comes out, whole, whatever pieces the pipe makes of it."""
+"""Messages of actors: each arrives whole and in order, and no actor holds up another or the learner."""
 
-import os
+import socket
 import threading
-import time
+from contextlib import ExitStack
+from queue import Empty, Queue
+from typing import Any
 
 import numpy as np
 import pytest
 
 from sharpwave.segment_writer import SealedSegment
-from sharpwave.serve.supervisor import CONTEXT
-from sharpwave.training.actors.transport import (
-    FRAME,
-    MAX_DICTIONARIES,
-    MAX_FRAME_BYTES,
-    MAX_READ_BYTES,
-    Arrival,
-    Delivered,
-    Failure,
-    Inbox,
-    Message,
-    Outbox,
-)  # fmt: skip
+from sharpwave.serve import wire
+from sharpwave.training.actors.transport import ARRIVAL, MAX_DICTIONARIES, Arrival, Failure, Inbox, Message, Outbox
 from sharpwave.training.scores import Episode
 
 
 def random_arrival(rng, known):
-    """A segment with some dictionaries, old or new, with or without errors."""
+    """A segment with some dictionaries, old or new, with or without errors; or steps that a shard has."""
+    steps, version = int(rng.integers(1, 40)), int(rng.integers(0, 2**40))
+    if rng.random() < 0.1:
+        return Arrival(steps, version)
     keys = rng.choice(list(known), rng.integers(0, 3), replace=False).tolist()
-    steps = int(rng.integers(1, 40))
     sealed = SealedSegment(
         int(rng.integers(0, 1_000)), int(rng.integers(0, 2**40)), steps, rng.bytes(rng.integers(1, 20_000)),
         {key: known[key] for key in keys}, tuple(rng.integers(0, 9, 5).tolist()),
     )  # fmt: skip
     errors = rng.random(steps).astype(np.float32) if rng.random() < 0.5 else None
-    return Arrival(sealed, int(rng.integers(0, 2**40)), errors)
+    return Arrival(steps, version, sealed, errors)
 
 
 def assert_same(got, sent):
@@ -41,136 +34,107 @@ def assert_same(got, sent):
     if not isinstance(sent, Arrival):
         assert got == sent
         return
-    assert got.segment == sent.segment and got.version == sent.version
+    assert (got.steps, got.version, got.segment) == (sent.steps, sent.version, sent.segment)
     assert (got.td_error is None) == (sent.td_error is None)
     if sent.td_error is not None:
         np.testing.assert_array_equal(got.td_error, sent.td_error)
 
 
-def test_what_is_sent_is_received_in_order():
+class Ends:
+    """Both ends of an actor's sockets, and the learner's queue."""
+
+    def __init__(self, pair):
+        self.queue: Queue[Any] = Queue(4)
+        self.ours, self.theirs = pair()
+        self.outbox, self.inbox = Outbox(self.theirs), Inbox(self.ours, self.queue, self)
+
+    def get(self):
+        owner, message = self.queue.get(timeout=30)
+        assert owner is self
+        return message
+
+
+@pytest.fixture
+def pair():
+    """A function that makes a pair of sockets, which the test need not close."""
+    with ExitStack() as stack:
+        yield lambda: tuple(map(stack.enter_context, socket.socketpair()))
+
+
+def test_messages_arrive_in_order_and_then_the_end(pair):
     rng = np.random.default_rng(0)
     known = {key: rng.bytes(50) for key in range(1, 3 * MAX_DICTIONARIES)}  # more than either end remembers
     sent: list[Message] = []
     for at in range(1_500):
         if at % 10 == 0:
-            sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99))))
-        elif at % 10 == 1:
-            sent.append(Delivered(int(rng.integers(1, 64)), int(rng.integers(0, 2**40))))
+            figures = {"a": float("inf"), "b": 0.1} if at % 20 else {}
+            sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99)), figures))
         else:
             sent.append(random_arrival(rng, known))
-    sent.append(Failure("Traceback: Grüße"))
-    ours, theirs = CONTEXT.Pipe(duplex=False)
+    sent.append(Failure("Traceback: Grüße", by_callback=True))
+    ends = Ends(pair)
 
     def send():
-        outbox = Outbox(theirs)
         for message in sent:
-            if isinstance(message, Arrival):
-                outbox.send_segment(message)
-            elif isinstance(message, Episode):
-                outbox.send_episode(message)
-            elif isinstance(message, Delivered):
-                outbox.send_delivered(message)
-            else:
-                outbox.send_failure(message.text)
-        theirs.close()
+            ends.outbox.send(message)
+        ends.theirs.close()
 
     sender = threading.Thread(target=send)
     sender.start()
-    inbox = Inbox(ours)
-    got: list[Message] = []
-    while not inbox.ended:
-        got += inbox.receive()
+    for one in sent:
+        assert_same(ends.get(), one)
+    assert ends.get() is None
     sender.join()
-    assert len(got) == len(sent)
-    for one, other in zip(got, sent, strict=True):
-        assert_same(one, other)
 
 
-@pytest.mark.parametrize("nbytes", [MAX_READ_BYTES - 100, MAX_READ_BYTES, MAX_READ_BYTES + 1, 3_000_000])
-def test_a_segment_of_any_size_arrives(nbytes):
-    """Also one that does not fit into what the learner reads at a time, with other frames before and after it."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    packed = np.random.default_rng(nbytes).bytes(nbytes)
-    before, arrival, after = (
-        Episode(1.0, 2, 3),
-        Arrival(SealedSegment(0, 0, 1, packed, {}), 1, None),
-        Episode(4.0, 5, 6),
-    )
-
-    def send():
-        outbox = Outbox(theirs)
-        outbox.send_episode(before)
-        outbox.send_segment(arrival)
-        outbox.send_episode(after)
-
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    inbox = Inbox(ours)
-    got: list[Message] = []
-    limit = time.monotonic() + 30
-    while len(got) < 3 and time.monotonic() < limit:
-        got += inbox.receive()
-    assert len(got) == 3
-    sender.join()
-    for one, other in zip(got, (before, arrival, after), strict=True):
-        assert_same(one, other)
-
-
-def test_a_frame_that_no_learner_takes_is_not_sent():
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    segment = SealedSegment(0, 0, 1, bytes(MAX_FRAME_BYTES), {})  # zeros that nobody writes to take no memory
-    with pytest.raises(ValueError, match=r"a segment takes 1,073,741,\d{3} bytes, .* give fewer --segment-steps"):
-        Outbox(theirs).send_segment(Arrival(segment, 1, None))
-    assert Inbox(ours).receive() == []
-
-
-def test_a_dictionary_crosses_once():
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    outbox, inbox = Outbox(theirs), Inbox(ours)
-    arrival = Arrival(SealedSegment(0, 0, 1, b"segment", {5: bytes(9_000)}), 1, None)
+def test_a_dictionary_crosses_once(pair):
+    ends = Ends(pair)
     sizes = []
+    arrival = Arrival(1, 1, SealedSegment(0, 0, 1, b"segment", {5: bytes(9_000)}))
+    ours, theirs = pair()
+    outbox = Outbox(theirs)
     for _ in range(2):
-        outbox.send_segment(arrival)
-        sizes.append(os.fstat(ours.fileno()).st_size)
-        content = os.read(ours.fileno(), 1 << 20)
-        sizes[-1] = len(content)
-        os.write(theirs.fileno(), content)
-        assert_same(inbox.receive()[0], arrival)
-    assert sizes[0] - sizes[1] == 9_000
+        outbox.send(arrival)
+        sizes.append(len(ours.recv(1 << 16)))
+        ends.outbox.send(arrival)
+        assert_same(ends.get(), arrival)
+    assert sizes[0] > 9_000 > sizes[1]
 
 
-def test_part_of_a_frame_waits_and_nothing_blocks():
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    inbox = Inbox(ours)
-    assert inbox.receive() == [] and not inbox.ended
-    content = FRAME.pack(3, 4) + b"gone"
-    for byte in content[:-1]:
-        os.write(theirs.fileno(), bytes([byte]))
-        assert inbox.receive() == []
-    os.write(theirs.fileno(), content[-1:] + content[:5])
-    assert inbox.receive() == [Failure("gone")]
-    theirs.close()
-    assert inbox.receive() == [] and inbox.ended  # the frame that was cut short is no message
+def test_part_of_a_message_holds_up_no_other_actor_and_is_none(pair):
+    queue: Queue[Any] = Queue()
+    (ours, theirs), (others, another) = pair(), pair()
+    halted = Inbox(ours, queue, 1)
+    Inbox(others, queue, 2)
+    text = Failure("gone")
+    whole, reader = pair()
+    Outbox(whole).send(text)
+    content = reader.recv(1 << 16)
+    theirs.sendall(content + content[:-1])
+    assert queue.get(timeout=30) == (1, text)
+    Outbox(another).send(text)
+    assert queue.get(timeout=30) == (2, text)
+    with pytest.raises(Empty):
+        queue.get(timeout=0.1)
+    halted.finish()  # killed: a process of its own may hold the socket open
+    assert queue.get(timeout=30) == (1, None)
+    another.close()
+    assert queue.get(timeout=30) == (2, None)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (FRAME.pack(9, 0), "frame of kind 9"),
-        (FRAME.pack(1, 1 << 31), "a frame of 2,147,483,648 bytes"),
-        (FRAME.pack(1, 3) + b"abc", "frame of kind 1 from an actor is too short"),
-        (FRAME.pack(2, 3) + b"abc", "frame of kind 2 from an actor is too short"),
-    ],
-)
-def test_what_no_actor_sends_is_refused(content, message):
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    os.write(theirs.fileno(), content)
-    with pytest.raises(ValueError, match=message):
-        Inbox(ours).receive()
+def test_an_actor_that_breaks_the_protocol_is_not_heard_any_more(pair):
+    heads: list[tuple[int, dict[str, Any]]] = [(ARRIVAL, {}), (2, {"steps": 1, "lane": 0, "names": []}), (3, {})]
+    for kind, head in heads:
+        ends = Ends(pair)
+        wire.send(ends.theirs, kind, 0, head)
+        assert ends.get() is None
+    ends = Ends(pair)
+    ends.theirs.sendall(b"no frame at all, but some bytes of a stranger")
+    assert ends.get() is None
 
 
-def test_a_learner_that_has_gone_is_noticed():
-    ours, theirs = CONTEXT.Pipe(duplex=False)
+def test_the_learners_end_is_noticed(pair):
+    ours, theirs = pair()
     ours.close()
     with pytest.raises(BrokenPipeError):
-        Outbox(theirs).send_failure("anyone?")
+        Outbox(theirs).send(Failure("anyone?"))

@@ -18,7 +18,7 @@ from sharpwave.training.actors.hub import Hub
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.staleness import Staleness
-from sharpwave.training.actors.transport import Arrival, Delivered
+from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.weights import shared_weights
 from sharpwave.training.actors.worker import Place, ratio_limiter, used_up
 from sharpwave.training.experience import Arrived
@@ -48,7 +48,7 @@ class Actors(Protocol):
     def publish(self, parts: Sequence[torch.Tensor]) -> int:
         """Publish weights; return their version."""
 
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
         """Yield what arrived, waiting up to ``timeout_s`` for the first.  Raises: ProcessDiedError, CallbackError."""
 
 
@@ -132,17 +132,13 @@ class ActorExperience:
                 if isinstance(message, Episode):
                     episodes.append(message)
                     continue
-                if isinstance(message, Delivered):
-                    self._staleness.arrived(message.steps, message.version)
-                    steps += message.steps
-                    continue
-                segment = message.segment
-                assert isinstance(self._store, sw.Store)
-                self._store.add_segment(
-                    segment.packed, segment.dictionaries, td_error=message.td_error, noticed=segment.noticed
-                )
-                self._staleness.arrived(segment.steps, message.version)
-                steps += segment.steps
+                if (segment := message.segment) is not None:
+                    assert isinstance(self._store, sw.Store)
+                    self._store.add_segment(
+                        segment.packed, segment.dictionaries, td_error=message.td_error, noticed=segment.noticed
+                    )
+                self._staleness.arrived(message.steps, message.version)
+                steps += message.steps
         except (ProcessDiedError, CallbackError) as error:
             self._died = error
         return Arrived(steps, episodes)

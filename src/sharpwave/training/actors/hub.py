@@ -25,7 +25,7 @@ from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
-from sharpwave.training.actors.transport import Arrival, Delivered
+from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import own_parts
@@ -100,7 +100,7 @@ class Hub:
         self._weights: npt.NDArray[np.float32] = np.empty(0, np.float32)
         self._version = 0
         self._nodes: dict[str, _Node] = {}
-        self._inbox: list[Delivered | Episode] = []
+        self._inbox: list[Arrival | Episode] = []
         self._restarts, self._failure, self._stop = 0, "", False
         self._alone_since: float | None = time.monotonic()
         self._changed = threading.Condition()
@@ -130,7 +130,7 @@ class Hub:
             self._weights, self._version = numbers, self._version + 1
             return self._version
 
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
         """Yield what nodes have told, waiting up to ``timeout_s`` for the first.
 
         Raises:
@@ -235,7 +235,7 @@ class Hub:
         delivered, episodes = _table(frame, "delivered", np.int64, 2), _table(frame, "episodes", np.float64, 3)
         for steps, version in delivered:
             node.received += steps
-            self._inbox.append(Delivered(steps, version))
+            self._inbox.append(Arrival(steps, version))
         self._inbox += [Episode(reward, int(steps), int(lane)) for reward, steps, lane in episodes]
         self._changed.notify_all()
 

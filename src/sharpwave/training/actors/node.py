@@ -20,7 +20,7 @@ from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Request
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool
-from sharpwave.training.actors.transport import Delivered
+from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import Place
 from sharpwave.training.folder import check_imports
@@ -241,7 +241,7 @@ class _Report:
     def add(self, message: Any, versions: _Versions) -> None:
         if isinstance(message, Episode):
             self._episodes.append((message.reward, message.steps, message.lane))
-        elif isinstance(message, Delivered):
+        elif isinstance(message, Arrival):
             self._delivered[versions.learners(message.version)] += message.steps
 
     def next(self, node: str, made: int, restarts: int, version: int) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing.connection import wait
+from queue import Empty, Queue
 from types import TracebackType
 from typing import Any, Self
 
@@ -17,7 +17,7 @@ from sharpwave.serve.supervisor import Supervised, end, spawned
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.inference import Inference, layout_of
-from sharpwave.training.actors.transport import Arrival, Delivered, Failure, Inbox
+from sharpwave.training.actors.transport import Arrival, Failure, Inbox, Message
 from sharpwave.training.actors.weights import SharedWeights
 from sharpwave.training.actors.worker import Place, Task, act, actor_seed, infer
 from sharpwave.training.failures import CallbackError
@@ -29,6 +29,10 @@ HUNG_S = 120.0
 """Time without a heartbeat after which an actor is killed and restarted; imports may delay its first one."""
 SILENT_S = 15.0
 """Time without a heartbeat after which an actor that has started is reported."""
+ENDING_S = 1.0
+"""Time that an actor may take to end after it has closed its socket."""
+QUEUED = 256
+"""Messages that wait for the learner; with more, the threads that read them wait."""
 STOP_S = 10.0
 """Grace period in which actors may end by themselves before they are terminated."""
 
@@ -99,6 +103,7 @@ class ActorPool:
         if inference is not None:
             self.seats.insert(0, _Seat(self, recipe.actors.count, (), "the inference process", say))
         self._looked = time.monotonic()
+        self._queue: Queue[tuple[_Seat, Message | None]] = Queue(QUEUED)
 
     @property
     def restarts(self) -> int:
@@ -125,7 +130,7 @@ class ActorPool:
         """Publish weights to the actors; return their version."""
         return self.weights.publish(parts)
 
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Delivered | Episode]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
         """Yield what the actors have sent, waiting up to ``timeout_s`` for the first message.
 
         The messages of a dead actor are received to the last before the next call replaces it.
@@ -140,33 +145,31 @@ class ActorPool:
                     raise self.callback_failure
                 self.counters.set_made(seat.number, seat.received)  # its unsent steps are lost
                 seat.restart()
-        there = [seat for seat in self.seats if seat.process is not None]
-        pipes: list[Any] = [seat.inbox.pipe for seat in there if seat.inbox is not None]
-        wait([*pipes, *(seat.process.sentinel for seat in there)], timeout_s)
+        for _ in range(QUEUED):
+            try:
+                said = self._queue.get(timeout_s > 0, timeout_s)
+            except Empty:
+                break
+            timeout_s = 0.0
+            yield from self._heard(*said)
         now = time.monotonic()
         passed, self._looked = min(now - self._looked, 1.0), now  # not the time while the learner itself was halted
-        for seat in there:
-            dead = not seat.alive  # asked before reading, so that all that a dead actor wrote is read
-            yield from self._heard(seat)
-            if dead or self._hangs(seat, passed):
+        for seat in self.seats:
+            if seat.process is None or seat.inbox is None:
+                continue
+            if seat.inbox.ended or not seat.alive:
+                yield from self._buried(seat, ENDING_S)
+            elif self._hangs(seat, passed):
                 yield from self._buried(seat)
 
-    def _heard(self, seat: _Seat) -> Iterator[Arrival | Delivered | Episode]:
-        assert seat.inbox is not None
-        try:
-            messages = seat.inbox.receive()
-        except ValueError as error:
-            seat.failure = str(error)
-            if seat.process is not None:
-                seat.process.kill()
-            return
-        for message in messages:
-            if isinstance(message, Failure):
-                self._failed(seat, message)
-                continue
+    def _heard(self, seat: _Seat, message: Message | None) -> Iterator[Arrival | Episode]:
+        if message is None:
+            assert seat.inbox is not None
+            seat.inbox.ended = True
+        elif isinstance(message, Failure):
+            self._failed(seat, message)
+        else:
             if isinstance(message, Arrival):
-                seat.received += message.segment.steps
-            elif isinstance(message, Delivered):
                 seat.received += message.steps
             yield message
 
@@ -191,15 +194,14 @@ class ActorPool:
         seat.failure = f"it was silent for {self._hung_s:g} s"
         return True
 
-    def _buried(self, seat: _Seat) -> Iterator[Arrival | Delivered | Episode]:
-        """Kill an actor, yield the messages that it has sent and free its slot."""
-        seat.bury()
+    def _buried(self, seat: _Seat, grace_s: float = 0.0) -> Iterator[Arrival | Episode]:
+        """Kill an actor that does not end by itself, yield the messages that it has sent and free its slot."""
+        seat.bury(grace_s)
         assert seat.inbox is not None
-        before = -1
-        while not seat.inbox.ended and seat.received != before:
-            before = seat.received
-            yield from self._heard(seat)
-        seat.inbox.pipe.close()
+        seat.inbox.finish()
+        while not seat.inbox.ended:
+            yield from self._heard(*self._queue.get())
+        seat.inbox.close()
 
     def begun(self, seat: _Seat) -> Any:
         """Start the process of a slot."""
@@ -215,8 +217,8 @@ class ActorPool:
             self._own,
         )
         target = act if seat.lanes else infer
-        process, pipe = spawned(target, seat.name, task, self.counters, self.weights, self._inference)
-        seat.inbox, seat.silent_s, seat.plays = Inbox(pipe), 0.0, False
+        process, ours = spawned(target, seat.name, task, self.counters, self.weights, self._inference)
+        seat.inbox, seat.silent_s, seat.plays = Inbox(ours, self._queue, seat), 0.0, False
         return process
 
     def close(self) -> None:
@@ -228,16 +230,20 @@ class ActorPool:
         end(self.seats, STOP_S, meanwhile=self._drain)
         for seat in self.seats:
             if seat.inbox is not None:
-                seat.inbox.pipe.close()
+                seat.inbox.finish()
+                while not seat.inbox.ended:
+                    self._note(*self._queue.get())
+                seat.inbox.close()
 
     def _drain(self) -> None:
-        """Drain the pipes of actors that are ending, so that none blocks on a full one."""
-        for seat in self.seats:
-            if seat.inbox is not None and not seat.inbox.pipe.closed:
-                with contextlib.suppress(ValueError):
-                    for message in seat.inbox.receive():
-                        if isinstance(message, Failure):
-                            self._failed(seat, message)
+        """Take messages of actors that are ending, so that none waits for room; their failures are noted."""
+        with contextlib.suppress(Empty):
+            while True:
+                self._note(*self._queue.get_nowait())
+
+    def _note(self, seat: _Seat, message: Message | None) -> None:
+        for _ in self._heard(seat, message):
+            pass  # steps and episodes that come too late
 
 
 def lanes_of_actors(recipe: Recipe) -> list[Any]:

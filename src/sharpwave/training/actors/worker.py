@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import socket
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
 from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.inference import Asking, Inference, Server, Stopped
-from sharpwave.training.actors.transport import Arrival, Delivered, Outbox
+from sharpwave.training.actors.transport import Arrival, Failure, Outbox
 from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import OwnParts
@@ -132,33 +132,33 @@ def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
 
 
 def act(
-    pipe: Connection, task: Task, counters: Counters, weights: SharedWeights, inference: Inference | None = None
+    learner: socket.socket, task: Task, counters: Counters, weights: SharedWeights, inference: Inference | None = None
 ) -> None:
     """Run an actor until the learner stops it or has ended. The target of an actor's process."""
-    _run(pipe, task, lambda task, outbox: _Actor(task, outbox, counters, weights, inference).play())
+    _run(learner, task, lambda task, outbox: _Actor(task, outbox, counters, weights, inference).play())
 
 
-def infer(pipe: Connection, task: Task, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
+def infer(learner: socket.socket, task: Task, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
     """Compute the networks of all actors until the learner stops them or has ended. The target of a process."""
-    _run(pipe, task, lambda task, outbox: Server(task.recipe, task.actor, counters, weights, inference).serve())
+    _run(learner, task, lambda task, outbox: Server(task.recipe, task.actor, counters, weights, inference).serve())
 
 
-def _run(pipe: Connection, task: Task, run: Callable[[Task, Outbox], None]) -> None:
+def _run(learner: socket.socket, task: Task, run: Callable[[Task, Outbox], None]) -> None:
     follow_parent()
-    outbox = Outbox(pipe)
+    outbox = Outbox(learner)
     try:
         task.own.register()
         task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
         with setup.arithmetic(task.recipe):
             run(task, outbox)
-    except BrokenPipeError:
+    except (BrokenPipeError, ConnectionResetError):
         os._exit(PARENT_GONE)
     except CallbackError as error:
         cause = "".join(traceback.format_exception(error.__cause__, limit=-8))
-        outbox.send_failure(f"{error}\n{cause}", by_callback=True)
+        outbox.send(Failure(f"{error}\n{cause}", by_callback=True))
         raise SystemExit(1) from None
     except Exception:
-        outbox.send_failure(traceback.format_exc(limit=-8))
+        outbox.send(Failure(traceback.format_exc(limit=-8)))
         raise SystemExit(1) from None
 
 
@@ -244,7 +244,7 @@ class _Actor:
                 stepped = Stepped(obs, acted, reward, terminated, truncated, infos)
                 episodes = self._hooks.stepped(stepped, episodes)
             for episode in episodes:
-                self.outbox.send_episode(episode)
+                self.outbox.send(episode)
             if self._hooks.failure is not None:
                 raise self._hooks.failure
 
@@ -286,10 +286,10 @@ class _Actor:
             version = self._versions[first - self._steps]
             errors: Any = None if self.errors is None else self.errors.of(lane, first, segment.steps)
             if self._delivery is None:
-                self.outbox.send_segment(Arrival(segment, version, errors))
+                self.outbox.send(Arrival(segment.steps, version, segment, errors))
             else:
                 self._delivery.put(segment, errors)
-                self.outbox.send_delivered(Delivered(segment.steps, version))
+                self.outbox.send(Arrival(segment.steps, version))
             self._waiting.popleft()
 
 
