@@ -31,11 +31,10 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import LINE, Counters, shared_memory
-from sharpwave.training.actors.inference import Asking, Inference, Server
+from sharpwave.training.actors.inference import Asking, Inference, InferenceServer
 from sharpwave.training.actors.pool import ActorPool, central_inference
+from sharpwave.training.actors.shared import LINE, Counters, SharedWeights, load, shared_memory, shared_weights
 from sharpwave.training.actors.transport import Arrival
-from sharpwave.training.actors.weights import SharedWeights, load, shared_weights
 from sharpwave.training.actors.worker import Task, infer
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
@@ -246,7 +245,7 @@ def beside_a_learner(network: str, place: str, seconds: float) -> tuple[float, f
     thread: threading.Thread | None = None
     if place == "thread":
         del pool.seats[0]
-        server = Server(recipe, recipe.actors.count, shared.counters, shared.weights, shared.inference)
+        server = InferenceServer(recipe, recipe.actors.count, shared.counters, shared.weights, shared.inference)
         thread = threading.Thread(target=server.serve)
 
     def take() -> None:

@@ -1,16 +1,16 @@
-"""Cost of transporting segments from an actor to the learner, by their length and by the channel.
+"""Cost of transporting segments from an actor to the learner, by their length.
 
     python benchmarks/transport.py
 
 Prints, for segments of several lengths of Pong frames (recipe pong): bytes a step, and microseconds a step to encode
-them and to take them in; then megabytes and messages a second that go from one process to another through a pipe, and
-through a ring in shared memory.
+them and to take them in; then messages a second that go from an actor's process to the learner's.
 """
 
 from __future__ import annotations
 
-import os
+import socket
 import time
+from queue import Queue
 from typing import Any
 
 import numpy as np
@@ -18,12 +18,11 @@ import runner
 
 import sharpwave as sw
 from sharpwave.envs import step_spec
-from sharpwave.serve.supervisor import CONTEXT
+from sharpwave.segment_writer import SealedSegment
+from sharpwave.serve.supervisor import spawned
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import shared_memory
+from sharpwave.training.actors.transport import Arrival, Inbox, Outbox
 from sharpwave.training.recipes import load_recipe
-
-RING = 1 << 20
 
 
 def recorded(steps: int) -> tuple[sw.Spec, list[dict[str, Any]]]:
@@ -75,64 +74,26 @@ def lengths(steps: int) -> None:
         store.close()
 
 
-def write_pipe(pipe: Any, size: int, count: int) -> None:
-    """Write messages to a pipe, as an actor does."""
-    message = memoryview(bytes(size))
+def send(learner: socket.socket, size: int, count: int) -> None:
+    """Send segments, as an actor does."""
+    outbox, arrival = Outbox(learner), Arrival(32, 1, SealedSegment(0, 0, 32, bytes(size), {}))
     for _ in range(count):
-        rest = message
-        while rest:
-            rest = rest[os.write(pipe.fileno(), rest) :]
+        outbox.send(arrival)
 
 
-def write_ring(memory: Any, size: int, count: int) -> None:
-    """Write messages to a ring buffer: two counters, and bytes from word 16 on."""
-    counters, ring = np.frombuffer(memory, np.int64, 16), np.frombuffer(memory, np.uint8, RING, 128)
-    message, at = np.zeros(size, np.uint8), 0
-    for _ in range(count):
-        while at + size - int(counters[8]) > RING:
-            time.sleep(0)
-        begin = at % RING
-        first = min(size, RING - begin)
-        ring[begin : begin + first] = message[:first]
-        ring[: size - first] = message[first:]
-        at += size
-        counters[0] = at
-
-
-def ways(size: int, count: int) -> None:
-    """Print messages per second through each."""
-    ours, theirs = CONTEXT.Pipe(duplex=False)
-    process = CONTEXT.Process(target=write_pipe, args=(theirs, size, count), daemon=True)
-    process.start()
-    theirs.close()
-    got, begin = 0, 0.0
-    while got < size * count:
-        got += len(os.read(ours.fileno(), 1 << 18))
-        begin = begin or time.perf_counter()
-    report("pipe", size, count, time.perf_counter() - begin)
+def through_sockets(size: int, count: int) -> None:
+    """Print messages per second from one process to another, and the processor time that receiving one takes."""
+    process, ours = spawned(send, "sender", size, count)
+    queue: Queue[Any] = Queue(256)
+    Inbox(ours, queue, None)
+    queue.get()
+    begin, spent = time.perf_counter(), time.process_time()
+    for _ in range(count - 1):
+        queue.get()
+    seconds, spent = time.perf_counter() - begin, time.process_time() - spent
     process.join()
-
-    memory = shared_memory(128 + RING)
-    counters, ring = np.frombuffer(memory, np.int64, 16), np.frombuffer(memory, np.uint8, RING, 128)
-    process = CONTEXT.Process(target=write_ring, args=(memory, size, count), daemon=True)
-    process.start()
-    at, begin = 0, 0.0
-    while at < size * count:
-        there = int(counters[0]) - at
-        if not there:
-            time.sleep(0)
-            continue
-        begin = begin or time.perf_counter()
-        first = min(there, RING - at % RING)
-        ring[at % RING : at % RING + first].tobytes()
-        at += first
-        counters[8] = at
-    report("ring in shared memory", size, count, time.perf_counter() - begin)
-    process.join()
-
-
-def report(name: str, size: int, count: int, seconds: float) -> None:
-    print(f"{name:22} {size:6,} bytes: {count / seconds:9,.0f} messages/s, {size * count / seconds / 1e6:7.1f} MB/s")
+    ours.close()
+    print(f"{size:6,} bytes: {count / seconds:9,.0f} messages/s, {spent / count * 1e6:5.1f} us of processor each")
 
 
 if __name__ == "__main__":
@@ -141,4 +102,4 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     lengths(arguments.steps)
     for nbytes in (1_000, 4_000, 16_000):
-        ways(nbytes, 20_000)
+        through_sockets(nbytes, 20_000)

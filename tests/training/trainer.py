@@ -2,7 +2,7 @@
 
 from sharpwave.configuration import leaves
 from sharpwave.training import setup
-from sharpwave.training.actors.experience import ActorExperience
+from sharpwave.training.actors.actor_experience import ActorExperience
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.evaluation import HeldOutEvaluations
 from sharpwave.training.experience import Experience, LocalExperience

@@ -281,8 +281,8 @@ class LocalShards:
 
     @property
     def processes(self) -> list[int]:
-        """Numbers of the shards' processes."""
-        return [process.pid for seat in self._seats if (process := seat.process) is not None]
+        """Numbers of the shards' processes; of a shard that is restarted later, that of the dead one."""
+        return [seat.pid for seat in self._seats]
 
     def _watch(self) -> None:
         while not self._closing.wait(WATCH_S):

@@ -105,7 +105,7 @@ class Supervised:
         say: called with a sentence at each restart.
 
     Attributes:
-        process: None: it is not started, or its death was noted by ``bury``.
+        process: None: it is not started, or its death was noted by ``bury``. ``pid``: its number, or its predecessor's.
         restarts: so far.
         failure: the error that the process has told, or the cause of its death; "": none is known.
     """
@@ -120,6 +120,7 @@ class Supervised:
     ) -> None:
         self.name, self.limit, self._begin, self._hint, self._say = name, limit, begin, hint, say
         self.process: Any = None
+        self.pid = 0
         self.restarts = 0
         self.failure = ""
         self._begun = self._due = 0.0
@@ -130,6 +131,7 @@ class Supervised:
         self.failure, self._begun = "", time.monotonic()
         try:
             self.process = self._begin()
+            self.pid = self.process.pid
         except BaseException:
             self._pause()
             raise

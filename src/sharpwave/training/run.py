@@ -18,7 +18,7 @@ from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.training import figures, setup
 from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_actor_callbacks
-from sharpwave.training.actors.experience import ActorExperience
+from sharpwave.training.actors.actor_experience import ActorExperience
 from sharpwave.training.actors.inference import layout_of
 from sharpwave.training.callbacks import Callback, Guarded, Lasting, StopWhen, Training, check_callbacks
 from sharpwave.training.checkpoints import NO_STATE, keep_policy, load_best, load_checkpoint

@@ -11,11 +11,17 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.agents.registry import agent_settings
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import Counters
-from sharpwave.training.actors.inference import Asking, Inference, Server, Stopped, computes_rows_alike, layout_of
+from sharpwave.training.actors.inference import (
+    Asking,
+    Inference,
+    InferenceServer,
+    Stopped,
+    computes_rows_alike,
+    layout_of,
+)
 from sharpwave.training.actors.pool import ActorPool, central_inference
+from sharpwave.training.actors.shared import Counters, load, shared_weights
 from sharpwave.training.actors.transport import Arrival
-from sharpwave.training.actors.weights import load, shared_weights
 from sharpwave.training.actors.worker import final_observations
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
@@ -41,7 +47,7 @@ class Central:
         self.counters, self.weights = Counters(len(lanes) + 1), shared_weights(self.agent)
         self.inference = Inference(layout_of(self.agent), lanes)
         self.version = self.weights.publish([*self.agent.policy_tensors(explore=True).values()])
-        self.server = Server(recipe, len(lanes), self.counters, self.weights, self.inference)
+        self.server = InferenceServer(recipe, len(lanes), self.counters, self.weights, self.inference)
         self.sizes: list[int] = []
         infer = self.server._agent.infer
 

@@ -20,8 +20,7 @@ import torch
 from sharpwave.agents.protocol import Agent, Obs, Rows
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.counters import LINE, Counters, shared_memory
-from sharpwave.training.actors.weights import SharedWeights, load
+from sharpwave.training.actors.shared import LINE, Counters, SharedWeights, load, shared_memory
 from sharpwave.training.recipes.recipe import Recipe
 
 ASKED, ANSWERED, VERSION, GENERATION = 0, 1, 2, 3
@@ -33,7 +32,7 @@ NAP_S = 0.001
 ALIGNMENT = 64
 
 
-class Part(NamedTuple):
+class RowPart(NamedTuple):
     """Rows of an argument or a result of ``Agent.infer``.
 
     Attributes:
@@ -45,32 +44,32 @@ class Part(NamedTuple):
     dtype: str
 
 
-class Layout(NamedTuple):
+class InferenceLayout(NamedTuple):
     """What is asked and answered of a lane."""
 
-    obs: tuple[Part, ...]
-    memory: tuple[Part, ...]
-    results: tuple[Part, ...]
+    obs: tuple[RowPart, ...]
+    memory: tuple[RowPart, ...]
+    results: tuple[RowPart, ...]
 
 
 class Stopped(Exception):
     """Raised in an actor that waits for an answer when the learner stops the actors."""
 
 
-def layout_of(agent: Agent) -> Layout:
+def layout_of(agent: Agent) -> InferenceLayout:
     """Return the layout of what ``agent`` asks of its networks in order to act.
 
     Raises:
         ValueError: its networks cannot be computed for many actors at once.
     """
-    asked: list[Layout] = []
+    asked: list[InferenceLayout] = []
 
     def infer(obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
         results = type(agent).infer(agent, obs, *memory)
         named = obs.items() if isinstance(obs, dict) else [("", obs)]
         unnamed = ([("", one) for one in arrays] for arrays in (memory, results))
-        parts = (tuple(Part(n, a.shape[1:], str(a.dtype)) for n, a in arrays) for arrays in (named, *unnamed))
-        asked.append(Layout(*parts))
+        parts = (tuple(RowPart(n, a.shape[1:], str(a.dtype)) for n, a in arrays) for arrays in (named, *unnamed))
+        asked.append(InferenceLayout(*parts))
         return results
 
     if agent.inference_space is not None:
@@ -115,7 +114,7 @@ class Inference:
         shared: memory and semaphores of an existing instance, passed on to a child process; None: make them.
     """
 
-    def __init__(self, layout: Layout, lanes: Sequence[slice], shared: tuple[Any, ...] | None = None) -> None:
+    def __init__(self, layout: InferenceLayout, lanes: Sequence[slice], shared: tuple[Any, ...] | None = None) -> None:
         self.layout, self.lanes = layout, tuple(lanes)
         rows, actors = self.lanes[-1].stop, len(self.lanes)
         words = (1 + actors) * LINE * 8
@@ -188,7 +187,7 @@ class Asking:
         self._inference.wake.release()
 
 
-class Server:
+class InferenceServer:
     """Computation of all actors' networks. It waits for nobody: whoever has asked meanwhile is answered together.
 
     Args:
@@ -264,7 +263,7 @@ def _rows(lanes: Sequence[slice]) -> slice | npt.NDArray[np.int64]:
 
 
 def computes_rows_alike(
-    agent: Agent, layout: Layout, lanes: Sequence[slice], beat: Callable[[], None] = lambda: None
+    agent: Agent, layout: InferenceLayout, lanes: Sequence[slice], beat: Callable[[], None] = lambda: None
 ) -> bool:
     """Return whether a lane's results are the same bits for an actor's own lanes as among those of any actors.
 

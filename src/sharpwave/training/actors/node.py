@@ -18,11 +18,10 @@ from sharpwave.serve.link import HUB, Link, ShardLostError
 from sharpwave.serve.members import ask_directory
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Request
-from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.pool import ActorPool
+from sharpwave.training.actors.shared import Counters, SharedWeights
 from sharpwave.training.actors.transport import Arrival
-from sharpwave.training.actors.weights import SharedWeights
-from sharpwave.training.actors.worker import Place
+from sharpwave.training.actors.worker import ShardPlace
 from sharpwave.training.folder import check_imports
 from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
@@ -35,7 +34,6 @@ SPARE_S = 2.0
 LINK_S = 30.0
 """How long the hub may take to answer."""
 PATIENCE_S = 300.0
-MAX_VERSIONS = 4096
 
 
 class HubLostError(ConnectionError):
@@ -131,12 +129,10 @@ class Node:
         counters.set_limit(0)  # until the hub grants some
         self._say(f"Playing {len(said['actors'])} actors of {recipe.env.name} for {self.hub}")
 
-        def place(actor: int) -> Place:
+        def place(actor: int) -> ShardPlace:
             directory = Address.parse(self._connect) if self._connect else self.hub
             found = ask_directory(directory, self._security, None) if self._connect else said
-            shards = nearest(found, directory)
-            number = actor % len(shards)
-            return Place(str(shards[number]), f"{self._name}-actor-{actor}", str(directory), number)
+            return ShardPlace.of(actor, self._name, nearest(found, directory), str(directory))
 
         with ActorPool(
             recipe,
@@ -168,12 +164,12 @@ class Node:
 
     def _relayed(self, pool: ActorPool, counters: Counters, weights: SharedWeights) -> bool:
         """Carry what actors have to say to the hub, and its answers to them, until it stops them."""
-        report, versions = _Report(), _Versions()
+        report = _Report()
         asked, heard = 0.0, time.monotonic()
         while True:
             try:
                 for message in pool.receive(POLL_S / 2):
-                    report.add(message, versions)
+                    report.add(message)
             except ProcessDiedError as error:
                 self._leave(report, counters, pool, str(error))
                 raise
@@ -184,7 +180,7 @@ class Node:
             if now - asked < POLL_S:
                 continue
             asked = now
-            head, parts = report.next(self._name, counters.made, pool.restarts, versions.latest)
+            head, parts = report.next(self._name, counters.made, pool.restarts, weights.latest)
             try:
                 reply = self._link.call(Request.POLL, head, parts)
             except ShardLostError as error:
@@ -202,7 +198,7 @@ class Node:
                 return False
             if "weights" in reply.parts:
                 numbers = torch.from_numpy(np.array(reply.parts["weights"]))
-                versions.published(weights.publish([numbers]), said["version"])
+                weights.publish([numbers], said["version"])
             counters.tell(said["steps"], said["samples"])
             counters.set_limit(said["limit"])
 
@@ -214,21 +210,6 @@ class Node:
             self._say(f"The hub was not told: {error}")
 
 
-class _Versions:
-    """The learner's versions of weights, by those of this node's shared memory: it may skip some."""
-
-    def __init__(self) -> None:
-        self.latest = 0
-        self._learners: dict[int, int] = {}
-
-    def published(self, version: int, learners: int) -> None:
-        self.latest = self._learners[version] = learners
-        self._learners.pop(version - MAX_VERSIONS, None)
-
-    def learners(self, version: int) -> int:
-        return self._learners.get(version, 0)
-
-
 class _Report:
     """What actors have said since the last report that the hub has."""
 
@@ -238,11 +219,11 @@ class _Report:
         self._episodes: list[tuple[float, float, float]] = []
         self._sent: tuple[dict[str, Any], dict[str, Any]] | None = None
 
-    def add(self, message: Any, versions: _Versions) -> None:
+    def add(self, message: Arrival | Episode) -> None:
         if isinstance(message, Episode):
             self._episodes.append((message.reward, message.steps, message.lane))
-        elif isinstance(message, Arrival):
-            self._delivered[versions.learners(message.version)] += message.steps
+        else:
+            self._delivered[message.version] += message.steps
 
     def next(self, node: str, made: int, restarts: int, version: int) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the report to send: again the last one, with the present figures, if the hub may not have it."""

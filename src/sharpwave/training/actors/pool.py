@@ -15,11 +15,10 @@ import torch
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import Supervised, end, spawned
 from sharpwave.training.actor_callbacks import MakeActorCallback
-from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.inference import Inference, layout_of
+from sharpwave.training.actors.shared import Counters, SharedWeights
 from sharpwave.training.actors.transport import Arrival, Failure, Inbox, Message
-from sharpwave.training.actors.weights import SharedWeights
-from sharpwave.training.actors.worker import Place, Task, act, actor_seed, infer
+from sharpwave.training.actors.worker import ShardPlace, Task, act, actor_seed, infer
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
@@ -86,7 +85,7 @@ class ActorPool:
         hung_s: float = HUNG_S,
         say: Callable[[str], None] = lambda text: None,
         callbacks: Sequence[MakeActorCallback] = (),
-        shards: Callable[[int], Place | None] = lambda actor: None,
+        shards: Callable[[int], ShardPlace | None] = lambda actor: None,
         numbers: Sequence[int] | None = None,
         own: OwnParts | None = None,
         inference: Inference | None = None,

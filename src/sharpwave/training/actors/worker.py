@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import socket
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.protocol import ViewSettings
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
@@ -27,10 +25,10 @@ from sharpwave.serve.remote_writer import Delivery
 from sharpwave.serve.supervisor import PARENT_GONE, follow_parent
 from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
-from sharpwave.training.actors.counters import Counters
-from sharpwave.training.actors.inference import Asking, Inference, Server, Stopped
+from sharpwave.training.actors.inference import Asking, Inference, InferenceServer, Stopped
+from sharpwave.training.actors.pace import ratio_limiter
+from sharpwave.training.actors.shared import Counters, SharedWeights, load
 from sharpwave.training.actors.transport import Arrival, Failure, Outbox
-from sharpwave.training.actors.weights import SharedWeights, load
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
@@ -43,7 +41,7 @@ ASK_S = 5.0
 
 
 @dataclass(frozen=True)
-class Place:
+class ShardPlace:
     """Shard that takes an actor's steps.
 
     Attributes:
@@ -56,6 +54,16 @@ class Place:
     lanes: str
     directory: str = ""
     number: int = 0
+
+    @classmethod
+    def of(cls, actor: int, player: str, shards: Sequence[Any], directory: str) -> ShardPlace:
+        """Return the place of an actor's steps among the addresses of all shards.
+
+        Args:
+            player: name of the learner or the node whose actor it is.
+        """
+        number = actor % len(shards)
+        return cls(str(shards[number]), f"{player}-actor-{actor}", directory, number)
 
     def delivery(self, lanes: int) -> Delivery:
         """Connect to the shard.  Raises: ShardLostError, ValueError."""
@@ -97,38 +105,13 @@ class Task:
     seed: int
     inserts: int
     callbacks: tuple[MakeActorCallback, ...] = ()
-    shard: Place | None = None
+    shard: ShardPlace | None = None
     own: OwnParts = field(default_factory=OwnParts)
 
 
 def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
     """Return the seed of an actor that starts after ``steps`` steps of the run; seed + lane fits an int32."""
     return int(np.random.SeedSequence([recipe.training.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
-
-
-def used_up(recipe: Recipe, replay: ViewSettings) -> bool:
-    """Return whether the learner learns all that it can from each step, so that what waits for it is a queue."""
-    return replay.most_samples <= replay.batch_size / recipe.training.update_every
-
-
-def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
-    """Make the rate limiter that bounds how far actors may run ahead of the learner.
-
-    They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
-    The learner is never ahead: it makes only the updates that the arrived steps call for, and, where items are used up,
-    that there are items for. Of these a batch and what is unsealed may wait (``ActorExperience`` says how many do).
-    """
-    ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
-    lanes, unsealed = recipe.env.num_envs, recipe.actors.segment_steps + 2
-    under_way = lanes * unsealed if used_up(recipe, replay) else 2 * lanes * (unsealed + replay.horizon)
-    return SamplesPerInsert(
-        ratio, max(1, recipe.training.warmup_steps), max(1.0, ratio, under_way * ratio + replay.batch_size)
-    )
-
-
-def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
-    """Return how many steps actors may have made in all after so many samples."""
-    return math.floor(limiter.min_size + (samples + limiter.error_buffer) / limiter.ratio)
 
 
 def act(
@@ -140,7 +123,11 @@ def act(
 
 def infer(learner: socket.socket, task: Task, counters: Counters, weights: SharedWeights, inference: Inference) -> None:
     """Compute the networks of all actors until the learner stops them or has ended. The target of a process."""
-    _run(learner, task, lambda task, outbox: Server(task.recipe, task.actor, counters, weights, inference).serve())
+
+    def serve(task: Task, _: Outbox) -> None:
+        InferenceServer(task.recipe, task.actor, counters, weights, inference).serve()
+
+    _run(learner, task, serve)
 
 
 def _run(learner: socket.socket, task: Task, run: Callable[[Task, Outbox], None]) -> None:

@@ -10,8 +10,8 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.agents.inputs import FrameInputs
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors import weights as weights_module
-from sharpwave.training.actors.weights import SharedWeights, load, shared_weights
+from sharpwave.training.actors import shared
+from sharpwave.training.actors.shared import SharedWeights, load, shared_weights
 from sharpwave.training.recipes import load_recipe
 
 COUNT = 20_000
@@ -34,7 +34,7 @@ def test_no_read_is_torn_while_another_process_publishes_as_fast_as_it_can(monke
             time.sleep(0.002)
         np.copyto(into[COUNT // 2 :], numbers[COUNT // 2 :])
 
-    monkeypatch.setattr(weights_module, "_copy", copy)
+    monkeypatch.setattr(shared, "_copy", copy)
     weights, end = SharedWeights(COUNT), CONTEXT.RawValue("b", 0)
     writer = CONTEXT.Process(target=hammer, args=(weights, end), daemon=True)
     writer.start()

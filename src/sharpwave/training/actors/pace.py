@@ -1,13 +1,42 @@
-"""Staleness of the weights that actors play with, and the replay ratio."""
+"""Pace of actors: how far they may run ahead of the learner, and how old the weights are that they play with."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 
+from sharpwave.agents.protocol import ViewSettings
+from sharpwave.sampling.limiters import SamplesPerInsert
 from sharpwave.training.progress import Metrics, Progress
+from sharpwave.training.recipes.recipe import Recipe
 
 MAX_VERSIONS = 4096
 """Versions whose steps are remembered; older weights count as the oldest of these."""
+
+
+def used_up(recipe: Recipe, replay: ViewSettings) -> bool:
+    """Return whether the learner learns all that it can from each step, so that what waits for it is a queue."""
+    return replay.most_samples <= replay.batch_size / recipe.training.update_every
+
+
+def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
+    """Make the rate limiter that bounds how far actors may run ahead of the learner.
+
+    They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
+    The learner is never ahead: it makes only the updates that the arrived steps call for, and, where items are used up,
+    that there are items for. Of these a batch and what is unsealed may wait (``ActorExperience`` says how many do).
+    """
+    ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
+    lanes, unsealed = recipe.env.num_envs, recipe.actors.segment_steps + 2
+    under_way = lanes * unsealed if used_up(recipe, replay) else 2 * lanes * (unsealed + replay.horizon)
+    return SamplesPerInsert(
+        ratio, max(1, recipe.training.warmup_steps), max(1.0, ratio, under_way * ratio + replay.batch_size)
+    )
+
+
+def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
+    """Return how many steps actors may have made in all after so many samples."""
+    return math.floor(limiter.min_size + (samples + limiter.error_buffer) / limiter.ratio)
 
 
 class Staleness:

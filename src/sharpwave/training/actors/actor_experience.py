@@ -4,52 +4,24 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol, Self
-
-import torch
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actor_callbacks import MakeActorCallback
-from sharpwave.training.actors.counters import Counters
 from sharpwave.training.actors.hub import Hub
+from sharpwave.training.actors.pace import Staleness, ratio_limiter, used_up
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
-from sharpwave.training.actors.staleness import Staleness
-from sharpwave.training.actors.transport import Arrival
-from sharpwave.training.actors.weights import shared_weights
-from sharpwave.training.actors.worker import Place, ratio_limiter, used_up
+from sharpwave.training.actors.shared import Counters, shared_weights
+from sharpwave.training.actors.worker import ShardPlace
 from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Progress
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import Episode
-
-
-class Actors(Protocol):
-    """Actors of a run, on this machine (``ActorPool``) or on others (``Hub``). Closing stops them.
-
-    Attributes:
-        restarts: actors restarted so far. ``callback_failure``: the error of the first actor callback that raised.
-    """
-
-    callback_failure: CallbackError | None
-
-    @property
-    def restarts(self) -> int: ...
-    def __enter__(self) -> Self: ...
-    def close(self) -> None: ...
-
-    def tell(self, steps: int, samples: int) -> None:
-        """Publish the learner's progress, which bounds how far actors may be ahead."""
-
-    def publish(self, parts: Sequence[torch.Tensor]) -> int:
-        """Publish weights; return their version."""
-
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
-        """Yield what arrived, waiting up to ``timeout_s`` for the first.  Raises: ProcessDiedError, CallbackError."""
 
 
 class ActorExperience:
@@ -85,7 +57,7 @@ class ActorExperience:
         self._ratio = ratio_limiter(recipe, agent.replay()).ratio
         self._queue = view if used_up(recipe, agent.replay()) else None
         inserts = progress.steps - self._first_step
-        self._actors: Actors
+        self._actors: ActorPool | Hub
         if isinstance(store, sw.Cluster) and recipe.replay.ray and not recipe.actors.hub:
             self._actors = RayHub(recipe, agent, store, progress.steps, inserts, say)
         elif isinstance(store, sw.Cluster) and recipe.actors.hub:
@@ -187,10 +159,9 @@ class ActorExperience:
         known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
         return [step + (step > 0) for step in known]
 
-    def _shard(self, actor: int) -> Place | None:
+    def _shard(self, actor: int) -> ShardPlace | None:
         """Return where an actor's steps go."""
         if not isinstance(self._store, sw.Cluster):
             return None
-        addresses = [str(link.address) for link in self._store.links if link is not None]
-        number = actor % len(addresses)
-        return Place(addresses[number], f"{self._name}-actor-{actor}", self._store.directory, number)
+        addresses = [link.address for link in self._store.links if link is not None]
+        return ShardPlace.of(actor, self._name, addresses, self._store.directory)
