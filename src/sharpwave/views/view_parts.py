@@ -112,7 +112,7 @@ class Parts(Generic[B]):
     Args:
         shares: of each view, by number or schedule.
         seed: seed of the choice between views.
-        alone: its one view is no blend's: its batches are the view's own, without a choice.
+        alone: its one view is no blend's: its batches are the view's own, without a choice; its stream has a turn.
 
     Attributes:
         samples: items drawn so far. ``rng``: of the choice.
@@ -179,8 +179,8 @@ class Parts(Generic[B]):
         left = seconds = check_timeout("sample", timeout)
         end = time.monotonic() + seconds
         try:
-            turn_of_all = nullcontext() if self.alone else self._held_turn(seconds, wait)  # a stream has a turn, too
-            with turn_of_all:
+            waits = self.waits if wait else lambda: True
+            with nullcontext() if self.alone else held(self._turn, seconds if wait else 0.0, "blend", waits):
                 try:
                     choice, rng = self._choose(batch_size)
                     self.check_limiters(batch_size, choice.shares)
@@ -211,9 +211,6 @@ class Parts(Generic[B]):
             if wait:
                 raise
             return None  # another thread waits for steps
-
-    def _held_turn(self, seconds: float, wait: bool) -> AbstractContextManager[None]:
-        return held(self._turn, seconds if wait else 0.0, "blend", self.waits if wait else lambda: True)
 
     def _choose(self, batch_size: int) -> tuple[Choice, Mapping[str, Any] | None]:
         """Choose the view of each item of a batch; return it, and the generator's state after it, if it drew."""
