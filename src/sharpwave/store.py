@@ -63,9 +63,9 @@ from sharpwave.validation import (
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, tagged
-from sharpwave.views.registry import Views
 from sharpwave.views.replay import Replay, checked_errors
 from sharpwave.views.sequences import Sequences, Windows
+from sharpwave.views.store_views import Views
 from sharpwave.views.transitions import NStep, Transitions
 from sharpwave.views.view import STEPS, View
 from sharpwave.writing import OTHERWISE, Writing

@@ -20,7 +20,7 @@ from sharpwave.native import core
 from sharpwave.native.interrupts import Lock
 from sharpwave.sampling.limiters import Gate
 from sharpwave.views.ids import Ids, Tag, tagged
-from sharpwave.views.registry import Views
+from sharpwave.views.store_views import Views
 
 Ints = npt.NDArray[np.int64]
 W = TypeVar("W")

@@ -18,7 +18,7 @@ from sharpwave.offline.episodes import Episode, Following, Survey, frame_rows
 from sharpwave.offline.scan import Segment, part_of
 from sharpwave.viewer.priorities import ViewItems, read_views
 from sharpwave.viewer.sources import Source
-from sharpwave.views.registry import NO_STATE
+from sharpwave.views.store_views import NO_STATE
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 from sharpwave.spec import Field
-from sharpwave.views.gather import PIECE_ROWS, Column, FieldReader, LogArrays, Read, RowReader
+from sharpwave.views.gather import PIECE_ROWS, FieldColumn, FieldReader, LogArrays, Read, RowReader
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -201,9 +201,9 @@ class CutReader(RowReader):
         """Rows of each window: those that exist, of its length."""
         return self._counts
 
-    def column(self) -> Column:
+    def column(self) -> FieldColumn:
         """Return the windows as columns."""
-        return Column(
+        return FieldColumn(
             self._memory,
             self._offset,
             self._codec,

@@ -48,7 +48,7 @@ if hasattr(os, "register_at_fork"):  # threads do not survive a fork: a child st
     os.register_at_fork(after_in_child=core.forget_helpers)
 
 
-class Column(NamedTuple):
+class FieldColumn(NamedTuple):
     """Column of one field in every segment.
 
     Attributes:
@@ -137,7 +137,7 @@ class RowReader(ABC):
         self.arrays = make_arrays(self.column(), self._decoded)
 
     @abstractmethod
-    def column(self) -> Column:
+    def column(self) -> FieldColumn:
         """Return the field's columns."""
 
     @abstractmethod
@@ -239,7 +239,7 @@ class RowReader(ABC):
             raise UndecodableError(broken, str(error)) from error
 
 
-def make_arrays(column: Column, decoded: Bytes) -> core.Column:
+def make_arrays(column: FieldColumn, decoded: Bytes) -> core.Column:
     """Return the column for the core, of whose codecs those ``decoded`` are. The arrays must outlive it."""
     memory, offset, codec, dictionary, counts, references, line, zeros = column
     return core.Column(memory, offset, codec, dictionary, counts, references, decoded, line, zeros)
@@ -297,9 +297,9 @@ class FieldReader(RowReader):
         core.locate_sparse(self._arena.memory, flags, index.episode_step, slot, row, self._field.every, rows)
         return rows
 
-    def column(self) -> Column:
+    def column(self) -> FieldColumn:
         index, arena, c = self._index, self._arena, self._number
-        return Column(
+        return FieldColumn(
             arena.memory,
             index.offset[c],
             index.codec[c],
