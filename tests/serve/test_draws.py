@@ -184,3 +184,19 @@ def test_a_blend_of_a_cluster_and_a_store(kind: Kind, tmp_path: Path) -> None:
         assert np.mean(raised) > 0.5  # 9 times as likely as before
         with pytest.raises(ValueError, match="differ"):
             sw.Blend([(1, views[0]), (1, there.cluster.transitions(name="far", n_step=5))])
+
+
+def test_a_blend_of_a_cluster_and_a_store_goes_on_from_its_state(tmp_path: Path) -> None:
+    with served(1, tmp_path) as there, sw.Store(SPEC, capacity=1000, segment_steps=8) as demos:
+        for number, store in enumerate((*there.stores, demos)):
+            fill(store, 1, 80, number)
+        views: list[Any] = [demos.transitions(), there.cluster.transitions()]
+        blend, other = (sw.Blend([(1, views[0]), (3, views[1])], seed=seed) for seed in (0, 1))
+        blend.sample(16)
+        other.restore(blend.state())
+        batch = blend.sample(16)
+        assert (batch.source == other.sample(16).source).all()
+        stream = blend.stream(8, lookahead=3)
+        assert len(next(stream)) == 8 and not stream.drawn, "nobody would give back what shards count as sampled"
+        with pytest.raises(ValueError, match="of another blend"):
+            other.update_priorities(batch, np.ones(16))
