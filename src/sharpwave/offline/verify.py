@@ -64,7 +64,8 @@ def check(folder: Path, progress: Callable[[int], Progress] = no_progress) -> Ch
     Raises:
         FileNotFoundError: no store there. Anything else that is wrong is in ``damages``.
 
-    Takes the memory of the largest segment, encoded and decoded, and some 500 bytes for each segment.
+    Takes the memory of the largest segment, encoded and decoded, of a file's dictionaries, and some 500 bytes for each
+    segment.
     """
     if not is_store(folder):
         raise FileNotFoundError(f"{folder}: no store there: neither {MANIFEST} nor {FOLDER}/*.region")
