@@ -41,9 +41,9 @@ def parse(command: Any, words: list[str]) -> None:
 def test_shell_line(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sharpwave.training.recipes.files.read_recipe", lambda *_, **__: ("pong", load_recipe("pong")))
     words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
-    if words[0] == "for":  # for NAME in ...; do COMMAND; done
-        words = words[words.index("do") + 1 : -1]
-        words[-1] = words[-1].removesuffix(";")
+    if words[0] == "for":  # for NAME in VALUE ...; do COMMAND; done
+        variable, value = f"${words[1]}", words[3]
+        words = [word.replace(variable, value).rstrip(";") for word in words[words.index("do") + 1 : -1]]
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
     if program == "sharpwave":
