@@ -190,6 +190,22 @@ def test_lanes_that_are_full_together_are_encoded_alike_whether_the_thread_is_fa
             assert made(True)[0] == at_once
 
 
+def test_a_segment_writers_trials_are_for_later_segments_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, made = column_encoder.Trial.run, list[column_encoder.Trial]()
+
+    def noted(trial: column_encoder.Trial) -> None:
+        made.append(trial)
+        run(trial)
+
+    monkeypatch.setattr(column_encoder.Trial, "run", noted)
+    spec = sw.Spec(obs=sw.Field((40, 50), "float32"), action=sw.Field((), "int64"))
+    writer, rng, no = sw.SegmentWriter(spec, 1, lambda one: None, segment_steps=16), np.random.default_rng(0), [False]
+    for _ in range(200):
+        noise = rng.standard_normal((1, 40, 50)).astype(np.float32)
+        writer.extend(obs=noise, action=[0], reward=[0.0], terminated=no, truncated=no)
+    assert made and all(trial.found for trial in made)
+
+
 @pytest.mark.parametrize("lanes", [1, 6])
 def test_trials_for_later_segments_decide_the_same_however_fast_the_thread_is(
     held_up: threading.Event, monkeypatch: pytest.MonkeyPatch, lanes: int
