@@ -165,7 +165,7 @@ def strange(folder, action=1, **annotations):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda data, own: {"data": ""}, "expected what to learn from"),
+        (lambda data, own: {"data": ""}, "expected data"),
         (lambda data, own: {"data": str(data / "nothing")}, "is no folder, expected that of a store or of a run"),
         (lambda data, own: {"data": str(data)}, "cannot be read"),
         (lambda data, own: {"data": str(data / "unsaid")}, "name one with --env"),
