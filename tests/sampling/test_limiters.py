@@ -12,7 +12,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.sampling import limiters
-from sharpwave.views import batch_source
+from sharpwave.views.batch_source import BatchSource
 from tests.sampling.test_samplers import append, number_store
 from tests.store.test_threads import run_all
 
@@ -190,7 +190,7 @@ def test_what_fails_or_is_interrupted_moves_no_counter(monkeypatch: pytest.Monke
             with pytest.raises(ValueError):
                 store.append(obs=1, action=1, reward=float("nan"), terminated=True, truncated=False)
             for owner, name, work in (
-                (batch_source, "fill", lambda: replay.sample(2)),
+                (BatchSource, "_fill", lambda: replay.sample(2)),
                 (store._log, "write", lambda: try_append(store)),
                 (store._gate._changed, "wait", lambda: replay.sample(7)),
             ):

@@ -118,7 +118,7 @@ def test_items_that_came_are_kept_where_another_learner_was_faster_in_one_shard(
         for view, stay in zip(views, (7, 1), strict=True):
             view.sample(len(view) - stay)  # the other learner
         batches = replay._batches
-        batch = batches.collected(batches.submitted(8), None)  # by what was known before
+        batch = batches.collected(batches.submitted(8), None).batch  # by what was known before
         assert len(named(batch)) == 8 and not any(map(len, views)) and replay._of.ahead == 0
         with pytest.raises(sw.EmptyError, match="no shard has an item"):
             batches.submitted(1)
@@ -212,7 +212,7 @@ def test_what_came_of_a_batch_is_kept_where_a_shard_was_lost_meanwhile(tmp_path:
             plan = replay._batches.submitted(16)
             assert {share.shard for share in plan.shares} == {0, 1}
             there.cluster.links[1].close()
-            batch = replay._batches.collected(plan, None)
+            batch = replay._batches.collected(plan, None).batch
             assert len(named(batch)) == 16
             for at in np.flatnonzero(batch.shards == there.shards[0].incarnation):
                 came.append(int(batch.ids[at]))

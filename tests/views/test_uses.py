@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.views import batch_source
+from sharpwave.views.batch_source import BatchSource
 from tests.sampling.test_sampler_kinds import MAKERS
 from tests.sampling.test_samplers import append, number_store
 
@@ -86,7 +86,7 @@ def test_a_sample_that_fails_gives_nothing_out(kind: str, monkeypatch: pytest.Mo
 
         for size in (1, 5, 8):
             with monkeypatch.context() as patched:
-                patched.setattr(batch_source, "fill", fail)
+                patched.setattr(BatchSource, "_fill", fail)
                 with pytest.raises(KeyboardInterrupt):
                     replay.sample(size)
             assert len(replay) == sum(seen[k] < 2 for k in range(6))
