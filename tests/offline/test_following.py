@@ -154,6 +154,24 @@ def test_damage_in_a_file_that_grows_is_told_at_every_look(tmp_path: Path, monke
             fill(writer, 100, 2, seed=seed)
 
 
+def test_damage_before_the_last_record_is_told_at_every_look(tmp_path: Path) -> None:
+    """It is not read again: without a word of it, a damaged file looks sound from the second look on."""
+    with sw.Store(SPEC, capacity=20_000, disk=tmp_path, segment_steps=16, codec="raw") as store:
+        writer = Writer(store)
+        fill(writer, 300, 2)
+        store.flush()
+        with region_of(tmp_path).open("r+b") as file:
+            file.seek(region.FIRST + 200)
+            file.write(b"\xff\xfe\xfd")
+        following = Following(tmp_path)
+        following.update()
+        for seed in range(3):
+            assert not following.update() and len(following.survey.damages) == 1
+            assert_same(following.survey, survey(tmp_path))
+            fill(writer, 100, 2, seed=seed)
+            assert following.update()
+
+
 def test_a_file_is_scanned_once_for_all_its_episodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written(tmp_path, segment_steps=5)
     begins: list[int] = []

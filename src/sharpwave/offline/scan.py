@@ -300,7 +300,8 @@ class FileScan:
         file: ``None`` where its header cannot be trusted.
         segments: those with steps, each with its outline.
         notes: of evictions, each with its record's sequence number.
-        torn: bytes that are no record, as of the last read: they may have been half written. ``undecodable``: segments.
+        torn: bytes that are no record; those behind the last record, which may have been half written, as of the last
+            read. ``undecodable``: segments.
     """
 
     inode: int
@@ -321,11 +322,15 @@ class FileScan:
         """All damage in the file."""
         return [*self.torn, *self.undecodable]
 
+    def torn_with(self, damages: list[Damage]) -> list[Damage]:
+        """Return what is torn by another read, from ``next`` on: what is before it is not read again."""
+        return [*(one for one in self.torn if one.offset >= FIRST and one.offset + one.nbytes <= self.next), *damages]
+
     def read(self, reader: Reader, look: Look | None, advance: Progress) -> None:
         """Add a reader's records, and look at each segment; ``None``: count them."""
         nbytes, told = size_of(reader.path), self.next
         self.nbytes = nbytes
-        self.torn = reader.damages
+        self.torn = self.torn_with(reader.damages)
         for record in reader.records:
             self.counts[record.kind] += 1
             end = record.offset + record.nbytes
@@ -393,7 +398,7 @@ class FolderScan:
         scan = known or FileScan(inode)
         try:
             with Reader(path, described, newest, scan.next, scan.dictionaries) as reader:
-                if known is not None and not reader.records and reader.damages == known.torn:
+                if known is not None and not reader.records and known.torn_with(reader.damages) == known.torn:
                     known.final = not newest
                     return known
                 # A survey made of the scan so far stays as it is.
