@@ -99,6 +99,31 @@ def test_a_merged_store_has_every_step_priority_and_use(
         assert sorted(left(views["uses"])) == sorted(uses)
 
 
+def test_priorities_and_queues_stay_with_their_steps_where_the_merged_store_is_smaller(tmp_path: Path) -> None:
+    masses, queue = dict[bytes, float](), set[Step]()
+    paths = [tmp_path / f"shard-{k}" for k in range(3)]
+    for k, path in enumerate(paths):
+        with sw.Store(SPEC, capacity=200, segment_steps=8, seed=k) as store:
+            views = views_of(store)
+            fill(store, 2, 60 + 20 * k, k)
+            for number in range(20):
+                batch = views["priorities"].sample(64)
+                views["priorities"].update_priorities(batch, 1.0 + np.arange(64.0) + 100 * k + number)
+            store.checkpoint(path)
+            masses |= priorities(views["priorities"])
+            queue |= set(left(views["queue"]))
+    with sw.Store(SPEC, capacity=300, segment_steps=8) as store:
+        merge(store, paths, [{}, {}, {}], None)
+        views = views_of(store)
+        found = priorities(views["priorities"])
+        assert {step: masses[step] for step in found if step in masses} == pytest.approx(
+            {step: mass for step, mass in found.items() if step in masses}, rel=1e-6
+        )
+        waiting = left(views["queue"])
+        assert len(waiting) == len(set(waiting)) > 200 and set(waiting) <= queue
+        assert set(waiting) == set(contents(store)) & queue
+
+
 def write(cluster: sw.Cluster, shards: int, steps: int, seed: int) -> None:
     for number in range(shards):
         with contextlib.closing(cluster.writer(2, name=f"writer-{number}", segment_steps=8)) as writer:

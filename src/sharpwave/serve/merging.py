@@ -40,6 +40,7 @@ def merge(store: Store, sources: Sequence[Path], leases: Sequence[Leases], scrat
     """
     merged: Leases = {}
     slots: list[dict[int, int]] = [{} for _ in sources]  # of each checkpoint: the merged store's, by its own
+    origins: dict[int, tuple[int, int]] = {}  # by the merged store's slot: where the last segment there was
     first_lanes: list[int] = []
     lanes = 0
     with ExitStack() as stack:
@@ -54,7 +55,10 @@ def merge(store: Store, sources: Sequence[Path], leases: Sequence[Leases], scrat
         for _, k, (lane, first_step, slot, copy) in order:
             lane += first_lanes[k]
             store.add_segment(readdressed(copy.packed, lane, first_step), copy.dictionaries)
-            slots[k][slot] = int(store._log.index.previous[store._log.opened.slots[lane]])
+            origins[int(store._log.index.previous[store._log.opened.slots[lane]])] = k, slot
+        for place in store._log.admission.retention.order()["slots"].tolist():  # a full store has evicted some
+            k, slot = origins[place]
+            slots[k][slot] = place
         _carry(store, opened, slots)
     return merged
 
