@@ -220,7 +220,7 @@ def test_next_observations_that_are_rounded_do_not_end_episodes(tmp_path: Path, 
     assert noted(store)["notes"] == [
         f"next_observations: {differ:,} differ from the following observation by rounding (at most 1e-06 of "
         "it, or of 16 times the median); the following observation is stored",
-        "next_observations: 2 rows lead to another observation than the following one where no flag ends an episode "
+        "next_observations: 2 rows lead to an observation other than the following one where no flag ends an episode "
         "(the first is row 99); an episode ends after each",
     ]
 

@@ -21,7 +21,7 @@ def test_next_observations_against_flags() -> None:
     """Rows 0 to 9: flags end episodes after rows 3 and 6; observations break after rows 3 and 4."""
     some = np.array([4, 7]), np.array([4, 5])
     assert doubts.of_next_observations(some[1], some[0], 10) == [
-        "next_observations: 1 rows lead to another observation than the following one where no flag ends an episode "
+        "next_observations: 1 rows lead to an observation other than the following one where no flag ends an episode "
         "(the first is row 4); an episode ends after each",
         "next_observations: 1 rows lead to the following observation though a flag ends an episode there (the first is "
         "row 6); are flags in another row, or final observations of resets?",
@@ -39,7 +39,7 @@ def test_numbers_of_steps_and_of_episodes() -> None:
     ]
     assert doubts.of_steps("t", np.arange(7), np.array([0, 3, 5])) == []  # numbers of the whole run
     assert doubts.of_episodes("e", np.array([4, 4, 2, 4, 7])) == [
-        "e: 1 numbers come again later; each run of one is taken for an episode",
+        "e: 1 numbers come again later; each run of equal numbers counts as an episode",
         "e: 3 numbers between 2 and 7 are missing",
     ]
     assert doubts.of_episodes("e", np.array([5, 5, 6, 7])) == []
@@ -77,7 +77,7 @@ def test_flags_in_another_row(tmp_path: Path, change: int) -> None:
     for name in ("terminals", "timeouts"):
         data[name] = np.roll(data[name], change)
     said = notes_of(tmp_path, data)
-    assert "3 rows lead to another observation than the following one where no flag ends an episode (the first is row "
+    assert "3 rows lead to an observation other than the following one where no flag ends an episode (the first is row "
     assert "lead to the following observation though a flag ends an episode there" in said
     assert f"the first is row {4 if change < 0 else 0}" in said
 
@@ -105,7 +105,7 @@ def test_arrays_that_go_on_after_terminals(tmp_path: Path) -> None:
     )
     said = notes_of(tmp_path, toy(step=np.arange(40)))
     assert "step: goes on after 4 of the episodes that ended, the first in row 4" in said
-    assert "terminals: nothing else ends an episode; those that were truncated are joined" in said
+    assert "terminals: nothing else ends an episode; truncated ones are joined" in said
     assert "dones: goes on after 1 of" in notes_of(tmp_path, toy(dones=END & (EPISODE != 2)))
     assert "nothing else ends" in notes_of(tmp_path, toy()) and "nothing else" not in notes_of(
         tmp_path, toy(timeouts=LATE)
@@ -162,7 +162,7 @@ def test_episodes_of_an_export_that_are_missing(tmp_path: Path) -> None:
     for which, said in (
         ([0, 2], ["1 of the episodes 0 to 2 are missing"]),
         ([2, 0, 1], []),
-        ([0, 1, 1, 2], ["1 of its numbers of episodes come twice"]),
+        ([0, 1, 1, 2], ["1 of its episode numbers occur twice"]),
     ):
         exported(path)
         file = parquet.ParquetFile(path)
@@ -200,7 +200,7 @@ def test_shards_of_rlds(tmp_path: Path) -> None:
     one = tmp_path / "x-train.tfrecord-00000-of-00001"
     two = one.with_name("x-train.tfrecord-00000-of-00002")
     one.rename(two)
-    with pytest.raises(ValueError, match=r"x-train\.tfrecord-00001-of-00002 is missing, of which .*00000-of-00002 is"):
+    with pytest.raises(ValueError, match=r"x-train\.tfrecord-00001-of-00002 is missing; .*00000-of-00002 is"):
         sw.load(place)
     store = sw.load(place, skip_damaged=True)
     assert "x-train.tfrecord-00001-of-00002: is missing" in noted(store)["left_out"] and len(store.episodes()) == 2

@@ -282,7 +282,7 @@ def test_files_that_the_metadata_do_not_name(files: Path, tmp_path: Path) -> Non
     """A file of an episode of v2.1, and of several of v3."""
     lines = files / "meta" / "episodes.jsonl"
     lines.write_text("".join(lines.read_text().splitlines(keepends=True)[:-1]))
-    said = "episodes: 1 files that the metadata name no episode of, data/chunk-000/{}.parquet"
+    said = "episodes: 1 files without an episode in the metadata, data/chunk-000/{}.parquet"
     assert said.format("episode_000003") in noted(sw.load(f"lerobot:{files}"))["left_out"]
     folder = Path(shutil.copytree(DATA / "lerobot", tmp_path / "three"))
     data = folder / "data" / "chunk-000"

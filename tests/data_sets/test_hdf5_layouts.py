@@ -373,7 +373,7 @@ JSON: dict[str, tuple[Said, str]] = {
     "without a number": (lambda said: said[0].pop("episode_id"), "episodes: 1 of the JSON file have no episode_id"),
     "no success": (
         lambda said: said[1].update(success=False),
-        "success: the JSON file says another one of traj_1",
+        "success: the JSON file differs for traj_1",
     ),
 }
 
@@ -399,7 +399,7 @@ def test_maniskills_terminated_that_is_missing_is_named(tmp_path: Path) -> None:
         for group in file.values():
             del group["terminated"]
     notes = noted(sw.load(place))["notes"]
-    assert "terminated: none in 2 episodes that have truncated; none of them terminated" in notes
+    assert "terminated: missing in 2 episodes with truncated; none of them terminated" in notes
 
 
 def test_maniskills_steps_that_differ(tmp_path: Path) -> None:

@@ -152,7 +152,7 @@ def test_names_and_formats(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         sw.load("npz:missing.npz")
     with pytest.raises(FileNotFoundError, match="make it first"):
         store.export(f"npz:{tmp_path}/missing/x.npz")
-    with pytest.raises(ValueError, match="expected a path behind it"):
+    with pytest.raises(ValueError, match="expected a path after it"):
         sw.load("hdf5:")
     spec = sw.Spec(obs={"a/b": sw.Field((), "uint8"), "a": {"b": sw.Field((), "uint8")}}, action=sw.Field((), "uint8"))
     other = sw.Store(spec, capacity=10)

@@ -73,7 +73,7 @@ def texts(group: Any) -> None:
     put(group, "actions", [b"up"] * STEPS)
 
 
-@damage("episode_. is missing, expected it")
+@damage("episode_. is missing; fetch")
 def no_episode(group: Any) -> None:
     del group.parent[group.name]
 
@@ -133,14 +133,14 @@ def test_infos_that_are_left_out_are_named(tmp_path: Path, monkeypatch: pytest.M
             file[f"episode_{number}/infos/late"] = np.ones(STEPS + 1)
     notes = noted(sw.load("minari:me/maze-v0"))["notes"]
     assert any(one.startswith("infos distance: not one value for each observation; left out: 4 ep") for one in notes)
-    assert any(one.startswith("infos late: not in the episode by which the fields were found; left") for one in notes)
+    assert any(one.startswith("infos late: not in the episode that defines the fields; left") for one in notes)
 
 
 def test_an_episode_of_a_number_that_none_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with h5py.File(write(tmp_path, monkeypatch), "r+") as file:
         file.move("episode_1", "episode_9")
     store = sw.load("minari:me/maze-v0", skip_damaged=True)
-    said = "episodes: episode_9: of no number below 4, which metadata.json says"
+    said = "episodes: episode_9: not among the 4 that metadata.json counts"
     assert noted(store)["left_out"] == [said] and noted(store)["skipped_episodes"] == 1
 
 
@@ -212,7 +212,7 @@ def test_observations_of_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     space = gym.spaces.Dict({"a": gym.spaces.Text(20), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
     words = ["go"] * (STEPS + 1)
     write(tmp_path, monkeypatch, space, a=words, b={"c": words})
-    with pytest.raises(ValueError, match="its observations are text, or of another length each time, only; expected"):
+    with pytest.raises(ValueError, match="its observations are text, or of varying length, only; expected"):
         sw.load("minari:me/maze-v0")
 
     class Words(gym.Env[Any, Any]):

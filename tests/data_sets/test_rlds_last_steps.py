@@ -75,7 +75,7 @@ def test_the_option_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     wrong: Any = "first"
     with pytest.raises(ValueError, match="last='first', expected one of auto, step, final"):
         sw.load(place, last=wrong)
-    with pytest.raises(ValueError, match="got last='step' for npz, which says it"):
+    with pytest.raises(ValueError, match="got last='step' for npz, which declares it"):
         sw.load("npz:x.npz", last="step")
     assert run("import", place, str(tmp_path / "store"), "--last", "final", "--quiet") == 0
     assert "1 episodes, 2 steps" in (out := capsys.readouterr().out) and "read as last='final'" in out
@@ -90,7 +90,7 @@ def test_episodes_of_one_observation(tmp_path: Path) -> None:
     said, note = load(write(tmp_path, *episodes), last="final")
     assert said == [([10, 11, 12], [1.0, 2.0], 0.0, "terminated")]
     assert note["left_out"] == [
-        "2 episodes of one observation, after which there is none: they have no steps",
+        "2 episodes of one observation, so without steps",
         "3 steps with is_last, with rewards of 3: they are taken for final observations",
     ]
 

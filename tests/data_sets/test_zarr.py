@@ -109,7 +109,7 @@ def test_rewards_and_rows_behind_the_last_episode(tmp_path: Path) -> None:
     store = sw.load(write(tmp_path / "x.zarr", data))
     assert [one.total_reward for one in store.episodes()] == [0 + 1 + 2, 5 + 6 + 7 + 8 + 9]
     note = noted(store)
-    assert "data/img: 3 rows behind the last of meta/episode_ends" in note["left_out"]
+    assert "data/img: 3 rows after the last of meta/episode_ends" in note["left_out"]
     assert note["audit"]["left_out"]["reward"] == 3 + 4 + 10
 
 

@@ -27,7 +27,7 @@ ONE_NAMES = {"obs": "observations", "action": "actions", "reward": "rewards", "n
     ),
     **dict.fromkeys(("truncated", "truncation", "truncations", "truncateds", "is_truncated", "timeout"), "timeouts"),
 }
-"""Names of the layout by those that are used elsewhere, which are understood, too."""
+"""Names of other projects, by which the layout's names are also known."""
 LIMIT = "TimeLimit.truncated"
 """Gym's name of a timeout."""
 DONES = ("dones", "done")
@@ -41,25 +41,25 @@ EPISODES = tuple(
     for suffix in ("", "s", "_id", "_ids", "_index", "_idx", "_number", "_num")
     if suffix not in ("", "s") or one not in ("ep", "demo", "rollout")  # eps is an epsilon, demo may be a flag
 )
-"""Numbers that tell episodes from one another: another one begins where the value changes."""
+"""Numbers of episodes: a new episode begins where the value changes."""
 STEPS = (
     *("step", "steps", "step_id", "step_ids", "step_index", "step_idx", "step_number", "step_num", "step_count"),
     *("elapsed_step", "elapsed_steps", "episode_step", "episode_steps", "episode_timestep"),
     *("timestep", "timesteps", "time_step", "frame_index", "t"),
 )
-"""Numbers that rise in an episode: another one begins where the value does not."""
+"""Numbers that rise within an episode: a new episode begins where the value does not rise."""
 ENDS = frozenset(("terminals", "timeouts", *ONE_NAMES, *LASTS)) - {"obs", "action", "reward", "next_obs"}
-"""Names of flags of ends."""
+"""Names of flags that end episodes."""
 KNOWN = {one.lower(): one for one in (*ONE_NAMES, *ONE_NAMES.values(), LIMIT, *LASTS, *FIRSTS, *EPISODES, *STEPS)}
-"""Names that are understood, by themselves in lower case."""
+"""Known names, by their lower case."""
 JOINED = {one.replace("_", ""): known for one, known in KNOWN.items()}
-"""The same without what joins words: episodeId and episode-id are episode_id."""
+"""Known names, by their lower case without separators: episodeId and episode-id are episode_id."""
 DOUBTFUL = re.compile("trunc|time_?out|done|term|end|last|first|start|reset|episode|traj", re.IGNORECASE)
-"""Part of a name that flags of ends may have."""
+"""Parts of names that flags of ends often have."""
 
 
 class Columns(Protocol):
-    """Arrays by name, of which rows are read. A name in a group contains slashes."""
+    """Arrays by name, read by rows. A name in a group contains slashes."""
 
     def names(self) -> list[str]:
         """Return the names of all arrays, in order."""
@@ -99,15 +99,15 @@ class ColumnSource:
     """Episodes of a data set in the D4RL layout.
 
     ``observations`` [N, ...] (or ``observations/KEY``, ...), ``actions`` [N, ...] (likewise), ``rewards`` [N],
-    ``terminals`` [N]; and where there are, ``timeouts`` [N]; ``next_observations``, as ``observations``; ``infos/*``
-    and others [N, ...], which become further fields. One number a step may also be [N, 1]. Other names of these arrays
-    are understood (``ONE_NAMES``).
+    ``terminals`` [N]; optionally ``timeouts`` [N] and ``next_observations``, shaped as ``observations``; ``infos/*``
+    and other arrays [N, ...] become further fields. One number a step may also be [N, 1]. Other names of these arrays
+    are known, too (``ONE_NAMES``).
 
-    An episode ends after a terminal, a timeout, and where a step's next observation is not the following observation,
-    but for rounding (``TOLERANCE``). Where there are no timeouts, or no next observations, it also ends where
-    ``LASTS``, ``FIRSTS``, ``EPISODES`` and ``STEPS`` say; with both, these are further fields as any other. Without
-    ``next_observations`` the observation after a timeout, and after the last step of all, is unknown: that step cannot
-    be learned from, and its observation is the final one of the step before.
+    An episode ends after a terminal, after a timeout, and where a step's next observation differs from the following
+    observation by more than rounding (``TOLERANCE``). If timeouts or next observations are missing, it also ends where
+    ``LASTS``, ``FIRSTS``, ``EPISODES`` and ``STEPS`` say; if both are there, these are ordinary further fields. Without
+    ``next_observations`` the observation after a timeout, and after the last step of all, is unknown: such a step
+    cannot be learned from, and its observation becomes the final one of the step before.
 
     Raises:
         ValueError: arrays are missing, or do not fit each other.
@@ -170,7 +170,7 @@ class ColumnSource:
         return ONE_NAMES.get(known, known) + slash + rest
 
     def _find_timeouts(self, found: dict[str, str]) -> None:
-        """Take flags of timeouts by Gym's name, or of those of a group, as infos, where there are none else."""
+        """Find flags of timeouts by Gym's name, or in a group such as infos, if there are no others."""
         if "timeouts" in found:
             return
         data = ("observations", "next_observations", "actions")
@@ -179,7 +179,7 @@ class ColumnSource:
             if _mark_of(path) == LIMIT or self._is_flag(found[path]):
                 found["timeouts"] = found.pop(path)
                 if _mark_of(path) != LIMIT:
-                    self.notes.append(f"{found['timeouts']}: taken for timeouts, as there are none else")
+                    self.notes.append(f"{found['timeouts']}: taken for timeouts, as there are no others")
                 return
 
     def _is_flag(self, name: str) -> bool:
@@ -196,7 +196,7 @@ class ColumnSource:
         return found[name]
 
     def _done(self, found: dict[str, str]) -> str | None:
-        """Return the flag ``dones`` if it is one of terminals.  Raises: ValueError: it may be one of any end."""
+        """Return the flag ``dones`` if it marks terminals.  Raises: ValueError: it may mark any end."""
         name = next((found[one] for one in DONES if one in found), None)
         if name is not None and self._timeouts is None:
             raise ValueError(
@@ -207,7 +207,7 @@ class ColumnSource:
         return name
 
     def _found_marks(self, found: dict[str, str], used: set[str]) -> dict[str, str]:
-        """Return the names in the layout of arrays that mark episodes, by the arrays' own; also in groups, as infos.
+        """Return the arrays that mark episodes, also in groups such as infos: their names in the layout, by their own.
 
         Raises: ValueError: they are not one number a step.
         """
@@ -225,11 +225,11 @@ class ColumnSource:
                 continue
             shape, dtype = self._columns.shape(name), self._columns.dtype(name)
             if not _single(shape[1:]) or self._length(name) != self._count or dtype.kind not in "buif":
-                if shape == (1,) or (group and one in (LIMIT, *EPISODES, *STEPS)):  # a setting, or anything
+                if shape == (1,) or (group and one in (LIMIT, *EPISODES, *STEPS)):  # a setting, or unrelated
                     continue
                 raise ValueError(
                     f"{self.name}: {name} is {shape} {dtype}, expected one number a step, {(self._count,)}, as the "
-                    "name marks episodes; rename it if it is anything else"
+                    "name marks episodes; rename it if it means something else"
                 )
             if one in STEPS and group and not _counts(self._numbers(name, 0, self._count)):
                 self.notes.append(f"{name}: a further field; its numbers stay or fall too often to number steps")
@@ -246,7 +246,7 @@ class ColumnSource:
         return marks
 
     def _observed_mark(self, name: str, one: str) -> bool:
-        """Return whether an observation of the name ``one`` marks episodes: it begins few, and is no feature."""
+        """Return whether the observation ``one`` marks episodes: it marks few rows, so it is no feature."""
         if name not in self._obs.values() or not _single(self._columns.shape(name)[1:]) or one in (LIMIT, *DONES):
             return False
         values = self._numbers(name, 0, self._count)
@@ -256,7 +256,7 @@ class ColumnSource:
         return values.dtype.kind in "ui" and bool(4 * np.count_nonzero(begins) <= self._count)
 
     def _find_restarts(self, found: dict[str, str], used: set[str]) -> None:
-        """Take flags of any name that are true exactly where, or before, numbers of steps restart for marks, too."""
+        """Add flags of any name that are true exactly where numbers of steps restart, or one row before."""
         steps = next((name for name, one in self._marks.items() if one in STEPS), None)
         if steps is None:
             return
@@ -291,7 +291,7 @@ class ColumnSource:
             raise ValueError(f"{self.name}: no steps, expected at least one")
 
     def _further(self, found: dict[str, str], used: set[str]) -> dict[str, str]:
-        """Return the names of the further fields' arrays, by the fields' names."""
+        """Return the arrays' names of further fields, by the fields' names."""
         fields: dict[str, str] = {}
         taken = {*used, self._reward, self._terminals, self._timeouts}
         taken |= {name for name, one in self._marks.items() if one not in (*EPISODES, *STEPS)}
@@ -330,7 +330,7 @@ class ColumnSource:
         )
 
     def _tree(self, values: dict[str, Any]) -> Any:
-        """Return values by the paths of their arrays, nested as these are."""
+        """Return values by the paths of their arrays, nested like the paths."""
         return with_tuples(nested(self.name, values, "/"))
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
@@ -340,7 +340,7 @@ class ColumnSource:
         return ((begin, min(begin + size, self._count)) for begin in range(0, self._count, size))
 
     def _find(self) -> npt.NDArray[np.int64]:
-        """Return the begin and end of each episode that has steps, and the end of its rows, int64 [n, 3].
+        """Return the begin and end of each episode with steps, and the end of its rows, int64 [n, 3].
 
         Raises: ValueError.
         """
@@ -390,7 +390,7 @@ class ColumnSource:
                 self.notes += doubts.of_ends(name, found, flagged, self._count)
         stops = np.unique(np.concatenate([*ends, [self._count]])).astype(np.int64)
         if not self._nexts and len(np.setdiff1d(stops, [*flagged, self._count])) == 0 and self._timeouts is None:
-            self.notes.append(f"{self._terminals}: nothing else ends an episode; those that were truncated are joined")
+            self.notes.append(f"{self._terminals}: nothing else ends an episode; truncated ones are joined")
             if doubtful := [one for one in self._fields.values() if DOUBTFUL.search(one) and self._is_flag(one)]:
                 self.notes.append(
                     f"{', '.join(doubtful[:8])}: a further field; if it says where episodes end, rename it to timeouts "
@@ -398,7 +398,7 @@ class ColumnSource:
                 )
         self._doubt_numbers(np.concatenate([[0], stops[:-1]]))
         starts, rows = np.concatenate([[0], stops[:-1]]), stops
-        if not self._nexts:  # the step before an unknown observation goes, unless it terminated
+        if not self._nexts:  # drop the step before an unknown observation, unless it terminated
             unknown = ~np.isin(stops, np.concatenate(terminal))
             stops = stops - unknown
             if unknown.any():
@@ -407,7 +407,7 @@ class ColumnSource:
         return np.stack([starts, stops, rows], axis=1)[kept].astype(np.int64)
 
     def _doubt_numbers(self, starts: npt.NDArray[np.int64]) -> None:
-        """Note what numbers of episodes and of steps say against episodes that begin at ``starts``."""
+        """Note where numbers of episodes and steps contradict episodes that begin at ``starts``."""
         for name in () if self._nexts and self._timeouts else self._fields.values():
             numbered = _mark_of(name) in (*EPISODES, *STEPS)
             if not numbered and _single(self._columns.shape(name)[1:]) and self._columns.dtype(name).kind in "uif":
@@ -429,7 +429,7 @@ class ColumnSource:
         ]
 
     def _leave(self, unknown: npt.NDArray[np.int64], lost: npt.NDArray[np.int64]) -> None:
-        """Note that the steps before ``unknown`` rows are left out, and the episodes that end before ``lost`` ones."""
+        """Note that the steps before ``unknown`` rows, and the episodes that end before ``lost`` rows, are left out."""
         left = self.left
         rewards = self._numbers(self._reward, 0, self._count)[unknown - 1]
         left.steps, left.reward, left.episodes = len(unknown), finite_sum(rewards), len(lost)
@@ -444,7 +444,7 @@ class ColumnSource:
             self.left_out.append(f"{left.episodes:,} episodes of one such step")
 
     def _check_dones(self, dones: str, timeouts: str) -> None:
-        """Check that flags are of terminals, or of any end.  Raises: ValueError: they are of some timeouts only."""
+        """Check that ``dones`` marks terminals only, or every end.  Raises: ValueError: it marks some timeouts only."""
         at = self._flag(dones, 0, self._count)[self._flag(timeouts, 0, self._count)]
         if at.any() and not at.all():
             raise ValueError(
@@ -455,7 +455,7 @@ class ColumnSource:
         self.notes.append(f"{dones}: taken for terminals where {timeouts} is false, as there are no terminals")
 
     def _marked(self, one: str, name: str, ends: list[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-        """Return after which numbers of steps an array that marks episodes says that one ends.  Raises: ValueError."""
+        """Return the numbers of steps after which an array that marks episodes ends one.  Raises: ValueError."""
         if one in (LIMIT, *LASTS):
             found = 1 + np.flatnonzero(self._flag(name, 0, self._count))
             return self._not_all(name, found[found < self._count], ends)
@@ -475,19 +475,19 @@ class ColumnSource:
     def _not_all(
         self, name: str, found: npt.NDArray[np.int64], ends: list[npt.NDArray[np.int64]]
     ) -> npt.NDArray[np.int64]:
-        """Return ends that were ``found``.  Raises: ValueError: most are after single steps, unlike those known."""
+        """Return the ends ``found``.  Raises: ValueError: most follow single steps, unlike the known ends."""
         others = len(np.setdiff1d(found, np.concatenate(ends)))
         every = len(found) == self._count - 1
         if self._count > 2 and others and (every or 2 * others > self._count):
             which = "each step" if every else f"{others:,} of {self._count:,} steps where nothing else does"
             raise ValueError(
                 f"{self.name}: {name}, by which episodes are told apart, would end one after {which}; rename it if "
-                "it is anything else"
+                "it means something else"
             )
         return found
 
     def _terminal(self, begin: int, end: int) -> npt.NDArray[np.bool_]:
-        """Return which steps terminated: of flags of any end, those that are no timeouts."""
+        """Return which steps terminated; if the flags mark every end, without the timeouts."""
         found = self._flag(self._terminals, begin, end)
         if self._dones is not None and self._timeouts is not None:
             found = found & ~self._flag(self._timeouts, begin, end)
@@ -502,7 +502,7 @@ class ColumnSource:
             raise ValueError(f"{what}: {self._reward}[{begin + row}] is {rewards[row]}, expected finite float32")
 
     def _numbers(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows of one number, [end - begin]."""
+        """Read rows of an array with one number a row, [end - begin]."""
         return self._columns.rows(name, begin, end).reshape(-1)
 
     def _flag(self, name: str, begin: int, end: int) -> npt.NDArray[np.bool_]:
@@ -535,7 +535,7 @@ class ColumnSource:
                         f"does not fit {before.dtype}, as {self._obs[key]} has"
                     )
                 return np.concatenate([before, final])
-            if terminated:  # what follows a terminal step is another episode's
+            if terminated:  # the row after a terminal step belongs to the next episode
                 before = self._columns.rows(self._obs[key], begin, end)
                 return np.concatenate([before, before[-1:]])
             return self._columns.rows(self._obs[key], begin, end + 1)
@@ -551,11 +551,11 @@ class ColumnSource:
         )
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's."""
+        """Return an episode's number of steps."""
         return int(self._episodes[number, 1] - self._episodes[number, 0])
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         begin, _, rows = self._episodes[number].tolist()
         return f"{self.name}: episode {number} (rows {begin:,} to {rows - 1:,})"
 
@@ -565,13 +565,13 @@ class ColumnSource:
 
 
 def _mark_of(path: str) -> str:
-    """Return the name in the layout of an array, whichever group it is in; its own if it has none."""
+    """Return an array's name in the layout, in any group; if the layout has none, its own name."""
     one = _known(path.rpartition("/")[2])
     return ONE_NAMES.get(one, one)
 
 
 def ends_within(path: str, values: npt.NDArray[Any]) -> bool:
-    """Return whether an array's name says how episodes end, or its values [N] that one ends before the last row."""
+    """Return whether an array's name marks ends of episodes, or its values [N] mark one before the last row."""
     one = _mark_of(path)
     if one in EPISODES:
         return bool((values[1:] != values[:-1]).any())
@@ -583,7 +583,7 @@ def ends_within(path: str, values: npt.NDArray[Any]) -> bool:
 
 
 def _counts(values: npt.NDArray[Any]) -> bool:
-    """Return whether numbers [N] may number the steps of episodes: they nearly always rise, or by the same step."""
+    """Return whether numbers [N] may number steps: they nearly always rise, or rise by the same amount."""
     rises = np.diff(values.astype(np.float64))
     up, stays, restarts = rises[rises > 0], np.count_nonzero(rises == 0), np.count_nonzero(rises <= 0)
     if 4 * restarts <= len(values):
@@ -593,14 +593,14 @@ def _counts(values: npt.NDArray[Any]) -> bool:
 
 
 def _known(name: str) -> str:
-    """Return a name as the layout spells it; one letter is a name in its own case only."""
+    """Return a name as the layout spells it; a single letter must match in case, too."""
     lower = name.lower()
     joined = lower.replace("_", "").replace("-", "")
     return KNOWN.get(lower) or JOINED.get(joined, name) if len(joined) > 1 else name
 
 
 def _branch(found: dict[str, str], name: str) -> dict[str, str]:
-    """Return the array ``name``, or those of the group of that name, by their path below it; "" is the array."""
+    """Return the array ``name``, or the arrays of group ``name``, by their paths below it; "" is the array itself."""
     return {one[len(name) + 1 :]: found[one] for one in found if one == name or one.startswith(f"{name}/")}
 
 
@@ -615,7 +615,7 @@ def with_tuples(tree: Any) -> Any:
 
 
 def _common(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype that values of two are compared in: of floats the coarser one, as the other's were rounded."""
+    """Return the dtype in which two arrays are compared: of floats the coarser one, since the other was rounded."""
     if one.kind == other.kind == "f":
         return min(one, other, key=lambda dtype: dtype.itemsize)
     return np.promote_types(one, other)

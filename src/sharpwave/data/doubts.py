@@ -1,4 +1,4 @@
-"""What speaks against how a data set in arrays was split into episodes, in words: flags and numbers that disagree."""
+"""Evidence against the split of a data set into episodes, in words: flags and numbers that disagree."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ Ints = npt.NDArray[np.int64]
 
 
 def of_next_observations(breaks: Ints, flagged: Ints, count: int) -> list[str]:
-    """Return what to say of next observations.
+    """Describe doubts about next observations.
 
     Args:
-        breaks: numbers of rows after which the next observation is not the following one. ``flagged``: after which an
-            episode ended, by a flag. ``count``: of all rows.
+        breaks: numbers of rows after which the next observation differs from the following one.
+        flagged: numbers of rows after which a flag ends an episode. ``count``: number of all rows.
     """
     found: list[str] = []
     unflagged = np.setdiff1d(breaks, flagged)
     if len(unflagged):
         found.append(
-            f"next_observations: {len(unflagged):,} rows lead to another observation than the following one where no "
+            f"next_observations: {len(unflagged):,} rows lead to an observation other than the following one where no "
             f"flag ends an episode (the first is row {unflagged[0] - 1:,}); an episode ends after each"
         )
     chained = np.setdiff1d(flagged, np.append(breaks, count))
@@ -34,10 +34,10 @@ def of_next_observations(breaks: Ints, flagged: Ints, count: int) -> list[str]:
 
 
 def of_ends(name: str, found: Ints, known: Ints, count: int) -> list[str]:
-    """Return what to say of an array that marks ends of episodes.
+    """Describe doubts about an array that marks ends of episodes.
 
     Args:
-        found: numbers of rows after which it says that an episode ended. ``known``: after which flags do.
+        found: numbers of rows after which the array ends an episode. ``known``: after which flags end one.
     """
     missed = np.setdiff1d(known, np.append(found, count))
     if not len(missed):
@@ -46,7 +46,7 @@ def of_ends(name: str, found: Ints, known: Ints, count: int) -> list[str]:
 
 
 def of_steps(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
-    """Return what to say of numbers of steps [N] in episodes that begin at ``starts``."""
+    """Describe doubts about numbers of steps [N] in episodes that begin at ``starts``."""
     found: list[str] = []
     firsts, counts = np.unique(values[starts], return_counts=True)
     usual = firsts[np.argmax(counts)]
@@ -60,9 +60,9 @@ def of_steps(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
 
 
 def of_unnamed(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
-    """Return what to say of a further field [N] that looks like numbers of episodes or of steps, against ``starts``.
+    """Describe a further field [N] that looks like numbers of episodes or steps and contradicts ``starts``.
 
-    Numbers of episodes stay, and rise by one two times or more; numbers of steps rise by one, and restart at one value.
+    Numbers of episodes stay, and rise by one at least twice; numbers of steps rise by one, and restart at one value.
     """
     if len(values) < 3 or not np.isfinite(values).all():
         return []
@@ -87,7 +87,7 @@ def of_unnamed(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:
 
 
 def gaps(values: npt.NDArray[Any]) -> Ints:
-    """Return after which numbers of rows integers that rise by the same step nearly always, skip some."""
+    """Return the numbers of rows after which steadily rising integers skip some."""
     if values.dtype.kind not in "ui" or len(values) < 3:
         return np.zeros(0, np.int64)
     wide = values.astype(np.int64)
@@ -103,12 +103,12 @@ def gaps(values: npt.NDArray[Any]) -> Ints:
 
 
 def of_episodes(name: str, values: npt.NDArray[Any]) -> list[str]:
-    """Return what to say of numbers of episodes [N]."""
+    """Describe doubts about numbers of episodes [N]."""
     found: list[str] = []
     runs = values[np.append(True, values[1:] != values[:-1])]
     different = np.unique(runs)
     if again := len(runs) - len(different):
-        found.append(f"{name}: {again:,} numbers come again later; each run of one is taken for an episode")
+        found.append(f"{name}: {again:,} numbers come again later; each run of equal numbers counts as an episode")
     if different.dtype.kind in "ui" and 1 < len(different) < (span := int(different[-1]) - int(different[0]) + 1):
         found.append(
             f"{name}: {span - len(different):,} numbers between {different[0]} and {different[-1]} are missing"

@@ -1,4 +1,4 @@
-"""Episodes of data sets: what every format is read as, and written from."""
+"""Episodes of data sets, the form that every format is read into and written from."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from sharpwave.data.totals import Totals
 from sharpwave.spec import RESERVED, Field, Spec
 
 PARTIAL = ".partial"
-"""End of the name that an export has before it is complete."""
+"""Suffix of an incomplete export's name."""
 
 LastStep = Literal["auto", "step", "final"]
-"""What RLDS's step with ``is_last`` is: a step as any other, or the final observation only; "auto": as the data say."""
+"""Meaning of RLDS's step with ``is_last``: an ordinary step, or the final observation only; "auto": decided by data."""
 
 
 @dataclass(frozen=True)
@@ -26,13 +26,13 @@ class Episode:
     """Episode of T steps.
 
     Attributes:
-        obs: [T + 1, *shape], or dicts and tuples of those; the final observation is the last.
-        action: [T, *shape], or dicts and tuples of those. ``fields``: further ones by name, [T, *shape].
+        obs: [T + 1, *shape], or dicts and tuples of such arrays; the last row is the final observation.
+        action: [T, *shape], or dicts and tuples of such arrays. ``fields``: further ones by name, [T, *shape].
         reward: [T].
-        terminated, truncated: how it ended. If neither, the data ends here: it is truncated.
-        info: what the data set says about it: strings, numbers, and lists and dicts of those.
-        doubts: what speaks against it, in words that do not tell episodes apart, as they are counted.
-        texts: by name, the text that every one of its rows has, which becomes an annotation; ``None``: it varies.
+        terminated, truncated: the episode's end. If neither, the data end here: it counts as truncated.
+        info: the data set's description of the episode: strings, numbers, and lists and dicts of those.
+        doubts: evidence against it, in words that are the same for all such episodes, since they are counted.
+        texts: by name, the text of all its rows, which becomes an annotation; ``None``: the rows differ.
     """
 
     obs: Any
@@ -47,14 +47,14 @@ class Episode:
 
 
 class Source(Protocol):
-    """Data set that is read episode by episode, in any order, though some formats are fastest in theirs.
+    """Data set that is read episode by episode, in any order; some formats are fastest in their own order.
 
     Attributes:
-        name: format and absolute path, which tell one data set from another.
-        spec: schema of its steps. ``steps``: of all episodes.
-        left_out: what of the data set is not read, and why, in words.
-        left: sums over what ``left_out`` says of steps and of episodes without any.
-        notes: how it is read where that could be done in several ways, and why, in words.
+        name: format and absolute path, which identify the data set.
+        spec: schema of its steps. ``steps``: number of steps of all episodes.
+        left_out: the parts that are not read, and why, in words.
+        left: totals of the steps, and of episodes without steps, that ``left_out`` lists.
+        notes: the chosen reading where several are possible, and why, in words.
     """
 
     name: str
@@ -71,10 +71,10 @@ class Source(Protocol):
         """Read an episode.  Raises: ValueError: the data set is damaged."""
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's, also of a damaged one, as far as that is known."""
+        """Return an episode's number of steps; of a damaged one, as far as it is known."""
 
     def place(self, number: int) -> str:
-        """Return the data set's name, and where in it an episode lies, in words."""
+        """Describe an episode's place: the data set's name, and where in it the episode lies."""
 
     def close(self) -> None:
         """Close the files."""
@@ -83,7 +83,7 @@ class Source(Protocol):
 def existing(path: str, what: str) -> Path:
     """Return an absolute path that exists.  Raises: FileNotFoundError, ValueError."""
     if not path:
-        raise ValueError(f"{what}: expected a path behind it, as {what}:FILE")
+        raise ValueError(f"{what}: expected a path after it, as {what}:FILE")
     found = Path(path).expanduser().absolute()
     if not found.exists():
         raise FileNotFoundError(f"{what}: {str(found)!r} does not exist")
@@ -91,7 +91,7 @@ def existing(path: str, what: str) -> Path:
 
 
 def nameless(what: str, name: str) -> ValueError:
-    """Return the error of a name for episodes in a format that has none."""
+    """Return the error for an episode's name in a format without names."""
     return ValueError(
         f"{what}: episodes={name!r}, but its format has no names for episodes; give numbers, as '0:10,15'"
     )
@@ -100,7 +100,7 @@ def nameless(what: str, name: str) -> ValueError:
 def field_of(
     what: str, shape: tuple[int, ...], dtype: np.dtype[Any], metadata: Mapping[str, Any] = MappingProxyType({})
 ) -> Field:
-    """Return the field of values of ``shape`` and ``dtype``.  Raises: ValueError: they cannot be stored."""
+    """Return the field for values of ``shape`` and ``dtype``.  Raises: ValueError: they cannot be stored."""
     if dtype.kind not in "buif" or any(n < 1 for n in shape):
         raise ValueError(
             f"{what}: shape {shape} {dtype} cannot be stored; expected booleans, integers or floats, of sizes above 0"
@@ -112,7 +112,7 @@ def field_of(
 
 
 def nested(what: str, values: Mapping[str, Any], separator: str) -> Any:
-    """Return values by their paths, such as ``arm/joints``, as dicts in dicts; the value itself where its path is "".
+    """Return values by their paths, such as ``arm/joints``, as nested dicts; for the path "", the value itself.
 
     Raises: ValueError: a path lies within another one's value.
     """
@@ -135,5 +135,5 @@ def nested(what: str, values: Mapping[str, Any], separator: str) -> Any:
 
 
 def usable_name(name: str) -> str:
-    """Return the name of a further field that a spec can have: ``reserved`` ones, as weights, get a prefix."""
+    """Return a field's name as a spec accepts it: reserved names, such as weights, get a prefix."""
     return f"info.{name}" if name in RESERVED or name.split(".")[0] in ("obs", "action") else name

@@ -24,7 +24,7 @@ from sharpwave.views.episodes import Order, StoredEpisode
 
 
 class Target(Protocol):
-    """Data set being written, episode by episode; nothing has its name before ``close``."""
+    """Data set that is written episode by episode; it gets its name in ``close``."""
 
     def add(self, episode: Episode) -> None:
         """Write an episode."""
@@ -33,7 +33,7 @@ class Target(Protocol):
         """Complete the data set, and give it its name."""
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the incomplete data set."""
 
 
 class ColumnWriter(Protocol):
@@ -47,7 +47,7 @@ class ColumnWriter(Protocol):
 def export(
     store: Any, target: str, order: Order, lanes: Any, progress: bool | Callable[[int, int], None] | None
 ) -> int:
-    """Write a store's whole episodes as a data set; return how many. ``Store.export`` says the rest."""
+    """Write a store's whole episodes as a data set; return their number. See ``Store.export``."""
     kind, place = split(target, TARGETS, "export")
     episodes = [one for one in store.episodes(order=order, lanes=lanes) if one.whole]
     if not episodes:
@@ -74,7 +74,7 @@ def export(
 
 @contextlib.contextmanager
 def _explained(what: str) -> Iterator[None]:
-    """Say of an error of the file system which export failed; errors that say it already are left alone."""
+    """Add the export's name to an error of the file system; errors that name it already pass unchanged."""
     try:
         yield
     except OSError as error:
@@ -87,12 +87,12 @@ def _explained(what: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _new_file(place: str, kind: str) -> Iterator[Path]:
-    """Yield a name beside a new file's, which it gets at the end, unless the block raises.
+    """Yield a temporary name beside a new file; rename it at the end, unless the block raises.
 
-    Raises: FileExistsError: there is a file of that name, which is left as it is.
+    Raises: FileExistsError: a file of that name exists, and stays as it is.
     """
     if not place:
-        raise ValueError(f"export: got '{kind}:', expected a file behind it, as {kind}:FILE")
+        raise ValueError(f"export: got '{kind}:', expected a file after it, as {kind}:FILE")
     path = Path(place).expanduser().absolute()
     if os.path.lexists(path):
         raise FileExistsError(f"export: {str(path)!r} exists; delete it, or choose another name")
@@ -108,7 +108,7 @@ def _new_file(place: str, kind: str) -> Iterator[Path]:
             finally:
                 os.close(descriptor)
             try:
-                os.link(partial, path)  # unlike a rename, never replaces a file that came meanwhile
+                os.link(partial, path)  # unlike a rename, never replaces a file created meanwhile
             except FileExistsError as error:
                 raise FileExistsError(
                     f"export: {str(path)!r} exists by now; delete it, or choose another name"
@@ -116,12 +116,12 @@ def _new_file(place: str, kind: str) -> Iterator[Path]:
             except OSError:  # a file system without links
                 os.rename(partial, path)
     finally:
-        with contextlib.suppress(OSError):  # there is none, or the file system is read-only
+        with contextlib.suppress(OSError):  # the file is gone, or the file system is read-only
             partial.unlink()
 
 
 def read(episode: StoredEpisode, spec: Spec) -> Episode:
-    """Decode an episode, but for the note of its import."""
+    """Decode an episode, without the note of its import."""
     info = {key: value for key, value in episode.info.items() if key != "import"}
     return Episode(
         episode.obs,
@@ -146,7 +146,7 @@ def _write(target: Target, episodes: list[StoredEpisode], spec: Spec, report: Sh
 
 
 class _Column(NamedTuple):
-    """Array to be written: its name, the field that it is like, and its rows of an episode."""
+    """Array to be written: its name, the field with its shape and dtype, and a function from an episode to its rows."""
 
     name: str
     field: Field
@@ -154,7 +154,7 @@ class _Column(NamedTuple):
 
 
 def _columns(spec: Spec) -> list[_Column]:
-    """Return the arrays of the D4RL layout.  Raises: ValueError: fields cannot be named in it."""
+    """Return the arrays of the D4RL layout.  Raises: ValueError: the layout has no names for some fields."""
 
     def value(name: str) -> Callable[[StoredEpisode], Any]:
         return lambda one: one[name]
@@ -184,7 +184,7 @@ def _columns(spec: Spec) -> list[_Column]:
 
 
 def _write_columns(writer: ColumnWriter, episodes: list[StoredEpisode], columns: list[_Column], report: Shown) -> None:
-    """Write the D4RL layout, array by array: every field is decoded once, but observations twice."""
+    """Write the D4RL layout, array by array: each field is decoded once, observations twice."""
     steps, done = sum(one.length for one in episodes), 0
 
     def told(column: _Column) -> Iterator[npt.NDArray[Any]]:
@@ -199,9 +199,9 @@ def _write_columns(writer: ColumnWriter, episodes: list[StoredEpisode], columns:
 
 
 def _path(file_root: str, root: str, name: str, spec: Spec) -> str:
-    """Return the name in a file of an observation's or an action's field, by its flat name.
+    """Return the name in the file of a field of the observation or action, by its flat name.
 
-    Raises: ValueError: a key that would be taken for several, or for a tuple's.
+    Raises: ValueError: a key could be mistaken for several keys, or for a tuple's index.
     """
     parts = [file_root]
     path = name_path(root, name)

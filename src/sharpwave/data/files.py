@@ -1,7 +1,7 @@
-"""Files that others wrote: the only way to open them, and how much may be made of their bytes.
+"""Files of unknown origin: the only functions that open them, and bounds on the memory and time of reading them.
 
-Importers open files here and hand them to the libraries as file objects, never as paths: what is checked is what is
-read. ``tests/data_sets/test_one_opener.py`` holds that.
+Importers open files here and hand them to the libraries as file objects, never as paths, so the checked bytes are
+the ones that are read. ``tests/data_sets/test_one_opener.py`` asserts this.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from sharpwave.native.directory import Directory, IrregularError, open_file
 from sharpwave.spec import Field
 
 MAX_WHOLE_BYTES = 1 << 32
-"""Limit of an array, or a record, of one episode, which is read as a whole."""
+"""Limit of an array, or a record, of one episode, since it is read as a whole."""
 FREE_BYTES, TIMES = 1 << 28, 256
-"""Bound of the decoded arrays of one episode: so many bytes, plus so many for each byte of the data set's files."""
+"""Bound of one episode's decoded arrays: a fixed number of bytes, plus a factor times the bytes of the files."""
 FREE_TOTAL, TIMES_TOTAL = 1 << 30, 2000
-"""The same of all episodes together, which are decoded one after the other; deflate reaches 1,032."""
+"""The same bound for all episodes together, decoded one after the other; deflate reaches a factor of 1,032."""
 FREE_ROWS, ROWS_A_BYTE = 1 << 20, 8
 """Bound of the number of steps."""
 FREE_EPISODES, EPISODES_A_BYTE = 1 << 16, 1
 """Bound of the number of episodes, arrays and groups."""
 FREE_S, S_A_BYTE = 60.0, 1e-5
-"""Bound of the processor time of reading: a minute, and ten seconds for each megabyte."""
+"""Bound of the processor time of reading: a minute, plus ten seconds for each megabyte."""
 VIDEO_WEIGHT = 16
-"""Bytes that a byte of a video counts for: a picture that hardly changes takes a few thousandths of a raw one."""
+"""Weight of a video's bytes: a picture that hardly changes takes a few thousandths of a raw one."""
 MAX_JSON_BYTES, MAX_LINE_BYTES, MAX_LINES_BYTES = 1 << 25, 1 << 20, 1 << 28
 """Limits of a JSON file, and of a line and the whole of a file of JSON lines. Values take some 20 times their text."""
 MAX_NAME_BYTES = 255
@@ -45,12 +45,12 @@ REMEDY = "if you know who wrote it, lift the bounds by trust=True (sharpwave imp
 
 
 class Budget:
-    """How much may be made of a data set: bounds in proportion to the bytes of its files, holes left out.
+    """Bounds on the reading of a data set, in proportion to the bytes of its files without holes.
 
     Args:
-        trust: no bounds; and links are followed.
+        trust: set no bounds, and follow links.
         progress: show a bar while episodes are found; ``None``: in a terminal.
-        skip_damaged: damage of an episode is an error when it is read only, not when episodes are found.
+        skip_damaged: report an episode's damage only when it is read, not when episodes are found.
 
     Attributes:
         nbytes: bytes of the files opened so far; inf without bounds.
@@ -63,9 +63,9 @@ class Budget:
         self._spent_s, self._begun_s, self._thread = 0.0, 0.0, -1
 
     def count(self, descriptor: int, weight: int = 1) -> int:
-        """Count an open file's bytes, once; return them."""
+        """Count an open file's bytes, once; return their number."""
         found, status = data_bytes(descriptor), os.fstat(descriptor)
-        os.lseek(descriptor, 0, os.SEEK_SET)  # finding holes moves it
+        os.lseek(descriptor, 0, os.SEEK_SET)  # the search for holes moves the offset
         if (key := (status.st_dev, status.st_ino)) not in self._counted and not self.trust:
             self._counted.add(key)
             self.nbytes += found * weight
@@ -73,34 +73,34 @@ class Budget:
 
     @property
     def array_bytes(self) -> float:
-        """Bound of one episode, decoded."""
+        """Bound of one decoded episode."""
         return FREE_BYTES + TIMES * self.nbytes
 
     def check_bytes(self, what: str, nbytes: float) -> None:
-        """Refuse to decode so much at a time.  Raises: ValueError."""
+        """Refuse to decode more than the bound at a time.  Raises: ValueError."""
         self._check(what, nbytes, self.array_bytes, "bytes at a time")
 
     def check_episode(self, what: str, rows: int, fields: Mapping[str, Field]) -> None:
-        """Refuse an episode of ``rows`` rows too large to be decoded.  Raises: ValueError."""
+        """Refuse an episode of ``rows`` rows that is too large to decode.  Raises: ValueError."""
         for name, field in fields.items():
             check_whole(f"{what}: {name}: {rows:,} x {field.shape} {field.dtype}", rows * field.row_bytes)
         self.check_bytes(f"{what}: {rows:,} rows of {len(fields)} fields", rows * _row_bytes(fields))
 
     def check_total(self, what: str, steps: int, fields: Mapping[str, Field]) -> None:
-        """Refuse a data set, or a step of it, too large for its files.  Raises: ValueError."""
+        """Refuse a data set, or a step, that is too large for the files' bytes.  Raises: ValueError."""
         self.check_episode(what, 2, fields)
         self.check_total_bytes(f"{what}: {steps:,} steps", steps * _row_bytes(fields))
 
     def check_total_bytes(self, what: str, nbytes: float) -> None:
-        """Refuse to decode so much altogether.  Raises: ValueError."""
+        """Refuse to decode more than the bound in total.  Raises: ValueError."""
         self._check(what, nbytes, FREE_TOTAL + TIMES_TOTAL * self.nbytes, "bytes")
 
     def check_steps(self, what: str, count: int) -> None:
-        """Refuse a number of steps.  Raises: ValueError."""
+        """Refuse too many steps.  Raises: ValueError."""
         self._check(what, count, FREE_ROWS + ROWS_A_BYTE * self.nbytes, "steps")
 
     def check_count(self, what: str, count: int, unit: str) -> None:
-        """Refuse a number of episodes, arrays or groups.  Raises: ValueError."""
+        """Refuse too many episodes, arrays or groups.  Raises: ValueError."""
         self._check(what, count, FREE_EPISODES + EPISODES_A_BYTE * self.nbytes, unit)
 
     def _check(self, what: str, got: float, bound: float, unit: str) -> None:
@@ -111,7 +111,7 @@ class Budget:
             )
 
     def check_time(self) -> None:
-        """Refuse to go on once reading has taken too long.  Raises: ValueError."""
+        """Stop once reading has taken too long.  Raises: ValueError."""
         if self._thread == threading.get_ident():  # libraries read from threads of their own, too
             spent, bound = self._spent_s + time.thread_time() - self._begun_s, FREE_S + S_A_BYTE * self.nbytes
             if spent > bound:
@@ -122,7 +122,7 @@ class Budget:
 
     @contextlib.contextmanager
     def held(self, what: str, *names: str) -> Iterator[None]:
-        """Hold a block that reads to the bound of time, and its errors to those of ``explained``, in printable text."""
+        """Apply the bound of time, and ``explained``, to a block that reads; make its errors printable."""
         self._thread, self._begun_s = threading.get_ident(), time.thread_time()
         try:
             with explained(what, *names):
@@ -130,7 +130,7 @@ class Budget:
                     yield
                 except Exception as error:
                     if not isinstance(error, ValueError):
-                        self.check_time()  # a library may have made another error of it
+                        self.check_time()  # a library may have replaced the error
                     raise
                 self.check_time()
         except (ValueError, FileNotFoundError) as error:
@@ -144,11 +144,11 @@ class Budget:
 
 @contextlib.contextmanager
 def explained(what: str, *names: str) -> Iterator[None]:
-    """Turn whatever a parser raises in the block into a ValueError that begins with ``what``, which names the file.
+    """Turn any error of a parser in the block into a ValueError that begins with ``what``, which names the file.
 
-    Parsers of damaged files raise anything: KeyError, struct.error, ZeroDivisionError, zlib.error, ArrowException; and
+    Parsers of damaged files raise KeyError, struct.error, ZeroDivisionError, zlib.error, ArrowException and others, and
     MemoryError for a size that a damaged byte declares. Errors that name the file (``what`` or one of ``names``),
-    missing files and missing packages stay.
+    missing files and missing packages pass unchanged.
     """
     try:
         yield
@@ -169,7 +169,7 @@ def explained(what: str, *names: str) -> Iterator[None]:
 
 
 def check_whole(what: str, nbytes: int) -> None:
-    """Refuse what no memory should hold as a whole, whoever wrote it.  Raises: ValueError."""
+    """Refuse a size that is too large to hold as a whole, even from a trusted file.  Raises: ValueError."""
     if nbytes > MAX_WHOLE_BYTES:
         raise ValueError(
             f"{what}: {nbytes:,} bytes in one episode, expected at most {MAX_WHOLE_BYTES >> 30} GiB; split it into "
@@ -182,10 +182,10 @@ def _row_bytes(fields: Mapping[str, Field]) -> int:
 
 
 class File(io.BufferedReader):
-    """Regular file that is read only, and held open.
+    """Regular file, read only and held open.
 
     Attributes:
-        path: for messages only. ``size``: in bytes. ``nbytes``: without holes, which cost their writer nothing.
+        path: for messages only. ``size``: in bytes. ``nbytes``: size without holes, which cost their writer nothing.
     """
 
     def __init__(self, descriptor: int, path: Path, budget: Budget, weight: int = 1) -> None:
@@ -195,7 +195,7 @@ class File(io.BufferedReader):
 
     def read(self, size: int | None = -1, /) -> bytes:
         self.budget.check_time()
-        wanted = self.size if size is None or size < 0 else min(size, self.size)  # what is asked for is allocated
+        wanted = self.size if size is None or size < 0 else min(size, self.size)  # the requested size is allocated
         self.budget.check_bytes(f"{self.path}: a part", wanted)
         return super().read(wanted)
 
@@ -204,7 +204,7 @@ class File(io.BufferedReader):
         return super().readinto(buffer)
 
     def read_at(self, offset: int, nbytes: int) -> bytes:
-        """Read exactly ``nbytes``.  Raises: ValueError: the file ends before."""
+        """Read exactly ``nbytes``.  Raises: ValueError: the file is too short."""
         if not 0 <= offset <= offset + nbytes <= self.size:
             raise ValueError(f"{self.path}: {nbytes:,} bytes at byte {offset:,}, expected them in {self.size:,} bytes")
         self.seek(offset)
@@ -215,7 +215,7 @@ class File(io.BufferedReader):
 
 
 def open_path(path: Path, budget: Budget, weight: int = 1) -> File:
-    """Open the regular file at a path that the user gave, which may lead there by links.
+    """Open the regular file at a user's path, which may contain links.
 
     Raises: ValueError: a FIFO, a device, a folder.  OSError.
     """
@@ -227,15 +227,15 @@ def open_path(path: Path, budget: Budget, weight: int = 1) -> File:
 
 
 class Folder:
-    """Folder of a data set, held open: files are found beneath it, name by name, never through a link.
+    """Folder of a data set, held open: files are found below it, name by name, never through a link.
 
-    The user's path may lead to it by links. Names are relative, with slashes.
+    The user's path to it may contain links. Names are relative, with slashes.
     """
 
     def __init__(self, path: Path, budget: Budget) -> None:
         self.path, self.budget = path, budget
         if not path.is_dir():
-            raise ValueError(f"{path} is no folder, expected that of a data set; give its folder")
+            raise ValueError(f"{path} is no folder, expected a data set's folder")
         self._top = Directory.open(path)
 
     def open(self, name: str, weight: int = 1) -> File:
@@ -259,7 +259,7 @@ class Folder:
         return found
 
     def is_folder(self, name: str) -> bool:
-        """Return whether a name is that of a subfolder.  Raises: ValueError: of a link."""
+        """Return whether a name is a subfolder's.  Raises: ValueError: it is a link's."""
         parts = name.split("/")
         with self._refusing(name), contextlib.ExitStack() as stack:
             if self.budget.trust:
@@ -278,7 +278,7 @@ class Folder:
         with self.open(name) as file, explained(str(file.path)):
             content = file.read(MAX_JSON_BYTES + 1)
             if len(content) > MAX_JSON_BYTES:
-                raise ValueError(f"{file.path}: is larger than {MAX_JSON_BYTES:,} bytes, which no description is")
+                raise ValueError(f"{file.path}: is larger than {MAX_JSON_BYTES:,} bytes, the limit of a description")
             return parse_json(content)
 
     def json_lines(self, name: str) -> Iterator[Any]:
@@ -306,7 +306,7 @@ class Folder:
     def _refusing(self, name: str) -> Iterator[None]:
         parts = name.split("/") if name else []
         if any(part in ("", ".", "..") or os.sep in part or "\0" in part for part in parts):
-            raise ValueError(f"{self.path}: the path {name[:200]!r} leaves the folder, or is none")
+            raise ValueError(f"{self.path}: the path {name[:200]!r} leaves the folder, or is not a path")
         if any(len(os.fsencode(part)) > MAX_NAME_BYTES for part in parts):
             raise ValueError(f"{self.path}: the path {name[:200]!r} has a name of more than {MAX_NAME_BYTES} bytes")
         try:
@@ -321,7 +321,7 @@ class Folder:
 
 
 def parse_json(content: bytes | str) -> Any:
-    """Parse JSON.  Raises: ValueError: it is none, or nested too deep."""
+    """Parse JSON.  Raises: ValueError: it is no JSON, or nested too deep."""
     try:
         return json.loads(content)
     except RecursionError as error:

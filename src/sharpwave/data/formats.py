@@ -1,4 +1,4 @@
-"""Formats of data sets, by the word before the colon."""
+"""Formats of data sets, by the prefix before the colon."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def split(text: str, known: tuple[str, ...], what: str) -> tuple[str, str]:
 
 
 class HeldSource:
-    """Data set held to the bounds of its files: whatever goes wrong in it is a ValueError that names it."""
+    """Data set within the bounds of its files: each error in reading it is a ValueError that names it."""
 
     def __init__(self, source: Source, budget: Budget) -> None:
         self._source, self._budget = source, budget
         self.name, self.spec, self.steps = source.name, source.spec, source.steps
-        self.left_out = [escaped(one) for one in source.left_out]  # names of a stranger's
+        self.left_out = [escaped(one) for one in source.left_out]  # names of unknown origin
         self.notes, self.left = [escaped(one) for one in source.notes], source.left
         self.about = dict(getattr(source, "about", {}))
         budget.check_steps(self.name, self.steps)
@@ -63,7 +63,7 @@ class HeldSource:
             return self._source.read(number)
 
     def named(self, name: str) -> list[int]:
-        """Return the numbers of the episodes that the data set has a name for.  Raises: ValueError."""
+        """Return the numbers of the episodes with a name.  Raises: ValueError."""
         named = getattr(self._source, "named", None)
         if named is None:
             raise nameless(self.name, name)
@@ -72,11 +72,11 @@ class HeldSource:
             return found
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's, also of a damaged one."""
+        """Return an episode's number of steps, also of a damaged one."""
         return self._source.length(number)
 
     def place(self, number: int) -> str:
-        """Return the data set's name, and where in it an episode lies, in words."""
+        """Describe an episode's place: the data set's name, and where in it the episode lies."""
         return escaped(self._source.place(number))
 
     def close(self) -> None:
@@ -95,9 +95,9 @@ def open_source(
     """Open a data set.
 
     Args:
-        skip_damaged: damage of an episode is an error when it is read only.
-        last: what the last steps of RLDS are, as for ``load``.
-        trust: lift the bounds that a stranger's files are held to, and follow links.
+        skip_damaged: report an episode's damage only when it is read.
+        last: meaning of the last steps of RLDS, as for ``load``.
+        trust: lift the bounds for files of unknown origin, and follow links.
         progress: show a bar while its episodes are found; ``None``: in a terminal.
 
     Raises: ValueError, FileNotFoundError, ModuleNotFoundError; OSError: its files cannot be read.
@@ -105,7 +105,7 @@ def open_source(
     kind, place = split(text, tuple(SOURCES), "load")
     module, name = SOURCES[kind]
     if last != "auto" and kind != "rlds":
-        raise ValueError(f"load: got last={last!r} for {kind}, which says it; last is for rlds, leave it out")
+        raise ValueError(f"load: got last={last!r} for {kind}, which declares it; last is for rlds only, leave it out")
     given = {"last": last} if kind == "rlds" else {}
     opener: Callable[..., Source] = getattr(import_module(f"sharpwave.data.{module}"), name)
     budget = Budget(trust, progress, skip_damaged)

@@ -23,23 +23,23 @@ METADATA = "metadata"
 MAX_DEPTH = 8
 """Limit of groups in groups."""
 FREE_BYTES, MAX_RATIO = 1 << 26, 2000
-"""What an array may declare beyond what it holds: gzip reaches 1,032."""
+"""Bytes that an array may declare beyond the stored ones: gzip reaches a ratio of 1,032."""
 PART_BYTES = 1 << 20
 """Bytes that are inflated at a time, to count them."""
 GZIP = 1
 FILTERS = {GZIP: "gzip", 2: "shuffle", 3: "fletcher32"}
-"""Filters whose work follows from an array's bytes. Parameters of nbit and scaleoffset are trusted by HDF5, which then
-reads beyond the chunk; lzf and szip make any number of bytes of few; for others HDF5 looks for a library to load."""
+"""Filters whose cost is bounded by an array's bytes. HDF5 trusts parameters of nbit and scaleoffset and may read beyond
+the chunk; lzf and szip make any number of bytes from few; for others HDF5 looks for a library to load."""
 GZIP_RATIO = 1032
-"""Bytes that gzip makes of one, at most."""
+"""Largest ratio of gzip's output to its input."""
 MAX_NAME_CHARACTERS = 1024
-"""Limit of an array's path: links to one array repeat it."""
+"""Limit of an array's path: links to one array repeat it at no cost."""
 
 
 class Hdf5File:
-    """Groups and arrays of an HDF5 file, each checked before anything of it is read.
+    """Groups and arrays of an HDF5 file, each checked before it is read.
 
-    Nothing that leads to another file is followed: links, virtual arrays, values in other files.
+    No reference to another file is followed: links, virtual arrays, values in other files.
     """
 
     def __init__(self, file: File, budget: Budget) -> None:
@@ -53,25 +53,25 @@ class Hdf5File:
         return int(self._h5py.h5o.get_info(one.id).addr)
 
     def arrays(self, group: Any, prefix: str = "", leave: str = "") -> dict[str, Any]:
-        """Return the arrays of a group and of those in it, by their paths; but for the group ``leave``.
+        """Return the arrays of a group and its subgroups, by their paths; skip the group ``leave``.
 
-        Raises: ValueError: something leads elsewhere, is nested too deep, or declares more than there may be.
+        Raises: ValueError: a link leaves the file, groups are nested too deep, or an array declares too many bytes.
         """
         with explained(f"{self._what} is damaged", self._what):
             self._found = self._declared = 0
             return dict(self._walk(group, prefix, leave, {self._address(self.root), self._address(group)}, 0))
 
     def group(self, group: Any, name: str) -> Any:
-        """Return a group in another one, for ``arrays``.  Raises: ValueError: there is none."""
+        """Return a subgroup, for ``arrays``.  Raises: ValueError: it is missing."""
         with explained(f"{self._what} is damaged", self._what):
             if not isinstance(found := self._member(group, name, name), self._h5py.Group):
-                raise ValueError(f"{self._what}: {name} is no group, expected one; write the data set anew")
-            if (first := self._groups.setdefault(self._address(found), name)) != name:  # any number of names are cheap
+                raise ValueError(f"{self._what}: {name} is no group, expected a group; write the data set anew")
+            if (first := self._groups.setdefault(self._address(found), name)) != name:  # names cost nothing
                 raise ValueError(f"{self._what}: {name} is a second name of {first}, expected one; copy the group")
             return found
 
     def find(self, group: Any, name: str) -> Any:
-        """Return the group or the array of a name in a group; None: there is none.  Raises: ValueError: a link."""
+        """Return the group or array of a name in a group, or None if it is missing.  Raises: ValueError: a link."""
         with explained(f"{self._what} is damaged", self._what):
             if group.get(name, getlink=True) is None:
                 return None
@@ -81,12 +81,12 @@ class Hdf5File:
             return found
 
     def names(self, group: Any, name: str) -> list[str]:
-        """Return the names in a group of a group; none where it is an array, or not there.  Raises: ValueError."""
+        """Return the names in a subgroup; an empty list if it is an array, or missing.  Raises: ValueError."""
         found = self.find(group, name)
         return [one for one in found if isinstance(one, str)] if isinstance(found, self._h5py.Group) else []
 
     def attribute(self, group: Any, name: str) -> str | int | float | None:
-        """Return an attribute that is one text or number; None: it is none.  Raises: ValueError."""
+        """Return an attribute that is a single text or number; else None.  Raises: ValueError."""
         with explained(f"{self._what} is damaged", self._what):
             if name not in group.attrs or (kind := group.attrs.get_id(name)).shape != ():
                 return None
@@ -97,7 +97,7 @@ class Hdf5File:
             return _plain(group.attrs[name])
 
     def texts(self, array: Any, name: str) -> list[str]:
-        """Read the texts of an array [N], or of one [].  Raises: ValueError: it has others."""
+        """Read the texts of an array [N] or [].  Raises: ValueError: it has other values."""
         with explained(f"{self._what}: {name}: cannot be read", self._what):
             if self._h5py.check_string_dtype(array.dtype) is None or len(array.shape or ()) > 1:
                 raise ValueError(f"{self._what}: {name} is {array.shape} {array.dtype}, expected texts [N]")
@@ -105,7 +105,7 @@ class Hdf5File:
             self._budget.check_count(f"{self._what}: {name}", len(rows), "names")
             self._budget.check_bytes(f"{self._what}: {name}", len(rows) * array.dtype.itemsize)
             found = []
-            for row in rows:  # one by one: any number of rows may be the same bytes of the file
+            for row in rows:  # one by one: many rows may share the same bytes of the file
                 self._budget.check_time()
                 found.append(str(_plain(array[row])))
             return found
@@ -113,18 +113,17 @@ class Hdf5File:
     def _member(self, group: Any, key: str, name: str) -> Any:
         link = group.get(key, getlink=True)
         if link is None:
-            raise ValueError(f"{self._what}: {name} is missing, expected it; fetch the data set anew")
+            raise ValueError(f"{self._what}: {name} is missing; fetch the data set anew")
         if not isinstance(link, self._h5py.HardLink):
             raise ValueError(
-                f"{self._what}: {name} is a link to elsewhere, which is not followed; copy what it leads to "
-                "into the file"
+                f"{self._what}: {name} is a link to elsewhere, which is not followed; copy its target into the file"
             )
         return group[key]
 
     def _walk(self, group: Any, prefix: str, leave: str, groups: set[int], depth: int) -> Iterator[tuple[str, Any]]:
         for key in group:
             if isinstance(key, bytes):
-                raise ValueError(f"{self._what}: {prefix}{key!r} is no UTF-8, expected a name that is; rename it")
+                raise ValueError(f"{self._what}: {prefix}{key!r} is no UTF-8, expected a UTF-8 name; rename it")
             name = prefix + key
             if len(name) > MAX_NAME_CHARACTERS:
                 raise ValueError(
@@ -142,7 +141,7 @@ class Hdf5File:
                     raise ValueError(
                         f"{self._what}: {name} is nested deeper than {MAX_DEPTH} groups; write its arrays further up"
                     )
-                if (address := self._address(found)) in groups:  # or a few names are any number of paths
+                if (address := self._address(found)) in groups:  # else a few names make any number of paths
                     raise ValueError(
                         f"{self._what}: {name} is a second name of a group, expected one; nested in itself?"
                     )
@@ -172,14 +171,14 @@ class Hdf5File:
             )
         self._declared += declared
         self._budget.check_total_bytes(what, self._declared)
-        if array.chunks is not None:  # one is decoded for any value in it
+        if array.chunks is not None:  # reading any value decodes the whole chunk
             nbytes = math.prod(array.chunks) * itemsize
             self._budget.check_bytes(f"{what}: chunks of {array.chunks}", nbytes)
             if GZIP in codes and GZIP_RATIO * there > self._budget.array_bytes:
                 self._check_chunks(array, what, nbytes, codes.index(GZIP))
 
     def _check_chunks(self, array: Any, what: str, nbytes: int, place: int) -> None:
-        """Refuse chunks of which gzip makes more than they declare: HDF5 gives them what memory they ask for."""
+        """Refuse chunks that gzip inflates beyond their declared size: HDF5 allocates as much as they need."""
         for number in range(array.id.get_num_chunks()):
             chunk = array.id.get_chunk_info(number)
             if GZIP_RATIO * chunk.size <= self._budget.array_bytes or chunk.filter_mask >> place & 1:
@@ -210,7 +209,7 @@ class Hdf5File:
 
 
 def _plain(value: Any) -> str | int | float:
-    """Return a value of HDF5 as a text or number of Python."""
+    """Convert a value of HDF5 to a text or number of Python."""
     value = value.item() if hasattr(value, "item") else value
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
@@ -254,15 +253,15 @@ def open_hdf5(path: str, budget: Budget) -> ColumnSource:
 
 
 class Hdf5Output(io.RawIOBase):
-    """File that never fails HDF5, which ends the process (SIGSEGV) where closing cannot write what it has cached.
+    """File that never fails HDF5, since HDF5 ends the process (SIGSEGV) if it cannot write its cache in ``close``.
 
     Attributes:
-        error: what failed first, on a full disk. What is written from then on is kept in memory.
+        error: the first failure, as of a full disk. Later writes are kept in memory.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w+b", buffering=0)
-        self._at, self._kept = 0, dict[int, bytes]()  # what could not be written, by offset
+        self._at, self._kept = 0, dict[int, bytes]()  # bytes that could not be written, by offset
         self.error: OSError | None = None
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
@@ -302,11 +301,11 @@ class Hdf5Output(io.RawIOBase):
         super().close()
 
     def sync(self) -> None:
-        """Sync the file: some file systems tell only then that the disk is full.  Raises: OSError."""
+        """Sync the file: some file systems report a full disk only then.  Raises: OSError."""
         os.fsync(self._file.fileno())
 
     def check(self) -> None:
-        """Raise what failed."""
+        """Raise the first failure, if any."""
         if self.error is not None:
             raise self.error
 
@@ -316,7 +315,7 @@ class Hdf5Writer:
 
     def __init__(self, path: Path) -> None:
         h5py = needed("h5py", "data")
-        self._uninterrupted = Lock()  # an interrupt between two lines of Hdf5Output would be a failure to HDF5
+        self._uninterrupted = Lock()  # HDF5 would take an interrupt in Hdf5Output for a failure
         with self._uninterrupted:
             self._output = Hdf5Output(path)
             self._file: Any = h5py.File(self._output, "w")
@@ -334,10 +333,10 @@ class Hdf5Writer:
                 self._output.check()
         finally:
             with self._uninterrupted:
-                del array  # which writes what HDF5 has cached of it
+                del array  # HDF5 writes its cache of the array
 
     def close(self) -> None:
-        """Complete the file.  Raises: OSError: something could not be written."""
+        """Complete the file.  Raises: OSError: a write failed."""
         with self._uninterrupted:
             self._file.close()
             self._output.close()

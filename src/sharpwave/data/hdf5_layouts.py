@@ -1,4 +1,4 @@
-"""HDF5 files by their layouts: D4RL, robomimic, ManiSkill, ALOHA and d3rlpy; which one a file has is seen in it."""
+"""HDF5 files by their layouts: D4RL, robomimic, ManiSkill, ALOHA and d3rlpy; the layout is detected by content."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from sharpwave.data.recordings import Array, Arrays, Layout, Recording, Recordin
 DEMO, TRAJECTORY = re.compile(r"demo_(\d{1,18})"), re.compile(r"traj_(\d{1,18})")
 EPISODE_FILE = re.compile(r"episode_(\d{1,18})\.(hdf5|h5)")
 COLUMN = re.compile(r"(.+?)_(\d{1,18})(?:_(\d{1,4}))?")
-"""d3rlpy's name of a column of an episode, or of a part of a tuple in it."""
+"""d3rlpy's name of an episode's column, or of a part of a tuple in it."""
 MAX_TEXT_CHARACTERS = 1 << 14
 """Limit of a text that is kept as an annotation."""
 
 
 def open_hdf5(place: str, budget: Budget) -> Source:
-    """Open an HDF5 file, or ALOHA's folder of them, whichever layout it has.
+    """Open an HDF5 file of any known layout, or ALOHA's folder of files.
 
     Raises: FileNotFoundError, ValueError, ModuleNotFoundError.
     """
@@ -46,7 +46,7 @@ def open_hdf5(place: str, budget: Budget) -> Source:
 
 
 def _folder(name: str, path: Path, budget: Budget) -> Layout:
-    """Find ALOHA's files in a folder.  Raises: ValueError: there are none."""
+    """Find ALOHA's files in a folder.  Raises: ValueError: it has none."""
     folder = Folder(path, budget)
     try:
         with explained(name, name):
@@ -66,7 +66,7 @@ def _folder(name: str, path: Path, budget: Budget) -> Layout:
 
 
 def _file(name: str, path: Path, budget: Budget) -> Layout | None:
-    """Find out which layout a file has; None: D4RL's, or none that is known.  Raises: ValueError."""
+    """Detect a file's layout; None: D4RL's, or an unknown one.  Raises: ValueError."""
     file = _hdf5(open_path(path, budget), budget)
     try:
         with explained(f"{name} is damaged", name):
@@ -88,7 +88,7 @@ def _file(name: str, path: Path, budget: Budget) -> Layout | None:
 
 
 def _is_marked(file: Hdf5File, budget: Budget) -> bool:
-    """Return whether arrays say how episodes end, or that there are several, as in D4RL's layout."""
+    """Return whether arrays mark ends of episodes, or several episodes, as in D4RL's layout."""
     arrays = arrays_of(file, file.root, "")
     rows = max(map(len_of, below(arrays, "action").values()), default=-1)
     for path, one in without(arrays, "observations", "action").items():
@@ -100,7 +100,7 @@ def _is_marked(file: Hdf5File, budget: Budget) -> bool:
 
 
 def _hdf5(opened: File, budget: Budget) -> Hdf5File:
-    """Return an open file as HDF5.  Raises: ValueError: it is none; then it is closed."""
+    """Return an open file as HDF5.  Raises: ValueError: it is no HDF5 file; then it is closed."""
     try:
         return Hdf5File(opened, budget)
     except BaseException:
@@ -109,7 +109,7 @@ def _hdf5(opened: File, budget: Budget) -> Hdf5File:
 
 
 def _numbered(pattern: re.Pattern[str], names: Iterable[Any]) -> list[str]:
-    """Return the names of a pattern, in the order of their numbers."""
+    """Return the names that match a pattern, in the order of their numbers."""
     found = [(one, match) for one in names if isinstance(one, str) and (match := pattern.fullmatch(one))]
     return [one for one, match in sorted(found, key=lambda pair: (int(pair[1][1]), pair[0]))]
 
@@ -128,21 +128,21 @@ class Hdf5Array:
 
 
 def arrays_of(file: Hdf5File, group: Any, prefix: str) -> dict[str, Array]:
-    """Return the arrays of a group by their paths in it; ``prefix`` is the group's.  Raises: ValueError."""
+    """Return the arrays of a group by their paths in it; ``prefix`` is the group's path.  Raises: ValueError."""
     found = file.arrays(group, prefix)
     return {name[len(prefix) :]: Hdf5Array(file, array, name) for name, array in found.items()}
 
 
 def without(arrays: Arrays, *names: str) -> dict[str, Array]:
-    """Return the arrays that are neither of these names nor in groups of them."""
+    """Return the arrays without those of these names, or in groups of these names."""
     return {name: array for name, array in arrays.items() if name.split("/")[0] not in names}
 
 
 class Robomimic:
     """Layout of robomimic and MimicGen: a group for each demonstration, ``data/demo_0``, ``data/demo_1`` ...
 
-    In each ``obs/*`` [T, ...] and ``actions`` [T, ...], and where there are, ``next_obs/*``, ``rewards`` [T] and
-    ``dones`` [T], of which the last says whether it terminated, as for robomimic's own algorithms; others are further.
+    Each has ``obs/*`` [T, ...] and ``actions`` [T, ...], and optionally ``next_obs/*``, ``rewards`` [T] and ``dones``
+    [T], whose last value says whether it terminated, as for robomimic's own algorithms; others are further fields.
     """
 
     final = False
@@ -154,7 +154,7 @@ class Robomimic:
         self.left_out = [f"data/{one}: no demonstration" for one in set(self._group) - set(self._demos)]
         self.notes = [
             "read as robomimic writes it",
-            "dones, where there are: the last of a demonstration says whether it terminated",
+            "dones, if any: a demonstration's last one says whether it terminated",
         ]
         for one in file.names(file.root, "mask"):
             self._compare_mask(one)
@@ -162,7 +162,7 @@ class Robomimic:
         self.about = {} if said is None else short({"env_args": said}, self.left_out)
 
     def _compare_mask(self, mask: str) -> None:
-        """Name the demonstrations of a filter key that the data lack, as when they were deleted."""
+        """Note demonstrations of a filter key that the data lack, such as deleted ones."""
         try:
             missing = sorted(set(self._keys(mask)) - set(self._demos))
         except ValueError as error:
@@ -174,12 +174,12 @@ class Robomimic:
             self.left_out.append(f"mask/{mask}: lists {_few(missing)}, which data lacks")
 
     def _keys(self, mask: str) -> list[str]:
-        """Return the names in a filter key.  Raises: ValueError: it has others."""
+        """Return the names in a filter key.  Raises: ValueError: it holds other values."""
         found = self._file.find(self._file.find(self._file.root, "mask"), mask)
         return self._file.texts(found, f"mask/{mask}") if hasattr(found, "dtype") else []
 
     def surveyed(self, rows: int) -> list[str]:
-        """Compare the rows of the sound episodes with what the data set says of all."""
+        """Compare the sound episodes' rows with the data set's declared total."""
         said = self._file.attribute(self._group, "total")
         return [] if said is None or said == rows else [f"steps: total says {said}, sound demonstrations have {rows:,}"]
 
@@ -187,7 +187,7 @@ class Robomimic:
         return len(self._demos)
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return f"data/{self._demos[number]}"
 
     def recording(self, number: int) -> Recording:
@@ -230,10 +230,10 @@ class Robomimic:
 
 
 class ManiSkill:
-    """Layout of ManiSkill: groups ``traj_0``, ``traj_1`` ... and a JSON file of the same name, which describes them.
+    """Layout of ManiSkill: groups ``traj_0``, ``traj_1`` ... and a JSON file of the same name that describes them.
 
-    In each ``obs`` [T + 1, ...] or ``obs/*``, and ``actions``, ``rewards``, ``terminated`` and ``truncated`` [T];
-    ``success``, ``fail`` [T], ``env_states/*`` [T + 1, ...] and others are further.
+    Each has ``obs`` [T + 1, ...] or ``obs/*``, and ``actions``, ``rewards``, ``terminated`` and ``truncated`` [T];
+    ``success``, ``fail`` [T], ``env_states/*`` [T + 1, ...] and others are further fields.
     """
 
     final = True
@@ -246,16 +246,16 @@ class ManiSkill:
         self._said: dict[str, dict[str, Any]] = {}
         self._differing: set[str] = set()
         if said is None:
-            self.notes.append("no JSON file of the same name beside it, which would describe the trajectories")
+            self.notes.append("no JSON file of the same name, to describe the trajectories, lies beside it")
             return
         if not isinstance(said, dict) or not isinstance(said.get("episodes"), list):
-            self.notes.append("the JSON file of the same name does not list episodes, which would describe them")
+            self.notes.append("the JSON file of the same name lists no episodes, so nothing describes them")
             return
         self._describe(said["episodes"])
         self.about = short({"env_info": json.dumps(said.get("env_info"))}, self.left_out)
 
     def _describe(self, episodes: list[Any]) -> None:
-        """Take what is said of each trajectory; name those that one of both files lacks, and those listed twice."""
+        """Read the description of each trajectory; note trajectories that a file lacks, or lists twice."""
         described = [one for one in episodes if isinstance(one, dict) and "episode_id" in one]
         if nameless := len(episodes) - len(described):
             self.left_out.append(f"episodes: {nameless:,} of the JSON file have no episode_id")
@@ -270,14 +270,14 @@ class ManiSkill:
             self.left_out.append(f"descriptions: the JSON file does not list {_few(missing)}")
 
     def surveyed(self, rows: int) -> list[str]:
-        """Name the trajectories whose last success differs from what the JSON file says."""
-        return [f"success: the JSON file says another one of {_few(self._differing)}"] if self._differing else []
+        """Note trajectories whose last success differs from the JSON file's."""
+        return [f"success: the JSON file differs for {_few(self._differing)}"] if self._differing else []
 
     def __len__(self) -> int:
         return len(self._names)
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return self._names[number]
 
     def recording(self, number: int) -> Recording:
@@ -314,7 +314,7 @@ class ManiSkill:
 
 
 def _beside(path: Path, budget: Budget) -> Any:
-    """Return the content of the JSON file beside ManiSkill's; None: there is none.  Raises: ValueError."""
+    """Return the content of the JSON file beside ManiSkill's; None: it is missing.  Raises: ValueError."""
     folder = Folder(path.parent, budget)
     try:
         return folder.json(path.with_suffix(".json").name)
@@ -327,7 +327,7 @@ def _beside(path: Path, budget: Budget) -> Any:
 class D3rlpy:
     """Layout of d3rlpy 2: arrays ``observations_0``, ``actions_0``, ``rewards_0``, ``terminated_0``, and so on.
 
-    Each of T rows but ``terminated_0``, one flag. Observations that are tuples have ``observations_0_0`` and others.
+    Each has T rows; ``terminated_0`` is one flag. Tuples of observations are ``observations_0_0`` and so on.
     As in d3rlpy, the last step of an episode that did not terminate has no successor.
     """
 
@@ -353,7 +353,7 @@ class D3rlpy:
         return len(self._numbers)
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return f"episode {self._numbers[number]}"
 
     def recording(self, number: int) -> Recording:
@@ -362,7 +362,7 @@ class D3rlpy:
         for path, name in self._columns[self._numbers[number]].items():
             found = self._file.find(self._file.root, name)
             if not hasattr(found, "dtype"):
-                raise ValueError(f"{name} is no array, expected one; write the data set anew")
+                raise ValueError(f"{name} is no array, expected an array; write the data set anew")
             arrays[path] = Hdf5Array(self._file, found, name)
         ended = arrays.get("terminated")
         if ended is None or ended.shape:
@@ -386,9 +386,9 @@ class D3rlpy:
 class Aloha:
     """Layout of ALOHA and ACT: a file for each episode, ``episode_0.hdf5``, ``episode_1.hdf5`` ...
 
-    In each ``observations/*`` [T, ...], as ``qpos``, ``qvel`` and ``images/*``, and ``action`` [T, ...]; ``reward`` [T]
-    where there is one; others, as ``base_action``, are further. Images of a file with the attribute ``compress`` are
-    JPEGs, padded to one length. Texts are annotations of the episode.
+    Each has ``observations/*`` [T, ...], as ``qpos``, ``qvel`` and ``images/*``, and ``action`` [T, ...]; ``reward``
+    [T] is optional; others, as ``base_action``, are further fields. Images of a file with the attribute ``compress``
+    are JPEGs, padded to one length. Texts are annotations of the episode.
     """
 
     final = False
@@ -408,7 +408,7 @@ class Aloha:
             self.left_out.append(f"episodes: {lacking:,} numbers below {max(numbers):,} have no file")
         self.notes = [
             "read as ALOHA writes it",
-            "JPEGs: with the channels in the order in which they were compressed",
+            "JPEGs: channels in the order of compression",
         ]
         self._file: tuple[str, Hdf5File] | None = None
 
@@ -416,7 +416,7 @@ class Aloha:
         return len(self._names)
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return self._names[number]
 
     def recording(self, number: int) -> Recording:
@@ -449,13 +449,13 @@ class Aloha:
         )
 
     def named(self, name: str) -> list[int]:
-        """Return the number of the episode of a file.  Raises: ValueError."""
+        """Return the episode's number of a file.  Raises: ValueError."""
         if name not in self._names:
             raise ValueError(f"episodes: got {name!r}, expected numbers, or the name of a file, as {self._names[0]}")
         return [self._names.index(name)]
 
     def close(self) -> None:
-        """Close the folder, and the file that is open."""
+        """Close the folder and the open file."""
         self._close_file()
         self._closed()
 
@@ -470,9 +470,9 @@ def _is_compressed(array: Array, compress: bool) -> bool:
 
 
 class Pictures:
-    """Images [T, height, width, 3] of which each row is a JPEG, padded with zeros; all as large as the first.
+    """Images [T, height, width, 3], stored as a JPEG in each row, padded with zeros; all as large as the first.
 
-    Raises: ValueError: that is none.
+    Raises: ValueError: the array holds no such images.
     """
 
     def __init__(self, array: Array, name: str, budget: Budget) -> None:
@@ -487,21 +487,21 @@ class Pictures:
         shape = (end - begin, *self.shape[1:])
         self._budget.check_bytes(f"{self._name}: {shape}", int(np.prod(shape, dtype=np.float64)))
         found = np.empty(shape, np.uint8)
-        for at, row in enumerate(self._array.rows(begin, end)):  # one by one: rows may be the same bytes of the file
+        for at, row in enumerate(self._array.rows(begin, end)):  # one by one: rows may share the same bytes of the file
             self._budget.check_time()
             decoded = images.decode(row.tobytes(), self.shape[1:], self._name)
-            found[at] = decoded[..., ::-1]  # OpenCV, which wrote it, takes the first channel for blue
+            found[at] = decoded[..., ::-1]  # OpenCV wrote it, with blue as the first channel
         return found
 
 
 def _few(names: Iterable[str]) -> str:
-    """Return names in words, the first ones if there are many."""
+    """Describe names in words; of many, the first ones."""
     found = sorted(names)
     return ", ".join(found[:8]) + (f" and {len(found) - 8:,} more" if len(found) > 8 else "")
 
 
 def short(said: dict[str, Any], left_out: list[str]) -> dict[str, Any]:
-    """Return what is said without texts that are too long for annotations, which are named as left out."""
+    """Return a description without texts too long for annotations; note these in ``left_out``."""
     for name, text in said.items():
         if isinstance(text, str) and len(text) > MAX_TEXT_CHARACTERS:
             left_out.append(f"{name}: a text of {len(text):,} characters, expected at most {MAX_TEXT_CHARACTERS:,}")

@@ -11,13 +11,13 @@ import numpy.typing as npt
 from sharpwave.data.packages import needed
 
 MODES = {"uint8": ("L", "LA", "RGB", "RGBA"), "uint16": ("I;16",)}
-"""Pillow's names of what is read as which dtype. Others hold numbers of a palette, or single bits."""
+"""Pillow's modes that are read, by dtype. Other modes hold numbers of a palette, or single bits."""
 START_OF_SCAN, MAX_SCANS = b"\xff\xda", 100
-"""Mark of a JPEG's scan, and their limit: each goes over all pixels, in 12 bytes. Encoders write some ten."""
+"""Mark of a JPEG's scan, and the limit of scans: each 12 bytes may scan all pixels. Encoders write some ten."""
 
 
 def size(content: bytes, what: str) -> tuple[int, int]:
-    """Return an image's height and width, without decoding it.  Raises: ValueError: it is none, or too large."""
+    """Return an image's height and width, without decoding it.  Raises: ValueError: it is no image, or too large."""
     module = needed("PIL.Image", "data")
     try:
         with module.open(io.BytesIO(content), formats=("PNG", "JPEG")) as image:

@@ -24,19 +24,19 @@ from sharpwave.spec import Field, Spec
 EPISODE = "episode_index"
 FRAME = "frame_index"
 COUNTERS = (FRAME, EPISODE, "index")
-"""Columns that say what the place of a row says."""
+"""Columns whose values follow from a row's position."""
 DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "timestamp"
 VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 MAX_TASKS_BYTES, TIMES_IN_PYTHON = 1 << 28, 16
-"""Limit of what a file of ``meta/episodes`` says of its episodes; and how many times that texts take as objects."""
+"""Limit of the description of episodes in a file of ``meta/episodes``; ratio of its texts' size as objects."""
 
 
 MAX_PATH_CHARACTERS = 4096
-"""Limit of a file's path, as systems have it."""
+"""Limit of a file's path, on most systems."""
 
 
 class _Video(NamedTuple):
-    """Part of a video that shows an episode, in seconds; the end is unknown where no other episode follows."""
+    """Part of a video that shows an episode, in seconds; the end is unknown if no other episode follows."""
 
     name: str
     begin_s: float = 0.0
@@ -44,9 +44,9 @@ class _Video(NamedTuple):
 
 
 class _Place(NamedTuple):
-    """Rows of an episode in a file of the folder; ``steps`` of which are steps. ``videos``: by feature.
+    """Rows of an episode in a file of the folder; the first ``steps`` rows are steps. ``videos``: by feature.
 
-    ``damage``: why it cannot be read, where damaged episodes are skipped.
+    ``damage``: why the episode cannot be read, where damaged episodes are skipped.
     """
 
     number: int
@@ -63,15 +63,16 @@ class LeRobotSource:
     """Episodes of a LeRobot data set: a folder with ``meta/info.json``.
 
     Features ``observation.*`` are the observation, nested at their dots; ``action`` the action; ``next.reward`` the
-    reward (else 0); ``next.done`` at the last frame says that the episode terminated, unless ``next.truncated`` does.
-    Others become further fields, tasks and texts annotations. Videos are decoded, one frame a row; sound is left out.
+    reward (else 0); ``next.done`` at the last frame says that the episode terminated, unless ``next.truncated`` is
+    true. Others become further fields, tasks and texts annotations. Videos are decoded, one frame a row, without sound.
 
-    Rows of an episode are those that its number is in (``episode_index``), wherever the metadata say that they lie.
+    An episode's rows are those with its number in ``episode_index``, even where the metadata name other rows.
 
-    A data set has no observation after the last frame. So where an episode did not terminate, that frame's observation
+    A data set has no observation after the last frame. So if an episode did not terminate, that frame's observation
     is the final one, and its action is left out.
 
     Raises:
+        ValueError: it is damaged, or of another layout.
         ValueError: it is damaged, or of another layout.
     """
 
@@ -100,7 +101,7 @@ class LeRobotSource:
             raise
 
     def _read_info(self) -> None:
-        """Read what the data set says of itself.  Raises: FileNotFoundError; whatever its values make of it."""
+        """Read the data set's description.  Raises: FileNotFoundError; any error that its values cause."""
         info = self._folder.json("meta/info.json")
         self._version = str(info["codebase_version"])
         if not re.fullmatch(r"v?(2\.[01]|3\.0)", self._version):
@@ -157,11 +158,11 @@ class LeRobotSource:
         if self._videos and TIME not in fields:
             raise ValueError(f"{self._videos[0]} is a video, but there is no {TIME!r} to find its frames by")
         if REWARD not in fields:
-            self.left_out.append("rewards: there are none; they are 0")
+            self.left_out.append("rewards: none in the data; they are 0")
         return fields
 
     def _read_episodes(self) -> list[_Place]:
-        """Return where episodes lie that have steps."""
+        """Return the places of the episodes with steps."""
         if self._videos:
             needed("av", "lerobot")
         places: list[_Place] = []
@@ -215,11 +216,11 @@ class LeRobotSource:
             )
         if others := self._other_files(listed):
             few = ", ".join(others[:4]) + (" and others" if len(others) > 4 else "")
-            self.left_out.append(f"episodes: {len(others):,} files that the metadata name no episode of, {few}")
+            self.left_out.append(f"episodes: {len(others):,} files without an episode in the metadata, {few}")
         return places
 
     def _other_files(self, listed: set[str]) -> list[str]:
-        """Return the Parquet files beside those that are listed."""
+        """Return the Parquet files that are not listed."""
         found: list[str] = []
         for top in sorted({name.split("/")[0] for name in listed if "/" in name}):
             places = [top] if self._folder.is_folder(top) else []
@@ -231,7 +232,7 @@ class LeRobotSource:
         return found
 
     def _found(self, place: _Place, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Place:
-        """Return where an episode lies, of which ``place`` has the index of the first row, and how many rows are steps.
+        """Complete an episode's ``place``, which has the index of the first row only; count the rows that are steps.
 
         Raises: FileNotFoundError, ValueError.
         """
@@ -253,7 +254,7 @@ class LeRobotSource:
         return place._replace(begin=begin, steps=steps, tasks=tasks, videos=shown)
 
     def _episode_lines(self) -> Iterator[Mapping[str, Any]]:
-        """Yield what is said of each episode."""
+        """Yield the description of each episode."""
         if not self._version.endswith("3.0"):
             yield from self._folder.json_lines("meta/episodes.jsonl")
             return
@@ -273,14 +274,14 @@ class LeRobotSource:
                 for group in range(len(file.rows)):
                     table = file.read(group, wanted, MAX_TASKS_BYTES)
                     nbytes += TIMES_IN_PYTHON * (table.nbytes + file.text_bytes(table))
-                    self._budget.check_bytes(f"{file.path}: what it says of episodes", nbytes)
+                    self._budget.check_bytes(f"{file.path}: descriptions of episodes", nbytes)
                     lines += table.to_pylist()
             finally:
                 file.close()
         yield from sorted(lines, key=lambda one: int(one["episode_index"]))
 
     def _check_lines(self, file: ParquetFile, wanted: list[str]) -> None:
-        """Check types of what is said of episodes: tasks are lists of texts, all else numbers.  Raises: ValueError."""
+        """Check types in episodes' descriptions: tasks are lists of texts, all else numbers.  Raises: ValueError."""
         types = self._arrow.types
         for name in set(wanted) & set(file.schema.names):
             kind = file.schema.field(name).type
@@ -290,7 +291,7 @@ class LeRobotSource:
                 raise ValueError(f"{file.path}: {name} is {kind}, expected {expected}")
 
     def _video(self, feature: str, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Video:
-        """Return where an episode's video lies.  Raises: FileNotFoundError, ValueError."""
+        """Return the place of an episode's video.  Raises: FileNotFoundError, ValueError."""
         if self._version.endswith("3.0"):
             chunk, file, begin, end = (said[f"videos/{feature}/{column}"] for column in VIDEO_COLUMNS)
             values = {"chunk_index": int(chunk), "file_index": int(file)}
@@ -307,12 +308,12 @@ class LeRobotSource:
         return video
 
     def _path(self, template: str, values: Mapping[str, int | str]) -> str:
-        """Return a file's name in the folder, which the folder checks.  Raises: ValueError: it is too long."""
+        """Return a file's name, which the folder checks.  Raises: ValueError: it is too long."""
         longest = max(len(str(one)) for one in values.values())
         if len(template) + template.count("{") * longest > MAX_PATH_CHARACTERS:
             raise ValueError(
-                f"{self.name}: the path {template[:64]!r}... gets more than {MAX_PATH_CHARACTERS:,} characters, as no "
-                "file's name has; write info.json anew"
+                f"{self.name}: the path {template[:64]!r}... gets more than {MAX_PATH_CHARACTERS:,} characters, "
+                "too many for a file's name; write info.json anew"
             )
 
         def value(found: re.Match[str]) -> str:
@@ -322,9 +323,9 @@ class LeRobotSource:
         return re.sub(r"\{(\w+)(?::0?(\d{1,2})d)?\}", value, template)
 
     def _begin(self, name: str, number: int, rows: int, said: int) -> int:
-        """Return an episode's first row in a file, by the column of episodes' numbers; ``said`` if there is none.
+        """Return an episode's first row in a file, by the column of episode numbers; without that column, ``said``.
 
-        Raises: ValueError: there are other numbers of its rows.
+        Raises: ValueError: the column has another number of its rows.
         """
         if name not in self._runs:
             self._runs[name] = self._read_runs(name)
@@ -340,7 +341,7 @@ class LeRobotSource:
         return begin
 
     def _read_runs(self, name: str) -> dict[int, tuple[int, int]] | None:
-        """Return the first row and the number of rows of each episode in a file; None: it does not number them."""
+        """Return the first row and the number of rows of each episode in a file; None: the file has no such numbers."""
         file = self._file(name)
         if EPISODE not in file.schema.names:
             return None
@@ -369,7 +370,7 @@ class LeRobotSource:
         return DONE in said and bool(said[DONE][0]) and not truncated, reward
 
     def _file(self, name: str) -> ParquetFile:
-        """Return an open file, which stays open until another one is asked for.  Raises: ValueError."""
+        """Return an open file, which stays open until another one is needed.  Raises: ValueError."""
         if self._open is None or self._open[0] != name:
             self._close_file()
             self._open = name, ParquetFile(self._folder.open(name), self._budget)
@@ -393,7 +394,7 @@ class LeRobotSource:
         return table
 
     def _row_group(self, name: str, file: ParquetFile, number: int, columns: list[str] | None) -> Any:
-        """Return a row group, or columns of it, always the same ones; the last one read stays in memory."""
+        """Return a row group, or always the same columns of it; the last one read stays in memory."""
         kept = self._group if columns is None else self._ends
         if kept is None or kept[:2] != (name, number):
             self._group, self._ends = (None, self._ends) if columns is None else (self._group, None)
@@ -407,7 +408,7 @@ class LeRobotSource:
         return kept[2]
 
     def _check_type(self, file: ParquetFile, name: str) -> None:
-        """Check a column's type: lists of a fixed size take it even where they are null.  Raises: ValueError."""
+        """Check a column's type: lists of a fixed size take space even where they are null.  Raises: ValueError."""
         if name not in file.schema.names:
             raise ValueError(
                 f"{file.path}: has no column {name!r}, which info.json lists; its columns are {file.schema.names[:12]}"
@@ -453,7 +454,7 @@ class LeRobotSource:
         )  # fmt: skip
 
     def _check_rows(self, place: _Place, table: Any) -> None:
-        """Check that rows are those of the episode, and all of its file, if that is its own.  Raises: ValueError."""
+        """Check that the rows are the episode's, and that a file of its own has no others.  Raises: ValueError."""
         assert self._open is not None
         path, rows = self._folder.path / place.name, sum(self._open[1].rows)
         if not self._version.endswith("3.0") and rows != place.rows:
@@ -476,7 +477,7 @@ class LeRobotSource:
         column = table.column(name).combine_chunks()
         if name in self._images:
             frames = np.empty((len(column), *field.shape), field.np_dtype)
-            for row, scalar in enumerate(column):  # one by one: all may be the same bytes of the file
+            for row, scalar in enumerate(column):  # one by one: all may share the same bytes of the file
                 self._budget.check_time()
                 one = scalar.as_py()
                 content = one.get("bytes") if isinstance(one, dict) else None
@@ -492,7 +493,7 @@ class LeRobotSource:
         return values.reshape(len(column), *field.shape)
 
     def _frames(self, table: Any, video: _Video, field: Field) -> npt.NDArray[Any]:
-        """Return what a camera showed in an episode.  Raises: FileNotFoundError, ValueError."""
+        """Return a camera's frames of an episode.  Raises: FileNotFoundError, ValueError."""
         times = video.begin_s + self._array(table, TIME, self._fields[TIME]).reshape(-1).astype(np.float64)
         if len(times) != table.num_rows:
             raise ValueError(f"{TIME}: {len(times):,} values in {table.num_rows:,} rows, expected one in each")
@@ -507,16 +508,16 @@ class LeRobotSource:
         return found
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's."""
+        """Return an episode's number of steps."""
         return self._places[number].steps
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         place = self._places[number]
         return f"{self.name}: {place.name}: episode {place.number}"
 
     def close(self) -> None:
-        """Close the folder, and the file in it that is open."""
+        """Close the folder and its open file."""
         self._close_file()
         self._folder.close()
 
@@ -539,7 +540,7 @@ def _values(column: Any) -> npt.NDArray[Any]:
 
 
 def _constant(table: Any, name: str) -> str | None:
-    """Return the text that all rows have in a column, or in a column of lists of one; None: they differ."""
+    """Return the text that is the same in all rows of a column, or of a column of lists of one; None: they differ."""
     if name not in table.column_names:
         return None
     found = table.column(name).combine_chunks()

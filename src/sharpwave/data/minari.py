@@ -28,23 +28,23 @@ from sharpwave.spaces import parts_of, stored_parts_of, stored_space, variable_p
 from sharpwave.spec import Spec
 
 MAX_TRIED = 16
-"""Limit of episodes that are looked at to find the fields."""
+"""Limit of episodes that are read to find the fields."""
 OBSERVATION, TEXTS_AT_A_TIME = "observation.", 64
-"""Beginning of the name of a text in the observations; and texts that are in memory at a time."""
+"""Prefix of the names of texts in observations; number of texts in memory at a time."""
 GROUP = re.compile(r"episode_(0|[1-9]\d{0,17})")
 """Name of an episode's group."""
 MAX_MISFITS = 64
-"""Limit of names of infos that are left out, which are named."""
+"""Limit of the names that are listed of infos that are left out."""
 MAX_BOUNDS = 256
-"""Bounds of a space that a field's metadata keeps one by one."""
+"""Largest number of bounds of a space that a field's metadata keeps one by one."""
 OF_NAMESPACE = "namespace_metadata.json"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*")
 
 
 def folder_of(name: str) -> Path:
-    """Return the folder of a data set of that name, whether it exists or not, as ``MINARI_DATASETS_PATH`` says.
+    """Return the folder for a data set's name, existing or not, below ``MINARI_DATASETS_PATH``.
 
-    Raises: ValueError: no such name.  ModuleNotFoundError.
+    Raises: ValueError: an invalid name.  ModuleNotFoundError.
     """
     if not NAME.fullmatch(name) or ".." in name:
         raise ValueError(f"minari: got {name!r}, expected a name such as D4RL/door/human-v2")
@@ -62,11 +62,11 @@ class MinariSource:
     """Episodes of a Minari data set.
 
     Observations and actions keep their dicts and tuples. Infos that are one number or array a step become further
-    fields: the infos of each step; those of the reset are left out. Seeds, options and texts that are the same in all
-    rows become annotations. Parts of observations of another length each time are left out, with a warning.
+    fields: the infos of each step, without the reset's. Seeds, options and texts that are the same in all rows become
+    annotations. Parts of observations whose length varies are left out, with a warning.
 
-    minari makes the spaces of ``metadata.json``. The arrays are read here, where they can be checked beforehand; those
-    that are not in HDF5 by minari, and only if trusted.
+    minari makes the spaces of ``metadata.json``. Arrays in HDF5 are read here, where they can be checked first; arrays
+    in other formats are read by minari, and only if trusted.
     """
 
     def __init__(self, name: str, budget: Budget) -> None:
@@ -74,7 +74,7 @@ class MinariSource:
         if not (folder / "data" / "metadata.json").exists():
             raise FileNotFoundError(
                 f"minari: no data set {name!r} in {folder.parent}; `minari download {name}` fetches a public one, "
-                "and MINARI_DATASETS_PATH says where they are"
+                "and MINARI_DATASETS_PATH is their folder"
             )
         self.name, self.notes, self._budget = f"minari:{folder}", list[str](), budget
         self.left, self._misfits = Totals(), set[str]()
@@ -91,7 +91,7 @@ class MinariSource:
 
     def _open(self, files: Folder, folder: Path) -> None:
         said = files.json("data/metadata.json")
-        if not {"observation_space", "action_space"} <= said.keys():  # minari would import the environment's code
+        if not {"observation_space", "action_space"} <= said.keys():  # else minari imports environment code
             raise ValueError(
                 f"{self.name}: its metadata.json has no spaces, expected observation_space and action_space"
             )
@@ -100,7 +100,7 @@ class MinariSource:
         self._texts = list(_text_paths(self._spaces[0]))
         if self._varying:
             warnings.warn(
-                escaped(f"{self.name}: {', '.join(self._varying)}: of another length each time, and not imported"),
+                escaped(f"{self.name}: {', '.join(self._varying)}: of varying length, and not imported"),
                 UserWarning,
                 stacklevel=2,
             )
@@ -108,8 +108,7 @@ class MinariSource:
         self._spaces[0] = stored_space(self._whole)
         if (self._texts or self._varying) and self._spaces[0] is self._whole:
             raise ValueError(
-                f"{self.name}: its observations are text, or of another length each time, only; expected an "
-                "array as well"
+                f"{self.name}: its observations are text, or of varying length, only; expected an array as well"
             )
         self._jpeg = bool(said.get("jpeg_encoding", True))
         self._count, self.steps = int(said["total_episodes"]), int(said["total_steps"])
@@ -129,7 +128,7 @@ class MinariSource:
             )
 
     def _describe(self) -> None:
-        """Find the fields by an episode."""
+        """Find the fields in one episode."""
         self.left_out = ["infos of resets"]
         if not self._count:
             raise ValueError(f"{self.name}: no episodes with steps to import")
@@ -137,12 +136,12 @@ class MinariSource:
         self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in first.infos}
         if not self._infos:
             self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
-        self.left_out += [f"{one}: of another length each time" for one in self._varying]
+        self.left_out += [f"{one}: of varying length" for one in self._varying]
         if self._file is not None:
             names = {str(one) for one in self._file.root}
             if others := sorted(one for one in names if not self._is_episode(one)):
                 few = ", ".join(others[:4]) + (" and others" if len(others) > 4 else "")
-                self.left_out.append(f"episodes: {few}: of no number below {self._count:,}, which metadata.json says")
+                self.left_out.append(f"episodes: {few}: not among the {self._count:,} that metadata.json counts")
             if len(names) != self._count:
                 self.left_out.append(f"episodes: metadata.json says {self._count:,}, main_data.hdf5 has {len(names):,}")
         further: dict[str, Any] = {
@@ -156,7 +155,7 @@ class MinariSource:
         )
 
     def _sound(self) -> _Raw:
-        """Return the first episode whose arrays have the shapes of the spaces, or else the first that can be read.
+        """Return the first episode whose arrays have the spaces' shapes, or else the first readable one.
 
         Raises: ValueError: none can be read.
         """
@@ -166,7 +165,7 @@ class MinariSource:
             try:
                 with explained(self.place(number), self.name):
                     raw = self._raw(number)
-            except ValueError as error:  # it is refused, or skipped, when it is read
+            except ValueError as error:  # ``read`` refuses or skips it
                 damage = damage or error
                 continue
             if all(map(_fits, (raw.obs, raw.action), self._spaces)):
@@ -253,7 +252,7 @@ class MinariSource:
         shape = (*space.shape, 1)[:3]
         found = np.empty((len(tree), *shape), np.uint8)
         self._budget.check_bytes(f"{self.name}: {tree.name}", found.nbytes)
-        for row in range(len(tree)):  # one by one: any number of rows may be the same bytes of the file
+        for row in range(len(tree)):  # one by one: many rows may share the same bytes of the file
             self._budget.check_time()
             found[row] = images.decode(np.asarray(tree[row], np.uint8).tobytes(), shape, f"{self.name}: {tree.name}")
         return found.reshape(len(tree), *space.shape)
@@ -278,11 +277,9 @@ class MinariSource:
             )
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
         terminated, truncated = (bool(one[-1]) for one in ends)
-        doubts = [] if terminated or truncated else ["neither terminated nor truncated at its end; taken for truncated"]
+        doubts = [] if terminated or truncated else ["neither terminated nor truncated at its end; counts as truncated"]
         for key, why in [(one, "not one value for each observation") for one in raw.others] + [
-            (one, "not in the episode by which the fields were found")
-            for one in raw.infos
-            if one not in self._infos.values()
+            (one, "not in the episode that defines the fields") for one in raw.infos if one not in self._infos.values()
         ]:
             if len(self._misfits) < MAX_MISFITS or key in self._misfits:
                 self._misfits.add(key)
@@ -295,7 +292,7 @@ class MinariSource:
         return found is not None and int(found[1]) < self._count
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's: as it says itself, or else as many as it has rewards."""
+        """Return an episode's number of steps: its attribute, or else its number of rewards."""
         try:
             if self._file is None:
                 (metadata,) = self._data.storage.get_episode_metadata([self._data.episode_indices[number]])
@@ -305,11 +302,11 @@ class MinariSource:
                 said = self._file.attribute(group, "total_steps")
                 said = len(self._file.find(group, "rewards")) if said is None else said
             return max(0, int(said))
-        except (ValueError, TypeError, AttributeError, LookupError):  # it is missing, or damaged
+        except (ValueError, TypeError, AttributeError, LookupError):  # the attribute is missing, or damaged
             return 0
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         file = "data/main_data.hdf5" if self._file is not None else "data"
         return f"{self.name}: {file}: episode {number}"
 
@@ -319,7 +316,7 @@ class MinariSource:
 
 
 class _Raw(NamedTuple):
-    """Episode as it is in the file; ``said``: its metadata; ``others``: infos of another number of rows."""
+    """Episode as read from the file; ``said``: its metadata; ``others``: infos with another number of rows."""
 
     obs: Any
     action: Any
@@ -339,7 +336,7 @@ def open_minari(name: str, budget: Budget) -> MinariSource:
 
 
 def _parsed_space(text: Any, budget: Budget) -> Any:
-    """Return the space that a JSON text describes.  Raises: ValueError, whatever gymnasium raises."""
+    """Return the space that a JSON text describes.  Raises: ValueError, any error of gymnasium."""
     said = parse_json(text) if isinstance(text, str) else text
     _check_space(said, budget, 0)
     from minari.serialization import deserialize_space
@@ -348,7 +345,7 @@ def _parsed_space(text: Any, budget: Budget) -> Any:
 
 
 def _check_space(said: Any, budget: Budget, depth: int) -> None:
-    """Check what a space would take before it is made.  Raises: ValueError."""
+    """Check a space's size before it is made.  Raises: ValueError."""
     if depth > 16:
         raise ValueError("metadata.json: spaces nested deeper than 16")
     inner = said.get("subspaces", [])
@@ -378,7 +375,7 @@ def _attributes(group: Any) -> dict[str, Any]:
 
 
 def _fits(value: Any, space: Any) -> bool:
-    """Return whether rows have the shapes of their space."""
+    """Return whether rows have their space's shapes."""
     if isinstance(value, dict):
         return all(_fits(one, space.spaces[key]) for key, one in value.items())
     if isinstance(value, tuple):
@@ -397,13 +394,13 @@ def _arrays(value: Any, space: Any) -> Any:
 
 
 def _fields(what: str, value: Any, space: Any) -> Any:
-    """Return the fields of arrays, with what their spaces say in the metadata, from which ``_space`` makes them."""
+    """Return the arrays' fields, with their spaces in the metadata, from which ``_space`` restores them."""
     if isinstance(value, dict):
         return {key: _fields(f"{what} {key}", one, space.spaces[key]) for key, one in value.items()}
     if isinstance(value, tuple):
         return tuple(_fields(f"{what} {n}", one, space.spaces[n]) for n, one in enumerate(value))
     if value is None:
-        raise ValueError(f"{what}: there are no episodes")
+        raise ValueError(f"{what}: the data set has no episodes")
     return field_of(what, value.shape[1:], value.dtype, _description(space))
 
 
@@ -417,7 +414,7 @@ def _description(space: Any) -> dict[str, Any]:
         for key in ("low", "high"):
             bound = getattr(space, key)
             if bound.size and (bound == bound.flat[0]).all():
-                said[key] = str(bound.flat[0])  # as text, for it may be infinite
+                said[key] = str(bound.flat[0])  # as text, since it may be infinite
             elif bound.size <= MAX_BOUNDS:
                 said[key] = [str(one) for one in bound.flat]
     return said
@@ -430,7 +427,7 @@ def _flat(infos: Any, rows: int, kinds: str = "buif", prefix: str = "") -> dict[
         if isinstance(value, dict):
             found |= _flat(value, rows, kinds, f"{prefix}{key}/")
             continue
-        array = value if hasattr(value, "dtype") else np.asarray(value)  # or one in a file, unread
+        array = value if hasattr(value, "dtype") else np.asarray(value)  # else an unread array in a file
         if array.shape and array.shape[0] == rows and array.dtype.kind in kinds and 0 not in array.shape:
             found[prefix + key] = array
     return found
@@ -446,7 +443,7 @@ def _misfits(infos: Any, rows: int, prefix: str = "") -> Iterator[str]:
 
 
 def _text_paths(space: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the places of the texts in a space: keys of dicts, indices of tuples."""
+    """Yield the paths of the texts in a space: keys of dicts, indices of tuples."""
     for key, one in parts_of(space).items():
         if type(one).__name__ == "Text":
             yield (*path, key)
@@ -464,7 +461,7 @@ def _at(tree: Any, path: Iterable[str | int]) -> Any:
 
 
 def _constant(parts: Iterable[Any]) -> str | None:
-    """Return the text that all values in some parts are; None: they differ, or there are none."""
+    """Return the common text of all values in some parts; None: they differ, or are missing."""
     found: str | None = None
     for one in (one for part in parts for one in part):
         text = one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
@@ -475,13 +472,13 @@ def _constant(parts: Iterable[Any]) -> str | None:
 
 
 class MinariTarget:
-    """Writer of a new Minari data set, in a hidden folder beside its place until it is complete.
+    """Writer of a new Minari data set; until complete, it lies in a hidden folder beside its place.
 
     Args:
-        nbytes: of the arrays to come, which minari does not compress.
+        nbytes: bytes of the future arrays, which minari does not compress.
 
     Raises:
-        FileExistsError: there is one of that name.
+        FileExistsError: the name is taken.
         OSError: the disk is too full.
     """
 
@@ -503,7 +500,7 @@ class MinariTarget:
                 errno.ENOSPC,
                 f"export: {name!r} takes some {nbytes:,} bytes, and {self.folder.parent} has {free:,} left",
             )
-        # Of this process: another's export of the same name must not be taken for a remainder of this one.
+        # The name has the process id: another process's export must not be taken for a remainder of this one.
         self._partial = self.folder.with_name(f".{self.folder.name}.{os.getpid()}{PARTIAL}")
         shutil.rmtree(self._partial, ignore_errors=True)
         self._made = [one for one in self._partial.parents if not one.exists()]
@@ -511,7 +508,7 @@ class MinariTarget:
         self._output: Hdf5Output | None = None
         try:
             self._storage = self._begin(gym.spaces, spec)
-            # minari opens what it has here for each episode, and h5py takes a file object as well as a path.
+            # minari opens this attribute for each episode, and h5py takes a file object as well as a path.
             self._output = self._storage._file_path = Hdf5Output(self._storage._file_path)
         except BaseException:
             self.discard()
@@ -573,12 +570,12 @@ class MinariTarget:
             ) from error
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the incomplete data set."""
         if self._output is not None:
             self._output.close()
         shutil.rmtree(self._partial, ignore_errors=True)
         for folder in self._made:
-            with contextlib.suppress(OSError):  # another export uses the namespace by now
+            with contextlib.suppress(OSError):  # another export has begun to use the namespace
                 if [one.name for one in folder.iterdir()] == [OF_NAMESPACE]:
                     (folder / OF_NAMESPACE).unlink()
                 folder.rmdir()
@@ -603,7 +600,7 @@ def _space(spaces: Any, value: Any) -> Any:
                          np.array(said[key], dtype).reshape(shape) for key in ("low", "high"))  # fmt: skip
             return spaces.Box(np.broadcast_to(low, shape), np.broadcast_to(high, shape), shape, dtype.type)
     except (KeyError, ValueError, TypeError, AssertionError):
-        pass  # of another origin: the widest space of that dtype
+        pass  # metadata of other origin: the widest space of that dtype
     if dtype.kind == "b":
         return spaces.MultiBinary(shape or 1)
     if dtype.kind == "f":

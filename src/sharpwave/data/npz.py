@@ -1,4 +1,4 @@
-"""``.npz`` files: read row by row from the archive, never unpickled; and written one array after the other."""
+"""``.npz`` files: read row by row from the archive, never unpickled; written one array after the other."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from sharpwave.data.files import Budget, File, explained
 
 SKIP_BYTES = 1 << 20
 NUMPYS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
-"""How numpy compresses. Others' decoders allocate what the file declares, as LZMA its dictionary."""
+"""numpy's compression methods. Other decoders allocate declared sizes, such as LZMA's dictionary."""
 
 
 MAX_HEADER_BYTES = 10_000
-"""Limit of an array's header, as numpy has it."""
+"""Limit of an array's header, numpy's own."""
 
 
 class _Member:
@@ -44,7 +44,7 @@ class _Member:
             raise ValueError(f"version {version} of the format, expected 1.0 or 2.0; save it by numpy.savez")
         size, reader = readers[version]
         length = self._file.read(size)
-        if int.from_bytes(length, "little") > MAX_HEADER_BYTES:  # numpy would read all of it first
+        if int.from_bytes(length, "little") > MAX_HEADER_BYTES:  # numpy would read the whole header first
             raise ValueError(f"a header of {int.from_bytes(length, 'little'):,} bytes, expected {MAX_HEADER_BYTES:,}")
         header = io.BytesIO(length + self._file.read(int.from_bytes(length, "little")))
         self.shape, fortran, self.dtype = reader(header)

@@ -9,7 +9,7 @@ from sharpwave.extras import install
 
 
 def needed(package: str, extra: str) -> Any:
-    """Import a package.  Raises: ModuleNotFoundError: naming the extra that installs it."""
+    """Import a package.  Raises: ModuleNotFoundError: names the extra that installs it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Parquet files: a row a step, and one for each episode's final observation."""
+"""Parquet files: one row a step, and one for each episode's final observation."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ KEY = b"sharpwave"
 FIXED = ("episode", "step", "is_last", "reward", "terminated", "truncated", "info")
 NUMBERS = ("episode", "step", "is_last")
 MAX_INFO_BYTES = 1 << 26
-"""Limit of what is said of an episode."""
+"""Limit of an episode's description."""
 
 
 def _type(pyarrow: Any, field: Field) -> Any:
@@ -33,11 +33,11 @@ def _type(pyarrow: Any, field: Field) -> Any:
 
 
 class ParquetTarget:
-    """Writer of a file: a row group an episode.
+    """Writer of a file with one row group an episode.
 
-    Columns are ``episode``, ``step``, ``is_last``, ``reward``, ``terminated``, ``truncated``, ``info`` (JSON), and a
-    column a field, of flat lists. An episode's last row (``is_last``) has its final observation; of it, all else is
-    null.
+    Columns are ``episode``, ``step``, ``is_last``, ``reward``, ``terminated``, ``truncated``, ``info`` (JSON), and one
+    column of flat lists for each field. An episode's last row (``is_last``) has its final observation; all other
+    columns of that row are null.
     """
 
     def __init__(self, path: Path, spec: Spec) -> None:
@@ -73,7 +73,7 @@ class ParquetTarget:
         self._count += 1
 
     def _column(self, array: npt.NDArray[Any], field: Field, kind: Any, rows: int) -> Any:
-        """Return an array as a column of ``rows`` rows, the last of which is null if there are fewer values."""
+        """Return an array as a column of ``rows`` rows; with fewer values, the last row is null."""
         pa = self._arrow
         flat = pa.array(np.ascontiguousarray(array).reshape(-1), pa.from_numpy_dtype(field.np_dtype))
         column = pa.FixedSizeListArray.from_arrays(flat, type=kind) if field.shape else flat
@@ -86,7 +86,7 @@ class ParquetTarget:
         self._writer.close()
 
     def discard(self) -> None:
-        """Close the file, which the caller removes."""
+        """Close the file; the caller removes it."""
         self._writer.close()
 
 
@@ -113,12 +113,12 @@ class ParquetSource:
         self.steps = sum(self._rows) - len(self._rows)
         numbers = self._file.least("episode")
         if (again := len(numbers) - len(set(numbers))) > 0:
-            self.notes.append(f"{again:,} of its numbers of episodes come twice")
+            self.notes.append(f"{again:,} of its episode numbers occur twice")
         if numbers and (missing := max(numbers) + 1 - len(set(numbers))) > 0:
             self.notes.append(f"{missing:,} of the episodes 0 to {max(numbers)} are missing")
 
     def _read_spec(self, path: Path) -> Spec:
-        """Return the spec in the file, whose columns and row groups are as it says.  Raises: ValueError."""
+        """Return the file's spec, after comparing columns and row groups with it.  Raises: ValueError."""
         said = (self._file.schema.metadata or {}).get(KEY)
         if said is None:
             raise ValueError(f"{path}: no export of Sharpwave: its metadata has no key 'sharpwave'")
@@ -132,7 +132,7 @@ class ParquetSource:
                 kind = kind.value_type if field.shape else kind
             if kind != one:
                 raise ValueError(f"{path}: {name} is {schema.field(name).type}, expected {_type(self._arrow, field)}")
-        if self._arrow.types.is_nested(schema.field("info").type):  # of which a row takes any number of values
+        if self._arrow.types.is_nested(schema.field("info").type):  # a nested row may hold any number of values
             raise ValueError(f"{path}: info is {schema.field('info').type}, expected string")
         if any(count < 2 for count in self._file.rows):
             raise ValueError(f"{path}: row groups of {self._file.rows[:8]} rows, expected an episode in each")
@@ -167,7 +167,7 @@ class ParquetSource:
         )
 
     def _check_numbers(self, table: Any, rows: int) -> None:
-        """Check that rows are those of one episode, in order.  Raises: ValueError."""
+        """Check that the rows are one episode's, in order.  Raises: ValueError."""
         for name, expected in (("step", np.arange(rows)), ("is_last", np.arange(rows) == rows - 1)):
             found = self._values(table.column(name), Field((), expected.dtype.name), rows)
             if (differ := found != expected).any():
@@ -175,7 +175,7 @@ class ParquetSource:
                 raise ValueError(f"row {row} has {name} {found[row]}, expected {expected[row]}; are rows missing?")
         episode = self._values(table.column("episode"), Field((), "int64"), rows)
         if (episode != episode[0]).any():
-            raise ValueError(f"has rows of episodes {np.unique(episode)[:4].tolist()}, expected of one")
+            raise ValueError(f"has rows of episodes {np.unique(episode)[:4].tolist()}, expected one episode's")
 
     def _values(self, column: Any, field: Field, rows: int) -> npt.NDArray[Any]:
         one = column.slice(0, rows).combine_chunks()
@@ -188,11 +188,11 @@ class ParquetSource:
         return array.reshape(rows, *field.shape)
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's."""
+        """Return an episode's number of steps."""
         return self._rows[number] - 1
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return f"{self.name}: episode {number}"
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Parquet files that others wrote, read through pyarrow: what a column would take is known before it is decoded.
+"""Parquet files of unknown origin, read through pyarrow; a column's decoded size is checked before it is decoded.
 
-A column of any length can take a few bytes: one value and the number of its repetitions. The headers of its pages say
-how many values and bytes there are, and are read first.
+A column of any length can take a few bytes: one value and its number of repetitions. The headers of its pages declare
+the numbers of values and bytes, so they are read first.
 Source of the format: github.com/apache/parquet-format, parquet.thrift, and Thrift's compact protocol.
 """
 
@@ -15,15 +15,15 @@ from sharpwave.data.packages import needed
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 LEVEL_BYTES = 4
-"""Bytes that pyarrow takes for the place of a value in nested lists."""
+"""Bytes that pyarrow takes for the position of a value in nested lists."""
 DICTIONARY_PAGE, PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 2, 2, 7, 8
 PAGES = {0: (5, 2), DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
-"""Kinds of pages that pyarrow reads: the field of the header that describes such a page, and that of its encoding."""
+"""Kinds of pages that pyarrow reads: numbers of the header's fields that describe the page and its encoding."""
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 10, 1 << 20
 
 
 class _Pages(NamedTuple):
-    """Pages of a column in a row group: their values, bytes of the largest and of all, and their encodings."""
+    """Pages of a column in a row group: number of values, bytes of the largest page and of all, and encodings."""
 
     values: int
     largest: int
@@ -32,7 +32,7 @@ class _Pages(NamedTuple):
 
 
 class ParquetFile:
-    """Parquet file; ``file`` is closed with it, and where it cannot be opened.
+    """Parquet file; ``file`` is closed with it, and if opening fails.
 
     Attributes:
         schema: of pyarrow. ``rows``: of each row group.
@@ -74,7 +74,7 @@ class ParquetFile:
             closing.pop_all()
 
     def _count(self, kind: Any) -> int:
-        """Return how many columns of the file a column of pyarrow consists of."""
+        """Return the number of the file's columns in a column of pyarrow."""
         types = self._arrow.types
         if isinstance(kind, self._arrow.BaseExtensionType):
             return self._count(kind.storage_type)
@@ -84,12 +84,12 @@ class ParquetFile:
         return self._count(kind.value_type) if types.is_nested(kind) else 1
 
     def read(self, group: int, columns: list[str], max_bytes: float | None = None) -> Any:
-        """Return columns of a row group as a table of pyarrow; those that there are, texts in dictionaries.
+        """Return the existing ones of ``columns`` in a row group as a table of pyarrow, texts in dictionaries.
 
         Args:
             max_bytes: limit of the values; default: the budget's.
 
-        Raises: ValueError: they are damaged, or would take more.
+        Raises: ValueError: they are damaged, or exceed the limit.
         """
         what = f"{self.path}: row group {group}"
         limit = min(self._budget.array_bytes if max_bytes is None else max_bytes, self._budget.array_bytes)
@@ -100,7 +100,7 @@ class ParquetFile:
                 pages, column = self._pages(group, leaf), self._file.schema.column(leaf)
                 text = column.physical_type == "BYTE_ARRAY"
                 kind = self.schema.field(name).type
-                if text and self._has_extension(kind):  # which is read without its dictionary
+                if text and self._has_extension(kind):  # pyarrow reads it without its dictionary
                     raise ValueError(
                         f"{self.path}: {name!r} is {kind}, expected texts of no extension type; write them as strings"
                     )
@@ -110,26 +110,26 @@ class ParquetFile:
                 nbytes += pages.values * (width + (LEVEL_BYTES if nested else 0)) + (
                     pages.nbytes if text else pages.largest
                 )
-                if text and DELTA_BYTE_ARRAY in pages.encodings:  # each may begin with all of the one before
+                if text and DELTA_BYTE_ARRAY in pages.encodings:  # each text may begin with the whole text before it
                     nbytes += pages.values * pages.largest
                 if text and pages.encodings & {PLAIN_DICTIONARY, RLE_DICTIONARY}:
                     nbytes += pages.values * LEVEL_BYTES
                     file = self._with_dictionaries()
             self._check(what, nbytes, limit)
-            self._budget.check_total_bytes(f"{what}: its pages", unpacked)  # no time is looked at while it is read
+            self._budget.check_total_bytes(f"{what}: its pages", unpacked)  # no check of time while it is read
             table = file.read_row_group(group, columns=columns, use_threads=False)
             if file is not self._file:
                 self._check(what, nbytes + self.text_bytes(table), limit)
             return table
 
     def least(self, name: str) -> list[int]:
-        """Return the least value of a column of integers in each row group, where the file's statistics say it."""
+        """Return a column of integers' least value in each row group, if the file's statistics have it."""
         metadata, leaf = self._file.metadata, self._leaves[name][0]
         said = (metadata.row_group(number).column(leaf).statistics for number in range(metadata.num_row_groups))
         return [one.min for one in said if one is not None and one.has_min_max and isinstance(one.min, int)]
 
     def _with_dictionaries(self) -> Any:
-        """Return the file, opened so that texts are numbers of a dictionary, as they are in it."""
+        """Return the file, opened so that texts stay numbers of a dictionary."""
         if self._texts is None:
             columns = (self._file.schema.column(number) for number in range(self._file.metadata.num_columns))
             texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
@@ -144,7 +144,7 @@ class ParquetFile:
         return any(self._has_extension(one) for one in children)
 
     def text_bytes(self, values: Any) -> int:
-        """Return the bytes of a table's or a column's texts, each time that they occur."""
+        """Return the bytes of a table's or column's texts, counted at each occurrence."""
         types, compute = self._arrow.types, needed("pyarrow.compute", "data")
         if isinstance(values, self._arrow.Table):
             return sum(self.text_bytes(chunk) for column in values.columns for chunk in column.chunks)
@@ -166,14 +166,14 @@ class ParquetFile:
         if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < at:
             at = int(column.dictionary_page_offset)
         end = min(at + int(column.total_compressed_size), self._input.size)
-        self._budget.check_bytes(f"{self.path}: a column", end - at)  # which pyarrow reads as a whole
+        self._budget.check_bytes(f"{self.path}: a column", end - at)  # pyarrow reads it as a whole
         values = largest = nbytes = 0
         encodings: set[int] = set()
         while at < end and values < total:
             self._budget.check_time()
             header, size = self._header(at, end)
             kind, unpacked, packed = (int(header.get(number, 0)) for number in (1, 2, 3))
-            described, encoded = PAGES.get(kind, (0, 0))  # pyarrow passes over others
+            described, encoded = PAGES.get(kind, (0, 0))  # pyarrow skips other kinds
             inner = header.get(described) or {}
             count, encoding = int(inner.get(1, 0)), inner.get(encoded)
             if min(unpacked, packed, count) < 0:
@@ -206,7 +206,7 @@ class ParquetFile:
 def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
     """Parse a struct in Thrift's compact protocol; return its fields by number, and where it ends.
 
-    Raises: IndexError: it goes on.  ValueError: it is none.
+    Raises: IndexError: it is incomplete.  ValueError: it is invalid.
     """
     fields: dict[int, Any] = {}
     number = 0
@@ -217,7 +217,7 @@ def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
         else:
             signed, at = _number(data, at)
             number = signed >> 1 ^ -(signed & 1)
-        if number in fields:  # which of them counts is for each parser to choose
+        if number in fields:  # parsers differ in which of them counts
             raise ValueError(f"a page's header with field {number} twice")
         fields[number], at = _value(data, at, head & 15, depth)
     return fields, at + 1

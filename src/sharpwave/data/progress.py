@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 
 Shown = Callable[[int], None]
-"""Receives the number of steps done since the last call."""
+"""Function that receives the number of steps done since the last call."""
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Episodes in arrays of their own, or in parts of longer ones: what robomimic, ManiSkill, ALOHA and d3rlpy write."""
+"""Episodes in arrays of their own, or in parts of longer ones: layouts of robomimic, ManiSkill, ALOHA and d3rlpy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from sharpwave.log.same_values import TOLERANCE, compare
 from sharpwave.spec import Field, Spec
 
 MAX_TRIED = 16
-"""Limit of episodes that are looked at to find the fields, which are those that most of them have."""
+"""Limit of episodes that are read to find the fields: the fields of most of them."""
 FLAGS = ("terminated", "truncated")
 OBS, NEXT_OBS, ACTION, FURTHER = "obs", "next_obs", "action", "further"
 
 
 class Array(Protocol):
-    """Array in a file, of which rows are read."""
+    """Array in a file, read by rows."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -40,21 +40,21 @@ class Array(Protocol):
 
 
 Arrays = Mapping[str, Array]
-"""Arrays by their paths, as ``arm/joints``; "" is the only one."""
+"""Arrays by their paths, as ``arm/joints``; a single array has the path ""."""
 
 
 @dataclass(frozen=True)
 class Recording:
-    """Episode of T steps as it lies in a data set, not read yet.
+    """Episode of T steps in a data set, before it is read.
 
     Attributes:
-        place: where it lies, in words.
-        obs: [T + 1, ...], the final observation the last; or [T, ...], where that is in ``next_obs``, or unknown.
+        place: description of its place.
+        obs: [T + 1, ...], the final observation last; or [T, ...], if that is in ``next_obs``, or unknown.
         next_obs: observations after each step [T, ...], or none.
         action: [T, ...].
-        reward, terminated, truncated: [T] or [T, 1]; None: not in the data. A bool is of the last step.
-        further: others.
-        info: what is said of the episode.
+        reward, terminated, truncated: [T] or [T, 1]; None: not in the data. A bool applies to the last step.
+        further: other arrays.
+        info: the data set's description of the episode.
     """
 
     place: str
@@ -69,14 +69,14 @@ class Recording:
 
 
 class Layout(Protocol):
-    """How the episodes of a format lie in its files.
+    """Mapping from the files of a format to their episodes.
 
-    It may also have ``named``, as ``RecordingSource``, and ``surveyed``: what it says of the rows of all sound episodes
-    once they were looked at, in words.
+    It may also have ``named``, as ``RecordingSource``, and ``surveyed``: remarks on the number of rows of all sound
+    episodes, once they were read, in words.
 
     Attributes:
-        left_out, notes: as those of ``Source``. ``about``: what is said of all of them, which an import notes.
-        final: whether observations have one row more than there are steps, the final observation.
+        left_out, notes: as those of ``Source``. ``about``: description of all episodes, which an import notes.
+        final: whether observations have one row more than steps, the final observation.
     """
 
     final: bool
@@ -88,7 +88,7 @@ class Layout(Protocol):
         """Return the number of episodes."""
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
 
     def recording(self, number: int) -> Recording:
         """Find the arrays of an episode.  Raises: ValueError: it is damaged."""
@@ -98,7 +98,7 @@ class Layout(Protocol):
 
 
 class _Size(NamedTuple):
-    """What is known of an episode before it is read: its rows, and the steps that can be learned from."""
+    """Size of an episode before it is read: its rows, and the steps that can be learned from."""
 
     number: int
     rows: int
@@ -106,12 +106,12 @@ class _Size(NamedTuple):
 
 
 class RecordingSource:
-    """Episodes that a layout finds.
+    """Episodes of a layout.
 
     Dicts of arrays stay dicts, arrays of one number a step and others become further fields. Fields have the shapes
-    and dtypes that most of the first episodes have; an episode of others is damaged. An episode that did not terminate
-    and whose final observation is not in the data ends one step earlier, with the observation of its last step as the
-    final one. Where ``next_obs`` are not the following observations but for rounding, the episode is damaged.
+    and dtypes of most of the first episodes; an episode with others is damaged. If an episode did not terminate and its
+    final observation is not in the data, it ends one step earlier; its last step's observation is the final one.
+    If ``next_obs`` differ from the following observations by more than rounding, the episode is damaged.
 
     Raises: ValueError: no episode can be read.
     """
@@ -144,7 +144,7 @@ class RecordingSource:
                 with explained(self._where(number), self.name):
                     one = self._layout.recording(number)
                     rows = self._rows(one)
-            except ValueError as error:  # it is refused, or skipped, when it is read
+            except ValueError as error:  # ``read`` refuses or skips it
                 damage = damage or error
                 continue
             tried += 1
@@ -187,11 +187,11 @@ class RecordingSource:
             if kind == "" and (array.shape[1:] not in ((), (1,)) or array.dtype.kind not in "buif"):
                 raise ValueError(f"{path} is {array.shape} {array.dtype}, expected one number a step")
         if one.next_obs and one.next_obs.keys() != one.obs.keys():
-            raise ValueError(f"next_obs has {sorted(one.next_obs)[:8]}, expected those of obs, {sorted(one.obs)[:8]}")
+            raise ValueError(f"next_obs has {sorted(one.next_obs)[:8]}, expected those of obs: {sorted(one.obs)[:8]}")
         return rows
 
     def _survey(self) -> list[_Size]:
-        """Return the sizes of the episodes with steps, and of damaged ones, which have none."""
+        """Return the sizes of the episodes with steps, and of damaged ones, which count no steps."""
         sizes: list[_Size] = []
         others: collections.Counter[str] = collections.Counter()
         within: collections.Counter[str] = collections.Counter()
@@ -228,7 +228,7 @@ class RecordingSource:
         if 0 < followed < sound:
             self.notes.append(f"next_obs: none in {sound - followed:,} episodes")
         if halved:
-            self.notes.append(f"terminated: none in {halved:,} episodes that have truncated; none of them terminated")
+            self.notes.append(f"terminated: missing in {halved:,} episodes with truncated; none of them terminated")
         self._say(others, within, kept, rewarded, marked, sound)
         if (surveyed := getattr(self._layout, "surveyed", None)) is not None:
             self.left_out += surveyed(every)
@@ -303,7 +303,7 @@ class RecordingSource:
                 rounded += _compared(path, after, obs[path])
                 if len(obs[path]) == rows:
                     obs[path] = np.concatenate([obs[path], after[-1:]])
-            if len(next(iter(obs.values()))) == rows:  # what follows a terminal step is never learned from
+            if len(next(iter(obs.values()))) == rows:  # the observation after a terminal step is never learned from
                 if terminated:
                     obs = {path: np.concatenate([values, values[-1:]]) for path, values in obs.items()}
                 else:
@@ -322,7 +322,7 @@ class RecordingSource:
                     continue
                 what = path if kind == FURTHER else f"{kind} {path}".strip()
                 if path not in arrays:
-                    raise ValueError(f"{what} is missing, expected it as in most episodes")
+                    raise ValueError(f"{what} is missing; most episodes have it")
                 array = arrays[path]
                 if (tuple(array.shape[1:]), array.dtype.name) != (expected.shape, expected.dtype):
                     raise ValueError(
@@ -333,18 +333,18 @@ class RecordingSource:
                     raise ValueError(f"{what} has {len_of(array):,} rows, expected {rows:,}, as actions")
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's."""
+        """Return an episode's number of steps."""
         return self._sizes[number].steps
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return self._where(self._sizes[number].number)
 
     def _where(self, number: int) -> str:
         return f"{self.name}: {self._layout.place(number)}"
 
     def named(self, name: str) -> list[int]:
-        """Return the numbers of the episodes that the layout has a name for.  Raises: ValueError."""
+        """Return the numbers of the episodes with a name in the layout.  Raises: ValueError."""
         if (named := getattr(self._layout, "named", None)) is None:
             raise nameless(self.name, name)
         wanted = set(named(name))
@@ -356,12 +356,12 @@ class RecordingSource:
 
 
 def below(arrays: Arrays, name: str) -> dict[str, Array]:
-    """Return the array ``name``, or those of the group of that name, by their paths in it."""
+    """Return the array ``name``, or the arrays of group ``name``, by their paths in it."""
     return {one[len(name) + 1 :]: arrays[one] for one in arrays if one == name or one.startswith(f"{name}/")}
 
 
 def len_of(array: Array) -> int:
-    """Return the number of an array's rows; -1: it is a single value."""
+    """Return an array's number of rows; -1 for a single value."""
     return array.shape[0] if array.shape else -1
 
 
@@ -376,7 +376,7 @@ def _by_step(array: Array, rows: int) -> bool:
 
 
 def _compared(path: str, after: npt.NDArray[Any], obs: npt.NDArray[Any]) -> int:
-    """Return how many next observations differ from the following ones by rounding.  Raises: ValueError: by more."""
+    """Count next observations that differ from the following ones by rounding.  Raises: ValueError: by more."""
     following = obs[1:]
     differ, beyond = compare(after[: len(following)], following) if len(following) else (np.zeros(0), np.zeros(0))
     if beyond.any():

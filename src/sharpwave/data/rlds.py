@@ -20,23 +20,23 @@ from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
 LAST, TERMINAL = "steps/is_last", "steps/is_terminal"
-"""Features of an Example: the first says how many steps there are."""
+"""Features of an Example: the first gives the number of steps."""
 
 SHARD, MAX_SHARDS = re.compile(r"(.*\.tfrecord-)(\d{1,6})-of-(\d{1,6})"), 1 << 16
-"""Name of a file of several; and how many there may be, to look for each."""
+"""Name of one of several files; limit of their number, since each is looked for."""
 MAX_NAME_CHARACTERS = 1024
 """Limit of a feature's path."""
 
 
 class _Feature(NamedTuple):
-    """Feature of a step: how it is encoded, and the field that it becomes."""
+    """Feature of a step: its encoding, and the field that it becomes."""
 
     encoding: str  # "none", "bytes", "zlib" or "image"
     field: Field
 
 
 class _End(NamedTuple):
-    """What an episode's last row says: where it lies, its number, its reward, and whether there is an action."""
+    """Content of an episode's last row: its place, its number, its reward, and whether it has an action."""
 
     place: tfrecord.Place
     rows: int
@@ -48,14 +48,14 @@ class _End(NamedTuple):
 class RldsSource:
     """Episodes of an RLDS data set of one version: a folder such as ``NAME/1.0.0``, every split of it.
 
-    The step with ``is_last`` has the final observation only, as RLDS defines it: its action and reward are no data
-    (``last="final"``). Templates of builders give it a real action and reward instead: then it is a step as any other,
-    after which there is no observation (``"step"``); where it did not terminate, it cannot be learned from, and its
-    observation is the final one of the step before. ``"auto"`` decides for all episodes: it is a step if there is a
-    reward or an action other than 0 in one. An episode of no steps is left out.
+    The step with ``is_last`` has the final observation only, as RLDS defines it: its action and reward are not data
+    (``last="final"``). Templates of builders give it a real action and reward instead: then it is an ordinary step,
+    and the observation after it is unknown (``"step"``). If that step did not terminate, it cannot be learned from, and
+    its observation becomes the final one of the step before. ``"auto"`` decides for all episodes: it is a step if
+    any episode has a reward or an action other than 0 there. An episode without steps is left out.
 
-    Further features of the steps become further fields, those of the episode and texts annotations. TensorFlow Datasets
-    keeps float64 as float32.
+    Further features of the steps become further fields; features of the episode, and texts, become annotations.
+    TensorFlow Datasets keeps float64 as float32.
 
     Raises:
         ValueError: it is damaged, or not an RLDS data set.
@@ -74,7 +74,7 @@ class RldsSource:
             raise
 
     def _read_features(self) -> None:
-        """Read what a step is.  Raises: FileNotFoundError, ValueError."""
+        """Read the features of a step.  Raises: FileNotFoundError, ValueError."""
         try:
             with explained(f"{self.name}: features.json is not that of an RLDS data set", self.name):
                 said = self._folder.json("features.json")
@@ -107,7 +107,7 @@ class RldsSource:
         self._wanted = {f"steps/{key}" for key in [*self._features, *self._texts]} | set(self._about)
 
     def _read_places(self, last: LastStep) -> None:
-        """Find the episodes that have steps.  Raises: ValueError."""
+        """Find the episodes with steps.  Raises: ValueError."""
         self._splits = self._read_splits()
         files = [one for one in self._folder.names() if ".tfrecord" in one and not self._folder.is_folder(one)]
         if not files:
@@ -117,7 +117,7 @@ class RldsSource:
         self._check_shards(files)
         ends: list[_End] = []
         counts: dict[str, int] = {}
-        damaged: list[tfrecord.Place] = []  # it is skipped when it is read
+        damaged: list[tfrecord.Place] = []  # ``read`` skips them
         self._cut: dict[tfrecord.Place, str] = {}
         for name in files:
             self._folder.count(name)
@@ -148,8 +148,8 @@ class RldsSource:
         self._leave(ends)
 
     def _records(self, file: File, name: str) -> Iterator[tfrecord.Place]:
-        """Yield the places of a file's records; the last is in ``_cut``, with why, if the file can be read no further
-        and damaged episodes are skipped.
+        """Yield the places of a file's records. If the file is damaged and damaged episodes are skipped, the last place
+        is in ``_cut``, with the reason.
 
         Raises: ValueError.
         """
@@ -166,25 +166,25 @@ class RldsSource:
             yield cut
 
     def _check_shards(self, files: list[str]) -> None:
-        """Check that there are all files of the numbers in their names.  Raises: ValueError."""
+        """Check that no file is missing, by the numbers in the names.  Raises: ValueError."""
         for name in files:
             if (found := SHARD.fullmatch(name)) and int(found[3]) <= MAX_SHARDS:
                 for number in range(int(found[3])):
                     other = f"{found[1]}{number:0{len(found[2])}d}-of-{found[3]}"
                     if other not in files and self._episodes_of(other) != 0:
                         if not self._budget.skip_damaged:
-                            raise ValueError(f"{self.name}: {other} is missing, of which {name} is another part")
+                            raise ValueError(f"{self.name}: {other} is missing; {name} is another part of it")
                         if (said := f"{other}: is missing") not in self.left_out:
                             self.left_out.append(said)
 
     def _compare_counts(self, counts: dict[str, int]) -> None:
-        """Note files of other numbers of episodes than dataset_info.json says."""
+        """Note files whose number of episodes differs from dataset_info.json."""
         for name, count in counts.items():
             if (said := self._episodes_of(name)) not in (None, count):
                 self.left_out.append(f"{name}: dataset_info.json says {said:,} episodes, the file has {count:,}")
 
     def _episodes_of(self, name: str) -> int | None:
-        """Return how many episodes dataset_info.json says that a file has; None: it does not say."""
+        """Return a file's number of episodes in dataset_info.json; None: it has none."""
         if (found := SHARD.fullmatch(name)) is None:
             return None
         for split in self._splits:
@@ -194,7 +194,7 @@ class RldsSource:
         return None
 
     def _read_splits(self) -> list[dict[str, Any]]:
-        """Return what dataset_info.json says of splits, if there is one that does.  Raises: ValueError."""
+        """Return the splits in dataset_info.json, if any.  Raises: ValueError."""
         try:
             with explained(f"{self.name}: dataset_info.json is damaged", self.name):
                 said = self._folder.json("dataset_info.json")
@@ -204,7 +204,7 @@ class RldsSource:
             return []
 
     def _leave(self, ends: list[_End]) -> None:
-        """Note what is left out."""
+        """Note the steps and episodes that are left out."""
         left = self.left
         for one in ends:
             taken = one.terminal if self._last_is_step else not one.reward and not one.acted
@@ -215,9 +215,7 @@ class RldsSource:
                 left.terminated += one.terminal
                 left.truncated += not one.terminal
         if left.episodes:
-            self.left_out.append(
-                f"{left.episodes:,} episodes of one observation, after which there is none: they have no steps"
-            )
+            self.left_out.append(f"{left.episodes:,} episodes of one observation, so without steps")
         if left.steps:
             which, why = (
                 "at the ends of episodes that did not terminate",
@@ -228,7 +226,7 @@ class RldsSource:
             self.left_out.append(f"{left.steps:,} steps {which}, with rewards of {left.reward:g}: {why}")
 
     def _end(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> _End:
-        """Return what an episode's last row says.  Raises: ValueError."""
+        """Return the content of an episode's last row.  Raises: ValueError."""
         rows, what = self._rows(found, place), f"{self.name}: {place.name}, byte {place.offset:,}"
         names = ["is_last", "is_terminal", "reward", *self._under("action")]
         self._budget.check_episode(what, rows, {key: self._row_fields[key] for key in names})
@@ -286,7 +284,7 @@ class RldsSource:
         return nested(f"{self.name}: {root}", paths, "/")
 
     def _rows(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> int:
-        """Return the number of an episode's rows.  Raises: ValueError: it does not say."""
+        """Return the number of an episode's rows.  Raises: ValueError: the number is missing."""
         rows = len(found.get(LAST, []))
         if not rows:
             raise ValueError(f"{self.name}: {place.name}, byte {place.offset:,}: an episode without {LAST}")
@@ -338,11 +336,11 @@ class RldsSource:
         return info
 
     def length(self, number: int) -> int:
-        """Return how many of ``steps`` are an episode's."""
+        """Return an episode's number of steps."""
         return self._steps_of.get(self._places[number], 0)
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         place = self._places[number]
         return f"{self.name}: {place.name}, byte {place.offset:,}: episode {number}"
 
@@ -359,7 +357,7 @@ def open_rlds(path: str, budget: Budget, last: LastStep = "auto") -> RldsSource:
 
 
 def _check_ends(what: str, last: npt.NDArray[Any], terminal: npt.NDArray[Any]) -> None:
-    """Check flags of an episode's rows.  Raises: ValueError: there is an end within."""
+    """Check flags of an episode's rows.  Raises: ValueError: an end precedes the last row."""
     if last[:-1].any() or not last[-1] or terminal[:-1].any():
         raise ValueError(
             f"{what}: {len(last)} steps, is_last in {np.flatnonzero(last)[:4].tolist()}; expected is_last and "
@@ -368,14 +366,14 @@ def _check_ends(what: str, last: npt.NDArray[Any], terminal: npt.NDArray[Any]) -
 
 
 def _constant(values: tfrecord.Value | None) -> str | None:
-    """Return the text that all values are; None: they differ, or there are none."""
+    """Return the common text of all values; None: they differ, or are missing."""
     if isinstance(values, list) and len(set(values)) == 1:
         return values[0].decode("utf-8", "replace")
     return None
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Return the features that are no dicts of features, by their path."""
+    """Return the leaves of a tree of features, by their paths."""
     inner = feature.get("featuresDict")
     if inner is None:
         return {prefix[:-1]: feature} if prefix else {}

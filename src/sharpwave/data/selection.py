@@ -1,4 +1,4 @@
-"""Choice of a data set's episodes: by numbers, or by a name that the data set has for some of them."""
+"""Choice of a data set's episodes: by numbers, or by a name that the data set gives to some of them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from sharpwave.data.formats import HeldSource
 
 Episodes = int | str | slice | Iterable[int]
-"""Numbers of episodes from 0, below 0 from the end; a text of such, as "0:10,15"; or a name, as robomimic's "train"."""
+"""Episodes by number, below 0 from the end; as a text such as "0:10,15"; or by name, such as robomimic's "train"."""
 NUMBERS = re.compile(r"[-\d:,\s]+")
 MAX_CHARACTERS = 256
 """Limit of the text of a selection; longer ones are cut, and told apart by a hash."""
@@ -20,11 +20,11 @@ MAX_CHARACTERS = 256
 
 @dataclass(frozen=True)
 class Selection:
-    """Episodes that are imported.
+    """Selected episodes of a data set.
 
     Attributes:
-        numbers: theirs, in order.
-        text: the same in words, by which a resumed import knows them; "": all.
+        numbers: the episodes' numbers, in order.
+        text: the same in words, by which a resumed import recognizes them; "": all.
     """
 
     numbers: Sequence[int]
@@ -32,9 +32,9 @@ class Selection:
 
 
 def select(source: HeldSource, episodes: Episodes | None) -> Selection:
-    """Return the episodes of a data set that are chosen, each once and in its order; ``None``: all.
+    """Return the selected episodes of a data set, each once and in the data set's order; ``None``: all.
 
-    Raises: ValueError, TypeError: no such episodes, or none.
+    Raises: ValueError, TypeError: no such episodes, or an empty selection.
     """
     count = len(source)
     if episodes is None:
@@ -64,7 +64,7 @@ def _parsed(part: str) -> int | slice:
 
 
 def _numbers(what: str, episodes: Any, count: int) -> list[int]:
-    """Return numbers of episodes from 0.  Raises: ValueError, TypeError."""
+    """Return episodes' numbers, counted from 0.  Raises: ValueError, TypeError."""
     if isinstance(episodes, slice):
         if episodes.step == 0:
             raise ValueError("episodes: got a slice of step 0, expected another step, as 0:10:2")

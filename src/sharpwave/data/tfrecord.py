@@ -1,7 +1,7 @@
 """TFRecord files and the ``tf.train.Example`` messages in them, read without TensorFlow.
 
-Sources: the framing is that of tensorflow/core/lib/io/record_writer.h (length, CRC of it, data, CRC of it), the message
-that of tensorflow/core/example/feature.proto in protocol-buffer encoding (protobuf.dev/programming-guides/encoding).
+Sources: tensorflow/core/lib/io/record_writer.h (framing: length, CRC of it, data, CRC of it), and for messages
+tensorflow/core/example/feature.proto in protocol-buffer encoding (protobuf.dev/programming-guides/encoding).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ HEADER, TRAILER_BYTES = struct.Struct("<QI"), 4
 BYTES, FLOATS, INTEGERS = 1, 2, 3
 """Fields of a Feature."""
 PART_BYTES = 1 << 16
-"""Bytes of packed integers that are decoded at a time, as each takes some 50 meanwhile."""
+"""Bytes of packed integers decoded at a time; each byte takes some 50 meanwhile."""
 Value = list[bytes] | npt.NDArray[np.float32] | npt.NDArray[np.int64]
 
 
 class Place(NamedTuple):
-    """Record in a file: the offset of its data, and their size."""
+    """Record in a file: offset and size of its data."""
 
     name: str
     offset: int
@@ -33,7 +33,7 @@ class Place(NamedTuple):
 
 
 def records(file: File, name: str) -> Iterator[Place]:
-    """Yield the places of a file's records. Cost: a read of 12 bytes for each.  Raises: ValueError: it is damaged."""
+    """Yield the places of a file's records. Cost: a read of 12 bytes each.  Raises: ValueError: it is damaged."""
     size, at = file.size, 0
     while at < size:
         file.seek(at)

@@ -1,4 +1,4 @@
-"""Sums over episodes, by which a data set and what was imported of it are compared."""
+"""Sums over episodes, to compare a data set with its import."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 
 def finite_sum(rewards: npt.NDArray[Any]) -> float:
-    """Return the sum of the rewards that are finite, of steps that are left out and so not checked."""
+    """Sum the finite rewards of steps that are left out and so were not checked."""
     values = np.asarray(rewards, np.float64)
     return float(values[np.isfinite(values)].sum())
 
@@ -22,8 +22,8 @@ class Totals:
 
     Attributes:
         reward: sum of the rewards, in float64.
-        terminated, truncated, unmarked: how many ended so; both at once counts in both, ``unmarked`` are those of which
-            nothing says how they ended.
+        terminated, truncated, unmarked: numbers of episodes by their end; an episode with both ends counts in both,
+            one without any in ``unmarked``.
     """
 
     episodes: int = 0

@@ -1,4 +1,4 @@
-"""Frames of videos at given times, as LeRobot's data sets hold what cameras saw; decoded by PyAV, that is by FFmpeg."""
+"""Frames of videos at given times, as in LeRobot's data sets; decoded by PyAV, which uses FFmpeg."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from sharpwave.data.files import File, explained
 from sharpwave.data.packages import needed
 
 TOLERANCE_S = 1e-4
-"""How far a frame may be from the time asked for, as in LeRobot's own loader."""
+"""Largest distance of a frame from the given time, as in LeRobot's own loader."""
 STEPS_BACK_S = (0.0, 1.0, 10.0, np.inf)
-"""How far before the time asked for a key frame is sought, until one is shown in time."""
+"""Distances before the given time at which a key frame is sought, tried in order until one is shown in time."""
 SLACK_PIXELS = 128
 """Pixels by which decoders may enlarge a side, to whole blocks."""
 COUNTED = {b"stsz": 12, b"stz2": 12, b"trun": 8, b"elst": 8, b"iinf": 8}
-"""Tables of MP4, by the offset of their number of entries behind the name: of frames, a track's parts, pictures. FFmpeg
-allocates as many as they declare, whether they are in the file or not; and all frames again for each part."""
+"""Tables of MP4, with the offset of their number of entries after the name: of frames, parts of a track, pictures.
+FFmpeg allocates the declared number of entries, even if the file lacks them; and all frames again for each part."""
 MAX_PARTS, MAX_TRACKS = 16, 64
 MAX_INDEX_BYTES = 1 << 28
 
 
 def decode(file: File, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:
-    """Decode the frames of a video that are shown at given times: one each, the others are passed over.
+    """Decode a video's frames at given times, one frame each; skip the others.
 
     Args:
         times: [N], rising, in seconds of the video.
@@ -43,7 +43,7 @@ def decode(file: File, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
         _check_index(file)
         limit = {"max_pixels": str((out.shape[1] + SLACK_PIXELS) * (out.shape[2] + SLACK_PIXELS))}
         file.seek(0)
-        # As MP4, whatever it looks like: a playlist would lead FFmpeg to other files.
+        # Always as MP4: a playlist would lead FFmpeg to other files.
         with av.open(file, format="mp4", options=limit, metadata_errors="replace") as opened:
             if not opened.streams.video:
                 raise ValueError(f"{path} has no video")
@@ -53,12 +53,12 @@ def decode(file: File, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
             if stream.frames > file.nbytes:
                 raise ValueError(f"{path} declares {stream.frames:,} frames in {file.nbytes:,} bytes")
             check_size(file, stream.codec_context, out)
-            # Rather than frames with what is lost made up.
+            # An error is better than frames with guessed parts.
             stream.codec_context.options = {**limit, "err_detect": "explode"}
             stream.thread_type = "AUTO"
             try:
                 found = _fill(file, _from(opened, stream, float(times[0])), times, out)
-            except av.InvalidDataError:  # H.264 may miss what came before an open GOP; nothing comes before the start
+            except av.InvalidDataError:  # H.264 may need frames before an open GOP; at the start none are missing
                 opened.seek(0, stream=stream)
                 found = _fill(file, opened.decode(stream), times, out)
     if found < len(times):
@@ -69,7 +69,7 @@ def decode(file: File, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8
 
 
 def _check_index(file: File) -> None:
-    """Check what the tables of an MP4 file declare, but for its frames' own bytes.  Raises: ValueError."""
+    """Check the sizes that an MP4 file's tables declare, apart from the frames' own bytes.  Raises: ValueError."""
     at, index = 0, b""
     while at + 8 <= file.size:
         head = file.read_at(at, min(16, file.size - at))
@@ -98,7 +98,7 @@ def _check_index(file: File) -> None:
 
 
 def _sound_samples(index: bytes) -> int:
-    """Return how many samples the chunks have that the tables declare: so many a chunk, from a chunk on."""
+    """Return the number of samples in all chunks, by tables of (first chunk, samples a chunk)."""
     found = 0
     chunks = max(
         (int.from_bytes(index[at + 8 : at + 12]) for kind in (b"stco", b"co64") for at in _places(index, kind)),
@@ -113,7 +113,7 @@ def _sound_samples(index: bytes) -> int:
 
 
 def _places(index: bytes, kind: bytes) -> Iterator[int]:
-    """Yield where a table's name stands."""
+    """Yield the positions of a table's name."""
     at = index.find(kind)
     while at >= 0:
         yield at
@@ -123,8 +123,8 @@ def _places(index: bytes, kind: bytes) -> Iterator[int]:
 def _from(file: Any, stream: Any, time: float) -> Iterator[Any]:
     """Decode from a key frame on that is shown at ``time`` or before.
 
-    Files are sought by when frames are decoded. A key frame may be shown later than frames that are decoded after it,
-    for which frames before it are needed ("open GOP"): those are passed over.
+    Seeking goes by decoding time. A key frame may be shown later than frames that are decoded after it and need frames
+    before it ("open GOP"): such frames are skipped.
     """
     for back in STEPS_BACK_S:
         begin = time - TOLERANCE_S - back
@@ -139,7 +139,7 @@ def _from(file: Any, stream: Any, time: float) -> Iterator[Any]:
 
 
 def _fill(file: File, decoded: Iterator[Any], times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> int:
-    """Fill ``out``; return how many frames were found before the video's end.  Raises: ValueError."""
+    """Fill ``out``; return the number of frames found before the video's end.  Raises: ValueError."""
     found, path = 0, file.path
     for number, frame in enumerate(decoded):
         file.budget.check_total_bytes(f"{path}: frames decoded for {len(times):,} rows", number * out[0].nbytes)
@@ -161,7 +161,7 @@ def _fill(file: File, decoded: Iterator[Any], times: npt.NDArray[np.float64], ou
 
 
 def check_size(file: File, given: Any, out: npt.NDArray[np.uint8]) -> None:
-    """Check the size of a frame, or of those that a decoder expects.  Raises: ValueError."""
+    """Check the size of a frame, or the size that a decoder expects.  Raises: ValueError."""
     if (given.height, given.width) != out.shape[1:3]:
         raise ValueError(
             f"{file.path}: frames of {given.height} x {given.width} pixels, expected {out.shape[1]} x {out.shape[2]} "

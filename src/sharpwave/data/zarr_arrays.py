@@ -1,4 +1,4 @@
-"""zarr's format 2, folders and archives, and the layout that diffusion policy's ``ReplayBuffer`` has in it."""
+"""zarr's format 2 in folders and archives, with the layout of diffusion policy's ``ReplayBuffer``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ ACTIONS = ("action", "actions")
 
 
 class Files(Protocol):
-    """Files of a zarr store, by their names with slashes."""
+    """Files of a zarr store, by names with slashes."""
 
     what: str
 
@@ -45,11 +45,11 @@ class Files(Protocol):
         """Read a file.  Raises: ValueError, FileNotFoundError."""
 
     def close(self) -> None:
-        """Close what is open."""
+        """Close open files."""
 
 
 class FolderFiles:
-    """Files of a zarr store in a folder. All are counted for the budget when they are listed."""
+    """Files of a zarr store in a folder. The budget counts all of them when they are listed."""
 
     def __init__(self, path: Path, budget: Budget) -> None:
         self.what = f"zarr:{path}"
@@ -114,10 +114,10 @@ class ArchiveFiles:
 
 
 class ZarrArray:
-    """Array of a zarr store, of which rows are read: the chunks that hold them are decoded, the last one is kept.
+    """Array of a zarr store, read by rows: the rows' chunks are decoded, and the last one is kept.
 
     Raises:
-        ValueError: not an array of plain numbers, or one whose chunks are too large, or compressed by others than
+        ValueError: not an array of plain numbers, or its chunks are too large, or compressed by a method other than
             blosc, zstd, zlib and gzip.
     """
 
@@ -191,7 +191,7 @@ def _size(value: Any) -> int:
 
 
 def _decoder(said: Any) -> Callable[[bytes, int], bytes]:
-    """Return the function that decodes a chunk of so many bytes.  Raises: ValueError: no such compressor."""
+    """Return the function that decodes a chunk to a number of bytes.  Raises: ValueError: an unknown compressor."""
     decoders = {"blosc": _blosc, "zstd": _zstd, "zlib": _inflated, "gzip": _inflated}
     if said is None:
         return lambda content, nbytes: content
@@ -201,7 +201,7 @@ def _decoder(said: Any) -> Callable[[bytes, int], bytes]:
 
 
 def _blosc(content: bytes, nbytes: int) -> bytes:
-    """Decompress what declares just as much.  Raises: ValueError, RuntimeError."""
+    """Decompress content that declares exactly ``nbytes``.  Raises: ValueError, RuntimeError."""
     sizes = [int.from_bytes(content[at : at + 4], "little") for at in (4, 8, 12)]
     if len(content) < BLOSC_HEADER_BYTES or sizes[0] != nbytes or sizes[1] > nbytes or sizes[2] != len(content):
         raise ValueError(f"declares {sizes[0]:,} bytes of {sizes[2]:,}, expected {nbytes:,} of {len(content):,}")
@@ -210,19 +210,19 @@ def _blosc(content: bytes, nbytes: int) -> bytes:
 
 
 def _zstd(content: bytes, nbytes: int) -> bytes:
-    """Decompress what declares just as much.  Raises: ValueError, ZstdError."""
+    """Decompress content that declares exactly ``nbytes``.  Raises: ValueError, ZstdError."""
     if (said := zstandard.get_frame_parameters(content).content_size) != nbytes:
         raise ValueError(f"declares {said:,} bytes, expected {nbytes:,}")
     return zstandard.ZstdDecompressor().decompress(content)
 
 
 def _inflated(content: bytes, nbytes: int) -> bytes:
-    """Decompress one byte more than expected at most.  Raises: zlib.error."""
+    """Decompress at most one byte more than expected.  Raises: zlib.error."""
     return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32).decompress(content, nbytes + 1)
 
 
 class Part:
-    """Rows of an array as an array, fewer where that ends before."""
+    """Range of an array's rows as an array, cut at the array's end."""
 
     def __init__(self, array: Array, begin: int, end: int) -> None:
         self._array, self._begin = array, begin
@@ -235,9 +235,9 @@ class Part:
 
 
 class ReplayBuffer:
-    """Layout of diffusion policy: ``data/*`` [N, ...] of all episodes, and where each ends, ``meta/episode_ends``.
+    """Layout of diffusion policy: ``data/*`` [N, ...] of all episodes, and their ends, ``meta/episode_ends``.
 
-    ``data/action`` is the action, ``data/reward`` the reward where there is one; others are observations.
+    ``data/action`` is the action, ``data/reward`` the optional reward; others are observations.
     """
 
     final = False
@@ -275,7 +275,7 @@ class ReplayBuffer:
             elif name.startswith("data/"):
                 self._arrays[one] = array = ZarrArray(files, name, budget)
                 if (more := len_of(array) - self._bounds[-1]) > 0:
-                    self.left_out.append(f"{name}: {more:,} rows behind the last of meta/episode_ends")
+                    self.left_out.append(f"{name}: {more:,} rows after the last of meta/episode_ends")
             elif name != "meta/episode_ends":
                 self.left_out.append(f"{name}: not of steps")
         if (longest := max(map(len_of, self._arrays.values()), default=0)) < self._bounds[-1]:
@@ -285,7 +285,7 @@ class ReplayBuffer:
             )
 
     def _no_field(self, name: str) -> str:
-        """Return what an array is of which no field is made, and why, in words; "": one is made."""
+        """Describe an array without a field, and why it has none; "" if a field is made of it."""
         with explained(f"{self._files.what}: {name}/{DESCRIPTION}", self._files.what):
             said = parse_json(self._files.read(f"{name}/{DESCRIPTION}"))
             texts = said["dtype"] == "|O" and any(one["id"] == TEXTS for one in said.get("filters") or [])
@@ -294,7 +294,7 @@ class ReplayBuffer:
             return "" if said["shape"] else "()): not one value a step"
 
     def _lost(self, names: list[str], found: set[str]) -> str:
-        """Return the first folder in ``data`` that was an array, and is none any more; "" if there is none."""
+        """Return the first folder in ``data`` that was once an array; "" if all still are."""
         groups = {name.rpartition("/")[0] for name in names if name.endswith(f"/{GROUP}")}
         lost: set[str] = set()
         for name in names:
@@ -315,7 +315,7 @@ class ReplayBuffer:
         return len(self._bounds) - 1
 
     def place(self, number: int) -> str:
-        """Return where an episode lies, in words."""
+        """Describe an episode's place."""
         return f"episode {number} (rows {self._bounds[number]:,} to {self._bounds[number + 1] - 1:,})"
 
     def recording(self, number: int) -> Recording:
@@ -336,7 +336,7 @@ class ReplayBuffer:
 def open_zarr(place: str, budget: Budget) -> RecordingSource:
     """Open a folder, or a ZIP archive, in the layout of diffusion policy.
 
-    Raises: FileNotFoundError, ValueError; ModuleNotFoundError: it needs numcodecs.
+    Raises: FileNotFoundError, ValueError; ModuleNotFoundError: numcodecs is missing.
     """
     path = existing(place, "zarr")
     if path.is_dir():
