@@ -24,7 +24,7 @@ def step_spec(env: Any, **extra: Field) -> Spec:
             Stable-Baselines3.
         extra: further fields; one of the name of an info takes its place.
 
-    Parts of a dict or tuple that are text, or of another length each time (Text, Sequence, Graph), are left out, with a
+    Parts of a dict or tuple that are text, or of varying length (Text, Sequence, Graph), are left out, with a
     warning that names them: a store has no field for them, and a tuple is stored without their places. ``Recorder``
     leaves them out too.
 
@@ -55,7 +55,7 @@ def step_spec(env: Any, **extra: Field) -> Spec:
         )
     if left_out:
         warnings.warn(
-            f"step_spec: {', '.join(left_out)}: of another length each time, and not stored; agents do not see it",
+            f"step_spec: {', '.join(left_out)}: of varying length, and not stored; agents do not see it",
             UserWarning,
             stacklevel=2,
         )

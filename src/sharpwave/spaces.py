@@ -1,4 +1,4 @@
-"""Parts of Gymnasium's spaces that no field holds: texts, and what has another length each time."""
+"""Parts of Gymnasium's spaces that no field holds: texts, and values of varying length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 VARIABLE = ("Text", "Sequence", "Graph")
-"""Gymnasium's spaces of text, and of what has another length each time: no field holds them."""
+"""Gymnasium's spaces of text, and of values of varying length: no field holds them."""
 
 
 def parts_of(space: Any) -> dict[Any, Any]:
@@ -29,7 +29,7 @@ def _is_stored(space: Any) -> bool:
 
 
 def variable_parts(space: Any, name: str = "obs") -> list[str]:
-    """Return the parts of a space that are text, or of another length each time: their names and kinds."""
+    """Return the parts of a space that are text, or of varying length: their names and kinds."""
     if type(space).__name__ in VARIABLE:
         return [f"{name} ({type(space).__name__})"]
     return [found for key, one in parts_of(space).items() for found in variable_parts(one, f"{name}[{key!r}]")]

@@ -85,7 +85,7 @@ def test_flags_in_another_row(tmp_path: Path, change: int) -> None:
 def test_next_observations_that_lead_nowhere(tmp_path: Path) -> None:
     data = d4rl([10, 10])
     data["next_observations"] = data["observations"]
-    assert "next_observations: 18 rows lead to another observation" in notes_of(tmp_path, data)
+    assert "next_observations: 18 rows lead to an observation other" in notes_of(tmp_path, data)
 
 
 def test_a_row_that_is_missing_ends_an_episode(tmp_path: Path) -> None:

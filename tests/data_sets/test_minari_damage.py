@@ -224,6 +224,6 @@ def test_observations_of_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         sw.step_spec(Words())
     space = gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2,)), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
     Words.observation_space = space
-    with pytest.warns(UserWarning, match=r"obs\['b'\]\['c'\] \(Text\): of another length"):
+    with pytest.warns(UserWarning, match=r"obs\['b'\]\['c'\] \(Text\): of varying length"):
         spec = sw.step_spec(Words())
     assert spec.obs_names == ("obs.a",)

@@ -94,7 +94,7 @@ def test_what_looked_like_stacks_and_is_none_is_stored_whole_from_there_on() -> 
     both.episode(zeros_before, 20)
     assert both.mine.transitions.store.spec.fields["obs"].stack == 4
     frames = [both.frame() for _ in range(30)]
-    with pytest.warns(RuntimeWarning, match="looked like stacks of 4 frames, and is none"):
+    with pytest.warns(RuntimeWarning, match="looked like stacks of 4 frames, but is none"):
         both.add(np.stack(frames[:4])[None], np.stack(frames[1:5])[None])
     for k in range(1, 20):
         both.add(np.stack(frames[k : k + 4])[None], np.stack(frames[k + 1 : k + 5])[None], done=k % 7 == 0)
@@ -141,7 +141,7 @@ def test_a_buffer_loaded_into_another_episode_waits_for_the_next(tmp_path: Path)
     model.save_replay_buffer(tmp_path / "buffer")
     model.learn(50, reset_num_timesteps=False)
     model.load_replay_buffer(tmp_path / "buffer")
-    with pytest.warns(RuntimeWarning, match="passed over"):
+    with pytest.warns(RuntimeWarning, match="skipped"):
         model.learn(50, reset_num_timesteps=False)
     assert model.replay_buffer.size() == 100
     model.learn(100)  # which resets the environment
@@ -235,7 +235,7 @@ def test_a_buffer_on_disk_is_opened_again(tmp_path: Path) -> None:
     first.transitions.close()
     again = ReplayBuffer(100, space, actions, disk=tmp_path / "replay")
     assert again.size() == 20 and again.transitions.store.spec.fields["obs"].stack == 4
-    with pytest.warns(RuntimeWarning, match="passed over"):
+    with pytest.warns(RuntimeWarning, match="skipped"):
         play(again, range(20, 25), 0, over=24)
     assert again.size() == 20
     play(again, range(30, 40), 30)

@@ -89,7 +89,7 @@ def test_an_agent_learns_without_the_words_that_its_environment_says():
     assert trained.last["updates"] == 50
     assert trained.store.spec.obs_names == ("obs.seen",)
     trained.close()
-    with pytest.warns(UserWarning, match=r"env 'Remarks-v0': obs\[0\] \(Text\), obs\[1\]\[0\] \(Text\): of another"):
+    with pytest.warns(UserWarning, match=r"env 'Remarks-v0': obs\[0\] \(Text\), obs\[1\]\[0\] \(Text\): of varying"):
         env = make_env(MADE_UP + "Remarks-v0", 2)
     assert isinstance(env.single_observation_space, Dict)
     assert env.reset()[0].keys() == {"1/1"} == env.single_observation_space.keys()
@@ -103,7 +103,7 @@ def test_an_agent_learns_without_the_words_that_its_environment_says():
         ("MountainCarContinuous-v0", r"dqn needs discrete actions; MountainCarContinuous-v0 has Box\(1,\)"),
         (
             MADE_UP + "OnlyWords-v0",
-            r"env 'OnlyWords-v0': obs\['said'\] \(Text\): .* and there is nothing else; expected arr",
+            r"env 'OnlyWords-v0': obs\['said'\] \(Text\): .* and no other part; expected arr",
         ),
         ("NoSuchEnv-v3", "env 'NoSuchEnv-v3' cannot be made"),
     ],

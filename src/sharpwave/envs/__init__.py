@@ -47,10 +47,10 @@ def make_env(
         name: an Atari game as ale-py spells it ("pong", "space_invaders"), or a Gymnasium id ("CartPole-v1").
         atari: settings of Atari games, for their names only.
         render: let ``env.render()`` return one picture per environment.
-        stack: observations of other environments that are stacked, the newest last; 1: none.
-        action_masks: other environments observe which actions are legal, where they say so (``ActionMasks``).
+        stack: number of observations of other environments that are stacked, the newest last; 1: no stack.
+        action_masks: other environments observe legal actions, if they declare them (``ActionMasks``).
     Raises:
-        ValueError: an unknown name, an environment whose observations are not arrays, or settings of another kind.
+        ValueError: an unknown name, an environment whose observations are not arrays, or settings of the wrong kind.
     """
     if num_envs < 1:
         raise ValueError(f"num_envs: got {num_envs}, expected at least 1")

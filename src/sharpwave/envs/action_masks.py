@@ -1,4 +1,4 @@
-"""Action masks: which actions an environment allows in a state, as a part of what is observed there."""
+"""Action masks: an environment's legal actions in a state, as a part of the observation."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from sharpwave.step_infos import info_value
 from sharpwave.teams import ACTION_MASK, AGENTS
 
 METHOD = "action_masks"
-"""Method of environments for sb3-contrib, which returns the mask of the present state."""
+"""Method of environments for sb3-contrib that returns the current state's mask."""
 OBS = "obs"
-"""Part of the observation that is what the environment observes, where that is no dict."""
+"""Part of the observation with the environment's own observation, if that is no dict."""
 
 Source = Literal["observation", "method", "info"]
 
 
 class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
-    """Environment that observes which of its actions are legal, in the part ``action_mask``.
+    """Environment whose observation shows its legal actions, in the part ``action_mask``.
 
-    So a mask is stored, stacked up and sampled with its observation: that of the next one, and the true final one, too.
+    So a mask is stored, stacked up and sampled with its observation, also with the next and the true final one.
     A dict of observations gets one more part; another observation becomes ``{"obs": ..., "action_mask": ...}``. The
-    mask is int8 [n]: 1 where the action ``space.start + i`` is legal.
+    mask is int8 [n]: 1 if the action ``space.start + i`` is legal.
 
     Args:
         env: an environment with ``Discrete`` actions.
-        source: what says which are legal: a part ``action_mask`` of the observation (of a stack the newest), the
-            method ``action_masks()``, or ``info["action_mask"]``, of each reset and step.
+        source: origin of the mask: a part ``action_mask`` of the observation (of a stack the newest), the
+            method ``action_masks()``, or ``info["action_mask"]`` of each reset and step.
 
     Raises:
-        ValueError: actions of another kind, an unknown source, or one that the environment lacks; by ``reset`` and
+        ValueError: actions of another kind, an unknown source, or one that the environment lacks; from ``reset`` and
             ``step``: a mask that is missing, of another shape than [n], of floats or other numbers than 0 and 1, or
-            without a legal action while the episode goes on.
+            without a legal action while the episode continues.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], source: Source = "info") -> None:
@@ -81,12 +81,12 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
 
 class VectorActionMasks(gymnasium.vector.VectorWrapper):
-    """``ActionMasks`` for a vector whose environments cannot be wrapped one by one, by ``infos["action_mask"]``.
+    """``ActionMasks`` for a vector that can only be wrapped as a whole, by ``infos["action_mask"]``.
 
     Its observations, and the final ones of a SameStep vector, ``infos["final_obs"]``, get the part ``action_mask``.
 
     Raises:
-        ValueError: as of ``ActionMasks``.
+        ValueError: as from ``ActionMasks``.
     """
 
     def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
@@ -119,7 +119,7 @@ class VectorActionMasks(gymnasium.vector.VectorWrapper):
         return self._joined(obs, self._mask.copy()), reward, terminated, truncated, infos
 
     def _take(self, infos: dict[str, Any], rows: Iterable[int], terminated: Any = ()) -> None:
-        """Take the masks of lanes whose infos are of their present state; ``terminated`` if given are final states."""
+        """Copy the masks of lanes whose infos describe their current state; ``terminated`` marks final states."""
         for row in rows:
             self._mask[row] = self._said(infos, row, bool(len(terminated) and terminated[row]))
 
@@ -137,7 +137,7 @@ def checked_mask(mask: npt.NDArray[Any], count: int, what: str, terminated: bool
 
     Args:
         what: name of the mask, for errors.
-        terminated: the state is final, in which no action need be legal.
+        terminated: the state is final, so that no action need be legal.
 
     Raises:
         ValueError: another shape, other values than 0 and 1, floats, or no legal action.
@@ -156,12 +156,12 @@ def checked_mask(mask: npt.NDArray[Any], count: int, what: str, terminated: bool
 
 
 def with_action_mask(env: gymnasium.Env[Any, Any], in_infos: Callable[[], bool]) -> gymnasium.Env[Any, Any]:
-    """Wrap an environment that says which of its actions are legal into ``ActionMasks``; return others as they are.
+    """Wrap an environment with known legal actions into ``ActionMasks``; return others as they are.
 
-    Masks of other than ``Discrete`` actions are left out, with a warning; a team's are its own.
+    Masks of actions other than ``Discrete`` are left out, with a warning; a team has its own.
 
     Args:
-        in_infos: returns whether its infos have a mask; called where nothing else says so.
+        in_infos: returns whether the environment's infos have a mask; called if no other source is found.
     """
     space, actions = env.observation_space, env.action_space
     parts = space.spaces if isinstance(space, Dict) else {}
@@ -181,7 +181,7 @@ def with_action_mask(env: gymnasium.Env[Any, Any], in_infos: Callable[[], bool])
         return env
     if not discrete:
         warnings.warn(
-            f"{_name(env)}: its action masks are not used: its actions are {actions}, and masks are those of Discrete "
+            f"{_name(env)}: its action masks are not used: its actions are {actions}, and masks are for Discrete "
             "actions",
             UserWarning,
             stacklevel=2,
@@ -193,7 +193,7 @@ def with_action_mask(env: gymnasium.Env[Any, Any], in_infos: Callable[[], bool])
 def masks_in_infos(name: str) -> bool:
     """Return whether the infos of a registered environment have an action mask.
 
-    It is asked of one that is made for that: a reset more would change what the others do.
+    A separate environment is made for this: an extra reset would change the others' episodes.
     """
     with closing(gymnasium.make(name, disable_env_checker=True)) as env:
         _, info = env.reset(seed=0)

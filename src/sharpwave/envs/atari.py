@@ -1,5 +1,5 @@
 """Atari games as vectors of frame stacks. ale-py steps, shrinks and stacks in C++; this module crops, and ends
-episodes at lost lives where that is wanted."""
+episodes at lost lives if wanted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SCREEN_HEIGHT, SCREEN_WIDTH = 210, 160
 
 @cache
 def games() -> tuple[str, ...]:
-    """List the names of the games that come with ale-py."""
+    """List the names of ale-py's games."""
     return tuple(roms.get_all_rom_ids())
 
 
@@ -30,19 +30,19 @@ class AtariSettings:
 
     Attributes:
         height, width: size of a frame in pixels, after cropping.
-        crop: first line of the screen's 210 that is kept, and the line after the last.
+        crop: first of the screen's 210 lines to keep, and the line after the last.
         stack: frames in an observation, the newest last; after a reset the older ones are zeros.
-        rgb: keep the colours: frames are [H, W, 3] instead of grey [H, W].
-        max_pool: a frame is the brighter, pixel by pixel, of the emulator's last two, as sprites may flicker.
+        rgb: keep the colors: frames are [H, W, 3] instead of gray [H, W].
+        max_pool: a frame is the pixel-wise maximum of the emulator's last two, since sprites may flicker.
         actions: names of the agent's actions ("NOOP", "RIGHT"...); empty: all of the game's, or of the console's.
-        full_actions: the console's 18 actions instead of those that have an effect in the game.
+        full_actions: the console's 18 actions instead of the actions with an effect in the game.
         clip_rewards: keep only a reward's sign; ``infos["unclipped_reward"]`` is the game's own.
         frame_skip: emulator frames per agent step.
         sticky: probability that the emulator repeats the last action instead.
         noop_max: a game begins with a random number of no-ops, fewer than this.
-        fire_reset: a game begins with FIRE where the game has that action.
-        life_loss_ends: a lost life terminates the episode, while the game goes on: the next episode's first frame is
-            the last one of the lost life. ``infos["game_ended"]`` tells which games have ended, too.
+        fire_reset: a game begins with FIRE if it has that action.
+        life_loss_ends: a lost life terminates the episode, while the game continues: the next episode's first frame is
+            the last one of the lost life. ``infos["game_ended"]`` marks games that have ended.
         max_episode_frames: emulator frames until a game is truncated.
     """
 
@@ -84,14 +84,14 @@ class AtariSettings:
 
 class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.NDArray[Any]]):
     """Vector of ``num_envs`` copies of a game; observations uint8 [N, stack, H, W], or [N, stack, H, W, 3] with
-    colours, valid until the next step.
+    colors, valid until the next step.
 
     An episode's end and the next's start come in one step: ``infos["final_obs"]``, shaped as the observations, has
-    the last ones where ``terminated`` or ``truncated``. ``infos["unclipped_reward"]`` is always there.
+    the last ones where ``terminated`` or ``truncated``. ``infos["unclipped_reward"]`` is always set.
 
     Args:
         game: one of ``games``.
-        render: also step a copy in colour with the same seed and actions, whose screens ``render`` returns.
+        render: also step a copy in color with the same seed and actions, whose screens ``render`` returns.
     Raises:
         ValueError: an unknown game, or an action that it does not have.
     """
@@ -100,7 +100,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         if game not in games():
             raise ValueError(f"env: got {game!r}, expected an Atari game of ale-py; sharpwave.envs.games() lists them")
         top, bottom = settings.crop
-        # The whole screen is shrunk so that the kept lines have the wanted height; cropping is then a slice.
+        # Shrink the whole screen so that the kept lines have the wanted height; cropping is then a slice.
         scale = settings.height / (bottom - top)
         shrunk = max(round(SCREEN_HEIGHT * scale), settings.height)
         first = min(round(top * scale), shrunk - settings.height)
@@ -179,7 +179,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
     def step_wait(
         self,
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """Wait for the step that ``step_async`` began, and return as ``step`` does."""
+        """Wait for the step that ``step_async`` began; return the results of ``step``."""
         obs, reward, terminated, truncated, infos = self._env.recv()
         if self._twin is not None:
             self._screens = self._twin.recv()[0][:, 0]
@@ -194,7 +194,7 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
         return self._cropped(obs), reward, terminated, truncated, infos
 
     def render(self) -> tuple[npt.NDArray[np.uint8], ...]:
-        """Return the screens in colour, uint8 [210, 160, 3] each."""
+        """Return the screens in color, uint8 [210, 160, 3] each."""
         if self._screens is None:
             raise RuntimeError("render: make the environment with render=True and reset it first")
         return tuple(self._screens)
@@ -208,21 +208,21 @@ class AtariFrames(VectorEnv[npt.NDArray[np.uint8], npt.NDArray[np.int64], npt.ND
 
 
 class _Lives:
-    """Ends of episodes at lost lives, in a vector whose games go on.
+    """Ends of episodes at lost lives, in a vector whose games continue.
 
     A life that was lost with the game has ended anyway. Some games show 0 lives for a few frames before they end; as
-    in ale-py, that is no further end. The stack of a new life holds zeros in place of the lost one's frames.
+    in ale-py, that is no additional end. The stack of a new life holds zeros in place of the lost one's frames.
     """
 
     def __init__(self, num_envs: int, stack: int) -> None:
         self._left = np.zeros(num_envs, np.int64)
         self._stack = stack
-        self._older = np.zeros(num_envs, np.int64)  # frames of each stack that are the lost life's
+        self._older = np.zeros(num_envs, np.int64)  # frames of each stack that belong to the lost life
 
     def reset(
         self, obs: npt.NDArray[np.uint8], lives: npt.NDArray[Any], mask: npt.NDArray[np.bool_] | None = None
     ) -> None:
-        """Begin a game in every environment, or in those of ``mask``; ``obs`` is changed where others go on."""
+        """Begin a game in every environment, or in those of ``mask``; change ``obs`` of the others."""
         begun = slice(None) if mask is None else mask
         self._left[begun] = lives[begun]
         self._older[begun] = 0
@@ -236,7 +236,7 @@ class _Lives:
         truncated: npt.NDArray[Any],
         infos: dict[str, Any],
     ) -> tuple[npt.NDArray[np.uint8], npt.NDArray[Any], npt.NDArray[Any], npt.NDArray[Any], dict[str, Any]]:
-        """Return a step's outcome with the lost lives as ends. ``obs`` and ``infos["final_obs"]`` are changed."""
+        """Return a step's outcome with lost lives as ends; change ``obs`` and ``infos["final_obs"]``."""
         infos["game_ended"] = over = terminated | truncated
         lives = np.asarray(infos["lives"], np.int64)
         lost = (lives < self._left) & (lives > 0) & ~over

@@ -1,4 +1,4 @@
-"""Deep sea: a task of exploration, whose reward random play finds once in 2^N episodes."""
+"""Deep sea: an exploration task whose reward random play finds once in 2^N episodes."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from gymnasium.spaces import Discrete
 
 
 class DeepSea(gymnasium.Env[np.int64, np.int64]):
-    """Grid of N x N cells through which a diver sinks a row a step, from the left of the first row.
+    """Grid of N x N cells in which a diver sinks one row a step, from the left of the first row.
 
-    Each step moves a column to the left or to the right. To the right costs .01 / N; to the right from the last column,
-    which only N steps to the right in a row come to, gives 1, so the best return is .99 and the best one without the
-    treasure is 0. Which action means right is drawn for each cell and stays: nothing that is learned of one cell helps
-    in another.
+    Each step moves one column to the left or to the right. A move to the right costs .01 / N. From the last column,
+    which only N moves to the right in a row reach, it gives 1, so the best return is .99, and without the treasure 0.
+    Each cell draws once which action means right: learning about one cell does not help in another.
 
     Observation: the cell's number, row * N + column; N * N after the last step. Actions: 0 and 1.
 
@@ -23,7 +22,7 @@ class DeepSea(gymnasium.Env[np.int64, np.int64]):
 
     Args:
         size: N.
-        mapping: seed of which action means right, the same for every environment of it; 42 in bsuite's experiments.
+        mapping: seed of the actions' meanings, the same for all environments with it; 42 in bsuite's experiments.
     """
 
     MOVE_COST = 0.01
@@ -35,7 +34,7 @@ class DeepSea(gymnasium.Env[np.int64, np.int64]):
         self.observation_space = Discrete(size * size + 1)
         self.action_space = Discrete(2)
         self._size = size
-        self._right = np.random.RandomState(mapping).binomial(1, 0.5, (size, size))  # bsuite's draws
+        self._right = np.random.RandomState(mapping).binomial(1, 0.5, (size, size))  # as bsuite draws
         self._row = self._column = 0
 
     def reset(

@@ -1,4 +1,4 @@
-"""Gymnasium environments as vectors with observations that are arrays or flat dicts of arrays."""
+"""Gymnasium environments as vectors whose observations are arrays or flat dicts of arrays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ARRAYS = (spaces.Box, spaces.Discrete, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose observations are arrays of a fixed shape."""
 
 EXTRAS = ("mujoco", "box2d")
-"""Extras of this package for those of Gymnasium that have the same name."""
+"""Extras of this package that stand for Gymnasium's extras of the same name."""
 
 
 def register() -> None:
@@ -39,8 +39,8 @@ def register() -> None:
 
 
 def register_for(name: str) -> None:
-    """Register the environments that an id may belong to: those of :func:`register`, MinAtar's and mpe2's where asked
-    for.
+    """Register the environments that an id may belong to: those of :func:`register`, and MinAtar's or mpe2's if the id
+    names them.
 
     Raises:
         ValueError: the id is one of MinAtar's or mpe2's, which is not installed.
@@ -76,7 +76,7 @@ def make_gym(
             current folder.
         render: let ``env.render()`` return one picture per environment.
         stack: observations that are stacked, the newest last; at an episode's start the first one is repeated.
-        action_masks: observe which actions are legal, where the environment says so (``ActionMasks``).
+        action_masks: observe legal actions, if the environment declares them (``ActionMasks``).
         hint: text of the error for an unknown name; default: Gymnasium's.
     Raises:
         ValueError: an unknown name, an environment that cannot be made here (a package is missing), or one whose
@@ -84,12 +84,12 @@ def make_gym(
     """
     register_for(name)
     module, colon, _ = name.partition(":")
-    if colon and os.getcwd() not in sys.path:  # last: nothing here hides an installed module
+    if colon and os.getcwd() not in sys.path:  # last, so that no module in this folder hides an installed one
         sys.path.append(os.getcwd())
     wrappers: list[Any] = [flat_observations]
     if stack > 1:
         wrappers.append(partial(gymnasium.wrappers.FrameStackObservation, stack_size=stack, padding_type="reset"))
-    if action_masks:  # outermost: a mask is not stacked
+    if action_masks:  # outermost, so that masks are not stacked
         wrappers.append(partial(with_action_mask, in_infos=cache(partial(masks_in_infos, name))))
     options: dict[str, Any] = {"render_mode": "rgb_array"} if render else {}
     if render and sys.platform == "linux" and not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
@@ -119,17 +119,17 @@ def make_gym(
 
 
 def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:
-    """Check that what an environment renders with is installed, which it imports for its first picture.
+    """Check an environment's packages for rendering, which it imports for its first picture.
 
     Raises:
-        ValueError: it is not; the environment is closed.
+        ValueError: a package is missing; the environment is closed.
     """
     try:
         env.reset()
         env.render()
     except (gymnasium.error.DependencyNotInstalled, ModuleNotFoundError) as error:
         env.close()
-        if "pygame" in str(error):  # Gymnasium's remedy is another package of that name, which hides ours
+        if "pygame" in str(error):  # Gymnasium suggests another package of that name, which hides ours
             raise ValueError(f"env {name!r} needs pygame for its pictures: {install('train')}") from error
         raise ValueError(f"env {name!r} can make no pictures: {error}") from error
 
@@ -137,11 +137,10 @@ def _check_rendering(name: str, env: VectorEnv[Any, Any, Any]) -> None:
 def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
     """Wrap an environment so that it observes an array or a flat dict of arrays.
 
-    Parts of a dict or tuple that are text, or of another length each time, are left out, with a warning that names
-    them.
+    Parts of a dict or tuple that are text, or of varying length, are left out, with a warning that names them.
 
     Raises:
-        ValueError: another part of the observation is neither, or no part is left.
+        ValueError: another part is no array, or no part is left.
     """
     space = env.observation_space
     left_out = variable_parts(space)
@@ -152,9 +151,9 @@ def flat_observations(env: gymnasium.Env[Any, Any]) -> Any:
             where = f"observation {key!r}" if key else "observations"
             raise ValueError(f"env {name!r}: {where} {part} cannot be stored; expected arrays, or dicts of arrays")
     if left_out:
-        said = f"env {name!r}: {', '.join(left_out)}: of another length each time"
+        said = f"env {name!r}: {', '.join(left_out)}: of varying length"
         if not parts:
-            raise ValueError(f"{said}, and there is nothing else; expected arrays, or dicts of arrays")
+            raise ValueError(f"{said}, and no other part; expected arrays, or dicts of arrays")
         warnings.warn(f"{said}, and left out: the agent does not see it", UserWarning, stacklevel=2)
     if not isinstance(space, (spaces.Dict, spaces.Tuple)) or (isinstance(space, spaces.Dict) and parts == space.spaces):
         return env

@@ -1,4 +1,4 @@
-"""Small tasks that need memory: what is shown at an episode's first step decides which action is right much later."""
+"""Small tasks that need memory: a cue at an episode's first step decides much later which action is right."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from gymnasium.spaces import Box, Discrete
 Obs = npt.NDArray[np.float32]
 
 CELL = 16
-"""Pixels of a cell's side in a picture."""
+"""Length of a cell's side in a picture, in pixels."""
 MAX_STEPS = 5
-"""Steps until a T-maze is truncated, for each of its corridor."""
+"""Steps until a T-maze is truncated, per step of its corridor."""
 GREY, WHITE, BLUE = (90, 90, 90), (230, 230, 230), (70, 110, 230)
 COLOURS = ((230, 90, 80), (90, 190, 100), (240, 200, 70), (160, 110, 220))
-"""Colours of cues and keys, in turn."""
+"""Colors of cues and keys, in turn."""
 
 
 class PicturedTask(gymnasium.Env[Obs, np.int64]):
@@ -31,7 +31,7 @@ class PicturedTask(gymnasium.Env[Obs, np.int64]):
         self.render_mode = render_mode
 
     def cells(self) -> tuple[list[int], list[tuple[int, int, int]]]:
-        """Return the cues that are observed now, and the colours of the row."""
+        """Return the currently observed cues, and the colors of the row."""
         raise NotImplementedError
 
     def render(self) -> Any:
@@ -50,9 +50,9 @@ class TMaze(PicturedTask):
     """Corridor with a junction at its end; a cue at the first step says on which side the reward is.
 
     Observation float32 [3]: the cue (-1 or 1; 0 after the first step), whether this is the junction, and 1. Actions:
-    0 goes on, 1 and 2 turn; in the corridor a turn does nothing. At the junction the right side gives 1, the other -1,
-    and the episode ends. It is truncated after five times the corridor's length, in which nearly every random walk
-    comes to the junction: memory is what is hard, not the way.
+    0 moves on, 1 and 2 turn; in the corridor a turn has no effect. At the junction the right side gives 1, the other
+    -1, and the episode ends. It is truncated after five times the corridor's length, in which nearly every random walk
+    reaches the junction: the task is hard for memory, not for search.
 
     Source: Bakker (2002), Reinforcement learning with long short-term memory.
 
@@ -95,15 +95,15 @@ class TMaze(PicturedTask):
 
 
 class Lock(PicturedTask):
-    """Doors in a row, opened by the digits of a combination in turn, which is shown once, at the first step.
+    """Doors in a row, opened in turn by the digits of a combination that is shown only at the first step.
 
-    Door i wants digit i modulo ``digits``, raised by i: key (digit + i) modulo ``keys``. So the same key again and
-    again opens no lock. A policy without memory can press the keys of one combination, which is right once in
-    ``keys ** digits`` episodes.
+    Door i wants digit i modulo ``digits``, raised by i: key (digit + i) modulo ``keys``. So repeating one key opens no
+    lock. A policy without memory can press the keys of one combination, which is right once in ``keys ** digits``
+    episodes.
 
     Observation float32 [digits * keys + doors]: the digits, one-hot, zeros after the first step; and the door, one-hot,
-    zeros when all are open. The action is a key. The wrong one ends the episode with reward 0, the last door gives 1.
-    Each digit's values are dealt from a shuffled deck: ``keys`` episodes after a seeded reset have shown every value.
+    zeros when all are open. The action is a key. A wrong key ends the episode with reward 0, the last door gives 1.
+    Values of each digit are dealt from a shuffled deck: ``keys`` episodes after a seeded reset have shown every value.
 
     Args:
         doors: number of doors.  keys: number of keys, and of values of a digit.  digits: of the combination.

@@ -17,9 +17,9 @@ Each = dict[str, Any]
 class TwoStepGame:
     """Cooperative matrix game of two steps and two agents with two actions each, a PettingZoo ``ParallelEnv``.
 
-    The first agent's first action chooses the matrix that the second step pays by: 0 the one that pays 7 whatever is
-    done, 1 the one that pays 0, 1, 1 and 8. The best team gets 8. A sum of one value for each agent cannot express the
-    second matrix, and learned under uniform exploration it takes the 7. Both agents see the game's place one-hot.
+    The first agent's first action chooses the matrix that determines the second step's reward: 0 the one that always
+    pays 7, 1 the one that pays 0, 1, 1 and 8. The best team gets 8. A sum of one value for each agent cannot express
+    the second matrix; learned under uniform exploration, it takes the 7. Both agents observe the game's state one-hot.
 
     Source: Rashid et al. (2018), QMIX, table 1.
     """
@@ -46,7 +46,7 @@ class TwoStepGame:
         return self._observed(), {}
 
     def step(self, actions: Each) -> tuple[Each, Each, Each, Each, Each]:
-        """Choose the matrix, or pay by it, a half to each agent."""
+        """Choose the matrix, or pay half of its reward to each agent."""
         first, second = actions["first"], actions["second"]
         over = self._place > 0
         pay = self.PAYOFFS[self._place - 1][first][second] / 2 if over else 0.0

@@ -25,22 +25,22 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
 
     Agents are numbered as in ``possible_agents``. The observation has the parts
 
-    - ``agents`` [N, ...]: what each sees; zeros of one that is absent. Where their observations differ in shape or
+    - ``agents`` [N, ...]: each agent's observation; zeros for an absent agent. If observations differ in shape or
       dtype, they are flattened, as float32, and padded with zeros.
-    - ``action_mask`` int8 [N, A]: which actions are legal, A being the largest number of actions; all zero for an agent
-      that is absent: that has left, or not come yet. The environment says which are legal by ``action_mask`` in an
-      agent's info or beside ``observation`` in its observation; where it says nothing, all are.
-    - ``state``: that of the environment, with ``state=True``.
+    - ``action_mask`` int8 [N, A]: legal actions, with A the largest number of actions; all zero for an absent agent,
+      one that has left or not yet joined. The environment gives legal actions as ``action_mask`` in an agent's info or
+      beside ``observation`` in its observation; without it, all are legal.
+    - ``state``: the environment's state, with ``state=True``.
 
-    The action is a number from 0 for each agent; that of an absent one is ignored. The reward is the sum of the
-    agents' rewards, which ``info["rewards"]`` has one by one, float32 [N], and which ``step_spec`` declares as a field.
-    The episode ends when no agent is left: it is truncated if one of the last was truncated, and the final
-    observation then has what that agent sees and its legal actions. An agent that leaves earlier, either way, is absent
-    from then on.
+    The action is a number from 0 for each agent; the number of an absent one is ignored. The reward is the sum of the
+    agents' rewards; ``info["rewards"]`` has them one by one, float32 [N], and ``step_spec`` declares them as a field.
+    The episode ends when no agent is left. It is truncated if one of the last agents was truncated; the final
+    observation then has that agent's observation and legal actions. An agent that leaves earlier, terminated or
+    truncated, is absent from then on.
 
     Args:
         parallel: a ``pettingzoo.ParallelEnv`` whose agents have ``Discrete`` actions.
-        state: observe its global state, ``parallel.state()``, too. Without it learners see all that the agents see.
+        state: observe the global state, ``parallel.state()``, too. Without it learners see only agents' observations.
 
     Raises:
         ValueError: actions of another kind, or a state that is not a ``Box``.
@@ -77,7 +77,7 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
         low, high = [], []
         for one in self._spaces:
             space: Any = one if self._alike else flatten_space(one)
-            low.append(np.minimum(space.low, 0))  # zeros of absent agents belong to it
+            low.append(np.minimum(space.low, 0))  # the space includes the zeros of absent agents
             high.append(np.maximum(space.high, 0))
         if self._alike:
             return Box(np.stack(low), np.stack(high), dtype=low[0].dtype.type)
@@ -146,7 +146,7 @@ class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]])
 
 
 def _seen(space: Any) -> Space[Any]:
-    """Return the space of what an agent sees, without the mask beside it."""
+    """Return the space of an agent's observation, without the mask beside it."""
     found: Space[Any] = space["observation"] if isinstance(space, Dict) and "observation" in space.spaces else space
     return found
 

@@ -1,1 +1,1 @@
-"""Sharpwave's store behind the replay buffers of other frameworks, a module for each."""
+"""Replay buffers for other frameworks over Sharpwave's store, one module each."""

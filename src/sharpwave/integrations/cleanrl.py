@@ -1,7 +1,7 @@
 """Replay buffer for CleanRL's programs (dqn_atari, c51_atari, sac_continuous_action, ...) over a Sharpwave store.
 
-``from sharpwave.integrations.cleanrl import ReplayBuffer`` in place of ``cleanrl_utils.buffers``; all else stays. See
-docs/frameworks/cleanrl.md.
+Import ``ReplayBuffer`` from ``sharpwave.integrations.cleanrl`` instead of ``cleanrl_utils.buffers``; the rest of a
+program stays. See docs/frameworks/cleanrl.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Array = npt.NDArray[Any]
 
 
 class Samples(NamedTuple):
-    """A batch, as CleanRL's programs read it.
+    """Batch in the form that CleanRL's programs read.
 
     Attributes:
         observations, next_observations: [B, *shape], of a discrete space [B, 1]. ``actions``: [B, dimensions].
@@ -54,17 +54,17 @@ class ReplayBuffer:
     """Replay buffer with the constructor, ``add`` and ``sample`` of ``cleanrl_utils.buffers.ReplayBuffer``.
 
     Args:
-        optimize_memory_usage: either; observations are stored once in any case.
-        handle_timeout_termination: whether ``infos``, a list, say as SB3's environments do which of ``dones`` are time
-            limits. CleanRL's programs pass False, and terminations as ``dones``: then a time limit is seen by
-            Gymnasium's ``infos``, or else by the next observation, which is none that the episode led to.
-        frame_stack: "auto": whether observations are stacks of frames is seen from the first transitions, and each
-            frame is stored once; or the number of frames; ``None``: observations are stored as they are.
-        n_steps, gamma: n-step returns, of which ``samples.discounts`` is what the next value counts for.
+        optimize_memory_usage: has no effect; observations are stored once in any case.
+        handle_timeout_termination: ``infos`` is a list that marks time limits among ``dones`` as SB3's environments do.
+            CleanRL's programs pass False, and terminations as ``dones``: then a time limit is detected by Gymnasium's
+            ``infos``, or else by a next observation that does not follow from the episode.
+        frame_stack: "auto": detect stacks of frames in the first transitions, and store each frame once; a number:
+            frames in a stack; ``None``: store whole observations.
+        n_steps, gamma: n-step returns; ``samples.discounts`` is the next value's discount.
         alpha, beta: draw by priority (Schaul et al. 2016); ``None``: uniformly.
-        seed: of sampling.
-        store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... A ``disk`` that
-            holds a store of such transitions already is opened again.
+        seed: seed of sampling.
+        store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... If ``disk`` holds a
+            store of such transitions, it is opened.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -93,7 +93,7 @@ class ReplayBuffer:
         self.handle_timeout_termination = handle_timeout_termination
         self._step = NStep(n_steps, gamma, newest=True)
         self._alpha, self._beta = alpha, beta
-        self._new_sampler()  # refuses what makes no sense
+        self._new_sampler()  # refuses invalid arguments
         self._action_shape = (int(np.prod(action_space.shape or ())),)
         kind = np.dtype(action_space.dtype)
         action = Field(self._action_shape, "float32" if kind == np.float64 else kind.name)
@@ -115,9 +115,9 @@ class ReplayBuffer:
 
     @property
     def view(self) -> Any:
-        """The view that is sampled from."""
+        """View for sampling."""
         store = self.transitions.store
-        if self._view is None or self._view[0] is not store:  # it is another where observations turn out otherwise
+        if self._view is None or self._view[0] is not store:  # the store is replaced if its frame stacks were misjudged
             step = NStep(self._step.n_step, self.gamma, newest=True)
             self._view = store, store.view(step, sampler=self._new_sampler())
         return self._view[1]
@@ -126,20 +126,20 @@ class ReplayBuffer:
         return Uniform() if self._alpha is None else Prioritized(alpha=self._alpha, beta=self._beta)
 
     def close(self) -> None:
-        """Write everything, and let go of memory and disk."""
+        """Write all data, and release memory and disk."""
         self.transitions.close()
 
     def __len__(self) -> int:
-        """Return how many transitions are held."""
+        """Return the number of stored transitions."""
         return self.transitions.held
 
     def size(self) -> int:
-        """Return how many transitions of each environment are held."""
+        """Return the number of stored transitions of each environment."""
         return len(self) // self.n_envs
 
     def add(self, obs: Any, next_obs: Any, action: Any, reward: Any, done: Any, infos: Any) -> None:
-        """Add a transition of each environment. Rows in which a vector of Gymnasium's mode NEXT_STEP resets are none,
-        and are passed over: ``transitions.resets.dropped`` counts them.
+        """Add a transition of each environment. Rows in which a vector of Gymnasium's mode NEXT_STEP resets are no
+        transitions and are skipped; ``transitions.resets.dropped`` counts them.
 
         Args:
             done: bool [n_envs], terminations. ``infos``: Gymnasium's, or a list of SB3's.
@@ -154,7 +154,7 @@ class ReplayBuffer:
             last = infos.get("_final_obs", infos.get("_final_observation"))
             truncated |= False if last is None else np.asarray(last, np.bool_) & ~done
             told = np.full(self.n_envs, any(name in infos for name in FINALS))
-            if "_episode" in infos and not told.any():  # of RecordEpisodeStatistics: the only word of a time limit
+            if "_episode" in infos and not told.any():  # of RecordEpisodeStatistics: the only sign of a time limit
                 truncated |= np.asarray(infos["_episode"], np.bool_).reshape(self.n_envs) & ~done
         self.transitions.add(
             self._shaped(obs),
@@ -172,7 +172,7 @@ class ReplayBuffer:
         return np.reshape(obs, (self.n_envs, *self._obs_shape))
 
     def sample(self, batch_size: int) -> Samples:
-        """Draw a batch. On the CPU its tensors lie over the batch's own memory.  Raises: EmptyError."""
+        """Draw a batch. On the CPU its tensors share the batch's memory.  Raises: EmptyError."""
         batch = self.view.sample(batch_size)
         columns = batch.reward, batch.weights, batch.terminated.astype(np.float32)
         reward, weights, dones = (self._tensor(one[:, None]) for one in columns)
@@ -181,7 +181,7 @@ class ReplayBuffer:
         return Samples(obs, self._tensor(batch.action), next_obs, dones, reward, discounts, weights, batch.ids)
 
     def update_priorities(self, ids: Array, td_error: torch.Tensor) -> None:
-        """Set the priorities of transitions that were sampled by their TD errors [B] or [B, 1]."""
+        """Set the priorities of sampled transitions by their TD errors [B] or [B, 1]."""
         self.view.update_priorities(ids, td_error.detach().cpu().numpy().reshape(-1))
 
     def _tensor(self, array: Any) -> Any:

@@ -1,7 +1,7 @@
 """Frame stacks in other frameworks' observations: taken apart, compared, and put together again.
 
-An observation of shape [k * c, H, W] (or [H, W, k * c]) may be k frames of c channels, oldest first, and each frame
-comes k times. The store holds the newest one of each.
+An observation of shape [k * c, H, W] (or [H, W, k * c]) may be k frames of c channels, oldest first. Each frame occurs
+in k observations, and the store holds the newest frame of each observation.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ Bools = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Stack:
-    """How observations [*shape] consist of frames.
+    """Composition of observations [*shape] of frames.
 
     Attributes:
-        frames: frames of an observation; 1: it is stored as it is.
-        channels: channels of a frame. ``axis``: that of the channels in an observation, 0 or -1.
-        pad: what precedes an episode's first frame: that frame again ("repeat"), or zeros ("zeros").
+        frames: number of frames in an observation; 1: it is stored whole.
+        channels: number of channels of a frame. ``axis``: axis of the channels in an observation, 0 or -1.
+        pad: padding before an episode's first frame: that frame again ("repeat"), or zeros ("zeros").
     """
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Stack:
         return Field(self._stacked[1:], self.dtype, self.frames, self.pad)
 
     def as_stored(self, field: Field) -> Stack | None:
-        """Return how such observations were stored in ``field``; ``None``: they were not."""
+        """Return the stack by which ``field`` stores such observations; ``None``: it stores others."""
         made = [self]
         if field.stack is not None and len(self.shape) == 3:
             made = [stack for stack in ways(self, field.stack) if stack.pad == field.pad]
@@ -50,17 +50,17 @@ class Stack:
 
     @property
     def otherwise(self) -> Stack:
-        """The same, padded in the other way."""
+        """The same stack with the other padding."""
         return replace(self, pad="zeros" if self.pad == "repeat" else "repeat")
 
     def stacks(self, obs: Array) -> Array:
-        """Return observations [n, *shape] as stacks [n, frames, *frame], in C order (or what is stored as it is).
+        """Return observations [n, *shape] as stacks [n, frames, *frame], in C order (or whole observations unchanged).
 
-        The inverse of ``join``. A view where memory is in that order already. It seldom is: wrappers that stack frames
-        do so in the last axis, and those that put it first change no memory.
+        The inverse of ``join``. It is a view if memory is in that order already, which is rare: wrappers that stack
+        frames use the last axis, and wrappers that move it first leave memory unchanged.
 
         Raises:
-            ValueError: another shape, and stacks were to be made of it.
+            ValueError: another shape, which has no such stacks.
         """
         if self.frames == 1:
             return np.ascontiguousarray(obs)
@@ -76,9 +76,9 @@ class Stack:
         return np.ascontiguousarray(parts.transpose(order))
 
     def join(self, stacks: Array) -> Array:
-        """Return observations [n, *shape] of stacks [n, frames, *frame] (or what was stored as it is).
+        """Return observations [n, *shape] of stacks [n, frames, *frame] (or whole observations unchanged).
 
-        A view, but for channels at the end.
+        It is a view, unless the channels come last.
         """
         if self.frames == 1:
             return stacks
@@ -87,17 +87,17 @@ class Stack:
         return stacks.reshape(len(stacks), *self.shape)
 
     def newest(self, stacks: Array) -> Array:
-        """Return the newest frames [n, *frame] of stacks [n, frames, *frame] (or what is stored as it is)."""
+        """Return the newest frames [n, *frame] of stacks [n, frames, *frame] (or whole observations)."""
         return stacks if self.frames == 1 else stacks[:, -1]
 
     def goes_on(self, stacks: Array, next_stacks: Array) -> Bools:
-        """Return which of ``next_stacks`` are ``stacks`` [n, frames, *frame] with one more frame: bool [n]."""
+        """Return which ``next_stacks`` are ``stacks`` [n, frames, *frame] with one more frame: bool [n]."""
         if self.frames == 1:
             return np.ones(len(stacks), np.bool_)
         return same_bits(next_stacks[:, :-1], stacks[:, 1:])
 
     def begins(self, stacks: Array) -> Bools:
-        """Return which of ``stacks`` [n, frames, *frame] are an episode's first, padded: bool [n]."""
+        """Return which ``stacks`` [n, frames, *frame] are an episode's padded first one: bool [n]."""
         if self.pad == "repeat":
             return self.goes_on(stacks, stacks)
         if self.frames == 1:
@@ -119,7 +119,7 @@ _PADS: tuple[Literal["repeat", "zeros"], ...] = ("repeat", "zeros")
 
 
 def ways(whole: Stack, frames: int) -> list[Stack]:
-    """Return the ways that images may be so many frames: the likelier axis first."""
+    """Return the possible stacks of ``frames`` frames in images, the likelier axis first."""
     axis = channel_axis(whole.shape)
     axes: list[Literal[0, -1]] = [0, -1] if axis == 0 else [-1, 0]
     return [
@@ -142,15 +142,15 @@ def _planes(images: Array) -> Array:
     if frames * pixels.itemsize != 4 or pixels.itemsize != 1:
         return np.ascontiguousarray(np.moveaxis(pixels, -1, 1))
     words, planes = pixels.view("<u4")[..., 0], np.empty((count, frames, height, width), pixels.dtype)
-    for k in range(frames):  # half the time of copying single bytes
+    for k in range(frames):  # half the time of a copy by single bytes
         np.right_shift(words, 8 * k, out=planes[:, k].view(np.uint8), casting="unsafe")
     return planes
 
 
 def same_bits(one: Array, other: Array) -> Bools:
-    """Return which rows [n, ...] are equal bit by bit, so that a NaN is itself: bool [n].
+    """Return which rows [n, ...] are equal bit by bit, so a NaN equals itself: bool [n].
 
-    Of different dtypes by value; rows of different shapes are not.
+    Different dtypes are compared by value; rows of different shapes are unequal.
     """
     if one.shape != other.shape:
         return np.zeros(len(one), np.bool_)
@@ -167,6 +167,6 @@ def same_bits(one: Array, other: Array) -> Bools:
 
 
 def _rows(array: Array) -> Array:
-    """Return rows [n, ...] as [n, size], each in C order; a view where their memory is."""
+    """Return rows [n, ...] as [n, size], each in C order; a view if memory is in that order."""
     flat = array.reshape(len(array), -1)
     return flat if flat.strides[-1] == flat.itemsize else np.ascontiguousarray(flat)

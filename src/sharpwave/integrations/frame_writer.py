@@ -1,4 +1,4 @@
-"""Writing of whole transitions to a store frame by frame: episodes are followed, and stacks checked, as they come."""
+"""Writing of whole transitions to a store frame by frame, with checks of episodes and stacks."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ ONE = ""
 
 
 class LaneEnds:
-    """What the episodes of each lane led to last.
+    """Last observations and ends of each lane's episode.
 
     Attributes:
-        last: observations [lanes, ...] by name, which the next ones equal where an episode goes on; ``None``: there are
-            none yet. ``ended``: bool [lanes], the episode has ended.
+        last: observations [lanes, ...] by name after each lane's last step, which the next ones equal if an episode
+            continues; ``None``: none yet. ``ended``: bool [lanes], the episode has ended.
     """
 
     def __init__(self, lanes: int) -> None:
@@ -36,14 +36,14 @@ class LaneEnds:
         self.ended = np.ones(lanes, np.bool_)
 
     def follows(self, before: Named, lanes: Ints) -> Bools:
-        """Return in which rows an episode goes on: bool [rows]."""
+        """Return the rows in which an episode continues: bool [rows]."""
         goes_on = ~self.ended[lanes]
         for name, last in (self.last or {}).items():
             goes_on &= same_bits(last if _are_all(lanes, len(last)) else last[lanes], before[name])
         return goes_on
 
     def remember(self, after: Named, ended: Bools, lanes: Ints) -> None:
-        """Take observations after steps as what lanes led to last."""
+        """Record the observations after the lanes' last steps."""
         self.ended[lanes] = ended
         if self.last is None:
             self.last = {name: np.zeros((len(self.ended), *one.shape[1:]), one.dtype) for name, one in after.items()}
@@ -52,21 +52,21 @@ class LaneEnds:
 
 
 class FrameWriter:
-    """A store, and how observations are stored in it.
+    """Store, and the stacks by which its observations are stored.
 
     Args:
-        store: of observations that are stored as ``stacks`` say, by name.
+        store: stores observations by ``stacks``, which has their names.
         lanes: number of lanes.
-        single: name of the observation where it is no dict.
+        single: name of the observation, if it is no dict.
         ends_are_true: as for ``WholeTransitions``.
-        remake: makes another store, as the observation of a name is not stored as ``stacks`` said; or raises an error.
+        remake: makes another store if an observation turns out not to fit ``stacks``; or raises an error.
 
     Attributes:
-        store, stacks: as given, or those that they were replaced by.
-        stored_last: bool [lanes], of which lanes the transition added last was not passed over.
-        ends: what episodes led to, as stacks.
-        waits: bool [lanes], an episode may be under way that began elsewhere.
-        odd_start: an episode began that tells how stacks are padded.
+        store, stacks: as given, or their replacements.
+        stored_last: bool [lanes], lanes whose last transition was stored.
+        ends: last observations of episodes, as stacks.
+        waits: bool [lanes], the lane may be within an episode that began elsewhere.
+        odd_start: an episode has begun whose first stack shows the padding.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class FrameWriter:
         truncated: Bools,
         lanes: Ints,
     ) -> Ints:
-        """Append a transition to each of some lanes, and return their ids: int64 [rows], -1 of those passed over."""
+        """Append a transition to each of some lanes, and return their ids: int64 [rows], -1 for skipped ones."""
         true = ~terminated | self._ends_are_true
         while True:
             before, after = (
@@ -120,7 +120,7 @@ class FrameWriter:
             rows = {name: values[~odd] for name, values in rows.items()}
         now, then = frames if self._single is None else (part[self._single] for part in frames)
         stored = self.store.extend(obs=now, next_obs=then, **rows)
-        self.ends.remember(after, terminated | truncated | odd, lanes)  # what follows an odd one goes on from nothing
+        self.ends.remember(after, terminated | truncated | odd, lanes)  # no episode continues after an odd one
         self.stored_last = self.stored_last.copy()
         self.stored_last[lanes] = ~odd
         self.waits[lanes] &= odd
@@ -131,7 +131,7 @@ class FrameWriter:
         return ids
 
     def _check(self, before: Named, after: Named, follows: Bools, true: Bools, lanes: Ints) -> Bools | None:
-        """Return which rows are of episodes that began elsewhere; ``None``: all is stored otherwise now: look again."""
+        """Return which rows are of episodes that began elsewhere; ``None``: stacks changed, so check again."""
         odd, first = np.zeros(len(lanes), np.bool_), np.flatnonzero(~follows)
         waits = self.waits[lanes[first]]
         for name, stack in self.stacks.items():
@@ -150,23 +150,23 @@ class FrameWriter:
             odd[first] |= waits & ~begins
         if odd.any():
             warnings.warn(
-                "add: the episodes under way in the environments are not those that this buffer was saved in; their "
-                "transitions are passed over until others begin",
+                "add: the environments' unfinished episodes are not those that were saved with this buffer; their "
+                "transitions are skipped until new episodes begin",
                 RuntimeWarning,
                 stacklevel=6,
             )
         return odd
 
     def _restack(self, name: str, stack: Stack) -> None:
-        """Store observations in another way from now on: move what is held to another store, if that can be."""
+        """Store observations by another stack from now on; move stored transitions to a new store if possible."""
         old, stacks = self.store, self.stacks
         self.store = self._remake(name, stacks | {name: stack})
         self.stacks = stacks | {name: stack}
         self._expect_true_ends()
         if stack.frames == 1:
             warnings.warn(
-                f"add: {name or 'obs'} looked like stacks of {stacks[name].frames} frames, and is none; it is stored "
-                "whole from here on, which takes more memory, and priorities begin anew. Say so with frame_stack=None",
+                f"add: {name or 'obs'} looked like stacks of {stacks[name].frames} frames, but is none; it is stored "
+                "whole from here on, which takes more memory, and priorities begin anew. Set frame_stack=None",
                 RuntimeWarning,
                 stacklevel=7,
             )
@@ -183,14 +183,14 @@ class FrameWriter:
         old.close()
 
     def whole(self, obs: Any) -> Any:
-        """Return whole observations [B, *shape], or a dict of those, of a batch's."""
+        """Return a batch's whole observations [B, *shape], or a dict of those."""
         if self._single is not None:
             return self.stacks[self._single].join(obs)
         return {name: stack.join(obs[name]) for name, stack in self.stacks.items()}
 
 
 def stacks_in(spec: Spec, whole: Mapping[str, Stack], action: Field) -> dict[str, Stack] | None:
-    """Return how a store's observations are stored, by name; ``None``: it holds others, or other actions.
+    """Return a store's stacks, by name; ``None``: it holds other observations or actions.
 
     Args:
         whole: shapes and dtypes of the observations by name.

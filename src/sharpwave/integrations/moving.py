@@ -1,4 +1,4 @@
-"""Moving of all transitions from one store to another whose observations are stored in another way."""
+"""Moving of all transitions to a store that stores observations by other stacks."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ BATCH = 256
 
 
 def move(old: Store, new: Store, single: str | None, changed: Callable[[Named], Named]) -> None:
-    """Append all transitions of ``old`` to ``new``, lane by lane, in order; episodes that go on there go on here.
+    """Append all transitions of ``old`` to ``new``, lane by lane, in order; unfinished episodes stay unfinished.
 
     Args:
-        single: name of the observation where it is no dict.
-        changed: returns observations as ``new`` has them, [n, *shape] by name, of those that ``old`` returns.
+        single: name of the observation, if it is no dict.
+        changed: converts observations of ``old``, [n, *shape] by name, to the form of ``new``.
 
-    Cost: decoding and encoding.
+    Cost: decoding and encoding all steps.
     """
     view = old.view(NStep(1, 1.0, newest=True), name="move")
     steps = old.lane_steps.tolist()

@@ -1,4 +1,4 @@
-"""A store in memory as bytes, for frameworks that pickle their buffers: those of its checkpoint in a single file."""
+"""Stores in memory as bytes of a single-file checkpoint, for frameworks that pickle their buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "store.sharpwave"
 
 
 def packed(store: Store) -> bytes:
-    """Return a checkpoint of the store."""
+    """Return the bytes of the store's checkpoint."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NAME
         store.checkpoint(path)
@@ -19,7 +19,7 @@ def packed(store: Store) -> bytes:
 
 
 def unpacked(content: bytes) -> Store:
-    """Return the store of ``packed``.  Raises: as ``Store.open``."""
+    """Return the store in the bytes of ``packed``.  Raises: as ``Store.open``."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / NAME
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Rows that are resets and no steps, in the loop of a vector that resets with the next step (Gymnasium's NEXT_STEP)."""
+"""Rows that are resets, not steps, in loops over a vector that resets with the next step (Gymnasium's NEXT_STEP)."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ Ints = npt.NDArray[np.int64]
 Named = dict[str, Array]
 
 SURE = 4
-"""Rows that look like resets, more than ``MOST`` for each that does not, before the latter are taken for resets too."""
+"""Excess of rows that look like resets over ``MOST`` times the others from which those others count as resets, too."""
 MOST = 3
-"""Rows that look like resets for each that does not: in a world that goes on after an episode's end half of them do."""
+"""Rows that look like resets for each that does not: in a world that is never reset, half of them do."""
 
 
 class Resets:
-    """Finder of such rows, by what arrives.
+    """Finder of such rows.
 
-    A vector that resets in the step that ends an episode says apart what that led to; one that resets with the next
-    step does not, and the row after has the final observation again, jumps to another one, and has no reward. One row
-    in a small world, or in one that is never reset, may look like that. So none is taken for a reset unless most
-    episodes begin so, nor where a lane's first observation comes again; nor one that goes no farther than the step
-    before it, as where a loop gives the next episode's observation for the final one, unless most others did.
+    A vector that resets in the step that ends an episode reports the final observation separately. One that resets with
+    the next step does not; its next row has the final observation again, jumps to another one, and has no reward. A
+    step in a small world, or in one that is never reset, may look like that. So a row counts as a reset only if
+    most episodes begin so, and not if a lane's first observation comes again. A row that goes no farther than the step
+    before it counts only if most others went farther: a loop may give the next episode's observation for the final one.
 
     Attributes:
-        dropped: rows taken for resets.
+        dropped: number of rows taken for resets.
     """
 
     def __init__(self, lanes: int) -> None:
         self.dropped = 0
-        self._alike = self._others = 0  # first rows of episodes that look like resets, and those that do not
-        self._may = np.zeros(lanes, np.bool_)  # the lane's episode has just ended, without a word of what it led to
-        self._last: dict[int, list[Array]] = {}  # what it led to, by lane, and how far its last step went
+        self._alike = self._others = 0  # first rows of episodes: like resets, and others
+        self._may = np.zeros(lanes, np.bool_)  # the lane's episode has just ended, without a reported final observation
+        self._last: dict[int, list[Array]] = {}  # its final observation, by lane, and its last step's distance
         self._came = np.zeros(lanes)
         self._first: dict[int, list[Array]] = {}  # the lane's first observation
 
     def copy(self) -> Resets:
-        """Return one that can be changed while this is kept."""
+        """Return a copy that can change on its own."""
         made = Resets(len(self._may))
         made.dropped, made._alike, made._others = self.dropped, self._alike, self._others
         made._may[:], made._came[:] = self._may, self._came
@@ -55,11 +55,11 @@ class Resets:
         self._may, self._came = np.pad(self._may, (0, more)), np.pad(self._came, (0, more))
 
     def forget(self) -> None:
-        """Expect no resets where episodes ended so far: other ones are followed from here on."""
+        """Expect no resets after the episodes that ended so far; other episodes follow."""
         self._may[:] = False
 
     def find(self, before: Named, after: Named, reward: Array, ended: Bools, lanes: Ints) -> Bools:
-        """Return which rows [n] are resets: bool [n].  Cost: nothing where no episode has just ended."""
+        """Return which rows [n] are resets: bool [n].  Cost: none if no episode has just ended."""
         found = np.zeros(len(lanes), np.bool_)
         for row in np.flatnonzero(self._may[lanes]).tolist():
             lane = int(lanes[row])
@@ -81,7 +81,7 @@ class Resets:
         return found
 
     def remember(self, before: Named, after: Named, ended: Bools, told: Bools, lanes: Ints, dropped: Bools) -> None:
-        """Take note of rows [n], of which some were ``dropped``, and where the environment ``told`` of ends."""
+        """Record rows [n], the ``dropped`` ones among them, and the ends that the environment reported (``told``)."""
         if len(self._first) < len(self._may):
             for row, lane in enumerate(lanes.tolist()):
                 self._first.setdefault(lane, [np.array(one[row]) for one in before.values()])
@@ -92,7 +92,7 @@ class Resets:
 
 
 def _distance(some: list[Array], others: list[Array]) -> float:
-    """Return the sum of all differences."""
+    """Sum all absolute differences."""
     with np.errstate(invalid="ignore"):
         apart = (np.nansum(np.abs(a.astype(float) - b.astype(float))) for a, b in zip(some, others, strict=True))
         return float(sum(apart))

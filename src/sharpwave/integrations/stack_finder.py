@@ -1,4 +1,4 @@
-"""Whether observations are stacks of frames, and of how many: found out by looking at transitions as they come."""
+"""Detection of stacks of frames in observations, from transitions as they arrive."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ Bools = npt.NDArray[np.bool_]
 
 
 class StackFinder:
-    """Finds out how observations of one shape consist of frames, from transitions as they come.
+    """Detector of the stack in observations of one shape, from transitions as they arrive.
 
     Args:
-        shape, dtype: of an observation; only images, [C, H, W] or [H, W, C], are looked at; for "auto" those of
+        shape, dtype: of an observation. Only images, [C, H, W] or [H, W, C], are examined; for "auto" only images of
             uint8, or of floats and at least 16 x 16.
-        frames: "auto"; or how many frames there are, if known; ``None`` or 1: observations are stored as they are.
+        frames: "auto"; or the number of frames, if known; ``None`` or 1: observations are stored whole.
 
     Attributes:
-        whole: how observations are stored if they are no stacks. ``told``: they are said to be stacks.
+        whole: stack of one frame, for observations that are no stacks. ``told``: the user declared stacks.
 
     Raises:
         ValueError: ``frames`` is something else.
@@ -53,11 +53,11 @@ class StackFinder:
         return bool(self._open)
 
     def look(self, obs: Array, next_obs: Array, first: Bools, true: Bools) -> None:
-        """Drop the ways that do not fit transitions.
+        """Drop the stacks that do not fit transitions.
 
         Args:
             obs, next_obs: [n, *shape]. ``first``, ``true``: bool [n], which ``obs`` begin an episode, and which
-                ``next_obs`` are what the step led to.
+                ``next_obs`` are the step's own successor.
         """
         self._looked = True
         self._open = [stack for stack in self._open if _fits(stack, obs, next_obs, first, true)]
@@ -67,7 +67,7 @@ class StackFinder:
 
     @property
     def found(self) -> Stack | None:
-        """The way that observations consist of frames; ``None`` while that cannot be told, as nothing moves."""
+        """Detected stack; ``None`` while it is unknown because nothing moves."""
         if not self._open:
             return self.whole
         most = self._open[0]
@@ -80,11 +80,11 @@ def finders(
     """Return a finder for each of several observations.
 
     Args:
-        shapes: shape and dtype by name. ``frames``: as for ``StackFinder``. ``whole``: names of those that are stored
-            as they are, whatever ``frames`` says.
+        shapes: shape and dtype by name. ``frames``: as for ``StackFinder``. ``whole``: names of observations that are
+            stored whole, whatever ``frames`` says.
 
     Raises:
-        ValueError: there is a number of frames, and none can be a stack of so many.
+        ValueError: ``frames`` is a number, and no observation can be a stack of so many.
     """
     made = {name: StackFinder(*one, None if name in whole else frames) for name, one in shapes.items()}
     if frames not in (None, 1, "auto") and not any(one.stacked for one in made.values()):

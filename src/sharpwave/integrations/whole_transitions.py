@@ -1,6 +1,6 @@
-"""A store that is given whole transitions, observations before and after each step, as other frameworks' buffers are.
+"""Store that takes whole transitions, with observations before and after each step, as other frameworks' buffers do.
 
-What comes twice is stored once: the store gets each step's newest frame, and returns whole observations.
+Repeated data is stored once: the store gets each step's newest frame, and returns whole observations.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ Obs = Any
 
 _Rows = tuple[Named, Named, Array, Array, Bools, Bools, Ints]
 MAX_PENDING = 512
-"""Transitions that are kept as they came, at most, until it is known whether observations are stacks of frames."""
+"""Limit of transitions kept unstored until it is known whether observations are stacks of frames."""
 
 MAX_GAPS = 1_000_000
-"""Calls of ``add`` whose rows that were passed over are known, where the store has no capacity."""
+"""Number of calls of ``add`` whose skipped rows are remembered, if the store has no capacity."""
 
 
 class WholeTransitions:
-    """A store, made or opened when it is first needed, and once it is known whether observations are stacks of frames.
+    """Store that is made or opened at first need, once it is known whether observations are stacks of frames.
 
     Args:
-        shapes: shape and dtype of an observation; of a dict observation those by name.
+        shapes: shape and dtype of an observation; for a dict observation, of each part by name.
         action: field of the actions.
-        lanes: environments, each of which adds a transition with every call of ``add`` that does not say otherwise.
+        lanes: number of environments; each call of ``add`` has a transition of every one, unless it names lanes.
         frame_stack: as for ``StackFinder``.
-        ends_are_true: whether the observation after a step that terminated its episode is what that step led to.
-        whole: keys of a dict observation that are stored as they are, whatever ``frame_stack`` says.
-        settings: of the store. A ``disk`` that holds a store of the same fields already is opened.
+        ends_are_true: the observation after a terminating step is the step's own successor.
+        whole: keys of a dict observation that are stored whole, whatever ``frame_stack`` says.
+        settings: arguments of the store. If ``disk`` holds a store of the same fields, it is opened.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -74,30 +74,30 @@ class WholeTransitions:
         self._pending: list[tuple[Any, ...]] = []
         self._pending_ends = LaneEnds(lanes)
         self.resets, self._passed_over = Resets(lanes), np.zeros(lanes, np.bool_)
-        self._gaps: deque[tuple[int, int]] = deque()  # call of ``add`` and lane of rows passed over, those held last
+        self._gaps: deque[tuple[int, int]] = deque()  # call of ``add`` and lane of skipped rows, newest last
         if settings.get("disk") is None:
             self._new_store({name: finder.whole for name, finder in self._finders.items()}).close()
         _ALL.add(self)
 
     @property
     def added(self) -> int:
-        """Calls of ``add`` so far."""
+        """Number of calls of ``add`` so far."""
         self._open_existing()
         return self._added
 
     @property
     def store(self) -> Store:
-        """The store. Where it is not known yet whether observations are stacks of frames, they are stored whole."""
+        """The store. If stacks of frames are not detected yet, observations are stored whole."""
         return self._opened.store
 
     @property
     def stored_last(self) -> Bools:
-        """Of which lanes the transition added last was not passed over: bool [lanes]."""
+        """Lanes whose last transition was stored: bool [lanes]."""
         return ~self._passed_over if self._writer is None else self._writer.stored_last & ~self._passed_over
 
     @property
     def held(self) -> int:
-        """Transitions held."""
+        """Number of stored transitions."""
         self._open_existing()
         return len(self._writer.store) if self._writer else sum(len(rows[-1]) for rows in self._pending)
 
@@ -123,7 +123,7 @@ class WholeTransitions:
         return FrameWriter(store, stacks, self.lanes, self._single, self._ends_are_true, self._remade)
 
     def _remade(self, name: str, stacks: Mapping[str, Stack]) -> Store:
-        """Return another store, as the observation of a name turned out not to be stored as was guessed."""
+        """Make another store, after an observation turned out not to fit its guessed stack."""
         if not self._guessed or self._settings.get("disk") is not None:
             self._refuse(name)
         return self._new_store(stacks)
@@ -131,12 +131,12 @@ class WholeTransitions:
     def _refuse(self, name: str) -> NoReturn:
         frames = self._writer.stacks[name].frames if self._writer else "several"
         raise ValueError(
-            f"add: {name or 'obs'} is not, or not any more, a stack of {frames} frames that an episode begins with its "
+            f"add: {name or 'obs'} is not, or no longer, a stack of {frames} frames that begins an episode with its "
             "first one, repeated or after zeros; make the buffer with frame_stack=None"
         )
 
     def _open_existing(self) -> None:
-        """Open the store that is on disk already, not before it is needed: who only looks at a model locks nothing."""
+        """Open the existing store on disk, only when needed, so that inspecting a model locks nothing."""
         disk = self._settings.get("disk")
         if self._writer is None and not self._pending and disk is not None and (Path(disk) / "store.json").exists():
             names = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
@@ -144,25 +144,25 @@ class WholeTransitions:
             try:
                 store = Store.open(disk, **limits)
             except StoreInUseError:
-                gc.collect()  # a model that nothing uses any more may have it: its objects refer to each other
+                gc.collect()  # an unused model may hold it: its objects form cycles
                 store = Store.open(disk, **limits)
             self.adopt(store, {})
 
     def state(self) -> dict[str, Any]:
-        """Return what ``adopt`` needs, beside the store, for episodes to go on: copies of arrays, and numbers."""
+        """Return the state that ``adopt`` needs to continue episodes, beside the store: arrays and numbers."""
         writer = self._opened
         last = None if writer.ends.last is None else {name: one.copy() for name, one in writer.ends.last.items()}
         ends = {"last": last, "ended": writer.ends.ended.copy(), "odd_start": writer.odd_start}
         return {"added": self._added, "gaps": list(self._gaps), **ends}
 
     def adopt(self, store: Store, state: Mapping[str, Any]) -> None:
-        """Go on with a store of such transitions that was there before.
+        """Continue with an existing store of such transitions.
 
-        Where the next observations are not what its episodes led to, and are stacks of frames in mid-episode,
-        transitions are passed over, with a warning, until an episode begins: the store could not give them back.
+        If the next observations do not follow from the store's episodes, and are stacks of frames in mid-episode,
+        transitions are skipped, with a warning, until an episode begins: the store could not restore such stacks.
 
         Args:
-            state: of ``state``, or empty.
+            state: return value of ``state``, or empty.
 
         Raises:
             ValueError: a store of other observations or actions, which is closed.
@@ -191,21 +191,21 @@ class WholeTransitions:
     ) -> Ints | None:
         """Add a transition of each lane, or of some.
 
-        Where an environment resets with the next step, the row of that step is no transition, and is passed over
+        If an environment resets with the next step, the row of that step is no transition, and is skipped
         (``Resets``).
 
         Args:
             obs, next_obs: [rows, *shape], or dicts of those: whole observations before the step, and truly after it.
-                Where ``obs`` is not what the lane's last transition led to, and that ended nothing, its episode was
+                If ``obs`` does not follow from the lane's last transition, and that ended nothing, its episode was
                 broken off: it counts as truncated there.
             lanes: int [rows], all different; default: all, in order.
-            tells_finals: bool [rows], of steps that ended their episode, whether the environment said apart from
-                ``next_obs`` what they led to, which one that resets with the next step does not; ``None``: it is known
-                to reset otherwise.
+            tells_finals: bool [rows], for steps that ended their episode: the environment reported the final
+                observation separately from ``next_obs``, as one that resets with the next step does not; ``None``: the
+                environment is known to reset otherwise.
 
         Returns:
-            int64 [rows], their ids in the store, -1 of those passed over; ``None``: they are not in a store yet, or
-            were not before. ``store`` may be another than before the call, with other ids.
+            int64 [rows], ids in the store, -1 for skipped rows; ``None``: the rows are not in a store yet. The call may
+            have replaced ``store`` by another one with other ids.
         Raises:
             ValueError: observations were said to be stacks of frames, and these are not.
         """
@@ -232,9 +232,9 @@ class WholeTransitions:
         return ids
 
     def steps_back(self, back: Ints, lanes: Ints) -> Ints:
-        """Return the numbers in their lanes of steps added so many calls of ``add`` before the last: int64 [n].
+        """Return the lanes' numbers of steps that were added ``back`` calls of ``add`` before the last: int64 [n].
 
-        Negative where that row was passed over, or was added before the store was made. ``back``, ``lanes``: int64 [n].
+        Negative for rows that were skipped, or added before the store was made. ``back``, ``lanes``: int64 [n].
         """
         calls, found = self._added - 1 - back, self.store.lane_steps[lanes] - 1 - back
         passed = np.array(self._gaps, np.int64).reshape(-1, 2)
@@ -247,10 +247,10 @@ class WholeTransitions:
     def add_alone(
         self, obs: Obs, action: Array, reward: Array, terminated: Array, truncated: Array, lanes: Ints
     ) -> Ints:
-        """Add a transition of each of some lanes, of which only the observation before the step is known.
+        """Add a transition of each of some lanes, with the observation before the step only.
 
-        What a step led to is its lane's next observation; where an episode ends nobody knows, and its last observation
-        stands in. The same buffer gets all transitions so, with ``frame_stack=None``.
+        A step's successor is its lane's next observation. At an episode's end it is unknown, and the episode's last
+        observation stands in. Add all transitions of a buffer in this way, with ``frame_stack=None``.
 
         Args and Returns: as for ``add``.
         """
@@ -295,23 +295,23 @@ class WholeTransitions:
         return None
 
     def end_episodes(self) -> bool:
-        """End the episodes under way as time limits do: the next transitions begin others. Return if there were any."""
+        """Truncate unfinished episodes; the next transitions begin new ones. Return whether there were any."""
         writer = self._opened
         broken = [writer.store.break_episode(lane) for lane in range(self.lanes)]
         writer.ends.ended[:] = True
         return any(broken)
 
     def whole(self, obs: Obs) -> Obs:
-        """Return whole observations [B, *shape], or a dict of those, of a batch's."""
+        """Return a batch's whole observations [B, *shape], or a dict of those."""
         return self._opened.whole(obs)
 
     def flush(self) -> None:
-        """Write what waits to be written."""
+        """Write pending transitions."""
         if self._writer is not None or self._pending:
             self.store.flush()
 
     def close(self) -> None:
-        """Write what waits to be written, and close the store."""
+        """Write pending transitions, and close the store."""
         if self._writer is not None or self._pending:
             self.store.close()
 
@@ -325,6 +325,6 @@ _ALL: weakref.WeakSet[WholeTransitions] = weakref.WeakSet()
 
 @atexit.register
 def _write_pending() -> None:
-    """Write what waits, before the stores are closed as the interpreter exits."""
+    """Write pending transitions before the exiting interpreter closes the stores."""
     for one in list(_ALL):
         one.__del__()
