@@ -1,1 +1,1 @@
-"""Viewer: a page on a store, a checkpoint or a run, served on this machine. It only reads."""
+"""Viewer: a page that shows a store, a checkpoint or a run, served on this machine, read only."""

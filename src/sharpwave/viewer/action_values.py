@@ -1,4 +1,4 @@
-"""Q-values of an episode's steps, by the policy that a run saved: computed when asked for, beside whatever trains."""
+"""Q-values of an episode's steps by a run's saved policy, computed on request, beside a running training."""
 
 from __future__ import annotations
 
@@ -29,22 +29,22 @@ Floats = npt.NDArray[np.float64]
 MAX_STEPS = 100_000
 """Limit of an episode's steps."""
 MAX_ACTIONS = 18
-"""Limit of the actions whose values are kept one by one, as many as Atari has; of more only the largest."""
+"""Limit of the actions whose values are kept one by one, Atari's number; of more, only the largest is kept."""
 LIMIT_S = 60.0
-"""How long one episode may take."""
+"""Limit of the time for one episode."""
 ROWS = 128
-"""Observations of one pass of the network."""
+"""Number of observations in one pass of the network."""
 KEPT = 16
-"""Episodes whose values are kept."""
+"""Number of episodes whose values are kept."""
 NICENESS = 15
-"""Of the thread that computes."""
+"""Niceness of the computing thread."""
 
 _turn = threading.Lock()
-"""Held while values are computed: torch's number of threads is the process's, and a live run needs the processors."""
+"""Lock of the computation: torch's number of threads is the process's, and a live run needs the processors."""
 
 
 class NoValuesError(ValueError):
-    """Why there are no Q-values."""
+    """Reason why an episode has no Q-values."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +52,10 @@ class ActionValues:
     """Q-values of an episode of T steps.
 
     Attributes:
-        largest, taken: float64 [T], largest Q and that of the action that was taken; NaN where it is not known.
+        largest, taken: float64 [T], largest Q, and Q of the taken action; NaN where unknown.
         td_error: float64 [T], ``r + gamma max Q(s') - Q(s, a)``, without the second term where the episode terminated.
-        each: float32 [T, A], Q of all actions; ``None``: there are more than ``MAX_ACTIONS``.
-        steps: environment steps after which the policy was saved.
+        each: float32 [T, A], Q of all actions; ``None``: more than ``MAX_ACTIONS``.
+        steps: environment steps at which the policy was saved.
     """
 
     largest: Floats
@@ -66,7 +66,7 @@ class ActionValues:
 
 
 class Part(NamedTuple):
-    """Consecutive observations of an episode from step ``step`` on, as agents see them, with actions and rewards; the
+    """Consecutive observations of an episode from step ``step`` on, as agents see them, with actions and rewards. The
     final observation, if it comes last, has zeros for both."""
 
     step: int
@@ -76,7 +76,7 @@ class Part(NamedTuple):
 
 
 class Policy(NamedTuple):
-    """Agent that acts by a run's saved policy."""
+    """Agent with a run's saved policy."""
 
     agent: Any
     recipe: Any
@@ -84,7 +84,7 @@ class Policy(NamedTuple):
 
 
 class ValuesOf:
-    """Q-values of a source's episodes. Any thread may ask; one computes, and what it found is kept."""
+    """Q-values of a source's episodes. Any thread may ask; one thread computes, and results are kept."""
 
     def __init__(self, source: Source, memory: Memory) -> None:
         self._source, self._memory = source, memory
@@ -94,10 +94,10 @@ class ValuesOf:
         self._thread: threading.Thread | None = None
 
     def ask(self, snapshot: Snapshot, episode: Episode) -> ActionValues | None:
-        """Return an episode's values; ``None``: they are being computed, ask again.
+        """Return an episode's values; ``None``: the computation is running; ask again.
 
         Raises:
-            NoValuesError: there are none, for the reason that it says.
+            NoValuesError: the episode has none; the message says why.
         """
         version = self._version()
         identity = snapshot.survey.described.identity.store
@@ -115,7 +115,7 @@ class ValuesOf:
         return None
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for a computation under way."""
+        """Wait for a running computation."""
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
 
@@ -125,7 +125,7 @@ class ValuesOf:
 
     def _run(self, key: tuple[Any, ...], version: tuple[Any, ...], snapshot: Snapshot, episode: Episode) -> None:
         with contextlib.suppress(OSError, AttributeError):
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread only, on Linux
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux for this thread only
         found: ActionValues | NoValuesError
         try:
             found = self._compute(version, snapshot, episode)
@@ -150,7 +150,7 @@ class ValuesOf:
             raise
         except ModuleNotFoundError as error:
             raise NoValuesError(f"they need {error.name}: {install('train')}") from error
-        except Exception as error:  # an environment is made, and its code may raise anything
+        except Exception as error:  # code of the environment may raise anything
             raise NoValuesError(f"{error}" or type(error).__name__) from error
 
     def _checkpoint(self) -> str:
@@ -159,7 +159,7 @@ class ValuesOf:
         return steps_of(self._source.path)
 
     def _version(self) -> tuple[Any, ...]:
-        """Return what changes when the policy does."""
+        """Return a value that changes with the policy."""
         run = self._source.run
         if run is None or self._source.kind == "checkpoint":
             return ()
@@ -173,7 +173,7 @@ def loaded(run: Path, checkpoint: str) -> Policy:
     """Load a run's policy onto the CPU.
 
     Raises:
-        ModuleNotFoundError: what training needs is not installed.  ValueError: there is no policy, or it is damaged.
+        ModuleNotFoundError: a package for training is missing.  ValueError: the policy is missing, or damaged.
     """
     from sharpwave.training import setup
     from sharpwave.training.checkpoints import with_policy
@@ -191,14 +191,14 @@ def values_of(
     """Compute an episode's values.
 
     Raises:
-        NoValuesError: the agent has none, or it would take longer than ``limit_s``.
+        NoValuesError: the agent has no Q-values, or the computation would exceed ``limit_s``.
         DamagedError, TooLargeError: as ``Memory.read``.
     """
     from sharpwave.training import setup
 
     agent, recipe, steps = policy
     if not episode.begun and agent.step_fields():
-        raise NoValuesError("the episode's beginning was evicted, and what the agent remembers of it")
+        raise NoValuesError("the episode's beginning was evicted, and with it the agent's memory")
     best = np.full(episode.steps + 1, np.nan)
     taken, reward = np.full(episode.steps, np.nan), np.full(episode.steps, np.nan)
     each: npt.NDArray[np.float32] | None = None
@@ -230,8 +230,8 @@ def values_of(
 
 
 def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:
-    """Return the values of the steps ``begin <= step < end`` as ``sharpwave.viewer.steps.curves`` does, and those of
-    ``each`` action where every step has a point."""
+    """Return the values of the steps ``begin <= step < end`` as ``sharpwave.viewer.steps.curves`` does; if every step
+    has a point, also the values of ``each`` action."""
     named = {("Q-values", "Q of the best action"): found.largest, ("Q-values", "Q of the action taken"): found.taken}
     named["TD error, 1 step", "TD error, 1 step"] = found.td_error
     x, thin = thinned(begin, [values[begin:end] for values in named.values()])
@@ -251,9 +251,9 @@ def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:
 
 
 def walked(memory: Memory, snapshot: Snapshot, episode: Episode) -> Iterator[Part]:
-    """Yield an episode, at most ``ROWS`` observations at a time, its final one included.
+    """Yield an episode with its final observation, at most ``ROWS`` observations at a time.
 
-    Stacks are made as views make them. Of an episode whose beginning was evicted, the first stacks are padded.
+    Stacks are built as in views. If an episode's beginning was evicted, its first stacks are padded.
 
     Raises:
         DamagedError, TooLargeError: as ``Memory.read``.
@@ -284,8 +284,8 @@ def walked(memory: Memory, snapshot: Snapshot, episode: Episode) -> Iterator[Par
 
 
 def stacked(frames: npt.NDArray[Any], field: Field, count: int, at: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
-    """Return observations [N, (stack), ...] of rows ``at`` among the last ``count`` of ``frames``, those before which
-    are earlier ones of the episode: all, or as many as a stack takes."""
+    """Return observations [N, (stack), ...] of rows ``at`` among the last ``count`` of ``frames``. The rows before them
+    are earlier rows of the episode: all of them, or enough for a stack."""
     newest = len(frames) - count + at
     if field.stack is None:
         return frames[newest]

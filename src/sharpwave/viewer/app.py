@@ -33,12 +33,12 @@ TYPES = {
     ".svg": "image/svg+xml", ".txt": "text/plain; charset=utf-8",
 }  # fmt: skip
 MAX_ROWS = 500
-"""Limit of the episodes in one answer."""
+"""Limit of the episodes in one response."""
 MAX_CACHE_BYTES = 64 << 20
 AT_A_TIME = 2
-"""Requests that decode at the same time."""
+"""Number of requests that decode at the same time."""
 FIRST_WAIT_S = 2.0
-"""How long the first request for a source waits for it to be read."""
+"""Time that the first request for a source waits for its reading."""
 
 
 class Endpoints:
@@ -52,11 +52,11 @@ class Endpoints:
         self._lock = threading.Lock()
 
     def sources(self, request: Request) -> Response:
-        """List what there is to look at."""
+        """List the sources."""
         return _json([self._told(number, one) for number, one in enumerate(self._watched)])
 
     def status(self, request: Request) -> Response:
-        """Say whether there is anything new, and begin to read it."""
+        """Return whether a source has new data, and begin to read it."""
         number, one = self._source(request)
         one.ask()
         return _json(self._told(number, one))
@@ -80,12 +80,12 @@ class Endpoints:
         }
 
     def overview(self, request: Request) -> Response:
-        """Tell everything about a source but its episodes' steps."""
+        """Return all data of a source except its episodes' steps."""
         number, one = self._ready(request)
         return _json({"source": self._told(number, one), **overview(one)})
 
     def curve(self, request: Request) -> Response:
-        """Tell a run's log."""
+        """Return a run's log."""
         _, one = self._ready(request)
         if one.log is None:
             raise HTTPException(404, "this is no run: it has no log")
@@ -105,7 +105,7 @@ class Endpoints:
         return _json({"total": len(order), "offset": offset, "rows": rows})
 
     def episode(self, request: Request) -> Response:
-        """Tell about one episode, and how to get its pictures and its neighbours in an order."""
+        """Return one episode's data, the layout of its pictures, and its neighbors in an order."""
         _, _, snapshot = self._snapshot(request)
         number, episode = self._episode(request, snapshot)
         sort = request.query_params.get("sort", "written")
@@ -125,7 +125,7 @@ class Endpoints:
         )
 
     def steps(self, request: Request) -> Response:
-        """Tell curves of an episode."""
+        """Return curves of an episode."""
         _, one, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
@@ -133,7 +133,7 @@ class Endpoints:
         return _json(self._decoded(lambda: steps.curves(one.memory, snapshot, episode, begin, max(end, begin + 1))))
 
     def values(self, request: Request) -> Response:
-        """Tell the Q-values of an episode's steps, once they are computed, or why there are none."""
+        """Return the Q-values of an episode's steps once they are computed, or the reason why it has none."""
         _, one, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
@@ -147,14 +147,14 @@ class Endpoints:
         return _json({"state": "ready", **curves_of(found, begin, end)})
 
     def step(self, request: Request) -> Response:
-        """Tell all values of one step."""
+        """Return all values of one step."""
         _, one, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         step = min(_number(request, "step", 1 << 40), episode.steps - 1)
         return _json(self._decoded(lambda: steps.values_at(one.memory, snapshot, episode, step)))
 
     def frames(self, request: Request) -> Response:
-        """Draw ``count`` evenly spaced frames, from step ``begin`` to step ``end``, both included."""
+        """Draw ``count`` evenly spaced frames from step ``begin`` to step ``end``, both included."""
         number, one, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         fields = list(snapshot.survey.described.spec.fields.items())
@@ -185,14 +185,14 @@ class Endpoints:
         return pictures.sheet(drawn, places, field, side)
 
     def priorities(self, request: Request) -> Response:
-        """Tell distributions of a view's priorities, TD errors and uses."""
+        """Return distributions of a view's priorities, TD errors and uses."""
         _, _, snapshot = self._snapshot(request)
         if not snapshot.views:
             raise HTTPException(404, snapshot.trouble or "no checkpoint with a view was written yet")
         view = snapshot.views[_number(request, "view", len(snapshot.views) - 1)]
         return _json(of_view(view, snapshot))
 
-    # what requests have in common
+    # shared by requests
 
     def _source(self, request: Request) -> tuple[int, Watched]:
         text = str(request.path_params["source"])
@@ -222,7 +222,7 @@ class Endpoints:
         return number, snapshot.episodes[number]
 
     def _decoded(self, work: Callable[[], Any]) -> Any:
-        """Run ``work`` in turn; explain what cannot be decoded."""
+        """Run ``work`` in turn; turn errors of decoding into responses."""
         with self._turns:
             try:
                 return work()
@@ -247,7 +247,7 @@ class Endpoints:
 
 
 def make_app(watched: list[Watched]) -> Starlette:
-    """Make the application that serves these sources; ``Guard`` goes around it."""
+    """Make the application that serves these sources, wrapped in ``Guard``."""
     at = Endpoints(watched)
     routes = [
         Route("/api/sources", at.sources),
@@ -289,7 +289,7 @@ def _file(content: bytes, kind: str) -> Callable[[Request], Response]:
 
 
 def _neighbours(order: list[int], number: int) -> tuple[int | None, int | None]:
-    """Return what comes before and after a number in an order; ``None``: nothing."""
+    """Return the numbers before and after a number in an order; ``None`` at its ends."""
     if number not in order:
         return None, None
     place = order.index(number)

@@ -1,4 +1,4 @@
-"""Connections of the server: one that sends no whole request in time is closed, so that held ones keep nobody out."""
+"""Connections of the server, closed without a whole request in time, so that idle ones do not block others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 
 def _most_connections() -> int:
-    """Return more than many browsers open at once: until a request is read, theirs look like those that are held."""
+    """Return a limit above the number that many browsers open at once; until a request arrives, all look idle."""
     try:
         import resource
     except ImportError:  # on Windows
@@ -21,17 +21,17 @@ def _most_connections() -> int:
 
 MAX_CONNECTIONS = _most_connections()
 REQUEST_S = 10.0
-"""Time in which a request has to be sent whole."""
+"""Time limit for sending a whole request."""
 READ_S = 60.0
-"""Time in which an answer has to be read on."""
+"""Time limit for reading on in a response."""
 SEND_BYTES = 128 << 10
-"""Bytes of an answer that the system takes ahead: with more, slow reading shows too seldom."""
+"""Bytes of a response that the system buffers; with more, slow reading would be noticed too late."""
 
 
 class Connection(H11Protocol):
-    """HTTP connection, closed where no request came in ``REQUEST_S``, or an answer was not read on in ``READ_S``.
+    """HTTP connection, closed if no request arrives in ``REQUEST_S``, or a response is not read on in ``READ_S``.
 
-    Beyond ``MAX_CONNECTIONS``, the one that has waited longest for a request is closed.
+    Beyond ``MAX_CONNECTIONS``, the connection that has waited longest for a request is closed.
     """
 
     _since = _moved = 0.0
@@ -39,7 +39,7 @@ class Connection(H11Protocol):
     _check: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to wait for a request."""
+        """Start the timer of a request."""
         super().connection_made(transport)
         self._since = time.monotonic()
         if (sock := transport.get_extra_info("socket")) is not None:
@@ -52,13 +52,13 @@ class Connection(H11Protocol):
         self._check = self.loop.call_later(REQUEST_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Stop waiting."""
+        """Stop the timers."""
         if self._check is not None:
             self._check.cancel()
         super().connection_lost(exc)
 
     def on_response_complete(self) -> None:
-        """Begin to wait for the next request."""
+        """Start the timer of the next request."""
         self._since = time.monotonic()
         super().on_response_complete()
 
@@ -76,5 +76,5 @@ class Connection(H11Protocol):
         self._check = self.loop.call_later(REQUEST_S, self._look)
 
     def _drop(self) -> None:
-        self.connections.discard(self)  # what is aborted is told of it later
+        self.connections.discard(self)  # ``connection_lost`` is called later
         self.transport.abort()

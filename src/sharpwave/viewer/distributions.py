@@ -21,9 +21,9 @@ QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 def of_view(view: ViewItems, snapshot: Snapshot) -> dict[str, Any]:
     """Return histograms and quantiles of a view's items.
 
-    An item that was not sampled since it was inserted has the largest priority until then, not one of its own. Those
-    with today's largest are counted, and left out of the distributions; older ones, inserted when the largest was
-    smaller, cannot be told from others.
+    An item that was never sampled has the largest priority at its insertion, not one of its own. Items with
+    today's largest are counted, and left out of the distributions; older ones, inserted when the largest was
+    smaller, cannot be recognized.
     """
     newest = {lane: chain.segments[-1].end for lane, chain in snapshot.survey.lanes.items()}
     lanes, inverse = np.unique(view.lane, return_inverse=True)
@@ -56,7 +56,7 @@ def of_view(view: ViewItems, snapshot: Snapshot) -> dict[str, Any]:
 
 
 def histogram(values: Floats) -> dict[str, Any] | None:
-    """Return ``edges`` [n + 1], evenly spaced in their logarithm if the values spread far, and ``counts`` [n]."""
+    """Return ``edges`` [n + 1], in even logarithmic steps if the values spread far, and ``counts`` [n]."""
     values = values[np.isfinite(values)]
     if not values.size:
         return None
@@ -71,7 +71,7 @@ def histogram(values: Floats) -> dict[str, Any] | None:
 
 
 def against_age(age: npt.NDArray[np.int64], values: Floats) -> dict[str, Any] | None:
-    """Return quantiles of values in ranges of age, of as many items each; ``None``: of nothing."""
+    """Return quantiles of values in ranges of age with equal numbers of items; ``None``: no values."""
     finite = np.isfinite(values)
     age, values = age[finite], values[finite]
     if not len(age):
@@ -87,7 +87,7 @@ def against_age(age: npt.NDArray[np.int64], values: Floats) -> dict[str, Any] | 
 
 
 def share_of_largest(view: ViewItems) -> dict[str, float] | None:
-    """Return which share of the draws goes to the items with the largest 1 % and 10 % of priorities."""
+    """Return the share of draws that goes to the items with the largest 1 % and 10 % of priorities."""
     alpha = view.sampler.get("alpha")
     if view.priority is None or not isinstance(alpha, float) or not len(view.priority):
         return None

@@ -1,4 +1,4 @@
-"""Guard of the server: who may ask, for what, and what a browser may do with the answers."""
+"""Guard of the server: allowed clients, allowed requests, and allowed uses of responses in a browser."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ HEADERS = {
 }
 MAX_URL_BYTES = 4096
 VALUES = "values"
-"""Part of the page's URL that makes it ask for Q-values."""
+"""Part of the page's URL by which the page requests Q-values."""
 MAX_ANSWERS = 64
-"""Answers that are made, or in memory until they are read, at a time."""
+"""Limit of the responses in progress, or in memory until they are read."""
 
 
 class Guard:
-    """ASGI middleware that refuses whatever is not a plain GET of somebody who may ask.
+    """ASGI middleware that refuses all requests except plain GETs of allowed clients.
 
-    A web page elsewhere could reach a server on this machine by a host name that it makes resolve to 127.0.0.1 ("DNS
-    rebinding"); so only addresses, ``localhost`` and the names in ``hosts`` are answered. It could also request this
-    server's own URLs without reading the answers, and have a policy loaded by that; so requests that browsers mark as
-    another page's (Fetch Metadata, ``Origin``) are refused, except links to the page itself, without Q-values.
+    A web page elsewhere could reach a server on this machine by a host name that it resolves to 127.0.0.1 ("DNS
+    rebinding"); so only addresses, ``localhost`` and the names in ``hosts`` are accepted. It could also request this
+    server's own URLs without reading the responses, and so cause a policy to be loaded; so requests that browsers mark
+    as another page's (Fetch Metadata, ``Origin``) are refused, except links to the page itself, without Q-values.
 
     Args:
-        hosts: names under which this machine may be asked, in lower case.
-        token: secret that the first URL carries as ``?token=``; later requests have it in a cookie. ``None``: none.
+        hosts: accepted names of this machine, in lower case.
+        token: secret that the first URL carries as ``?token=``; later requests have it in a cookie. ``None``: no token.
     """
 
     def __init__(self, app: App, hosts: frozenset[str], token: str | None) -> None:
@@ -51,7 +51,7 @@ class Guard:
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
-        if scope["type"] != "http":  # there are no web sockets
+        if scope["type"] != "http":  # the server has no web sockets
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         cookies: list[str] = []
@@ -75,7 +75,7 @@ class Guard:
         await send({"type": "http.response.body", "body": text.encode()})
 
     def _refusal(self, scope: Scope, headers: dict[str, str], cookies: list[str]) -> tuple[int, str, str]:
-        """Return status, text and new location of a request that is refused or redirected; status 0: it is neither."""
+        """Return status, text and new location of the refusal or redirect of a request; status 0: none."""
         if scope["method"] not in ("GET", "HEAD"):
             return 405, "only GET: this server changes nothing", ""
         if len(scope.get("raw_path", b"")) + len(scope["query_string"]) > MAX_URL_BYTES:
@@ -85,8 +85,8 @@ class Guard:
         query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
         if _is_of_another_page(headers):
             if not (scope["path"] == "/" and _is_navigation(headers)):
-                return 403, "another web page asked for this; open the URL that sharpwave view printed", ""
-            if any(key == VALUES for key, _ in query):  # the page would ask for them, which loads the policy
+                return 403, "another web page requested this; open the URL that sharpwave view printed", ""
+            if any(key == VALUES for key, _ in query):  # the page would request them, which loads the policy
                 return 303, "", f"/?{urlencode([(key, value) for key, value in query if key != VALUES])}"
         if self._token is None:
             return 0, "", ""
@@ -109,11 +109,11 @@ class Guard:
             ipaddress.ip_address(name)
         except ValueError:
             return False
-        return True  # no name, so none that somebody made resolve to this machine
+        return True  # an address needs no DNS
 
 
 def _is_of_another_page(headers: dict[str, str]) -> bool:
-    """Return whether a browser sent the request for a page of another origin; clients that are no browser say nothing.
+    """Return whether a browser sent the request for a page of another origin; other clients send no such header.
 
     Another port of this host is another origin, too, though of the same site.
     """
@@ -124,5 +124,5 @@ def _is_of_another_page(headers: dict[str, str]) -> bool:
 
 
 def _is_navigation(headers: dict[str, str]) -> bool:
-    """Return whether the answer becomes a browser's page, and no part of another."""
+    """Return whether the response becomes a browser's page, not a part of another."""
     return headers.get("sec-fetch-mode") == "navigate" and headers.get("sec-fetch-dest") == "document"

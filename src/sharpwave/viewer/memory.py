@@ -1,4 +1,4 @@
-"""What is in a source's replay memory, kept up to date: its episodes, their steps, and their priorities."""
+"""Contents of a source's replay memory, kept up to date: episodes, their steps, and their priorities."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ SORTS = ("written", "return", "length", "age", "priority", "lane")
 MAX_DECODED_BYTES = 256 << 20
 """Limit of the decoded rows of one segment's columns; larger ones are not shown."""
 MAX_READ_STEPS = 200_000
-"""Limit of the steps that one request reads."""
+"""Limit of the steps in one request."""
 
 
 class TooLargeError(ValueError):
-    """A value, or a range of steps, is too large to be shown."""
+    """Error: a value, or a range of steps, is too large to show."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Snapshot:
 
     Attributes:
         number: rises with every snapshot of a source.
-        taken: when, in seconds since the epoch.
-        views: of the newest checkpoint; those with priorities first.
-        checkpoint: when that was written, in seconds since the epoch; ``None``: there is none.
+        taken: time, in seconds since the epoch.
+        views: views in the newest checkpoint; those with priorities first.
+        checkpoint: time of that checkpoint, in seconds since the epoch; ``None``: no checkpoint.
         trouble: why the checkpoint's priorities cannot be shown; "" if they can.
     """
 
@@ -56,12 +56,12 @@ class Snapshot:
 
     @property
     def episodes(self) -> list[Episode]:
-        """In the order of their ends."""
+        """Episodes, in the order of their ends."""
         return self.survey.episodes
 
     @cached_property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """What episodes are sorted by: arrays [episodes] by name of ``SORTS``, and whether each is ``whole``."""
+        """Columns for sorting: arrays [episodes] by name of ``SORTS``, and ``whole``, which episodes are whole."""
         episodes = self.episodes
         lane = np.array([one.lane for one in episodes], np.int64)
         first = np.array([one.first_step for one in episodes], np.int64)
@@ -109,7 +109,7 @@ class Snapshot:
         return numbers[np.argsort(keys, kind="stable")]
 
     def number_of(self, lane: int, step: int) -> int:
-        """Return the number of the episode that holds a lane's step.  Raises: KeyError: it is not in the store."""
+        """Return the number of the episode that holds a lane's step.  Raises: KeyError: the store does not hold it."""
         at = bisect(self._by_lane.get(lane, []), step)
         if at < 0:
             raise KeyError(f"step {step} of lane {lane} is not in the store: it was evicted, or never written")
@@ -127,7 +127,7 @@ class Snapshot:
 
 
 def bisect(ordered: list[tuple[int, int]], step: int) -> int:
-    """Return the place of the last pair whose first number is at most ``step``; -1: none."""
+    """Return the index of the last pair whose first number is at most ``step``; -1: none."""
     low, high = 0, len(ordered)
     while low < high:
         middle = (low + high) // 2
@@ -139,7 +139,7 @@ class Memory:
     """Replay memory of a source. Any thread may call it; one at a time updates.
 
     Attributes:
-        progress: bytes read, and to read, of an update under way.
+        progress: bytes read, and in total, of a running update.
     """
 
     def __init__(self, source: Source) -> None:
@@ -152,11 +152,11 @@ class Memory:
 
     @property
     def snapshot(self) -> Snapshot | None:
-        """The newest contents; ``None``: not read yet, or there are none."""
+        """Newest snapshot; ``None``: not read yet, or the source is empty."""
         return self._snapshot
 
     def update(self) -> bool:
-        """Read what is new; return whether anything is.
+        """Read new data; return whether there is any.
 
         Raises:
             OSError, DamagedError, NewerVersionError: the store cannot be read; the snapshot stays.
@@ -211,14 +211,14 @@ class Memory:
         """Yield columns of the steps ``begin <= step < end`` of an episode, segment by segment.
 
         Args:
-            wanted: rising numbers of steps; segments with none of them are left out.
+            wanted: rising numbers of steps; segments without any of them are skipped.
 
         Yields:
-            the number in the episode of the segment's first step, its number of steps, the segment, and whole columns.
+            the first step's number in the episode, the segment's number of steps, the segment, and whole columns.
 
         Raises:
             DamagedError: a segment was deleted meanwhile, or cannot be decoded.
-            TooLargeError: it would take more than ``MAX_DECODED_BYTES``.
+            TooLargeError: decoding would exceed ``MAX_DECODED_BYTES``.
         """
         sizes = {name: one.row_bytes for name, one in snapshot.survey.described.spec.fields.items()}
         for first, one in snapshot.survey.pieces(episode, begin, end):
@@ -239,7 +239,7 @@ class Memory:
         """Yield (step, value) of a field of the observation; ``episode.steps`` is the final observation.
 
         Args:
-            steps: rising numbers of steps in the episode; those that are missing are left out.
+            steps: rising numbers of steps in the episode; missing steps are skipped.
 
         Raises:
             DamagedError, TooLargeError: as ``read``.
@@ -261,7 +261,7 @@ class Memory:
 
 
 def _mark(folder: Path) -> tuple[float, ...]:
-    """Return when a checkpoint was written, and its part's number."""
+    """Return a checkpoint's time, and its part's number."""
     try:
         part = part_of(folder)
         return (folder / "store.json").stat().st_mtime, float(part.stat().st_ino)

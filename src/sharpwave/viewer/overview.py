@@ -1,4 +1,4 @@
-"""A source at a glance: what is stored, how large it is, and what its run says."""
+"""Overview of a source: its contents, its size, and its run's results."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from sharpwave.viewer.watching import Watched
 
 MAX_DAMAGES, MAX_LANES, MAX_REGIONS, MAX_FIELDS = 50, 64, 100, 128
 EXTREMES = 3
-"""Best and worst episodes that are shown."""
+"""Number of best, and of worst, episodes that are shown."""
 
 
 def overview(one: Watched) -> dict[str, Any]:
-    """Return everything about a source but its steps."""
+    """Return all data of a source except its steps."""
     snapshot = one.memory.snapshot
     log = one.log
     run = None if log is None else {"settings": log.settings(), "summary": log.summary()}
@@ -142,7 +142,7 @@ def episode_row(snapshot: Snapshot, number: int) -> dict[str, Any]:
 
 
 def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
-    """Return the fields as JSON; of pictures, how they are drawn."""
+    """Return the fields as JSON; for pictures, with their drawn size."""
     rows = []
     spec, codecs = snapshot.survey.described.spec, snapshot.survey.described.codecs
     for number, (name, field) in enumerate(list(spec.fields.items())[:MAX_FIELDS]):
@@ -170,7 +170,7 @@ def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
 
 
 def spread(values: Any) -> dict[str, Any] | None:
-    """Return mean, median, smallest and largest of the finite values; ``None``: there are none."""
+    """Return mean, median, smallest and largest of the finite values; ``None``: no finite values."""
     found = np.asarray(values, np.float64)
     found = found[np.isfinite(found)]
     if not found.size:

@@ -1,4 +1,4 @@
-"""Pictures of observations: frames as pixels, many of them in one PNG."""
+"""Pictures of observations: frames as pixels, several in one PNG."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ Pixels = npt.NDArray[np.uint8]
 MAX_CHANNELS, MAX_SIDE = 64, 4096
 """Limits of a frame: a larger array is no picture."""
 SHOWN_SIDE = 512
-"""Pixels of a frame's longer side that are shown; of a larger one each second or k-th line is."""
+"""Pixels of a frame's longer side that are shown; a larger frame is shown by every k-th line."""
 MAX_PIXELS = 4 << 20
 """Limit of the pixels of one PNG."""
 COLUMNS = 8
-"""Frames in a row of a PNG."""
+"""Number of frames in a row of a PNG."""
 MAX_FRAMES = 64
 PALETTE = np.array(
     [[79, 143, 247], [242, 142, 43], [89, 161, 79], [225, 87, 89], [176, 122, 161], [237, 201, 72], [118, 183, 178]],
     np.uint8,
 )
-"""Colours of the channels of a picture that has neither 1, 3 nor 4 of them."""
+"""Colors of the channels of a picture that has neither 1, 3 nor 4 of them."""
 
 
 def is_picture(field: Field) -> bool:
@@ -40,7 +40,7 @@ def is_picture(field: Field) -> bool:
 
 
 def shown_size(field: Field) -> tuple[int, int, int]:
-    """Return height and width of a frame as it is drawn, and how many lines of the frame make one."""
+    """Return the drawn height and width of a frame, and the number of its lines for each drawn one."""
     shape = field.shape
     if len(shape) == 3:
         shape = shape[1:] if _channels_first(shape) else shape[:2]
@@ -49,7 +49,7 @@ def shown_size(field: Field) -> tuple[int, int, int]:
 
 
 def frames_in_one(field: Field, side: int = SHOWN_SIDE) -> int:
-    """Return how many frames one PNG holds at most, reduced to ``side``."""
+    """Return the largest number of frames in one PNG, each reduced to ``side``."""
     height, width = reduced_size(field, side)
     return max(1, min(MAX_FRAMES, MAX_PIXELS // (height * width)))
 
@@ -64,8 +64,8 @@ def reduced_size(field: Field, side: int) -> tuple[int, int]:
 def pixels_of(value: npt.NDArray[Any], field: Field) -> Pixels:
     """Return a frame as uint8 [H, W, 3].
 
-    Values other than uint8 are stretched from their smallest to their largest; channels that are no colours get a
-    colour each, the largest value of a pixel wins.
+    Values other than uint8 are stretched from their smallest to their largest. Channels that are no colors get a
+    color each; in each pixel the largest value wins.
     """
     _, _, step = shown_size(field)
     frame = value[:, :, None] if value.ndim == 2 else value
@@ -88,7 +88,7 @@ def sheet(frames: list[tuple[int, Pixels]], places: dict[int, int], field: Field
     """Return a PNG of frames in reading order, ``COLUMNS`` in a row, without margins.
 
     Args:
-        frames: (step, pixels) of each. ``places``: by step its place; places of missing frames stay black.
+        frames: (step, pixels) of each. ``places``: the place by step; places of missing frames stay black.
         side: reduce frames to this longer side.
     """
     from PIL import Image
@@ -112,7 +112,7 @@ def _stretched(frame: npt.NDArray[Any]) -> Pixels:
     values = np.nan_to_num(frame.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
     low, high = float(values.min()), float(values.max())
     if high > low:
-        values = (values / 2 - low / 2) / (high / 2 - low / 2)  # halves: the difference may not fit
+        values = (values / 2 - low / 2) / (high / 2 - low / 2)  # in halves, since the difference may overflow
     else:
         values = np.full_like(values, 1.0 if high > 0 else 0.0)
     return (values * 255).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Items of a checkpoint's views: where each begins, its priority and how often it was sampled."""
+"""Items of a checkpoint's views: their first steps, priorities, and numbers of samples."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class ViewItems:
     """Items of one view that are still in the store, by lane and step.
 
     Attributes:
-        lane, step: int64 [n], the lane of each and the lane's number of its first (trained) step.
+        lane, step: int64 [n], each item's lane, and the lane's number of its first (trained) step.
         priority: float64 [n], before the power alpha; ``None``: the sampler has none.
-        td_error: float64 [n], that the priority came from, without its sign; ``None`` as above.
+        td_error: float64 [n], the absolute error behind each priority; ``None`` as above.
         largest: the largest priority so far, which new items get.
-        uses: int64 [n], how often each was sampled; ``None``: only counted with ``max_times_sampled``.
+        uses: int64 [n], number of samples of each; ``None``: counted only with ``max_times_sampled``.
         samples, inserts: items sampled and steps appended since the view was made.
         span: steps from an item's first one to the next item's.
     """
@@ -55,7 +55,7 @@ class ViewItems:
 
 
 def read_views(checkpoint: Path, survey: Survey) -> list[ViewItems]:
-    """Return the views of a checkpoint's state, over the segments of ``survey`` that they knew.
+    """Return the views in a checkpoint's state, over the segments of ``survey`` that they knew.
 
     Raises:
         DamagedError: not a checkpoint's state.  OSError.
@@ -93,7 +93,7 @@ def _view(state: Mapping[str, Any], survey: Survey) -> ViewItems:
     td_error: Any = None
     uses: Any = None
     if values is not None:
-        known = values[items] > 0  # the others cannot be sampled yet, or were used up
+        known = values[items] > 0  # other items cannot be sampled yet, or were used up
         items, lane, step = items[known], lane[known], step[known]
         priority = values[items]
         eps = _settings_of(sampler).get("eps", 0.0)
@@ -133,7 +133,7 @@ def _windows(segments: list[Segment], slots: Ints, stride: int, span: int, surve
 
 
 def episode_numbers(flags: npt.NDArray[np.uint8], first: int) -> Ints:
-    """Return each step's number in its episode, -1 where it is not known, from the first one's (< 0: not known)."""
+    """Return each step's number in its episode, -1 if unknown, from the first step's (< 0: unknown)."""
     begins = flags & START != 0
     at = np.arange(len(flags))
     last = np.maximum.accumulate(np.where(begins, at, -1))
@@ -143,7 +143,7 @@ def episode_numbers(flags: npt.NDArray[np.uint8], first: int) -> Ints:
 def _priorities(sampler: Mapping[str, Any], state: Mapping[str, Any], items: int) -> tuple[Floats | None, float | None]:
     """Return priorities float64 [at least items], 0 for absent ones, and the largest so far; ``None``: none."""
     parts = state.get("parts")
-    if isinstance(parts, list):  # a mixture: its first part with priorities
+    if isinstance(parts, list):  # of a mixture, the first part with priorities
         shares = sampler.get("parts")
         for share, part in zip(shares if isinstance(shares, list) else [], parts, strict=False):
             inner = share[1] if isinstance(share, list) and len(share) == 2 else None

@@ -1,4 +1,4 @@
-"""An episode as a recording for Rerun's viewer."""
+"""Export of an episode as a recording for Rerun's viewer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ FRAMES_AT_A_TIME = 256
 
 
 def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str], None]) -> None:
-    """Write an episode's frames, rewards, fields and priorities, on the timeline ``step``, and of a run the Q-values.
+    """Write an episode's frames, rewards, fields and priorities, on the timeline ``step``; for a run, also Q-values.
 
     Args:
-        path: a run, a store or a checkpoint. ``number``: of the episode; ``None``: the whole one of the highest return.
+        path: a run, a store or a checkpoint. ``number``: the episode's; ``None``: of whole ones the highest return's.
 
     Raises:
-        ValueError: rerun-sdk is not installed, no such episode, or ``out`` cannot be written.
+        ValueError: rerun-sdk is missing, the episode does not exist, or ``out`` cannot be written.
     """
     if find_spec("rerun") is None or find_spec("PIL") is None:
         raise ValueError(f"--export rerun needs Rerun's SDK and pillow: pip install rerun-sdk && {install('view')}")
@@ -41,7 +41,7 @@ def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str],
             raise ValueError(f"--export: {str(path)!r} holds {len(sources)} runs and stores; give one of them")
         folder = str(sources[0].path)
         if os.path.commonpath([out.absolute(), folder]) == folder:
-            raise ValueError(f"--export: {str(out)!r} is in the folder that is shown, which is only read; give another")
+            raise ValueError(f"--export: {str(out)!r} is in the shown folder, which is only read; give another")
         memory = Memory(sources[0])
         memory.update()
         snapshot = memory.snapshot
@@ -64,7 +64,7 @@ def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str],
 
 
 def _chosen(snapshot: Snapshot, number: int | None) -> int:
-    """Return the number of the episode that was asked for.  Raises: ValueError: there is none."""
+    """Return the requested episode's number.  Raises: ValueError: it does not exist."""
     if number is None:
         best = snapshot.order("return", True, whole=True)
         if not len(best):

@@ -1,4 +1,4 @@
-"""Serving the page: on this machine only unless told otherwise."""
+"""Server of the page, by default for this machine only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from sharpwave.viewer.watching import Watched
 
 PORT = 8765
 PORTS = 20
-"""Ports that are tried, from the first on, if none is given."""
+"""Number of ports that are tried, from the first on, if none is given."""
 NICENESS = 5
 NEEDED = ("starlette", "uvicorn", "PIL")
 
@@ -28,14 +28,14 @@ def serve(
     """Serve a page on ``paths`` until interrupted.
 
     Args:
-        host: address to listen at; any but a loopback address makes a token.
-        port: ``None``: the first free one from ``PORT`` on.
+        host: address to listen at; an address other than loopback creates a token.
+        port: port; ``None``: the first free one from ``PORT`` on.
         browser: open the page in the user's browser.
-        token: ask for a token at a loopback address, too.
+        token: require a token at a loopback address, too.
         say: prints a line.
 
     Raises:
-        ValueError: nothing to look at, or the address cannot be used.  ModuleNotFoundError.
+        ValueError: no source, or the address cannot be used.  ModuleNotFoundError.
     """
     import uvicorn
 
@@ -45,7 +45,7 @@ def serve(
     with opened_sources(paths) as sources, contextlib.closing(_listening(host, port)) as listening:
         watched = [Watched(one) for one in sources]
         with contextlib.suppress(OSError, AttributeError):
-            os.nice(NICENESS)  # whoever trains on this machine goes first
+            os.nice(NICENESS)  # training on this machine goes first
         secret = secrets.token_urlsafe(18) if token or not is_loopback(host) else None
         address, number = listening.getsockname()[:2]
         name = f"[{address}]" if ":" in address else address
@@ -67,7 +67,7 @@ def serve(
 
 
 def configured(app: Any) -> Any:
-    """Return the ``uvicorn.Config`` of a server of ``app``."""
+    """Return the ``uvicorn.Config`` of a server for ``app``."""
     import uvicorn
 
     from sharpwave.viewer.connections import MAX_CONNECTIONS, Connection
@@ -80,7 +80,7 @@ def configured(app: Any) -> Any:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether only this machine reaches an address."""
+    """Return whether only this machine can reach an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

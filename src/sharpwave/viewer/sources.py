@@ -1,4 +1,4 @@
-"""Sources: what a path holds, a run, a store or a checkpoint, and which of its folders to read."""
+"""Sources: the run, store or checkpoint at a path, and the folders to read."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Kind = Literal["run", "store", "checkpoint"]
 
 @dataclass(frozen=True)
 class Source:
-    """One thing to look at. ``run``: the folder with its log; ``None``: a store beside any run."""
+    """Run, store or checkpoint to show. ``run``: the folder with its log; ``None``: a store without a run."""
 
     name: str
     path: Path
@@ -30,7 +30,7 @@ class Source:
     run: Path | None
 
     def store_folder(self) -> Path | None:
-        """Return the folder of the steps: a store on disk, else that of the newest checkpoint; ``None``: none yet."""
+        """Return the folder of the steps: the store on disk, else the newest checkpoint's; ``None``: none yet."""
         if self.kind == "store":
             return self.path
         if self.kind == "run":
@@ -40,7 +40,7 @@ class Source:
         return self.state_folder()
 
     def state_folder(self) -> Path | None:
-        """Return the folder of the newest store's checkpoint, whose state has priorities; ``None``: there is none."""
+        """Return the folder of the newest store's checkpoint, whose state has priorities; ``None``: none yet."""
         if self.kind == "store":
             return self.path if part_of(self.path) != self.path else None
         if self.kind == "checkpoint":
@@ -56,10 +56,10 @@ def checkpoints(run: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def opened_sources(paths: Sequence[Path]) -> Iterator[list[Source]]:
-    """Provide ``find_sources(paths)``, where checkpoints in single files are unpacked for as long.
+    """Provide ``find_sources(paths)``, with checkpoints in single files unpacked meanwhile.
 
     Raises:
-        ValueError, OSError: as ``find_sources``; also if a file is no checkpoint.
+        ValueError, OSError: as ``find_sources``; also for a file that is no checkpoint.
     """
     with contextlib.ExitStack() as stack:
         files = {stack.enter_context(folder_of(path)): path for path in paths if path.is_file()}
@@ -69,10 +69,10 @@ def opened_sources(paths: Sequence[Path]) -> Iterator[list[Source]]:
 
 
 def find_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return what there is to look at: each path's own, or, of a folder of runs and stores, each of those.
+    """Return the sources at paths: a path's own, or, in a folder of runs and stores, each of those.
 
     Raises:
-        ValueError: there is nothing, or more than ``MAX_SOURCES``.
+        ValueError: no source, or more than ``MAX_SOURCES``.
     """
     found: list[Source] = []
     for path in paths:
@@ -100,7 +100,7 @@ def _source(path: Path) -> Source | None:
 
 
 def _named(found: list[Source]) -> list[Source]:
-    """Prefix the names of sources that share one with the names of their parents."""
+    """Prefix equal names of sources with the names of their parents."""
     names = [one.name for one in found]
     return [
         Source(f"{one.path.parent.name}/{one.name}", one.path, one.kind, one.run) if names.count(one.name) > 1 else one
@@ -109,7 +109,7 @@ def _named(found: list[Source]) -> list[Source]:
 
 
 def _folders(path: Path) -> list[Path]:
-    """Return the folders in a folder, without links; none if it is no folder, or cannot be read."""
+    """Return the folders in a folder, without links; none if it is no readable folder."""
     try:
         with os.scandir(path) as entries:
             return [Path(entry.path) for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -1,4 +1,4 @@
-"""Numbers of an episode's steps: as curves, and exactly, for one step."""
+"""Values of an episode's steps: as curves, and in full for one step."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 MAX_POINTS = 4000
-"""Limit of a curve's points; of more, the smallest and the largest of each bucket are shown."""
+"""Limit of a curve's points; with more, each bucket shows its smallest and largest."""
 MAX_CURVES, MAX_COMPONENTS = 64, 8
-"""Limits of an episode's curves, and of the components of a value that have one each; of more, their smallest, mean and
-largest are drawn."""
+"""Limits of an episode's curves, and of a value's components with a curve each; with more components, their smallest,
+mean and largest are drawn."""
 MAX_VALUES = 32
-"""Limit of the components of a value that are told exactly."""
+"""Limit of the components of a value that are shown in full."""
 
 
 def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
-    """Return the fields that are drawn as curves: all but pictures, until there are ``MAX_CURVES`` curves."""
+    """Return the fields that are drawn as curves: all but pictures, up to ``MAX_CURVES`` curves."""
     described = snapshot.survey.described
     found, left, room = [], MAX_CURVES, MAX_DECODED_BYTES // described.layout.max_frames
     for name, field in described.spec.fields.items():
@@ -42,11 +42,11 @@ def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end
     """Return rewards, fields and priorities of the steps ``begin <= step < end`` of an episode.
 
     Returns:
-        ``step``, numbers; ``curves``, each with the ``name`` of what it shows, a ``label`` and ``values``, where None
-        is no number; ``exact``: whether every step has a point.
+        ``step``, numbers; ``curves``, each with the ``name`` of its quantity, a ``label`` and ``values``, with None for
+        missing numbers; ``exact``: whether every step has a point.
 
     Raises:
-        DamagedError, TooLargeError: as ``Memory.read``; too many steps, too.
+        DamagedError, TooLargeError: as ``Memory.read``; also for too many steps.
     """
     if end - begin > MAX_READ_STEPS:
         raise TooLargeError(f"{end - begin:,} steps, at most {MAX_READ_STEPS:,} are drawn at a time; choose fewer")
@@ -91,7 +91,7 @@ def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end
 
 
 def values_at(memory: Memory, snapshot: Snapshot, episode: Episode, step: int) -> dict[str, Any]:
-    """Return everything about one step, as text.
+    """Return all values of one step, as text.
 
     Raises:
         DamagedError: the segment was deleted meanwhile, or cannot be decoded.
@@ -111,7 +111,7 @@ def values_at(memory: Memory, snapshot: Snapshot, episode: Episode, step: int) -
 
 
 def text_of(value: npt.NDArray[Any]) -> str:
-    """Return a value as text, shortened."""
+    """Return a value as shortened text."""
     flat = np.asarray(value).reshape(-1)
     form = "{:.6g}" if flat.dtype.kind == "f" else "{}"
     words = [form.format(one) for one in flat[:MAX_VALUES].tolist()]
@@ -121,7 +121,7 @@ def text_of(value: npt.NDArray[Any]) -> str:
 
 
 def numbers(values: Floats) -> list[float | None]:
-    """Return numbers for JSON, None where there is none; six digits are more than a screen shows."""
+    """Return numbers for JSON, with None for missing ones; six digits are more than a screen shows."""
     finite = np.isfinite(values)
     return [float(f"{one:.6g}") if ok else None for one, ok in zip(values.tolist(), finite.tolist(), strict=True)]
 
@@ -147,8 +147,8 @@ def _of_views(snapshot: Snapshot, episode: Episode, begin: int, end: int) -> lis
 
 
 def thinned(begin: int, columns: list[Floats]) -> tuple[list[int], list[Floats]]:
-    """Return the numbers of the steps that have a point, from ``begin`` on, and each column's values there: all, or of
-    more than ``MAX_POINTS`` the smallest and the largest of each bucket."""
+    """Return the numbers of the steps with a point, from ``begin`` on, and each column's values there. Beyond
+    ``MAX_POINTS`` steps, points are the smallest and largest of each bucket."""
     count = len(columns[0])
     if count <= MAX_POINTS:
         return list(range(begin, begin + count)), columns
@@ -166,8 +166,8 @@ def thinned(begin: int, columns: list[Floats]) -> tuple[list[int], list[Floats]]
 
 
 def _kept(flags: npt.NDArray[np.uint8], first: int, every: int) -> tuple[Ints, Ints]:
-    """Return which steps of a segment a sparse field keeps, and the row of each in its column, which may begin with
-    the last one kept before the segment."""
+    """Return the steps of a segment that a sparse field keeps, and each one's row in its column. The column may begin
+    with the last step kept before the segment."""
     number = episode_numbers(flags, first)
     kept = np.flatnonzero((number >= 0) & (number % every == 0))
     return kept, np.arange(len(kept)) + int(len(number) > 0 and number[0] % every != 0)

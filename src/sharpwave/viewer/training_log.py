@@ -25,18 +25,18 @@ DISK = (
     "hits", "misses", "stalls", "waited_s", "bytes_read", "bytes_written", "bytes", "resident_segments",
     "dropped_steps",
 )  # fmt: skip
-"""Numbers of the events that are kept, by kind; those of ``DISK`` are of a report's ``disk``."""
+"""Kept numbers of events, by kind; ``DISK`` lists those in a report's ``disk``."""
 MAX_EVENTS, MAX_SHOWN = 1_000_000, 2000
-"""Limits of the events kept of a kind, beyond which each second one is dropped; and of the points of a curve."""
+"""Limit of events of a kind, beyond which every second one is dropped; and limit of a curve's points."""
 MAX_LINE_BYTES, MAX_READ_BYTES, MAX_FILE_BYTES = 1 << 20, 1 << 18, 1 << 20
 NO_WAIT = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
-"""For opening: a FIFO is not waited for, and no link is followed."""
+"""Flags for opening: do not wait for a FIFO, and follow no link."""
 MAX_LEARNER = 16
 """Limit of the agent's own metrics that are kept."""
 
 
 class Events:
-    """Events of one kind, as columns of numbers; NaN where one had none."""
+    """Events of one kind, as columns of numbers; NaN for missing numbers."""
 
     def __init__(self, names: tuple[str, ...]) -> None:
         self.columns = {name: array("d") for name in names}
@@ -45,7 +45,7 @@ class Events:
         return len(self.columns["steps"])
 
     def add(self, values: dict[str, Any]) -> None:
-        """Add an event. Those of as many steps or more, of before a resume, are dropped."""
+        """Add an event. Drop events of as many steps or more, which precede a resume."""
         steps = self.columns["steps"]
         now = number(values.get("steps"))
         while steps and (math.isnan(now) or steps[-1] > now):
@@ -68,7 +68,7 @@ class Events:
 
 
 def number(value: Any) -> float:
-    """Return a value of a file as a number, NaN if it is none."""
+    """Return a value in a file as a number, NaN if it is no number."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return math.nan
     try:
@@ -94,7 +94,7 @@ class TrainingLog:
         self._waiting = b""
 
     def update(self) -> bool:
-        """Read lines added since the last call; return whether there were any."""
+        """Read lines added since the last call; return whether there are any."""
         with self._updating:
             return self._update()
 
@@ -131,7 +131,7 @@ class TrainingLog:
                 continue
             if isinstance(event, dict):
                 events.append(event)
-        with self._lock:  # not while parsing: this thread may have a low priority, and who asks would wait for it
+        with self._lock:  # not while parsing: requests would wait for this thread of low priority
             for event in events:
                 self._add(event)
 
@@ -153,7 +153,7 @@ class TrainingLog:
                     events.add({"steps": event["steps"], "value": value})
 
     def shown(self) -> dict[str, Any]:
-        """Return everything for JSON."""
+        """Return the log for JSON."""
         with self._lock:
             return {
                 "episodes": self.episodes.shown(),
@@ -163,11 +163,11 @@ class TrainingLog:
             }
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings in config.json; empty where there is none that can be read."""
+        """Return the settings in config.json; empty if it cannot be read."""
         return _json(self.folder / CONFIG)
 
     def summary(self) -> dict[str, Any]:
-        """Return summary.json, of a run that has ended; empty of one that has not."""
+        """Return summary.json; empty while the run has not ended."""
         return _json(self.folder / SUMMARY)
 
 

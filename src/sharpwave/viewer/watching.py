@@ -1,4 +1,4 @@
-"""Keeping sources up to date without slowing down whoever writes them."""
+"""Updates of sources that do not slow down their writers."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from sharpwave.viewer.training_log import TrainingLog
 
 MIN_PAUSE_S = 2.0
 PAUSES = 20
-"""After an update nothing is read for this many times as long as it took, so for at least 95 % of the time."""
+"""Pause after an update as a multiple of its duration, so that nothing is read for at least 95 % of the time."""
 NICENESS = 15
-"""Of the thread that reads a live source."""
+"""Niceness of the thread that reads a live source."""
 LIVE_S = 120.0
-"""A run or store that was written to within this time counts as live."""
+"""Time since the last write within which a run or store counts as live."""
 
 
 class Watched:
-    """A source, and what is known about it. It is updated only while somebody asks, of a live one on a thread of low
-    priority.
+    """Source and its data. It is updated only on request; a live source, on a thread of low priority.
 
     Attributes:
         trouble: why the memory cannot be read; "" if it can.
@@ -46,28 +45,28 @@ class Watched:
 
     @property
     def updating(self) -> bool:
-        """Whether an update is under way."""
+        """Whether an update is running."""
         return self._thread is not None and self._thread.is_alive()
 
     def ask(self) -> None:
-        """Begin an update, if one is due."""
+        """Start an update, if one is due."""
         with self._lock:
             if not self.updating and time.monotonic() >= self._due:
                 self._thread = threading.Thread(target=self._run, daemon=True, name="sharpwave-view")
                 self._thread.start()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for an update under way."""
+        """Wait for a running update."""
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
 
     def update(self) -> None:
-        """Read what is new."""
+        """Read new data."""
         changed = self.log is not None and self.log.update()
         try:
             changed |= self.memory.update()
             trouble = ""
-        except FileNotFoundError as error:  # such as a checkpoint that was replaced meanwhile
+        except FileNotFoundError as error:  # such as of a checkpoint that was replaced meanwhile
             trouble = str(error) if self.memory.snapshot is None else ""
         except (OSError, DamagedError, NewerVersionError, ValueError, MemoryError) as error:
             trouble = str(error) or type(error).__name__
@@ -78,7 +77,7 @@ class Watched:
     def _run(self) -> None:
         if self.live():
             with contextlib.suppress(OSError, AttributeError):
-                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # of this thread only, on Linux
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux for this thread only
         begun = time.monotonic()
         try:
             self.update()
@@ -87,7 +86,7 @@ class Watched:
             self._due = ended + max(MIN_PAUSE_S, PAUSES * (ended - begun))
 
     def live(self) -> bool:
-        """Return whether something was written lately, and the run has not ended."""
+        """Return whether data were written lately, and the run has not ended."""
         run = self.source.run
         saved = self.source.kind != "run" and self.source.state_folder() is not None  # a checkpoint never changes
         if saved or (run is not None and (run / SUMMARY).exists()):
