@@ -31,7 +31,7 @@ LANES, STEPS = 3, 60
 
 
 class AgentSuite:
-    """Tests that every agent passes. Subclasses make the agent and choose spaces that it can learn in.
+    """Tests that every agent passes. Subclasses make the agent and choose spaces in which it can learn.
 
     Attributes:
         spaces: spaces of the observations and actions that the tests generate.
@@ -66,7 +66,7 @@ class AgentSuite:
             state = agent.observe(acted.state, reward, terminated | truncated)
 
     def batches(self, agent: Agent, count: int) -> list[Any]:
-        """Sample batches of tensors from the agent's view over a store of its own steps."""
+        """Sample batches of tensors from the agent's view on a store of its own steps."""
         space = self.spaces.observation
         parts = dict(space.spaces) if isinstance(space, Dict) else {"": space}
         fields = {key: sw.Field(part.shape or (), str(part.dtype)) for key, part in parts.items()}
@@ -117,7 +117,7 @@ class AgentSuite:
                 field.rows(name, acted.fields[name], LANES)
 
     def test_the_same_seed_explores_alike(self) -> None:
-        """An agent of the same seed acts alike; one of another seed does not, unless it never explores."""
+        """An agent with the same seed acts alike; one with another seed does not, unless it never explores."""
 
         def actions(seed: int) -> list[Any]:
             return [acted.action for _, acted, *_ in self.played(self.fresh(seed))]
@@ -134,7 +134,7 @@ class AgentSuite:
         assert plain(agent.state()) == before
 
     def test_values_along_an_episode_are_those_that_it_acts_by(self) -> None:
-        """In parts or at once, whatever actions were taken; the greedy one has the largest Q."""
+        """In parts or at once, for any taken actions; the greedy action has the largest Q."""
         agent = self.fresh()
         count, rng = 6, np.random.default_rng(3)
         obs, reward = self.observations(1, count), rng.normal(size=count).astype(np.float32)
@@ -173,7 +173,7 @@ class AgentSuite:
             together = agent.observe(acted.state, np.ones(LANES, np.float32), np.zeros(LANES, np.bool_))
             for lane in range(LANES):
                 single = agent.act(of_lane(obs, lane), alone[lane], 0, explore=False)
-                # Continuous actions may differ by rounding: how a product of matrices is summed depends on its shape.
+                # Continuous actions may differ by rounding: the order of a matrix product's sum depends on its shape.
                 np.testing.assert_allclose(single.action[0], acted.action[lane], rtol=1e-5, atol=1e-6)
                 alone[lane] = agent.observe(single.state, np.ones(1, np.float32), np.zeros(1, np.bool_))
 
@@ -222,10 +222,10 @@ class AgentSuite:
             assert found.shape == (errors.known,) and found.dtype == np.float32 and np.isfinite(found).all()
 
     def test_another_can_compute_its_networks(self) -> None:
-        """With the ``infer`` of an agent of other weights it acts by those alone, as central inference needs it."""
+        """With the ``infer`` of an agent with other weights it acts by those weights alone, as in central inference."""
         other, agent = self.fresh(1), self.fresh(1)
         if agent.inference_space is None:
-            pytest.skip("it computes its networks itself")
+            pytest.skip("the agent computes its networks itself")
         torch.manual_seed(2)
         agent.load_policy(self.make_agent(self.spaces, 1).policy_tensors(explore=True))
         assert agent.inference_space == self.spaces.observation
@@ -280,7 +280,7 @@ class AgentSuite:
     # saving
 
     def test_its_state_survives_a_file(self) -> None:
-        """An agent restored from it acts, explores and learns as the original."""
+        """An agent restored from the file acts, explores and learns as the original."""
         agent, other = self.fresh(1), self.fresh(2)
         batches = self.batches(agent, 6)
         self.batches(other, 0)
@@ -299,7 +299,7 @@ class AgentSuite:
 
     @pytest.mark.parametrize("explore", [False, True])
     def test_its_policy_can_be_carried_to_another(self, explore: bool) -> None:
-        """Actors and evaluations act by it; later updates do not change the tensors that were returned."""
+        """Actors and evaluations act by it; later updates do not change the returned tensors."""
         agent, player = self.fresh(1), self.fresh(2)
         batches = self.batches(agent, 4)
         for step, batch in enumerate(batches[:2]):
@@ -317,7 +317,7 @@ class AgentSuite:
 
 
 def plain(state: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of a state that are not tensors."""
+    """Return a state's values that are not tensors."""
     return {name: value for name, value in state.items() if not _is_tensors(value)}
 
 

@@ -4,8 +4,8 @@
         def make_codec(self) -> Codec:
             return Mine()
 
-Run by pytest, it checks that any rows are restored, that arbitrary payloads do no harm, that all ways to read a row
-agree, and that a store written with the codec is complete after it was closed and reopened.
+Under pytest, it checks that any rows are restored, that arbitrary payloads do no harm, that all ways to read a row
+agree, and that a store with the codec is complete after it was closed and reopened.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ SETTINGS = settings(
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 SLACK_BYTES = 256 << 10
-"""Memory that decoding may take in addition to its rows and three times its payload."""
+"""Memory that decoding may take beyond its rows and three times its payload."""
 
 
 class CodecSuite:
@@ -59,12 +59,12 @@ class CodecSuite:
         yield
         registry.unregister(codec.name)
 
-    # what encode() makes
+    # results of encode()
 
     @SETTINGS
     @given(picture=pictures(), trained=st.booleans())
     def test_rows_come_back(self, picture: tuple[Bytes, int], trained: bool) -> None:
-        """Rows are restored from a payload that is smaller than they are and that passes its checks."""
+        """Rows are restored from a payload that is smaller than the rows and passes its checks."""
         codec, column, rows = self._encoded(picture, trained)
         if column is None:
             return
@@ -107,7 +107,7 @@ class CodecSuite:
     @SETTINGS
     @given(columns=st.lists(pictures(sizes=(60,)), min_size=1, max_size=5))
     def test_an_encoder_that_keeps_memory_makes_the_same_payloads(self, columns: list[tuple[Bytes, int]]) -> None:
-        """State that an encoder keeps between columns does not change its payloads."""
+        """An encoder's state between columns does not change its payloads."""
         codec, dictionaries = self.make_codec(), [b""]
         encoder = codec.encoder(60, 12, 12)
         for rows, _ in columns:
@@ -127,7 +127,7 @@ class CodecSuite:
         dictionary=st.sampled_from([b"", bytes(24), bytes(range(96)), b"\x37\xa4\x30\xec" + bytes(60)]),
     )
     def test_any_bytes_are_refused_or_read(self, payload: bytes, count: int, size: int, dictionary: bytes) -> None:
-        """Bytes that no codec made do no harm."""
+        """Bytes of other origin do no harm."""
         self._no_harm(Packed(payload, count, size, dictionary, 12))
 
     @SETTINGS
@@ -157,11 +157,11 @@ class CodecSuite:
     def _no_harm(self, column: Packed) -> None:
         codec = self.make_codec()
         checked, verified, decoded = (_tried(act, column) for act in (codec.check, codec.verify, codec.decode))
-        assert (verified is None) == (decoded is None), "verify() finds what decode() does"
+        assert (verified is None) == (decoded is None), "verify() finds the damage that decode() finds"
         if decoded is None:
-            assert not DECODED[codec.number] or checked is None, "check() let in what the core cannot read"
+            assert not DECODED[codec.number] or checked is None, "check() accepted a payload that the core cannot read"
             return
-        assert checked is not None, "check() refused what can be decoded"
+        assert checked is not None, "check() refused a payload that can be decoded"
         rows = decoded[0]
         assert rows.shape == (column.count, column.size)
         if column.count:
@@ -174,8 +174,7 @@ class CodecSuite:
     def test_a_window_is_a_slice_of_the_rows(
         self, picture: tuple[Bytes, int], trained: bool, zeros: bool, window: int
     ) -> None:
-        """The core, the decoding of single rows, and that of rows that were cut put the same windows into a
-        batch."""
+        """The core, the decoding of single rows, and that of cut rows put the same windows into a batch."""
         codec, column, rows = self._encoded(picture, trained)
         if column is not None:
             self._compare(codec, column, rows, zeros, window)
@@ -184,7 +183,7 @@ class CodecSuite:
         size, line = column.size, column.line_bytes
         field = sw.Field((size // line, line) if line and line < size else (size,), "uint8")
         if field.row_bytes != size or field.line_bytes != line:
-            return  # no field has such lines
+            return  # no field has lines of this size
         field = replace(field, pad="zeros" if zeros else "repeat")
         memory = ColumnsInMemory(field, 1, column.count, 1 << 18)
         memory.put(0, codec, column.count, bytes(column.payload), column.dictionary)
@@ -205,7 +204,7 @@ class CodecSuite:
 
     @pytest.mark.parametrize("on_disk", [False, True])
     def test_a_store_gives_back_what_was_written(self, on_disk: bool, tmp_path: Path) -> None:
-        """Batches, a checkpoint or a folder opened again, and `sharpwave verify` agree with what was appended."""
+        """Batches, a reopened checkpoint or folder, and `sharpwave verify` agree with the appended steps."""
         codec, folder = self.make_codec(), tmp_path / "store"
         spec = sw.Spec(
             obs=sw.Field((12, 8), "uint8", stack=2, codec=codec.name), action=sw.Field((), "int64"),
@@ -223,7 +222,7 @@ class CodecSuite:
                 )  # fmt: skip
             self._agrees(store, frames, cores)
             if codec.number:
-                assert store.stats()["codecs"]["obs"].get(codec.name, 0) > 10, "it packs what every codec should"
+                assert store.stats()["codecs"]["obs"].get(codec.name, 0) > 10, "the codec must pack these rows"
             if on_disk:
                 store.flush()
             else:
@@ -244,7 +243,7 @@ class CodecSuite:
             np.testing.assert_array_equal(batch["core"][i], cores[k])
 
     def _encoded(self, picture: tuple[Bytes, int], trained: bool) -> tuple[Codec, Packed | None, Bytes]:
-        """Encode rows; no column where the codec leaves them raw."""
+        """Encode rows; return no column if the codec leaves them raw."""
         (rows, line), codec = picture, self.make_codec()
         dictionary = codec.train(rows) if trained else b""
         payload = codec.encode(rows, dictionary, line)
@@ -255,7 +254,7 @@ class CodecSuite:
 def _tried(act: Any, column: Packed) -> tuple[Any] | None:
     """Return the result, or ``None`` for a DamagedError; fail for another error or too much memory."""
     with contextlib.suppress(DamagedError):
-        act(column)  # compiling takes memory that does not count
+        act(column)  # the first call compiles; that memory does not count
     tracemalloc.start()
     try:
         answer = (act(column),)

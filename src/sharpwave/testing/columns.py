@@ -25,9 +25,9 @@ SIZES = (1, 7, 8, 24, 60, 200)
 
 @st.composite
 def pictures(draw: st.DrawFn, max_rows: int = 12, sizes: tuple[int, ...] = SIZES) -> tuple[Bytes, int]:
-    """Draw rows uint8 [n, size] that resemble stored frames, and the bytes of an image line; 0: they have no lines.
+    """Draw rows uint8 [n, size] that resemble stored frames, and the bytes of an image line; 0: no lines.
 
-    Frames are still, noisy, or something between.
+    Frames are still, noisy, or in between.
     """
     count, size = draw(st.integers(1, max_rows)), draw(st.sampled_from(sizes))
     line = draw(st.sampled_from([0, 1, 4, 12, size]))
@@ -44,7 +44,7 @@ class ColumnsInMemory:
     """Columns of one field, each in a segment of its own, in memory laid out as in a store.
 
     Attributes:
-        index, arena, table: the store's structures that hold them.
+        index, arena, table: the store's structures with the columns.
     """
 
     def __init__(self, field: Field, slots: int, max_rows: int, nbytes: int = 1 << 16) -> None:
@@ -70,11 +70,11 @@ class ColumnsInMemory:
         memory = np.full(2 * around + len(slot) * window * size, 77, np.uint8)
         out = memory[around:-around].reshape(len(slot), window, size)
         FieldReader(self.index, self.arena, 0, "rows", self.table, self.field).read(slot, newest, first, out)
-        assert (memory[:around] == 77).all() and (memory[-around:] == 77).all(), "written outside the batch"
+        assert (memory[:around] == 77).all() and (memory[-around:] == 77).all(), "bytes written outside the batch"
         return out
 
     def cut(self, slot: Ints, newest: Ints, first: Ints, window: int) -> Bytes:
-        """Cut windows out, encoded, and decode them from those bytes alone, as a learner does: as ``read`` returns."""
+        """Cut encoded windows and decode them from those bytes alone, as a learner does; return as ``read``."""
         cut = CutRows(0, np.empty(64, np.uint8))
         length = np.full(len(slot), window)
         reader = FieldReader(self.index, self.arena, 0, "rows", self.table, self.field)
@@ -86,7 +86,7 @@ class ColumnsInMemory:
 
 
 def naive_window(rows: npt.NDArray[Any], newest: int, first: int, window: int, zeros: bool) -> npt.NDArray[Any]:
-    """Cut the ``window`` rows that end with ``newest`` out of ``rows``, padded before ``first``."""
+    """Return the ``window`` rows of ``rows`` that end with ``newest``, padded before ``first``."""
     out = []
     for wanted in range(newest - window + 1, newest + 1):
         out.append(np.zeros_like(rows[0]) if wanted < first and zeros else rows[max(wanted, first)])

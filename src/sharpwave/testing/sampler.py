@@ -4,7 +4,7 @@
         def make_sampler(self) -> Sampler:
             return Mine()
 
-Run by pytest, it checks that the sampler draws only items that it holds, with the probabilities that it reports; that
+Under pytest, it checks that the sampler draws only items that it holds, with the probabilities that it reports; that
 undoing, growing and restoring do not change its draws; and that a store with it is restored from a checkpoint.
 """
 
@@ -57,7 +57,7 @@ class Told:
         self.came[group] = 0
 
     def exclude(self, items: list[int]) -> Callable[[], None]:
-        """Exclude items; return a function that undoes it."""
+        """Exclude items; return a function that undoes the exclusion."""
         before, undo = self.there, self.sampler.exclude(np.array(items, np.int64))
         self.there = [item for item in before if item not in items]
 
@@ -107,14 +107,14 @@ class SamplerSuite:
         raise NotImplementedError
 
     def expected_draw(self, there: list[int], n: int) -> list[int] | None:
-        """Return the items of ``there``, in the order of insertion, that n draws give; None: they are random."""
+        """Return the items that n draws give of ``there``, which is in the order of insertion; None: random ones."""
         return None
 
     def _told(self, groups: int = 4, group_size: int = 5) -> Told:
         return Told(self.make_sampler(), groups, group_size)
 
     def _used(self, seed: int) -> Told:
-        """Make a sampler with items of most groups, some excluded, with priorities."""
+        """Make a sampler with items of most groups, some of them excluded, and with priorities."""
         told, rng = self._told(), np.random.default_rng(seed)
         for group in range(3):
             told.insert(group, int(rng.integers(2, 6)))
@@ -166,7 +166,7 @@ class SamplerSuite:
 
     def _check(self, told: Told, draw: Draw) -> None:
         there, n = told.there, len(draw.items)
-        assert set(draw.items.tolist()) <= set(there), "drawn, and not there"
+        assert set(draw.items.tolist()) <= set(there), "an absent item was drawn"
         of_drawn = told.sampler.probabilities(draw.items)
         np.testing.assert_allclose(of_drawn, draw.probabilities, rtol=1e-9)
         assert told.sampler.probabilities(np.array(there)).sum() == pytest.approx(1.0)
@@ -182,9 +182,9 @@ class SamplerSuite:
         for _ in range(rounds):
             draw = told.draw(rng, n)
             for item, probability in zip(draw.items.tolist(), draw.probabilities.tolist(), strict=True):
-                counts[item] += 1 / (n * probability)  # 1 a round on average: this is what importance weights rest on
+                counts[item] += 1 / (n * probability)  # 1 a round on average, as importance weights assume
         for item, count in counts.items():
-            assert count / rounds == pytest.approx(1.0, abs=0.25), f"item {item} is drawn too often or too seldom"
+            assert count / rounds == pytest.approx(1.0, abs=0.25), f"item {item} is drawn too often or too rarely"
 
     def test_settings_are_json(self) -> None:
         described = self.make_sampler().settings()
@@ -195,7 +195,7 @@ class SamplerSuite:
         told = self._used(seed)
         state = told.sampler.state()
         for array in _arrays(state):
-            array.flags.writeable = False  # copies: what the sampler does now changes none
+            array.flags.writeable = False  # copies: later calls of the sampler change none
         other = told.restored(self.make_sampler(), told.there)
         one, another = np.random.default_rng(9), np.random.default_rng(9)
         for step in range(20):
@@ -222,7 +222,7 @@ class SamplerSuite:
     def test_what_is_no_state_is_refused_and_changes_nothing(self, empty: Any) -> None:
         told = self._used(2)
         if not told.sampler.state():
-            return  # it remembers nothing
+            return  # the sampler has no state
         before = told.probabilities()
         with pytest.raises((ValueError, TypeError, KeyError, AttributeError)):
             told.sampler.restore(empty)
@@ -246,7 +246,7 @@ class SamplerSuite:
             view.update_priorities(batch.ids, rng.normal(size=8))
         store.checkpoint(tmp_path)
         opened = sw.Store.open(tmp_path)
-        go_on(opened)  # nothing waits for a view that was not asked for yet
+        go_on(opened)  # no limiter waits for a view that was not requested yet
         first = opened.transitions(sampler=self.make_sampler(), max_times_sampled=max_times_sampled)
         assert set(first.sample(8).action.tolist()) <= set(range(100))
         again = sw.Store.open(tmp_path)

@@ -1,9 +1,9 @@
-"""The data's way: the calls of one ``extend``, ``sample`` or ``update_priorities``, and what must be read for a part.
+"""Data flow: the calls of one ``extend``, ``sample`` or ``update_priorities``, and the files to read for a part.
 
     python -m sharpwave.testing.trace [extend | append | sample | update_priorities | table]
 
-Prints a call's tree of Python functions, each with its place; ``table`` (the default) counts, for each verb and for
-some parts, the calls, the files and their lines. The core's functions are not seen by Python's profiler.
+Prints a call's tree of Python functions, each with its place. ``table`` (the default) counts calls, files and lines
+for each verb and for some parts. Python's profiler does not see the core's functions.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ PARTS = {
     "a run": ("training/run.py", ("training", "agents")),
     "store.py and all that it imports": ("store.py", ()),
 }
-"""Entry of each part, and the rooms of the files that count; ``()``: all."""
+"""Entry file of each part, and the folders whose files count; ``()``: all."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def traced(act: Callable[[], object]) -> list[Call]:
         elif event == "return" and inside:
             inside.pop()
 
-    act()  # what the first call binds
+    act()  # the first call binds names
     sys.setprofile(watch)
     try:
         act()
@@ -71,7 +71,7 @@ def traced(act: Callable[[], object]) -> list[Call]:
 
 
 def verbs() -> dict[str, Callable[[], object]]:
-    """Return what is traced, on a full store of small vectors with a prioritized view."""
+    """Return the traced calls by name, on a full store of small vectors with a prioritized view."""
     spec = sw.Spec(obs=sw.Field((11,), "float32"), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=4_096)
     view = store.transitions(sampler=sw.Prioritized(), n_step=3)
@@ -104,11 +104,11 @@ def tree(calls: list[Call]) -> str:
 
 
 def imports(path: Path) -> list[tuple[str, str]]:
-    """Return the absolute names that a file of the package imports, modules and what they hold, each with where:
+    """Return the absolute names that a file of the package imports, modules and their members, each with the place:
     "module", "function" or "typing" (for type checkers only)."""
     parsed = ast.parse(path.read_text())
     where: dict[ast.AST, str] = {}
-    for node in ast.walk(parsed):  # from outside in
+    for node in ast.walk(parsed):  # outermost first
         typing = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
         if typing or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             where |= dict.fromkeys(ast.walk(node), "typing" if typing else "function")
@@ -127,7 +127,7 @@ def imports(path: Path) -> list[tuple[str, str]]:
 
 
 def imported(entry: Path, rooms: tuple[str, ...] = ()) -> set[Path]:
-    """Return a file and all that it imports of the package, not only for type checkers, directly or not.
+    """Return a file and the package's files that it imports, directly or not, except for type checkers only.
 
     Args:
         rooms: folders whose files count; ``()``: all.
@@ -141,13 +141,13 @@ def imported(entry: Path, rooms: tuple[str, ...] = ()) -> set[Path]:
         for name, where in imports(path):
             parts = name.split(".")
             if parts[0] == "sharpwave" and len(parts) > 1 and where != "typing":
-                files = [ROOT.joinpath(*parts[1:]), ROOT.joinpath(*parts[1:-1])]  # a module, or what it holds
+                files = [ROOT.joinpath(*parts[1:]), ROOT.joinpath(*parts[1:-1])]  # a module, or a member of one
                 left += [file for file in (one.with_suffix(".py") for one in files) if file.is_file()]
     return found
 
 
 def table() -> str:
-    """Return what a reader has to look at: for each verb its calls, and for each part its files."""
+    """Return the reading needed, as a table: for each verb its calls, and for each part its files."""
     rows = [f"{'to understand':36} {'calls':>6} {'files':>6} {'depth':>6} {'lines':>7}"]
     for name, act in verbs().items():
         calls = traced(act)

@@ -10,7 +10,7 @@
         def item(self, batch: Any, i: int) -> Any:
             return ...  # item i of a batch, in the form of expected()
 
-Run by pytest, it checks that the view has the expected items whatever is appended and evicted, in memory and on disk,
+Under pytest, it checks that the view has the expected items after any appends and evictions, in memory and on disk,
 that ids keep their meaning, and that the view is restored from a checkpoint.
 """
 
@@ -35,7 +35,7 @@ FINAL = 1_000_000
 
 @dataclass
 class Step:
-    """Step as the suite appended it. Its serial number is its observation and its action.
+    """Step as the suite appended it. Its observation and its action are its serial number.
 
     Attributes:
         held: whether the store still holds it.
@@ -49,7 +49,7 @@ class Step:
 
     @property
     def ended(self) -> bool:
-        """Whether its episode ended with it."""
+        """Whether the step ended its episode."""
         return self.terminated or self.truncated
 
 
@@ -79,7 +79,7 @@ class Play:
         return spec.join_obs({name: np.full(2, number) for name in spec.obs_names})
 
     def note_held(self) -> None:
-        """Update which steps the store holds."""
+        """Update ``held`` of all steps."""
         index = self.store._log.index
         held = [set[int]() for _ in self.lanes]
         for slot in np.flatnonzero(index.rows).tolist():
@@ -137,7 +137,7 @@ class ViewSuite:
     @pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
     @pytest.mark.parametrize("retention", [sw.Fifo(), sw.Reservoir(3)], ids=["fifo", "reservoir"])
     def test_the_items_are_those_of_the_plain_account(self, retention: Any, on_disk: bool, tmp_path: Path) -> None:
-        """An id always means the same item, and is invalid once that is evicted."""
+        """An id always means the same item, and is invalid once the item is evicted."""
         with self._store(tmp_path / "store" if on_disk else None, retention=retention) as store:
             play, replay = Play(store, 2), store.view(self.make_view())
             known: dict[int, Any] = {}
@@ -146,7 +146,7 @@ class ViewSuite:
                 items = self._check(play, replay)
                 for id_ in list(items)[:: 1 + len(items) // 3] if on_disk else []:
                     store._log.segment_cache.clear()  # type: ignore[union-attr]
-                    assert self._told(replay.fetch([id_])) == [items[id_]], "from the segments that it names alone"
+                    assert self._told(replay.fetch([id_])) == [items[id_]], "only from the segments that the view names"
                 assert items == {id_: known.get(id_, item) for id_, item in items.items()}
                 gone = np.array([id_ for id_ in known if id_ not in items], np.int64)
                 assert replay.update_priorities(gone, np.zeros((len(gone), *replay.view.error_shape))) == len(gone)
@@ -155,7 +155,7 @@ class ViewSuite:
                         replay.fetch([id_])
                 known |= items
             late = store.view(self.make_view(), name="late")
-            assert self._items(late) == items, "made later it has the same items"
+            assert self._items(late) == items, "a view made later has the same items"
 
     def test_what_is_sampled_is_what_is_fetched(self) -> None:
         with self._store() as store:
