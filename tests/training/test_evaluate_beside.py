@@ -1,23 +1,30 @@
 """Evaluations in a process of their own, and their videos."""
 
+import contextlib
 import io
 import json
+import math
 import multiprocessing
 import os
 import signal
+import socket
+import threading
 import time
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from sharpwave.serve.supervisor import ProcessDiedError
+from sharpwave.training import evaluator as evaluator_module
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import load_policy
 from sharpwave.training.evaluation import HeldOutEvaluations, evaluate
 from sharpwave.training.evaluator import Evaluator
 from sharpwave.training.folder import checkpoints
-from sharpwave.training.held_out import measure
+from sharpwave.training.held_out import Evaluation, measure
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
 from sharpwave.training.video import film
@@ -48,6 +55,30 @@ def killed(evaluator: Evaluator) -> None:
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
     evaluator.child.process.join()
+
+
+def test_scores_that_are_no_numbers_arrive(weights, monkeypatch):
+    scores = [1.0, math.nan, -math.inf]
+    monkeypatch.setattr(evaluator_module, "follow_parent", lambda: None)
+    monkeypatch.setattr(evaluator_module, "measure", lambda recipe, weights, steps: Evaluation(steps, scores))
+
+    def spawned(target, name, *args):
+        ours, theirs = socket.socketpair()
+        sockets.callback(theirs.close)
+        thread = threading.Thread(target=target, args=(theirs, *args))
+        thread.start()
+        sockets.callback(thread.join)
+        return SimpleNamespace(pid=0, exitcode=0, close=lambda: None), ours
+
+    monkeypatch.setattr(evaluator_module, "spawned", spawned)
+    with contextlib.ExitStack() as sockets:
+        evaluator = Evaluator(SHORT)
+        sockets.callback(evaluator.close)
+        assert evaluator.wait() is None and evaluator.idle
+        evaluator.begin(weights, 40, None)
+        measured = evaluator.wait()
+    assert measured is not None and measured.evaluation.steps == 40 and measured.evaluation.fresh == []
+    np.testing.assert_array_equal(measured.evaluation.scores, scores)
 
 
 @pytest.mark.slow

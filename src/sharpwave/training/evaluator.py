@@ -6,11 +6,11 @@ import socket
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
 from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -133,7 +133,8 @@ class Evaluator:
             return None
         assert self._asked is not None
         weights, self._asked = self._asked.weights, None
-        evaluation = Evaluation(said["steps"], said["scores"], said["fresh"])
+        scores, fresh = (frame.parts[name].tolist() for name in ("scores", "fresh"))
+        evaluation = Evaluation(said["steps"], scores, fresh)
         return Measured(evaluation, weights, said["minutes"], said["video_error"])
 
     def wait(self, give_up: Callable[[], bool] = lambda: False) -> Measured | None:
@@ -195,16 +196,19 @@ def serve(learner: socket.socket, recipe: Recipe, own: OwnParts) -> None:
         with setup.arithmetic(recipe):
             wire.send(learner, ANSWERED, 0, {})
             while (asked := wire.receive(learner)) is not None:
-                wire.send(learner, ANSWERED, 0, _answer(recipe, load(bytes(asked.parts["weights"])), **asked.head))
+                wire.send(learner, ANSWERED, 0, *_answer(recipe, load(bytes(asked.parts["weights"])), **asked.head))
     except ConnectionError:
         return
     except Exception:
         wire.send(learner, ANSWERED, 0, {"failure": traceback.format_exc(limit=-8)})
 
 
-def _answer(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, video: str | None) -> dict[str, Any]:
+def _answer(
+    recipe: Recipe, weights: Mapping[str, Tensor], steps: int, video: str | None
+) -> tuple[dict[str, Any], dict[str, Any]]:
     begun = time.perf_counter()
     evaluation = measure(recipe, weights, steps)
     error = "" if video is None else film(recipe, weights, steps, Path(video))
     minutes = (time.perf_counter() - begun) / 60
-    return {**asdict(evaluation), "minutes": minutes, "video_error": error}
+    parts = {"scores": np.array(evaluation.scores), "fresh": np.array(evaluation.fresh)}  # JSON has no NaN
+    return {"steps": evaluation.steps, "minutes": minutes, "video_error": error}, parts
