@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import traceback
@@ -197,10 +198,9 @@ def serve(learner: socket.socket, recipe: Recipe, own: OwnParts) -> None:
             wire.send(learner, ANSWERED, 0, {})
             while (asked := wire.receive(learner)) is not None:
                 wire.send(learner, ANSWERED, 0, *_answer(recipe, load(bytes(asked.parts["weights"])), **asked.head))
-    except ConnectionError:
-        return
     except Exception:
-        wire.send(learner, ANSWERED, 0, {"failure": traceback.format_exc(limit=-8)})
+        with contextlib.suppress(OSError):  # the learner has ended
+            wire.send(learner, ANSWERED, 0, {"failure": traceback.format_exc(limit=-8)})
 
 
 def _answer(

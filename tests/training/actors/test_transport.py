@@ -11,7 +11,9 @@ import pytest
 
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve import wire
+from sharpwave.training.actors import worker
 from sharpwave.training.actors.transport import ARRIVAL, MAX_DICTIONARIES, Arrival, Failure, Inbox, Message, Outbox
+from sharpwave.training.recipes import load_recipe
 from sharpwave.training.scores import Episode
 
 
@@ -138,3 +140,15 @@ def test_the_learners_end_is_noticed(pair):
     ours.close()
     with pytest.raises(BrokenPipeError):
         Outbox(theirs).send(Failure("anyone?"))
+
+
+def test_a_connection_that_breaks_in_an_environment_is_told(pair, monkeypatch):
+    def run(task, outbox):
+        raise ConnectionResetError("the simulator has ended")
+
+    monkeypatch.setattr(worker, "follow_parent", lambda: None)
+    ends = Ends(pair)
+    task = worker.Task(load_recipe("cartpole"), 0, 0, (0,), 1, 0)
+    with pytest.raises(SystemExit):
+        worker._run(ends.theirs, task, run)
+    assert "ConnectionResetError: the simulator has ended" in ends.get().text

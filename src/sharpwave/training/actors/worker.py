@@ -138,14 +138,15 @@ def _run(learner: socket.socket, task: Task, run: Callable[[Task, Outbox], None]
         task = replace(task, recipe=task.recipe.override(device="cpu", threads=1))
         with setup.arithmetic(task.recipe):
             run(task, outbox)
-    except (BrokenPipeError, ConnectionResetError):
-        os._exit(PARENT_GONE)
-    except CallbackError as error:
-        cause = "".join(traceback.format_exception(error.__cause__, limit=-8))
-        outbox.send(Failure(f"{error}\n{cause}", by_callback=True))
-        raise SystemExit(1) from None
-    except Exception:
-        outbox.send(Failure(traceback.format_exc(limit=-8)))
+    except Exception as error:
+        failure = Failure(traceback.format_exc(limit=-8))
+        if isinstance(error, CallbackError):
+            cause = "".join(traceback.format_exception(error.__cause__, limit=-8))
+            failure = Failure(f"{error}\n{cause}", by_callback=True)
+        try:
+            outbox.send(failure)
+        except OSError:  # the learner has ended; a connection that broke in an environment is a failure
+            os._exit(PARENT_GONE)
         raise SystemExit(1) from None
 
 
