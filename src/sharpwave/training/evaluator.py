@@ -124,8 +124,8 @@ class Evaluator:
             self._start_again()
             return None
         said = frame.head
-        if "failure" in said:
-            self._start_again(said["failure"])
+        if "failure" in frame.parts:
+            self._start_again(bytes(frame.parts["failure"]).decode())
             return None
         if not self._started:
             self._started = True
@@ -200,7 +200,8 @@ def serve(learner: socket.socket, recipe: Recipe, own: OwnParts) -> None:
                 wire.send(learner, ANSWERED, 0, *_answer(recipe, load(bytes(asked.parts["weights"])), **asked.head))
     except Exception:
         with contextlib.suppress(OSError):  # the learner has ended
-            wire.send(learner, ANSWERED, 0, {"failure": traceback.format_exc(limit=-8)})
+            failure = traceback.format_exc(limit=-8).encode(errors="replace")
+            wire.send(learner, ANSWERED, 0, {}, {"failure": failure})
 
 
 def _answer(

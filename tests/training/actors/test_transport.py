@@ -73,7 +73,7 @@ def test_messages_arrive_in_order_and_then_the_end(pair):
             sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99)), figures))
         else:
             sent.append(random_arrival(rng, known))
-    sent.append(Failure("Traceback: Grüße", by_callback=True))
+    sent.append(Failure("Traceback: Grüße" + "!" * wire.MAX_HEAD_BYTES, by_callback=True))
     ends = Ends(pair)
 
     def send():

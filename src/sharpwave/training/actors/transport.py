@@ -68,9 +68,11 @@ class Outbox:
         Raises:
             OSError: the learner has ended.  ValueError: the segment is larger than a frame may be.
         """
+        head: dict[str, Any]
         parts: dict[str, Any] = {}
         if isinstance(message, Failure):
-            kind, head = FAILURE, {"text": message.text, "by_callback": message.by_callback}
+            kind, head = FAILURE, {"by_callback": message.by_callback}
+            parts = {"text": message.text.encode(errors="replace")}  # of any length
         elif isinstance(message, Episode):
             kind = EPISODE
             head = {"steps": message.steps, "lane": message.lane, "names": list(message.figures)}
@@ -126,7 +128,7 @@ class Inbox:
     def _message(self, frame: Frame) -> Message:
         head, parts = frame.head, frame.parts
         if frame.kind == FAILURE:
-            return Failure(head["text"], head["by_callback"])
+            return Failure(bytes(parts["text"]).decode(), head["by_callback"])
         if frame.kind == EPISODE:
             reward, *figures = parts["figures"].tolist()
             return Episode(reward, head["steps"], head["lane"], dict(zip(head["names"], figures, strict=True)))
