@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import time
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +100,25 @@ def test_blended_streams_give_back_what_they_drew_ahead() -> None:
             stream.close()
         for k, view in enumerate(views):
             assert [*batch.action[batch.source == k].tolist(), *rest(view)] == [*range(40)]
+
+
+@pytest.mark.parametrize("blended", [False, True])
+def test_a_stream_in_which_a_thread_waits_for_steps_is_closed_at_once(blended: bool) -> None:
+    """Closing waited as long as the thread did, 60 s by default, and then raised."""
+    store = store_of(0)
+    view: Any = store.transitions(sampler=sw.Fifo(), max_times_sampled=1, limiter=sw.MinSize(4))
+    source = sw.Blend([(1.0, view)]) if blended else view
+    stream = source.stream(4)
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(next, stream)
+        while not store._gate.waiting:
+            time.sleep(0.001)
+        began = time.monotonic()
+        stream.close()
+        assert time.monotonic() - began < 5 and not first.done()
+        append(store, 0, 8)
+        assert first.result().action.tolist() == [0, 1, 2, 3]
+    assert next(stream).action.tolist() == [4, 5, 6, 7]
 
 
 def test_a_checkpoint_after_a_stream_was_dropped_has_what_it_drew_ahead(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import deque
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import EmptyError, not_to_be_copied
+from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.sampling.protocol import Draw
@@ -234,8 +235,14 @@ class Stream(Generic[B]):
         return all(next(left, None) is None for left in parts.values())
 
     def close(self) -> None:
-        """Discard batches that were drawn and not used. With ``max_times_sampled`` their items can be drawn again."""
-        with held(self._turn, check_timeout("stream", self._timeout), "stream", self._parts.waits):
+        """Discard batches that were drawn and not used. With ``max_times_sampled`` their items can be drawn again.
+
+        It does not wait for a thread that waits for steps in ``next``, which goes on to.
+        """
+        with (
+            contextlib.suppress(LimiterTimeoutError),  # it waits, and has drawn nothing
+            held(self._turn, 0.0, "stream", lambda: self._parts.waits() and not self.drawn),
+        ):
             self._clear()
 
     def _clear(self) -> None:
