@@ -137,7 +137,7 @@ def measure(arguments: argparse.Namespace) -> Results:
     import frames
     from runner import say
 
-    from sharpwave.bench.machine import Child, environment
+    from sharpwave.bench.machine import AnsweringChild, environment
 
     folder = frames.folder_of("pong", 50_000, cache=arguments.frames_cache, say=say)
     trees = {"first": arguments.first, "second": arguments.second}
@@ -154,7 +154,7 @@ def measure(arguments: argparse.Namespace) -> Results:
         try:
             for tree, path in trees.items():
                 command = [sys.executable, __file__, WORKER, str(folder), str(arguments.steps)]
-                children[tree] = Child(tree, command, env={"PYTHONPATH": str(path.resolve() / "src")})
+                children[tree] = AnsweringChild(tree, command, env={"PYTHONPATH": str(path.resolve() / "src")})
                 say(f"life {life + 1} of {arguments.lives}: filling {path}")
                 found["bytes_per_step"][tree] = children[tree].receive(TIMEOUT_S)
             for turn in range(arguments.rounds):

@@ -30,7 +30,7 @@ from cluster_worker import Steps
 from runner import Results, in_turn, memory, middle, processor_s, say
 
 import sharpwave as sw
-from sharpwave.bench.machine import Child, environment
+from sharpwave.bench.machine import AnsweringChild, environment
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -96,7 +96,7 @@ class Contender:
         self._stack.close()
 
 
-def worker(stack: ExitStack, python: str, role: str, *arguments: str) -> Child:
+def worker(stack: ExitStack, python: str, role: str, *arguments: str) -> AnsweringChild:
     """Start a process of ``cluster_worker.py``, which ends with ``stack``."""
     log = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="sharpwave-bench-"))) / "errors"
     made = runner.worker("cluster_worker.py", role, *arguments, name=role, python=python, log=log)
@@ -104,7 +104,9 @@ def worker(stack: ExitStack, python: str, role: str, *arguments: str) -> Child:
     return made
 
 
-def reverb_servers(stack: ExitStack, python: str, folders: list[str], port: int = 0) -> list[tuple[Child, str]]:
+def reverb_servers(
+    stack: ExitStack, python: str, folders: list[str], port: int = 0
+) -> list[tuple[AnsweringChild, str]]:
     """Start a server of Reverb for each folder of checkpoints; return their processes and addresses."""
     made = [worker(stack, python, "server", str(CAPACITY), folder, str(port)) for folder in folders]
     return [(one, one.receive(120.0)["address"]) for one in made]

@@ -11,7 +11,7 @@ from cluster_worker import ALPHA, BATCH, BETA, LOOKAHEAD, SHAPE, STACK, Step, sk
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address
-from sharpwave.serve.local_shards import LocalShards, Plan
+from sharpwave.serve.local_shards import LocalShards, ShardPlan
 
 SPEC = sw.Spec(obs=sw.Field(SHAPE, "uint8", stack=STACK), action=sw.Field((), "int64"))
 
@@ -22,7 +22,7 @@ class Shards:
     def __init__(self, count: int, capacity: int, disk: Path | None = None) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="sharpwave-bench-", ignore_cleanup_errors=True)
         listen = Address.parse("127.0.0.1:0")
-        plan = Plan(count, Path(self._folder.name), capacity=capacity, disk=disk, listen=listen)
+        plan = ShardPlan(count, Path(self._folder.name), capacity=capacity, disk=disk, listen=listen)
         self._shards = LocalShards(plan.settings(SPEC))
         self.addresses = {
             kind: [each[at] for each in self._shards.addresses] for at, kind in enumerate(("unix", "tcp"))

@@ -24,7 +24,7 @@ from runner import Results
 from tier_worker import PLAYED
 from tiers import TITLES, contender, environment, say
 
-from sharpwave.bench.machine import Child
+from sharpwave.bench.machine import AnsweringChild
 from sharpwave.bench.played import LANES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def measure(arguments: argparse.Namespace, base: Path) -> Results:
         most["torchrl"] = min(arguments.steps, arguments.peer_steps)
     sizes = [10**k for k in range(4, int(math.log10(arguments.steps) + 1e-9) + 1)]
     found: Results = {name: {} for name in most}
-    workers: dict[str, Child] = {}
+    workers: dict[str, AnsweringChild] = {}
     try:
         for name, steps in most.items():
             (base / name).mkdir()

@@ -252,7 +252,7 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
     return result
 
 
-def program(retention: str, limit: str, ends: list[str], lives: int, seed: int) -> torture.Program:
+def program(retention: str, limit: str, ends: list[str], lives: int, seed: int) -> torture.StoreProgram:
     """Return the lives of one store: each samples, writes some hundred steps in five ways, and ends in one of
     ``ends``."""
     rng = random.Random(f"{retention} {limit} {seed}")
@@ -290,10 +290,10 @@ def program(retention: str, limit: str, ends: list[str], lives: int, seed: int) 
             else:
                 operations.append({"do": do})
     views = VIEWS if limit != "ram" else VIEWS[:3]
-    return torture.Program(settings, operations, SMALL_LANES, 0, WIDTHS[limit], views, seed)
+    return torture.StoreProgram(settings, operations, SMALL_LANES, 0, WIDTHS[limit], views, seed)
 
 
-def _outcome(one: torture.Program) -> tuple[str, Counter[str], int, str]:
+def _outcome(one: torture.StoreProgram) -> tuple[str, Counter[str], int, str]:
     failure, counts, at = outcome(one)
     if failure is None:
         return "", counts, at, ""

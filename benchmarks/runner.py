@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from sharpwave.bench.machine import Child, cores
+from sharpwave.bench.machine import AnsweringChild, cores
 from sharpwave.bench.report import rates
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def worker(
     python: str = sys.executable,
     threads: int = 0,
     log: Path | None = None,
-) -> Child:
+) -> AnsweringChild:
     """Start a contender's process: a program of this folder that answers requests.
 
     Args:
@@ -89,7 +89,7 @@ def worker(
         env |= dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), str(threads))
         begin = lambda: os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[-threads:])  # noqa: E731
     command = [python, str(HERE / script), *map(str, arguments)]
-    return Child(name or script, command, log, env, begin)
+    return AnsweringChild(name or script, command, log, env, begin)
 
 
 def answer(make: Callable[[], object], begins_with: Callable[[Any], Any] | None = None) -> None:

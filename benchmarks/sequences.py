@@ -45,7 +45,7 @@ from sequence_contenders import (
 )  # fmt: skip
 
 from sharpwave.bench import played as recordings
-from sharpwave.bench.machine import Child, cores, environment
+from sharpwave.bench.machine import AnsweringChild, cores, environment
 from sharpwave.bench.measured import Limit, Subject, private_bytes, serve, timed
 from sharpwave.bench.peers import installed
 from sharpwave.bench.played import PlayedSteps
@@ -98,7 +98,7 @@ def run(arguments: argparse.Namespace) -> Results:
     if arguments.r2d2_steps:
         say(f"a store of {arguments.r2d2_steps:,} steps")
         results["r2d2"] = memory_of(arguments, folder)
-    workers: dict[str, Child] = {}
+    workers: dict[str, AnsweringChild] = {}
     try:
         for name in chosen(arguments):
             workers[name] = worker(name, folder, arguments)
@@ -117,7 +117,7 @@ def run(arguments: argparse.Namespace) -> Results:
     return results
 
 
-def one_round(turn: int, workers: dict[str, Child], results: Results, seconds: float) -> None:
+def one_round(turn: int, workers: dict[str, AnsweringChild], results: Results, seconds: float) -> None:
     """Ask every contender once for each of its measurements."""
     for what, batch in [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]:
         for name in in_turn(list(results["contenders"]), turn):
@@ -140,14 +140,14 @@ def memory_of(arguments: argparse.Namespace, folder: Path) -> Results:
         end(one)
 
 
-def worker(name: str, folder: Path, arguments: argparse.Namespace, recorded: int = 0) -> Child:
+def worker(name: str, folder: Path, arguments: argparse.Namespace, recorded: int = 0) -> AnsweringChild:
     """Start the process of a contender, over the first ``recorded`` steps played; 0: as many as it stores."""
     python = arguments.reverb if name == "Reverb" else sys.executable
     steps = recorded or arguments.steps
     return runner.worker("sequences.py", WORKER, name, folder, steps, name=name, python=python)
 
 
-def end(one: Child) -> None:
+def end(one: AnsweringChild) -> None:
     """Let a contender end by itself, which removes its files."""
     assert one.process.stdin is not None
     try:

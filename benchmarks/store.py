@@ -25,7 +25,7 @@ from runner import Results, bytes_a_step, in_turn, rate, say
 
 from sharpwave.bench import machine
 from sharpwave.bench.contenders import Contender, Sharpwave
-from sharpwave.bench.machine import Child
+from sharpwave.bench.machine import AnsweringChild
 from sharpwave.bench.measured import Bench, Limit, Subject, serve
 from sharpwave.bench.peers import SB3, SETUPS
 from sharpwave.bench.report import ratios
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> Results:
     results: Results = {
         "environment": machine.environment(PACKAGES) | settings, "contenders": {}, "trees": {}, "limit": []
     }  # fmt: skip
-    workers: dict[str, Child] = {}
+    workers: dict[str, AnsweringChild] = {}
     try:
         for name in [*names, "trees", "limit"]:
             workers[name] = runner.worker("store.py", WORKER, name, folder, name=name, threads=arguments.threads)

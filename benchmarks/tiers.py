@@ -27,7 +27,7 @@ import runner
 from runner import Results, in_turn
 
 from sharpwave.bench import machine
-from sharpwave.bench.machine import Child
+from sharpwave.bench.machine import AnsweringChild
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,7 +56,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
     ram = arguments.ram or (QUICK_RAM if arguments.quick else RAM)[data]
     names = ["memory", "disk"] + (["torchrl"] if find_spec("torchrl") else [])
     steps_in_segment = str(arguments.segment_steps or SEGMENT_STEPS.get(data, 0))
-    workers: dict[str, Child] = {}
+    workers: dict[str, AnsweringChild] = {}
     results: Results = {"contenders": {name: {"rounds": {}} for name in names}, "limits": {}}
     try:
         for name in names:
@@ -88,7 +88,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
     return results
 
 
-def contender(name: str, folder: Path, data: str, segment_steps: str, threads: int) -> Child:
+def contender(name: str, folder: Path, data: str, segment_steps: str, threads: int) -> AnsweringChild:
     """Start the process of a contender."""
     return runner.worker("tier_worker.py", name, folder, data, segment_steps, name=name, threads=threads)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 from graphlib import TopologicalSorter
@@ -118,3 +119,14 @@ def test_names_that_are_imported_when_they_are_used() -> None:
         "assert sw.loading.load is load is pickle.loads(pickle.dumps(load)); assert not hasattr(sw, 'unknown')"
     )
     subprocess.run([sys.executable, "-c", code], timeout=120, check=True)
+
+
+def test_no_name_of_a_class_is_used_twice() -> None:
+    """But the names that other frameworks give to their buffers, and a goal's, a data set's and a test's."""
+    places: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.parse(path.read_text("utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                places.setdefault(node.name, []).append(module_name(path))
+    twice = {name for name, modules in places.items() if len(modules) > 1}
+    assert twice <= {"ReplayBuffer", "PrioritizedReplayBuffer", "Episode"}

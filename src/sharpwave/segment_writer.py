@@ -15,7 +15,7 @@ from sharpwave.log.boundaries import NOTICED, Counts
 from sharpwave.log.open_segments import Rows
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.step_log import StepLog
-from sharpwave.native.interrupts import HANDLERS, Lock
+from sharpwave.native.interrupts import HANDLERS, InterruptLock
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.spec import Spec
@@ -153,7 +153,7 @@ class SegmentWriter:
         )
         check_flag("SegmentWriter", "strict", strict)
         self.spec = spec
-        self._lock = Lock()
+        self._lock = InterruptLock()
         self._log = _OpenLog(spec, settings, 2 * int(lanes) + 2, hand_over)
         self._log.boundaries.strict = bool(strict)
         self._log.opened.first_lane = int(first_lane)

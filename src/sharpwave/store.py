@@ -24,7 +24,7 @@ from sharpwave.log.remote_segments import settle
 from sharpwave.log.step_blocks import StepBlock, block_of, drop_steps
 from sharpwave.native.directory import Directory
 from sharpwave.native.files import Files
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file
 from sharpwave.persistence.lifetime import (
@@ -166,7 +166,7 @@ class Store:
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
         """Set up the store, empty or with the contents that another process ``left``."""
         self.spec, self._settings = settings.spec, settings
-        self._lock = Lock()
+        self._lock = InterruptLock()
         self._gate = Gate(self._lock)
         self._log, self.recovery, states = begin(settings, folder, left, Files())
         self._life = Life(self._log, self._lock)

@@ -17,7 +17,7 @@ from sharpwave.log.remote_segments import settle_lane, take_in
 from sharpwave.log.step_blocks import StepBlock
 from sharpwave.log.step_log import StepLog
 from sharpwave.native import core
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 from sharpwave.sampling.limiters import Gate
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.store_views import Views
@@ -113,7 +113,7 @@ class Writing:
         fed: lanes whose last steps came with ``segment``.
     """
 
-    def __init__(self, log: StepLog, lock: Lock, gate: Gate, views: Views, tag: Tag) -> None:
+    def __init__(self, log: StepLog, lock: InterruptLock, gate: Gate, views: Views, tag: Tag) -> None:
         self._log, self._lock, self._gate, self._views, self._tag = log, lock, gate, views, tag
         self.appending = SmallSteps(log, lock, Ids, tag)
         self.fed = set[int]()

@@ -19,7 +19,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.local_shards import Plan
+from sharpwave.serve.local_shards import ShardPlan
 from sharpwave.serve.service import Service
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
@@ -217,7 +217,7 @@ def test_a_port_that_a_shard_needs_is_found_in_use_before_a_client_comes() -> No
 
 
 def test_an_address_that_is_in_use_is_refused_before_shards_are_started(tmp_path: Path) -> None:
-    Plan(1, tmp_path, capacity=100, disk=tmp_path).manifest(SPEC).write(tmp_path)
+    ShardPlan(1, tmp_path, capacity=100, disk=tmp_path).manifest(SPEC).write(tmp_path)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = Address.parse(f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(OSError, match="cannot listen there"):

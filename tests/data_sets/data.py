@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave.data import videos
-from sharpwave.data.files import Budget, File, open_path
+from sharpwave.data.files import File, ReadBudget, open_path
 from sharpwave.views.episodes import StoredEpisode
 
 
@@ -78,7 +78,7 @@ def whole(one: StoredEpisode) -> dict[str, Any]:
 
 def opened(path: Path) -> File:
     """Open a file as importers do."""
-    return open_path(path, Budget())
+    return open_path(path, ReadBudget())
 
 
 def decode_video(path: Path, times: npt.NDArray[np.float64], out: npt.NDArray[np.uint8]) -> None:

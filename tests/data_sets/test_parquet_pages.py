@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sharpwave.data.files import Budget, open_path
+from sharpwave.data.files import ReadBudget, open_path
 from sharpwave.data.parquet_files import ParquetFile
 
 I32, I64, TEXT, LIST, STRUCT = 5, 6, 8, 9, 12
@@ -70,7 +70,7 @@ def write(path: Path, pages: list[bytes], values: int, rows: int, repeated: bool
 
 
 def read(path: Path) -> Any:
-    budget = Budget()
+    budget = ReadBudget()
     file = ParquetFile(open_path(path, budget), budget)
     try:
         return file.read(0, ["x"])

@@ -19,7 +19,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.native import interrupts
-from sharpwave.native.interrupts import HANDLERS, HANGS_S, Lock
+from sharpwave.native.interrupts import HANDLERS, HANGS_S, InterruptLock
 
 SOURCE = str(Path(sw.__file__).parent)
 SPEC = sw.Spec(obs=sw.Field((2,), "int32", stack=2), action=sw.Field((), "int64"))
@@ -294,7 +294,7 @@ def test_who_waits_for_a_limiter_can_be_interrupted() -> None:
 
 
 def test_an_interrupt_waits_once() -> None:
-    lock, came = Lock(), []
+    lock, came = InterruptLock(), []
     with pytest.raises(KeyboardInterrupt):
         with lock:
             with lock:
@@ -320,7 +320,7 @@ def test_signals_that_arrive_together_leave_none_for_a_later_change() -> None:
         came.append("SIGTERM")
         raise SystemExit(1)
 
-    lock, came = Lock(), list[str]()
+    lock, came = InterruptLock(), list[str]()
     previous = signal.signal(signal.SIGTERM, end)
     try:
         with pytest.raises(SystemExit) as caught, lock:
@@ -360,14 +360,14 @@ def test_an_interrupt_at_any_line_of_the_end_of_a_change_leaves_no_signal_for_a_
                 return interrupt
 
             try:
-                with Lock():
+                with InterruptLock():
                     signal.raise_signal(signal.SIGTERM)
                     sys.settrace(interrupt)
             except KeyboardInterrupt:
                 pass
             finally:
                 sys.settrace(None)
-            with Lock():  # a later change
+            with InterruptLock():  # a later change
                 pass
             assert not HANDLERS._came and not HANDLERS._depth, line
             assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, line
@@ -386,7 +386,7 @@ def test_a_handler_that_uses_a_store_at_any_line_of_the_end_of_a_change_runs_eac
 
     def use(number: int, frame: Any) -> None:
         came.append(number)
-        with Lock():
+        with InterruptLock():
             pass
 
     with handler(signal.SIGUSR1, use), handler(signal.SIGUSR2, use):
@@ -407,7 +407,7 @@ def test_a_handler_that_uses_a_store_at_any_line_of_the_end_of_a_change_runs_eac
                 return interrupt
 
             try:
-                with Lock():
+                with InterruptLock():
                     signal.raise_signal(signal.SIGUSR1)
                     sys.settrace(interrupt)
             finally:

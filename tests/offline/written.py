@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from sharpwave.offline.episodes import Episode
+from sharpwave.offline.episodes import EpisodeSpan
 
 SHAPE = (24, 24)
 BACKGROUND = np.random.default_rng(9).integers(0, 256, SHAPE, dtype=np.uint8)
@@ -77,7 +77,7 @@ def written(folder: Path, codec: str = "auto", steps: int = 500, lanes: int = 3,
     return writer
 
 
-def told(episodes: list[Episode]) -> list[tuple[int, int, int, float, str]]:
+def told(episodes: list[EpisodeSpan]) -> list[tuple[int, int, int, float, str]]:
     return sorted((one.lane, one.first_step, one.steps, one.total, one.end) for one in episodes)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.addresses import Address, Security, machine
-from sharpwave.serve.local_shards import Plan
+from sharpwave.serve.local_shards import ShardPlan
 from sharpwave.serve.members import Fleet, Members
 from sharpwave.serve.process import ShardSettings
 from sharpwave.serve.server import Server
@@ -70,7 +70,7 @@ def fleet_of(shards: int, folder: Path) -> Iterator[tuple[Served, Fleet, Started
     """Shards with a fleet."""
     with served(shards, folder, capacity=CAPACITY) as there:
         processes: Any = Started(there)
-        fleet = Fleet(SPEC, Plan(shards, folder, CAPACITY * shards), processes)
+        fleet = Fleet(SPEC, ShardPlan(shards, folder, CAPACITY * shards), processes)
         there.cluster._members = Members(Security(), fleet=fleet)
         yield there, fleet, processes
         there.cluster.close()

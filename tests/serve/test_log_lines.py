@@ -16,7 +16,7 @@ import pytest
 from sharpwave.serve import log_lines
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.link import Link
-from sharpwave.serve.local_shards import COMMAND, Plan
+from sharpwave.serve.local_shards import COMMAND, ShardPlan
 from sharpwave.serve.wire import Request
 from tests.serve.serving import SPEC, served
 
@@ -24,7 +24,7 @@ from tests.serve.serving import SPEC, served
 @contextmanager
 def shard(folder: Path) -> Iterator[tuple[subprocess.Popen[bytes], Link]]:
     """A shard's process, whose standard error is a pipe that nobody reads, and a connection to it."""
-    settings = asdict(Plan(1, folder, capacity=1000).settings(SPEC)[0])
+    settings = asdict(ShardPlan(1, folder, capacity=1000).settings(SPEC)[0])
     slow = "from sharpwave.serve import log_lines; log_lines.EVERY_S = 1e9; "  # no more lines on a slow machine
     process = subprocess.Popen(
         [sys.executable, "-c", slow + COMMAND], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE

@@ -14,7 +14,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import Link
-from sharpwave.serve.local_shards import Plan
+from sharpwave.serve.local_shards import ShardPlan
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.replicas import Keeper, Neighbour
 from tests.serve.fleets import fleet_of
@@ -181,7 +181,7 @@ def test_a_durable_writer_that_reconnects_hears_of_what_is_on_the_disk(
 
 
 def test_limits_include_replicas_and_what_cannot_be_is_refused(tmp_path: Path) -> None:
-    plan = Plan(2, tmp_path, 10_000, "64MiB", replicas=1)
+    plan = ShardPlan(2, tmp_path, 10_000, "64MiB", replicas=1)
     assert {one.limits["ram"] for one in plan.settings(SPEC)} == {16 << 20}
     assert {one.limits["capacity"] for one in plan.settings(SPEC)} == {5000}
     with fleet_of(1, tmp_path) as (there, fleet, _):

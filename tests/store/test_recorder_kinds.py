@@ -28,7 +28,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
 
 import sharpwave as sw
-from sharpwave.offline.episodes import Episode, survey
+from sharpwave.offline.episodes import EpisodeSpan, survey
 
 Transition = tuple[Any, Any, bool, bool]
 """Observations before and after a step, and how it ended the episode."""
@@ -233,7 +233,7 @@ def cartpole(wrap: Callable[[Any], Any] = lambda env: env, **settings: Any) -> A
 SPEC = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
 
 
-def ended(folder: Path) -> list[Episode]:
+def ended(folder: Path) -> list[EpisodeSpan]:
     return [one for one in survey(folder).episodes if one.end != "unfinished"]
 
 

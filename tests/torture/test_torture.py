@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from sharpwave.cli.app import app
 from sharpwave.disk.evictions import Evictions
 from sharpwave.testing.torture import torture
-from sharpwave.testing.torture.program import RETENTIONS, Operation, Program, random_program
+from sharpwave.testing.torture.program import RETENTIONS, Operation, StoreProgram, random_program
 from sharpwave.testing.torture.run import outcome
 from sharpwave.testing.torture.shrink import shrunk
 from sharpwave.views.replay import Replay
@@ -21,7 +21,7 @@ FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 """Programs that failed once, shrunk."""
 
 
-def full_store(retention: str) -> Program:
+def full_store(retention: str) -> StoreProgram:
     """Fill a store until it evicts, flush it, kill its process, and open it."""
     operations: list[Operation] = [
         {"do": "steps", "how": "block", "lanes": [0, 1], "ends": ".......t" * 20, "serial": 1},
@@ -29,12 +29,14 @@ def full_store(retention: str) -> Program:
         {"do": "kill"},
     ]
     settings = {"retention": retention, "on_full": "raise", "segment_steps": 4, "codec": "raw", "seed": 1}
-    return Program(settings | {"region_bytes": 16384, "capacity": 80}, operations, lanes=2, views=("one", "priorities"))
+    return StoreProgram(
+        settings | {"region_bytes": 16384, "capacity": 80}, operations, lanes=2, views=("one", "priorities")
+    )
 
 
 @pytest.mark.parametrize("path", FOUND, ids=lambda path: path.stem)
 def test_a_program_that_failed_once_holds(path: Path) -> None:
-    failure, counts, _ = outcome(Program.from_json(path.read_text()))
+    failure, counts, _ = outcome(StoreProgram.from_json(path.read_text()))
     assert failure is None
     assert counts["openings"]
 
@@ -80,7 +82,7 @@ def test_a_wrong_return_is_found_and_shrunk(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_seed_gives_the_same_program_again() -> None:
     programs = [random_program(seed) for seed in range(50)]
     assert programs == [random_program(seed) for seed in range(50)]
-    assert programs == [Program.from_json(program.to_json()) for program in programs]
+    assert programs == [StoreProgram.from_json(program.to_json()) for program in programs]
     assert {program.settings["retention"] for program in programs} == set(RETENTIONS)
 
 

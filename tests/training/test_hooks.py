@@ -15,7 +15,7 @@ from sharpwave.training.failures import CallbackError
 from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 from .trainer import Trained
 
@@ -195,7 +195,7 @@ def test_figures_that_are_no_numbers_name_their_callback():
     hooks = ActorHooks([Words, ActorCallback])
     nothing: Any = None
     hooks.begin(nothing)
-    assert hooks.stepped(nothing, [Episode(1.0, 2, 0)]) == [Episode(1.0, 2, 0)]
+    assert hooks.stepped(nothing, [EpisodeScore(1.0, 2, 0)]) == [EpisodeScore(1.0, 2, 0)]
     assert "Words failed in on_episode: ValueError" in str(hooks.failure)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.testing.view import Step, ViewSuite
+from sharpwave.testing.view import AppendedStep, ViewSuite
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.view import View
 from tests.views.goals_account import SPEC, STRATEGIES, Account, Array, reward_fn
@@ -34,7 +34,7 @@ class TestItems(ViewSuite):
     def make_view(self) -> View[Any]:
         return Hindsight(sw.Future(k=1, reward_fn=lambda achieved, desired, info: achieved[:, 0] * 0.0), 1, 0.5)
 
-    def expected(self, lane: list[Step]) -> set[Any]:
+    def expected(self, lane: list[AppendedStep]) -> set[Any]:
         found = set()
         for at, step in enumerate(lane):
             later = at

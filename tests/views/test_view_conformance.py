@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.testing.view import FINAL, Step, ViewSuite
+from sharpwave.testing.view import FINAL, AppendedStep, ViewSuite
 from sharpwave.views.transitions import NStep
 from sharpwave.views.view import View
 from tests.views.toy_view import Pieces
@@ -22,7 +22,7 @@ class TestTransitions(ViewSuite):
     def make_view(self) -> View[Any]:
         return NStep(self.n_step, 0.5)
 
-    def expected(self, lane: list[Step]) -> set[Any]:
+    def expected(self, lane: list[AppendedStep]) -> set[Any]:
         found = set()
         for at in range(len(lane)):
             summed = lane[at : at + self.n_step]
@@ -60,7 +60,7 @@ class TestToy(ViewSuite):
     def make_view(self) -> View[Any]:
         return Pieces(3)
 
-    def expected(self, lane: list[Step]) -> set[Any]:
+    def expected(self, lane: list[AppendedStep]) -> set[Any]:
         pieces = (lane[k : k + 3] for k in range(len(lane) - 2))
         return {
             (*(step.serial for step in piece), sum(step.reward for step in piece))

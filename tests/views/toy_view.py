@@ -10,7 +10,7 @@ import numpy as np
 
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START, TERMINATED, TRUNCATED
-from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import MAX_RUNS, Int32s, Ints, View
 
@@ -69,13 +69,13 @@ class Pieces(View[PieceBatch]):
     def segments(self, items: Ints) -> Ints:
         return np.array([[slot for slot, _ in piece] for piece in map(self._piece, items)]).reshape(-1, self.length)
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Mapping[str, BatchColumn]:
         return {
-            "action": Column(np.uint8, (self.length, 8), {"numbers": (np.int64, (self.length,), 0)}),
-            "total": Column(np.float32),
+            "action": BatchColumn(np.uint8, (self.length, 8), {"numbers": (np.int64, (self.length,), 0)}),
+            "total": BatchColumn(np.float32),
         }
 
-    def fill(self, target: Target) -> None:
+    def fill(self, target: BatchTarget) -> None:
         pieces = [self._piece(item) for item in target.draw.items.tolist()]
         target.columns["total"][:] = [sum(self._steps.rewards(slot)[row] for slot, row in piece) for piece in pieces]
         slots, rows = np.array(pieces, np.int64).reshape(-1, 2).T.copy()

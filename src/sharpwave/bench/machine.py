@@ -68,7 +68,7 @@ class ChildError(RuntimeError):
     """Error raised when a child process has ended or did not answer in time."""
 
 
-class Child:
+class AnsweringChild:
     """Child process that answers requests on its standard output.
 
     Args:

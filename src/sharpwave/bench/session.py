@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from sharpwave.bench.machine import Child, ChildError, available_bytes, cores
+from sharpwave.bench.machine import AnsweringChild, ChildError, available_bytes, cores
 from sharpwave.bench.peers import SETUPS, installed
 from sharpwave.bench.played import PlayedSteps
 from sharpwave.bench.report import BATCHES
@@ -70,7 +70,7 @@ class _Contest:
 
     def __init__(self, results: Results) -> None:
         self._results = results
-        self._children: dict[str, Child] = {}
+        self._children: dict[str, AnsweringChild] = {}
 
     def fill(self, recording: PlayedSteps, folder: Path, seconds: float, say: Say) -> None:
         """Start and fill all contenders, as many at a time as there are cores."""
@@ -118,7 +118,7 @@ class _Contest:
 
     def _start(self, name: str, folder: Path, stack: int | None, steps: int) -> None:
         command = _command("measured", name, str(folder), str(stack or 0))
-        self._children[name] = Child(name, command, folder / f"{name}.log")
+        self._children[name] = AnsweringChild(name, command, folder / f"{name}.log")
         self._children[name].send(fill=steps)
 
     def _filled(self, name: str) -> None:
@@ -129,7 +129,7 @@ class _Contest:
     def _measured(self, name: str, what: str, batch: int, slice_s: float) -> dict[str, Any] | None:
         return self._tried(name, lambda child: child.ask(SLICE_TIMEOUT_S, measure=what, batch=batch, seconds=slice_s))
 
-    def _tried(self, name: str, ask: Callable[[Child], dict[str, Any]]) -> dict[str, Any] | None:
+    def _tried(self, name: str, ask: Callable[[AnsweringChild], dict[str, Any]]) -> dict[str, Any] | None:
         if name not in self._children:
             return None
         try:
@@ -145,7 +145,7 @@ def measure_trainer(results: Results, recipe: str, env: str, folder: Path, deadl
     """Train by a recipe until ``deadline``, at least two seconds; ``results["trainer"]`` gets every slice."""
     seconds = max(2.0, deadline - time.monotonic() - TRAINER_START_S)
     asked = json.dumps({"recipe": recipe, "env": env, "seconds": seconds})
-    child = Child(
+    child = AnsweringChild(
         "trainer", [sys.executable, "-W", "ignore", "-m", "sharpwave.bench.trainer", asked], folder / "trainer.log"
     )
     found = results["trainer"] = {"recipe": recipe, "env": env, "slices": []}

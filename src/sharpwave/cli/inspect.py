@@ -19,7 +19,7 @@ from sharpwave.showing import byte_text
 from sharpwave.training.text import number_text, quoted
 
 if TYPE_CHECKING:
-    from sharpwave.offline.episodes import Episode, Survey
+    from sharpwave.offline.episodes import EpisodeSpan, Survey
 
 ROWS = 16
 """Limit of listed lanes, and of listed region files; --json lists all."""
@@ -86,7 +86,7 @@ def inspect(
                 print(f"{count:,} frames: {out}")
 
 
-def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
+def choose(episodes: list[EpisodeSpan], number: int | None, best: bool) -> int:
     """Return the number of the episode that was asked for.
 
     Raises:
@@ -104,7 +104,7 @@ def choose(episodes: list[Episode], number: int | None, best: bool) -> int:
     return max(whole, key=lambda n: (episodes[n].total, n)) if best else whole[-1]
 
 
-def episode_row(number: int, one: Episode) -> dict[str, Any]:
+def episode_row(number: int, one: EpisodeSpan) -> dict[str, Any]:
     """Return an episode as JSON."""
     return {
         "number": number,
@@ -118,7 +118,7 @@ def episode_row(number: int, one: Episode) -> dict[str, Any]:
     }
 
 
-def episode_text(number: int, one: Episode) -> str:
+def episode_text(number: int, one: EpisodeSpan) -> str:
     """Return an episode in one line."""
     begun = "" if one.begun else ", beginning missing"
     said = f"\n{annotation_text(one.annotations)}" if one.annotations else ""

@@ -79,7 +79,7 @@ def record(
     from sharpwave.showing import byte_text
     from sharpwave.training import offline_data, recording, setup
     from sharpwave.training.failures import caught_signals, exit_by_signal
-    from sharpwave.training.scores import Episode
+    from sharpwave.training.scores import EpisodeScore
     from sharpwave.training.text import quoted
 
     given = [name for name, one in (("--policy", policy), ("--script", script), ("--keyboard", keyboard)) if one]
@@ -96,7 +96,7 @@ def record(
 
     count = 0
 
-    def tell(episode: Episode) -> None:
+    def tell(episode: EpisodeScore) -> None:
         nonlocal count
         count += 1
         say(f"episode {count:3d}  score {episode.reward:g}  {episode.steps:,} steps")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.data import doubts
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
-from sharpwave.data.files import Budget, File, open_path
+from sharpwave.data.files import File, ReadBudget, open_path
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.log.same_values import TOLERANCE, compare
@@ -77,7 +77,7 @@ class Columns(Protocol):
         """Close the files."""
 
 
-def open_columns(kind: str, place: str, columns: Callable[[File], Columns], budget: Budget) -> ColumnSource:
+def open_columns(kind: str, place: str, columns: Callable[[File], Columns], budget: ReadBudget) -> ColumnSource:
     """Open a file whose arrays are in the D4RL layout; ``columns`` finds them.
 
     Raises: FileNotFoundError, ValueError; ModuleNotFoundError: ``columns`` needs a package.
@@ -113,7 +113,7 @@ class ColumnSource:
         ValueError: arrays are missing, or do not fit each other.
     """
 
-    def __init__(self, name: str, columns: Columns, budget: Budget) -> None:
+    def __init__(self, name: str, columns: Columns, budget: ReadBudget) -> None:
         self.name, self._columns, self._budget = name, columns, budget
         self.left_out: list[str] = []
         self.notes: list[str] = []

@@ -44,7 +44,7 @@ MAX_NAME_BYTES = 255
 REMEDY = "if you know who wrote it, lift the bounds by trust=True (sharpwave import --trust)"
 
 
-class Budget:
+class ReadBudget:
     """Bounds on the reading of a data set, in proportion to the bytes of its files without holes.
 
     Args:
@@ -188,7 +188,7 @@ class File(io.BufferedReader):
         path: for messages only. ``size``: in bytes. ``nbytes``: size without holes, which cost their writer nothing.
     """
 
-    def __init__(self, descriptor: int, path: Path, budget: Budget, weight: int = 1) -> None:
+    def __init__(self, descriptor: int, path: Path, budget: ReadBudget, weight: int = 1) -> None:
         self.path, self.budget = path, budget
         self.nbytes, self.size = budget.count(descriptor, weight), os.fstat(descriptor).st_size
         super().__init__(io.FileIO(descriptor, "rb"), 1 << 16)
@@ -214,7 +214,7 @@ class File(io.BufferedReader):
         return content
 
 
-def open_path(path: Path, budget: Budget, weight: int = 1) -> File:
+def open_path(path: Path, budget: ReadBudget, weight: int = 1) -> File:
     """Open the regular file at a user's path, which may contain links.
 
     Raises: ValueError: a FIFO, a device, a folder.  OSError.
@@ -232,7 +232,7 @@ class Folder:
     The user's path to it may contain links. Names are relative, with slashes.
     """
 
-    def __init__(self, path: Path, budget: Budget) -> None:
+    def __init__(self, path: Path, budget: ReadBudget) -> None:
         self.path, self.budget = path, budget
         if not path.is_dir():
             raise ValueError(f"{path} is no folder, expected a data set's folder")

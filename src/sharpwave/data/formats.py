@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from sharpwave.data.episode import Episode, LastStep, Source, nameless
-from sharpwave.data.files import Budget
+from sharpwave.data.files import ReadBudget
 from sharpwave.escaping import escaped
 
 SOURCES = {
@@ -44,7 +44,7 @@ def split(text: str, known: tuple[str, ...], what: str) -> tuple[str, str]:
 class HeldSource:
     """Data set within the bounds of its files: each error in reading it is a ValueError that names it."""
 
-    def __init__(self, source: Source, budget: Budget) -> None:
+    def __init__(self, source: Source, budget: ReadBudget) -> None:
         self._source, self._budget = source, budget
         self.name, self.spec, self.steps = source.name, source.spec, source.steps
         self.left_out = [escaped(one) for one in source.left_out]  # names of unknown origin
@@ -108,7 +108,7 @@ def open_source(
         raise ValueError(f"load: got last={last!r} for {kind}, which declares it; last is for rlds only, leave it out")
     given = {"last": last} if kind == "rlds" else {}
     opener: Callable[..., Source] = getattr(import_module(f"sharpwave.data.{module}"), name)
-    budget = Budget(trust, progress, skip_damaged)
+    budget = ReadBudget(trust, progress, skip_damaged)
     with budget.held(f"{kind}:{place}", f"{kind}:"):
         source = opener(place, budget, **given)
         try:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.columns import ColumnSource, open_columns
-from sharpwave.data.files import REMEDY, Budget, File, explained
+from sharpwave.data.files import REMEDY, File, ReadBudget, explained
 from sharpwave.data.packages import needed
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 
 METADATA = "metadata"
 """Group that describes a D4RL data set."""
@@ -42,7 +42,7 @@ class Hdf5File:
     No reference to another file is followed: links, virtual arrays, values in other files.
     """
 
-    def __init__(self, file: File, budget: Budget) -> None:
+    def __init__(self, file: File, budget: ReadBudget) -> None:
         self._h5py = needed("h5py", "data")
         self._what, self._budget, self._input = f"hdf5: {str(file.path)!r}", budget, file
         self._groups: dict[int, str] = {}
@@ -217,7 +217,7 @@ def _plain(value: Any) -> str | int | float:
 class Hdf5Columns:
     """Arrays of an HDF5 file in the D4RL layout."""
 
-    def __init__(self, file: File, budget: Budget) -> None:
+    def __init__(self, file: File, budget: ReadBudget) -> None:
         self._file = Hdf5File(file, budget)
         try:
             self._arrays = self._file.arrays(self._file.root, leave=METADATA)
@@ -247,7 +247,7 @@ class Hdf5Columns:
         self._file.close()
 
 
-def open_hdf5(path: str, budget: Budget) -> ColumnSource:
+def open_hdf5(path: str, budget: ReadBudget) -> ColumnSource:
     """Open an HDF5 file in the D4RL layout.  Raises: as ``open_columns``."""
     return open_columns("hdf5", path, lambda file: Hdf5Columns(file, budget), budget)
 
@@ -315,7 +315,7 @@ class Hdf5Writer:
 
     def __init__(self, path: Path) -> None:
         h5py = needed("h5py", "data")
-        self._uninterrupted = Lock()  # HDF5 would take an interrupt in Hdf5Output for a failure
+        self._uninterrupted = InterruptLock()  # HDF5 would take an interrupt in Hdf5Output for a failure
         with self._uninterrupted:
             self._output = Hdf5Output(path)
             self._file: Any = h5py.File(self._output, "w")

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from sharpwave.data import images
 from sharpwave.data.columns import ends_within
 from sharpwave.data.episode import Source, existing
-from sharpwave.data.files import REMEDY, Budget, File, Folder, explained, open_path
+from sharpwave.data.files import REMEDY, File, Folder, ReadBudget, explained, open_path
 from sharpwave.data.hdf5 import Hdf5File
 from sharpwave.data.hdf5 import open_hdf5 as open_d4rl
-from sharpwave.data.recordings import Array, Arrays, Layout, Recording, RecordingSource, below, len_of
+from sharpwave.data.recordings import Array, Arrays, EpisodeRecording, RecordingLayout, RecordingSource, below, len_of
 
 DEMO, TRAJECTORY = re.compile(r"demo_(\d{1,18})"), re.compile(r"traj_(\d{1,18})")
 EPISODE_FILE = re.compile(r"episode_(\d{1,18})\.(hdf5|h5)")
@@ -28,7 +28,7 @@ MAX_TEXT_CHARACTERS = 1 << 14
 """Limit of a text that is kept as an annotation."""
 
 
-def open_hdf5(place: str, budget: Budget) -> Source:
+def open_hdf5(place: str, budget: ReadBudget) -> Source:
     """Open an HDF5 file of any known layout, or ALOHA's folder of files.
 
     Raises: FileNotFoundError, ValueError, ModuleNotFoundError.
@@ -45,7 +45,7 @@ def open_hdf5(place: str, budget: Budget) -> Source:
         raise
 
 
-def _folder(name: str, path: Path, budget: Budget) -> Layout:
+def _folder(name: str, path: Path, budget: ReadBudget) -> RecordingLayout:
     """Find ALOHA's files in a folder.  Raises: ValueError: it has none."""
     folder = Folder(path, budget)
     try:
@@ -65,7 +65,7 @@ def _folder(name: str, path: Path, budget: Budget) -> Layout:
         raise
 
 
-def _file(name: str, path: Path, budget: Budget) -> Layout | None:
+def _file(name: str, path: Path, budget: ReadBudget) -> RecordingLayout | None:
     """Detect a file's layout; None: D4RL's, or an unknown one.  Raises: ValueError."""
     file = _hdf5(open_path(path, budget), budget)
     try:
@@ -87,7 +87,7 @@ def _file(name: str, path: Path, budget: Budget) -> Layout | None:
     return None
 
 
-def _is_marked(file: Hdf5File, budget: Budget) -> bool:
+def _is_marked(file: Hdf5File, budget: ReadBudget) -> bool:
     """Return whether arrays mark ends of episodes, or several episodes, as in D4RL's layout."""
     arrays = arrays_of(file, file.root, "")
     rows = max(map(len_of, below(arrays, "action").values()), default=-1)
@@ -99,7 +99,7 @@ def _is_marked(file: Hdf5File, budget: Budget) -> bool:
     return False
 
 
-def _hdf5(opened: File, budget: Budget) -> Hdf5File:
+def _hdf5(opened: File, budget: ReadBudget) -> Hdf5File:
     """Return an open file as HDF5.  Raises: ValueError: it is no HDF5 file; then it is closed."""
     try:
         return Hdf5File(opened, budget)
@@ -190,7 +190,7 @@ class Robomimic:
         """Describe an episode's place."""
         return f"data/{self._demos[number]}"
 
-    def recording(self, number: int) -> Recording:
+    def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError."""
         name = self._demos[number]
         group = self._file.group(self._group, name)
@@ -203,7 +203,7 @@ class Robomimic:
             raise ValueError(
                 "has no obs, expected observations; robomimic's scripts/dataset_states_to_obs.py adds them to states"
             )
-        return Recording(
+        return EpisodeRecording(
             place=self.place(number),
             obs=below(arrays, "obs"),
             next_obs=below(arrays, "next_obs"),
@@ -280,7 +280,7 @@ class ManiSkill:
         """Describe an episode's place."""
         return self._names[number]
 
-    def recording(self, number: int) -> Recording:
+    def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError."""
         name = self._names[number]
         arrays = arrays_of(self._file, self._file.group(self._file.root, name), f"{name}/")
@@ -297,7 +297,7 @@ class ManiSkill:
                 self._differing.add(name)
         if not below(arrays, "obs"):
             raise ValueError("has no obs, expected observations; ManiSkill's replay_trajectory adds them (--obs-mode)")
-        return Recording(
+        return EpisodeRecording(
             place=name,
             obs=below(arrays, "obs"),
             action=below(arrays, "actions"),
@@ -313,7 +313,7 @@ class ManiSkill:
         self._file.close()
 
 
-def _beside(path: Path, budget: Budget) -> Any:
+def _beside(path: Path, budget: ReadBudget) -> Any:
     """Return the content of the JSON file beside ManiSkill's; None: it is missing.  Raises: ValueError."""
     folder = Folder(path.parent, budget)
     try:
@@ -356,7 +356,7 @@ class D3rlpy:
         """Describe an episode's place."""
         return f"episode {self._numbers[number]}"
 
-    def recording(self, number: int) -> Recording:
+    def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError."""
         arrays: dict[str, Array] = {}
         for path, name in self._columns[self._numbers[number]].items():
@@ -369,7 +369,7 @@ class D3rlpy:
             raise ValueError(f"terminated has shape {ended and ended.shape}, expected one flag of the episode")
         if (flag := ended.rows(0, 0)) not in (0, 1):
             raise ValueError(f"terminated is {flag}, expected 0 or 1")
-        return Recording(
+        return EpisodeRecording(
             place=self.place(number),
             obs=below(arrays, "observations"),
             action=below(arrays, "actions"),
@@ -397,7 +397,7 @@ class Aloha:
         self,
         names: list[str],
         opened: Callable[[str], Hdf5File],
-        budget: Budget,
+        budget: ReadBudget,
         left_out: Iterable[str] = (),
         closed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -419,7 +419,7 @@ class Aloha:
         """Describe an episode's place."""
         return self._names[number]
 
-    def recording(self, number: int) -> Recording:
+    def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError."""
         name = self._names[number]
         if self._file is None or self._file[0] != name:
@@ -439,7 +439,7 @@ class Aloha:
             if path.startswith("observations/images/") and _is_compressed(one, bool(info.get("compress"))):
                 arrays[path] = Pictures(one, path, self._budget)
         rewards = "reward" if "reward" in arrays else "rewards"
-        return Recording(
+        return EpisodeRecording(
             place=name,
             obs=below(arrays, "observations"),
             action=below(arrays, "action"),
@@ -475,7 +475,7 @@ class Pictures:
     Raises: ValueError: the array holds no such images.
     """
 
-    def __init__(self, array: Array, name: str, budget: Budget) -> None:
+    def __init__(self, array: Array, name: str, budget: ReadBudget) -> None:
         self._array, self._name, self._budget = array, name, budget
         self.shape: tuple[int, ...] = (0,)
         self.dtype: np.dtype[Any] = np.dtype(np.uint8)

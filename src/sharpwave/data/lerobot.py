@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sharpwave.data import images, videos
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, VIDEO_WEIGHT, Budget, Folder, explained
+from sharpwave.data.files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.totals import Totals, finite_sum
@@ -76,7 +76,7 @@ class LeRobotSource:
         ValueError: it is damaged, or of another layout.
     """
 
-    def __init__(self, path: str, budget: Budget) -> None:
+    def __init__(self, path: str, budget: ReadBudget) -> None:
         folder = existing(path, "lerobot")
         self.name, self.left_out, self.notes, self._budget = f"lerobot:{folder}", list[str](), list[str](), budget
         self._arrow: Any = needed("pyarrow", "data")
@@ -550,6 +550,6 @@ def _constant(table: Any, name: str) -> str | None:
     return str(values[0].as_py()) if len(values) == 1 and values[0].is_valid else None
 
 
-def open_lerobot(path: str, budget: Budget) -> LeRobotSource:
+def open_lerobot(path: str, budget: ReadBudget) -> LeRobotSource:
     """Open a data set's folder.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
     return LeRobotSource(path, budget)

@@ -18,12 +18,12 @@ import numpy.typing as npt
 
 from sharpwave.data import images
 from sharpwave.data.episode import PARTIAL, Episode, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, Budget, Folder, explained, parse_json
+from sharpwave.data.files import REMEDY, Folder, ReadBudget, explained, parse_json
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.packages import needed
 from sharpwave.data.totals import Totals
 from sharpwave.escaping import escaped
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 from sharpwave.spaces import parts_of, stored_parts_of, stored_space, variable_parts
 from sharpwave.spec import Spec
 
@@ -69,7 +69,7 @@ class MinariSource:
     in other formats are read by minari, and only if trusted.
     """
 
-    def __init__(self, name: str, budget: Budget) -> None:
+    def __init__(self, name: str, budget: ReadBudget) -> None:
         folder = folder_of(name)
         if not (folder / "data" / "metadata.json").exists():
             raise FileNotFoundError(
@@ -330,12 +330,12 @@ class _Raw(NamedTuple):
     others: tuple[str, ...] = ()
 
 
-def open_minari(name: str, budget: Budget) -> MinariSource:
+def open_minari(name: str, budget: ReadBudget) -> MinariSource:
     """Open a local data set.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
     return MinariSource(name, budget)
 
 
-def _parsed_space(text: Any, budget: Budget) -> Any:
+def _parsed_space(text: Any, budget: ReadBudget) -> Any:
     """Return the space that a JSON text describes.  Raises: ValueError, any error of gymnasium."""
     said = parse_json(text) if isinstance(text, str) else text
     _check_space(said, budget, 0)
@@ -344,7 +344,7 @@ def _parsed_space(text: Any, budget: Budget) -> Any:
     return deserialize_space(said)
 
 
-def _check_space(said: Any, budget: Budget, depth: int) -> None:
+def _check_space(said: Any, budget: ReadBudget, depth: int) -> None:
     """Check a space's size before it is made.  Raises: ValueError."""
     if depth > 16:
         raise ValueError("metadata.json: spaces nested deeper than 16")
@@ -513,7 +513,7 @@ class MinariTarget:
         except BaseException:
             self.discard()
             raise
-        self._uninterrupted = Lock()  # as in Hdf5Writer
+        self._uninterrupted = InterruptLock()  # as in Hdf5Writer
 
     def _begin(self, spaces: Any, spec: Spec) -> Any:
         from minari.dataset.minari_storage import MinariStorage

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from sharpwave.data.columns import ColumnSource, open_columns
-from sharpwave.data.files import Budget, File, explained
+from sharpwave.data.files import File, ReadBudget, explained
 
 SKIP_BYTES = 1 << 20
 NUMPYS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
@@ -87,7 +87,7 @@ class _Member:
 class NpzColumns:
     """Arrays of an ``.npz`` file."""
 
-    def __init__(self, file: File, budget: Budget) -> None:
+    def __init__(self, file: File, budget: ReadBudget) -> None:
         self.path, self._file = file.path, file
         with explained(f"npz: {str(self.path)!r}"):
             self._archive = zipfile.ZipFile(file)
@@ -128,7 +128,7 @@ class NpzColumns:
         self._file.close()
 
 
-def open_npz(path: str, budget: Budget) -> ColumnSource:
+def open_npz(path: str, budget: ReadBudget) -> ColumnSource:
     """Open an ``.npz`` file in the D4RL layout.  Raises: as ``open_columns``."""
     return open_columns("npz", path, lambda file: NpzColumns(file, budget), budget)
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.episode import Episode, existing
-from sharpwave.data.files import Budget, explained, open_path, parse_json
+from sharpwave.data.files import ReadBudget, explained, open_path, parse_json
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.totals import Totals
@@ -93,7 +93,7 @@ class ParquetTarget:
 class ParquetSource:
     """Episodes of a file that ``ParquetTarget`` wrote."""
 
-    def __init__(self, path: str, budget: Budget) -> None:
+    def __init__(self, path: str, budget: ReadBudget) -> None:
         found = existing(path, "parquet")
         self.name, self.left_out, self.notes, self._budget = f"parquet:{found}", list[str](), list[str](), budget
         self.left = Totals()
@@ -200,6 +200,6 @@ class ParquetSource:
         self._closing.close()
 
 
-def open_parquet(path: str, budget: Budget) -> ParquetSource:
+def open_parquet(path: str, budget: ReadBudget) -> ParquetSource:
     """Open a file that ``Store.export`` wrote.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
     return ParquetSource(path, budget)

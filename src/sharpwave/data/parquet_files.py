@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
-from sharpwave.data.files import REMEDY, Budget, File, explained
+from sharpwave.data.files import REMEDY, File, ReadBudget, explained
 from sharpwave.data.packages import needed
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
@@ -38,7 +38,7 @@ class ParquetFile:
         schema: of pyarrow. ``rows``: of each row group.
     """
 
-    def __init__(self, file: File, budget: Budget) -> None:
+    def __init__(self, file: File, budget: ReadBudget) -> None:
         self._input, self._budget, self.path = file, budget, file.path
         self._arrow: Any = needed("pyarrow", "data")
         module = needed("pyarrow.parquet", "data")

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.data.columns import with_tuples
 from sharpwave.data.episode import Episode, field_of, nameless, nested, usable_name
-from sharpwave.data.files import Budget, explained
+from sharpwave.data.files import ReadBudget, explained
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.log.same_values import TOLERANCE, compare
@@ -44,7 +44,7 @@ Arrays = Mapping[str, Array]
 
 
 @dataclass(frozen=True)
-class Recording:
+class EpisodeRecording:
     """Episode of T steps in a data set, before it is read.
 
     Attributes:
@@ -68,7 +68,7 @@ class Recording:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Layout(Protocol):
+class RecordingLayout(Protocol):
     """Mapping from the files of a format to their episodes.
 
     It may also have ``named``, as ``RecordingSource``, and ``surveyed``: remarks on the number of rows of all sound
@@ -90,7 +90,7 @@ class Layout(Protocol):
     def place(self, number: int) -> str:
         """Describe an episode's place."""
 
-    def recording(self, number: int) -> Recording:
+    def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError: it is damaged."""
 
     def close(self) -> None:
@@ -116,7 +116,7 @@ class RecordingSource:
     Raises: ValueError: no episode can be read.
     """
 
-    def __init__(self, name: str, layout: Layout, budget: Budget) -> None:
+    def __init__(self, name: str, layout: RecordingLayout, budget: ReadBudget) -> None:
         self.name, self._layout, self._budget = name, layout, budget
         self.left_out, self.notes, self.left = list(layout.left_out), list(layout.notes), Totals()
         self.about = layout.about
@@ -167,7 +167,7 @@ class RecordingSource:
                 self.left_out.append(f"{path}: would have the name of {first}")
         return found, names
 
-    def _rows(self, one: Recording) -> int:
+    def _rows(self, one: EpisodeRecording) -> int:
         """Return the number of an episode's steps.  Raises: ValueError: its arrays do not fit each other."""
         if not one.obs or not one.action:
             raise ValueError(f"has no {'actions' if one.obs else 'observations'}, expected both")
@@ -234,7 +234,7 @@ class RecordingSource:
             self.left_out += surveyed(every)
         return sizes
 
-    def _leave(self, one: Recording, rows: int, truncated: bool) -> None:
+    def _leave(self, one: EpisodeRecording, rows: int, truncated: bool) -> None:
         """Count the last step of an episode, which is left out."""
         self.left.steps += 1
         if one.reward is not None:
@@ -271,7 +271,7 @@ class RecordingSource:
             if count:
                 self.notes.append(f"{name}: true before the last step in {count:,} episodes, which do not end there")
 
-    def _flags(self, one: Recording, name: str, rows: int) -> npt.NDArray[np.bool_]:
+    def _flags(self, one: EpisodeRecording, name: str, rows: int) -> npt.NDArray[np.bool_]:
         """Return flags of each step, bool [T].  Raises: ValueError."""
         flags = getattr(one, name)
         if isinstance(flags, bool | None):
@@ -314,7 +314,7 @@ class RecordingSource:
         info = dict(one.info) | ({"next_obs_rounded": rounded} if rounded else {})
         return Episode(self._tree(obs), self._tree(action), reward, terminated, truncated, further, info)
 
-    def _check_fields(self, one: Recording, rows: int) -> None:
+    def _check_fields(self, one: EpisodeRecording, rows: int) -> None:
         """Check that an episode has the fields of the data set.  Raises: ValueError."""
         for kind, arrays in ((OBS, one.obs), (NEXT_OBS, one.next_obs), (ACTION, one.action), (FURTHER, one.further)):
             for path, expected in self._fields[OBS if kind == NEXT_OBS else kind].items():
@@ -365,7 +365,7 @@ def len_of(array: Array) -> int:
     return array.shape[0] if array.shape else -1
 
 
-def _all(one: Recording) -> Iterator[tuple[str, str, Array]]:
+def _all(one: EpisodeRecording) -> Iterator[tuple[str, str, Array]]:
     for kind in (OBS, NEXT_OBS, ACTION, FURTHER):
         for path, array in getattr(one, kind).items():
             yield kind, path, array

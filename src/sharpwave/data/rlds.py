@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, Budget, File, Folder, check_whole, explained
+from sharpwave.data.files import REMEDY, File, Folder, ReadBudget, check_whole, explained
 from sharpwave.data.progress import shown
 from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
@@ -61,7 +61,7 @@ class RldsSource:
         ValueError: it is damaged, or not an RLDS data set.
     """
 
-    def __init__(self, path: str, budget: Budget, last: LastStep = "auto") -> None:
+    def __init__(self, path: str, budget: ReadBudget, last: LastStep = "auto") -> None:
         folder = existing(path, "rlds")
         self.name, self.left_out, self.notes, self._budget = f"rlds:{folder}", list[str](), list[str](), budget
         self.left = Totals()
@@ -349,7 +349,7 @@ class RldsSource:
         self._folder.close()
 
 
-def open_rlds(path: str, budget: Budget, last: LastStep = "auto") -> RldsSource:
+def open_rlds(path: str, budget: ReadBudget, last: LastStep = "auto") -> RldsSource:
     """Open a data set's folder.  Raises: FileNotFoundError, ValueError."""
     if last not in get_args(LastStep):
         raise ValueError(f"rlds: last={last!r}, expected one of {', '.join(get_args(LastStep))}")

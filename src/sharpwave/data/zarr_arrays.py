@@ -16,10 +16,10 @@ import numpy.typing as npt
 import zstandard
 
 from sharpwave.data.episode import existing
-from sharpwave.data.files import Budget, File, Folder, check_whole, explained, open_path, parse_json
+from sharpwave.data.files import File, Folder, ReadBudget, check_whole, explained, open_path, parse_json
 from sharpwave.data.npz import NUMPYS
 from sharpwave.data.packages import needed
-from sharpwave.data.recordings import Array, Recording, RecordingSource, len_of
+from sharpwave.data.recordings import Array, EpisodeRecording, RecordingSource, len_of
 
 DESCRIPTION, GROUP, FORMAT_3, ALL = ".zarray", ".zgroup", "zarr.json", ".zmetadata"
 MAX_DEPTH = 8
@@ -33,7 +33,7 @@ REWARDS = ("reward", "rewards")
 ACTIONS = ("action", "actions")
 
 
-class Files(Protocol):
+class ZarrFiles(Protocol):
     """Files of a zarr store, by names with slashes."""
 
     what: str
@@ -51,7 +51,7 @@ class Files(Protocol):
 class FolderFiles:
     """Files of a zarr store in a folder. The budget counts all of them when they are listed."""
 
-    def __init__(self, path: Path, budget: Budget) -> None:
+    def __init__(self, path: Path, budget: ReadBudget) -> None:
         self.what = f"zarr:{path}"
         self._folder, self._budget = Folder(path, budget), budget
 
@@ -87,7 +87,7 @@ class FolderFiles:
 class ArchiveFiles:
     """Files of a zarr store in a ZIP archive."""
 
-    def __init__(self, file: File, budget: Budget) -> None:
+    def __init__(self, file: File, budget: ReadBudget) -> None:
         self.what = f"zarr:{file.path}"
         self._file, self._budget = file, budget
         with explained(self.what):
@@ -121,7 +121,7 @@ class ZarrArray:
             blosc, zstd, zlib and gzip.
     """
 
-    def __init__(self, files: Files, name: str, budget: Budget) -> None:
+    def __init__(self, files: ZarrFiles, name: str, budget: ReadBudget) -> None:
         self._files, self._name, self._budget = files, name, budget
         self._last: tuple[str, npt.NDArray[Any]] | None = None
         with explained(f"{files.what}: {name}/{DESCRIPTION}", files.what):
@@ -221,7 +221,7 @@ def _inflated(content: bytes, nbytes: int) -> bytes:
     return zlib.decompressobj(wbits=zlib.MAX_WBITS | 32).decompress(content, nbytes + 1)
 
 
-class Part:
+class ZarrPart:
     """Range of an array's rows as an array, cut at the array's end."""
 
     def __init__(self, array: Array, begin: int, end: int) -> None:
@@ -234,7 +234,7 @@ class Part:
         return self._array.rows(self._begin + begin, self._begin + end)
 
 
-class ReplayBuffer:
+class ZarrReplayBuffer:
     """Layout of diffusion policy: ``data/*`` [N, ...] of all episodes, and their ends, ``meta/episode_ends``.
 
     ``data/action`` is the action, ``data/reward`` the optional reward; others are observations.
@@ -242,7 +242,7 @@ class ReplayBuffer:
 
     final = False
 
-    def __init__(self, files: Files, budget: Budget) -> None:
+    def __init__(self, files: ZarrFiles, budget: ReadBudget) -> None:
         self._files, self._arrays = files, dict[str, ZarrArray]()
         self.left_out: list[str] = []
         self.notes, self.about = ["read as diffusion policy's ReplayBuffer"], dict[str, Any]()
@@ -318,29 +318,29 @@ class ReplayBuffer:
         """Describe an episode's place."""
         return f"episode {number} (rows {self._bounds[number]:,} to {self._bounds[number + 1] - 1:,})"
 
-    def recording(self, number: int) -> Recording:
+    def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError."""
         begin, end = self._bounds[number : number + 2]
-        parts: dict[str, Array] = {name: Part(array, begin, end) for name, array in self._arrays.items()}
+        parts: dict[str, Array] = {name: ZarrPart(array, begin, end) for name, array in self._arrays.items()}
         action = next((parts.pop(name) for name in ACTIONS if name in parts), None)
         reward = next((parts.pop(name) for name in REWARDS if name in parts), None)
         if short := [name for name, part in parts.items() if len_of(part) < end - begin]:
             raise ValueError(f"data/{short[0]} has {len_of(parts[short[0]]):,} of its {end - begin:,} rows")
-        return Recording(self.place(number), parts, {} if action is None else {"": action}, reward=reward)
+        return EpisodeRecording(self.place(number), parts, {} if action is None else {"": action}, reward=reward)
 
     def close(self) -> None:
         """Close the files."""
         self._files.close()
 
 
-def open_zarr(place: str, budget: Budget) -> RecordingSource:
+def open_zarr(place: str, budget: ReadBudget) -> RecordingSource:
     """Open a folder, or a ZIP archive, in the layout of diffusion policy.
 
     Raises: FileNotFoundError, ValueError; ModuleNotFoundError: numcodecs is missing.
     """
     path = existing(place, "zarr")
     if path.is_dir():
-        files: Files = FolderFiles(path, budget)
+        files: ZarrFiles = FolderFiles(path, budget)
     else:
         file = open_path(path, budget)
         try:
@@ -350,7 +350,7 @@ def open_zarr(place: str, budget: Budget) -> RecordingSource:
             raise
     try:
         with explained(f"zarr:{path}"):
-            return RecordingSource(f"zarr:{path}", ReplayBuffer(files, budget), budget)
+            return RecordingSource(f"zarr:{path}", ZarrReplayBuffer(files, budget), budget)
     except BaseException:
         files.close()
         raise

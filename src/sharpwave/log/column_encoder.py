@@ -13,7 +13,7 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.protocol import Codec, Encoder
 from sharpwave.codecs.raw import RAW
 from sharpwave.format.segment import Column
-from sharpwave.memory.segment_layout import Layout
+from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.spec import Field
 
@@ -285,7 +285,7 @@ class SegmentEncoder:
         columns: encoders by column; flags and rewards have none, and stay raw.
     """
 
-    def __init__(self, layout: Layout, codecs: Mapping[str, str], tables: Sequence[DictionaryTable]) -> None:
+    def __init__(self, layout: SegmentLayout, codecs: Mapping[str, str], tables: Sequence[DictionaryTable]) -> None:
         self.columns = {
             c: ColumnEncoder(layout.spec.fields[name], codecs[name], tables[c], layout.limits[c])
             for c, name in enumerate(layout.names)

@@ -13,7 +13,7 @@ from sharpwave.codecs.zstd import Zstd
 from sharpwave.format.segment import FLAGS, Column
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
-from sharpwave.memory.segment_layout import Layout
+from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.spec import ENDED, START
 
 Bytes = npt.NDArray[np.uint8]
@@ -23,7 +23,7 @@ Int32s = npt.NDArray[np.int32]
 class OpenColumns:
     """Columns of the open segments in slots, views of the arena."""
 
-    def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
+    def __init__(self, layout: SegmentLayout, arena: Arena, index: SegmentIndex) -> None:
         self._layout, self._arena, self._index = layout, arena, index
         self._sparse_limits = np.array([layout.limits[c] for c in layout.sparse_columns], np.int32).reshape(-1, 1)
 

@@ -21,7 +21,7 @@ from sharpwave.log.open_columns import OpenColumns, unshared_column
 from sharpwave.log.same_values import compare
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
-from sharpwave.memory.segment_layout import Layout
+from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
@@ -61,7 +61,7 @@ class Lanes:
         fields, arrays: the columns, and the arrays by lane, for the core.
     """
 
-    def __init__(self, layout: Layout, arena: Arena, index: SegmentIndex) -> None:
+    def __init__(self, layout: SegmentLayout, arena: Arena, index: SegmentIndex) -> None:
         self.layout, self.arena, self.index = layout, arena, index
         self.slots = np.zeros(0, np.int32)
         self.steps = np.zeros(0, np.int64)

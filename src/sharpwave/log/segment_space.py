@@ -13,7 +13,7 @@ from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import ALIGNMENT, Arena, rounded
 from sharpwave.memory.segment_index import SegmentIndex
-from sharpwave.memory.segment_layout import Layout
+from sharpwave.memory.segment_layout import SegmentLayout
 
 CACHE_CHUNK_BYTES = 3 << 19
 """Approximate size of a chunk of segments read from disk: a chunk costs time to fill and to free."""
@@ -41,7 +41,13 @@ class SegmentSpace:
     """
 
     def __init__(
-        self, layout: Layout, capacity: int | None, ram: int | None, disk: DiskTier | None, slots: int, in_order: bool
+        self,
+        layout: SegmentLayout,
+        capacity: int | None,
+        ram: int | None,
+        disk: DiskTier | None,
+        slots: int,
+        in_order: bool,
     ) -> None:
         self.layout = layout
         reserve, max_slots = layout.room(capacity, ram, None if disk is None else disk.budget.limit_bytes)

@@ -31,7 +31,7 @@ def default_stride(step_bytes: int, on_disk: bool) -> int:
 
 
 @dataclass(frozen=True, eq=False)
-class Layout:
+class SegmentLayout:
     """Geometry of a store's segments; made by ``layout_of``.
 
     Attributes:
@@ -124,7 +124,7 @@ def max_segment_bytes(spec: Spec, stride: int) -> int:
     return sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
 
 
-def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
+def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
     """Return the layout of segments of ``stride`` steps, in a store with or without a disk."""
     names = ("flags", "reward", *spec.fields)
     sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
@@ -133,7 +133,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> Layout:
     limits = column_limits(spec, stride)
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
-    return Layout(
+    return SegmentLayout(
         spec=spec,
         stride=stride,
         max_frames=max_frames,

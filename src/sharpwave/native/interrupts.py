@@ -149,7 +149,7 @@ def _nothing() -> None:
     return None
 
 
-class Lock:
+class InterruptLock:
     """Reentrant lock; while the main thread holds it, it is not interrupted unless it waits for a condition.
 
     Attributes:
@@ -230,7 +230,7 @@ class Lock:
 class _Unsettled:
     """Context in which a lock is held that was taken without settling."""
 
-    def __init__(self, lock: Lock) -> None:
+    def __init__(self, lock: InterruptLock) -> None:
         self._lock = lock
 
     def __enter__(self) -> None:

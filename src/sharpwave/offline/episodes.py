@@ -37,7 +37,7 @@ End = Literal["terminated", "truncated", "unfinished"]
 
 
 @dataclass(frozen=True)
-class Episode:
+class EpisodeSpan:
     """Run of one lane's steps.
 
     Attributes:
@@ -91,7 +91,7 @@ class Survey:
     folder: Path
     described: Described
     lanes: dict[int, Chain] = field(default_factory=dict)
-    episodes: list[Episode] = field(default_factory=list)
+    episodes: list[EpisodeSpan] = field(default_factory=list)
     packed: dict[str, dict[str, PackedBytes]] = field(default_factory=dict)
     overhead_bytes: int = 0
     dictionary_bytes: int = 0
@@ -109,7 +109,7 @@ class Survey:
         """Steps in the segments that count."""
         return sum(one.header.steps for one in self.segments)
 
-    def pieces(self, episode: Episode, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Segment]]:
+    def pieces(self, episode: EpisodeSpan, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Segment]]:
         """Yield the segments of an episode's steps from ``begin`` to before ``end``, each with the number in the
         episode of its first step, which may be negative."""
         end = episode.steps if end is None else min(end, episode.steps)
@@ -276,7 +276,7 @@ class _Episodes:
 
     def __init__(self, lane: int) -> None:
         self.lane = lane
-        self.episodes: list[Episode] = []
+        self.episodes: list[EpisodeSpan] = []
         self._first = self._next = -1
         self._total = 0.0
         self._begun = False
@@ -304,16 +304,16 @@ class _Episodes:
         if self._first >= 0:
             steps = self._next - self._first
             about = (self._total, end, self._begun, self._written, self._annotations)
-            self.episodes.append(Episode(self.lane, self._first, steps, *about))
+            self.episodes.append(EpisodeSpan(self.lane, self._first, steps, *about))
         self._first = -1
 
-    def close(self) -> list[Episode]:
+    def close(self) -> list[EpisodeSpan]:
         """Return all episodes; the last one may be unfinished."""
         self._close("unfinished")
         return self.episodes
 
 
-def frames(result: Survey, episode: Episode, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[Shown]:
+def frames(result: Survey, episode: EpisodeSpan, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[Shown]:
     """Yield field ``name`` of the observation at steps of an episode.
 
     Args:

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.offline.episodes import Episode, frame_rows, survey
+from sharpwave.offline.episodes import EpisodeSpan, frame_rows, survey
 from sharpwave.spec import Spec
 
 
@@ -26,7 +26,7 @@ class Recorded:
         reward: float32 [T].
     """
 
-    episode: Episode
+    episode: EpisodeSpan
     obs: dict[str, npt.NDArray[Any]]
     fields: dict[str, npt.NDArray[Any]]
     reward: npt.NDArray[np.float32]
@@ -68,7 +68,7 @@ class RecordedEpisodes:
     def __iter__(self) -> Iterator[Recorded]:
         return map(self._read, self._episodes)
 
-    def _read(self, episode: Episode) -> Recorded:
+    def _read(self, episode: EpisodeSpan) -> Recorded:
         spec, found = self.spec, self._found
         names = [name for name in spec.step_names if name not in spec.sparse_names]
         obs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in spec.obs_names}

@@ -42,7 +42,7 @@ from sharpwave.format.region import (
 )
 from sharpwave.format.region_notes import MAX_NOTE_BYTES, Evicted, unpack_evicted
 from sharpwave.format.segment_header import Header
-from sharpwave.memory.segment_layout import Layout, layout_of
+from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import IrregularError, kind_of
 from sharpwave.persistence.reading import Found, SegmentReader, max_slots, ranked, segment_damage
@@ -83,7 +83,7 @@ class Described:
     annotations: Annotations
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> SegmentLayout:
         """Layout of the store's segments."""
         return layout_of(self.spec, self.segment_steps, on_disk=True)
 

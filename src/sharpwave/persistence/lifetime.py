@@ -17,7 +17,7 @@ from typing import Any
 from sharpwave.disk.store_folder import MANIFEST, read_manifest
 from sharpwave.errors import StoreInUseError
 from sharpwave.log.step_log import StepLog
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.settings import Settings
 from sharpwave.persistence.snapshot import flush
 
@@ -160,11 +160,11 @@ def check_same(now: Settings, was: Settings, folder: Path, *, is_open: bool, def
 # forks
 
 
-_watched: weakref.WeakKeyDictionary[StepLog, Lock] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakKeyDictionary[StepLog, InterruptLock] = weakref.WeakKeyDictionary()
 _forks = threading.local()
 
 
-def watch(log: StepLog, lock: Lock) -> None:
+def watch(log: StepLog, lock: InterruptLock) -> None:
     """Make forks wait until ``log`` is between two changes and encodes nothing, and close its files in the child.
 
     Args:

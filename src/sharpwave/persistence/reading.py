@@ -14,7 +14,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.region import SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.memory.segment_layout import Layout
+from sharpwave.memory.segment_layout import SegmentLayout
 
 Found = Sequence[tuple[int, Record]]
 """Intact records, each with the number of its file."""
@@ -31,7 +31,11 @@ class SegmentReader:
     """
 
     def __init__(
-        self, layout: Layout, max_lanes: int, read: Callable[[int, Record], bytes], dictionaries: dict[int, Place]
+        self,
+        layout: SegmentLayout,
+        max_lanes: int,
+        read: Callable[[int, Record], bytes],
+        dictionaries: dict[int, Place],
     ) -> None:
         self.layout, self.max_lanes = layout, max_lanes
         self._read, self._places = read, dictionaries

@@ -22,7 +22,7 @@ from sharpwave.serve.cluster_folder import Manifest, opening
 from sharpwave.serve.cluster_views import ClusterViews
 from sharpwave.serve.forks import temporary_folder
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.local_shards import LocalShards, Plan
+from sharpwave.serve.local_shards import LocalShards, ShardPlan
 from sharpwave.serve.members import Fleet, Members, ask_directory
 from sharpwave.serve.placement import placed, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
@@ -87,7 +87,7 @@ class Cluster(ClusterViews):
                 on_ray = is_ray(address)
                 sockets = Path() if on_ray else self._sockets()  # on Ray each node has its own, and its own disk
                 folder = None if disk is None else Path(disk).absolute() if on_ray else checked_folder("disk", disk)
-                plan = Plan(
+                plan = ShardPlan(
                     shards, sockets, capacity, ram, disk_limit, folder, {"seed": self._seed, **options},
                     security=self.security, replicas=replicas,
                 )  # fmt: skip
@@ -116,7 +116,7 @@ class Cluster(ClusterViews):
         self._made = 0
         self._writers = 0
 
-    def _run(self, plan: Plan, started: LocalShards | RayShards) -> None:
+    def _run(self, plan: ShardPlan, started: LocalShards | RayShards) -> None:
         self._fleet = Fleet(self.spec, plan, started)
         self._undo.callback(self._fleet.close)
         self._members = Members(self.security, fleet=self._fleet)
@@ -353,7 +353,7 @@ class Cluster(ClusterViews):
             made = cls.__new__(cls)
             made._begin(found.spec, Security.of(secret), seed)
             try:
-                plan = Plan(
+                plan = ShardPlan(
                     count, made._sockets(), **limits, disk=folder, security=made.security, begins_from=begins_from,
                     merges=found.shards, opens=True, replicas=found.replicas, new=found.new, parts=parts,
                 )  # fmt: skip

@@ -19,7 +19,7 @@ from sharpwave.serve.wire import Frame, Part, WireError
 from sharpwave.spec import Field
 from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
-from sharpwave.views.layout import Target
+from sharpwave.views.layout import BatchTarget
 from sharpwave.views.view import DividedView, View
 
 Bytes = npt.NDArray[np.uint8]
@@ -34,7 +34,9 @@ MAX_FIELDS = 1 << 12
 MAX_PLACE = 1 << 31
 
 
-def written(target: Target, cutter: RowCutter | None, tables: Sequence[DictionaryTable], sent: Sent) -> dict[str, Part]:
+def written(
+    target: BatchTarget, cutter: RowCutter | None, tables: Sequence[DictionaryTable], sent: Sent
+) -> dict[str, Part]:
     """Return the parts of a message with a batch's items.
 
     Args:
@@ -123,7 +125,7 @@ def _key(name: str) -> tuple[int, int]:
 
 
 def read_into(
-    target: Target, message: Frame, view: View[Any], fields: Sequence[Field], numbers: Mapping[str, int]
+    target: BatchTarget, message: Frame, view: View[Any], fields: Sequence[Field], numbers: Mapping[str, int]
 ) -> None:
     """Read the parts of a message into a batch's memory. They are checked as a stranger's.
 

@@ -39,7 +39,7 @@ COMMAND = "from sharpwave.serve.process import main; main()"
 
 
 @dataclass(frozen=True)
-class Plan:
+class ShardPlan:
     """What shards there are to be, all alike.
 
     Attributes:

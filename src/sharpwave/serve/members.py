@@ -18,7 +18,7 @@ from sharpwave.serve.addresses import HERE, Address, Security, machine, nearest,
 from sharpwave.serve.cluster_folder import Manifest, cut
 from sharpwave.serve.forks import follow
 from sharpwave.serve.link import Link, OtherShardLostError, ShardLostError
-from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, Plan
+from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, ShardPlan
 from sharpwave.serve.ray_cluster import RayShards
 from sharpwave.serve.view_uses import ViewUses
 from sharpwave.serve.wire import Request
@@ -43,7 +43,7 @@ class Fleet:
         lock: held while shards are added, and while a checkpoint of all is written.
     """
 
-    def __init__(self, spec: Spec, plan: Plan, processes: LocalShards | RayShards) -> None:
+    def __init__(self, spec: Spec, plan: ShardPlan, processes: LocalShards | RayShards) -> None:
         self.spec, self.plan, self.processes = spec, plan, processes
         self.lock = threading.RLock()
         self._process = os.getpid()

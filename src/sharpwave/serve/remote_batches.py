@@ -17,7 +17,7 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
 from sharpwave.native import core
 from sharpwave.native.forks import path
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into
 from sharpwave.serve.forks import precede
 from sharpwave.serve.known_shards import KnownShards
@@ -25,7 +25,7 @@ from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
 from sharpwave.serve.wire import Request, WireError
 from sharpwave.store import Store
-from sharpwave.views.layout import Target
+from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay
 
 QUARANTINE_S = 120.0
@@ -54,7 +54,7 @@ class Share:
 
 
 @dataclass(eq=False)
-class Plan:
+class PlannedBatch:
     """Batch that was asked for.
 
     Attributes:
@@ -66,7 +66,7 @@ class Plan:
     """
 
     size: int
-    target: Target | None = None
+    target: BatchTarget | None = None
     blocks: list[Any] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
@@ -113,7 +113,7 @@ class RemoteBatches:
         self._in_shared_memory = all(link.is_local for link in known.links.values())
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
-        self._decoding = Lock()  # kernels are not interrupted, nor their compiler
+        self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
         self._process = os.getpid()
         self.fields = list(local.spec.fields.values())
         self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
@@ -133,9 +133,9 @@ class RemoteBatches:
         self._rng = np.random.default_rng(np.random.SeedSequence([self._seed, 0], spawn_key=path()))
         self._renew()
 
-    def submitted(self, batch_size: int) -> Plan:
+    def submitted(self, batch_size: int) -> PlannedBatch:
         """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
-        plan = Plan(batch_size)
+        plan = PlannedBatch(batch_size)
         try:
             if self._in_shared_memory:
                 self._lend(plan)
@@ -145,13 +145,13 @@ class RemoteBatches:
             raise
         return plan
 
-    def _let_go(self, plan: Plan) -> None:
+    def _let_go(self, plan: PlannedBatch) -> None:
         """Forget a batch that an error or an interrupt ended; shards may still write to its memory."""
         if plan.blocks:
             self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
         plan.drop()
 
-    def _lend(self, plan: Plan) -> None:
+    def _lend(self, plan: PlannedBatch) -> None:
         """Take memory for a batch.
 
         Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
@@ -174,7 +174,7 @@ class RemoteBatches:
         self.memory, self._quarantined = SharedBlocks(self._of.freed), deque()
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
 
-    def _ask(self, plan: Plan, begin: int, end: int) -> None:
+    def _ask(self, plan: PlannedBatch, begin: int, end: int) -> None:
         """Ask shards for these items of a batch.  Raises: EmptyError, MemoryError."""
         numbers = sorted(self._of.known)
         masses = np.array([self._of.known[number].mass for number in numbers])
@@ -220,7 +220,9 @@ class RemoteBatches:
                     link.shared.discard(number)
                     link.forgotten.append(number)
 
-    def collected(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None = None) -> Target:
+    def collected(
+        self, plan: PlannedBatch, beta: float | None, wait: Callable[[int], None] | None = None
+    ) -> BatchTarget:
         """Return a batch that was asked for, once it has come.
 
         Args:
@@ -239,7 +241,7 @@ class RemoteBatches:
             self._let_go(plan)
             raise
 
-    def _joined(self, plan: Plan, beta: float | None, wait: Callable[[int], None] | None) -> Target:
+    def _joined(self, plan: PlannedBatch, beta: float | None, wait: Callable[[int], None] | None) -> BatchTarget:
         """Wait for the shards' shares, and put them together."""
         attempts = ATTEMPTS
         while (missing := self._missing(plan)) or plan.lacks:
@@ -279,7 +281,7 @@ class RemoteBatches:
         target.batch.shards = shards
         return target
 
-    def _move(self, plan: Plan) -> None:
+    def _move(self, plan: PlannedBatch) -> None:
         """Move received shares of a batch to other memory: a lost shard may still write to that of its own."""
         before = plan.target
         assert before is not None
@@ -288,13 +290,13 @@ class RemoteBatches:
         for share, _ in plan.came:
             plan.target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
 
-    def _again(self, plan: Plan) -> None:
+    def _again(self, plan: PlannedBatch) -> None:
         """Ask for a batch again, of the shards that are left, into other memory."""
         fresh = self.submitted(plan.size)
         plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
         plan.shares, plan.tickets, plan.came = fresh.shares, fresh.tickets, fresh.came
 
-    def _missing(self, plan: Plan, wanted: bool = True) -> list[tuple[Share, Exception]]:
+    def _missing(self, plan: PlannedBatch, wanted: bool = True) -> list[tuple[Share, Exception]]:
         """Wait for every share of a batch that was asked for; return those that did not come, and why. Then no shard
         writes to its memory any more, or it is kept from use.
 
@@ -329,7 +331,7 @@ class RemoteBatches:
             self._quarantined.popleft()
         return missing
 
-    def abandon(self, plans: deque[Plan]) -> None:
+    def abandon(self, plans: deque[PlannedBatch]) -> None:
         """Let batches that were asked for go; their memory is used again once the shards have written to it."""
         while plans:
             plan = plans.popleft()

@@ -18,11 +18,11 @@ from sharpwave.serve.forks import follow
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
-from sharpwave.serve.remote_batches import Plan, RemoteBatches
+from sharpwave.serve.remote_batches import PlannedBatch, RemoteBatches
 from sharpwave.serve.wire import Part, Request
 from sharpwave.store import Store
 from sharpwave.views.batch import Arrays
-from sharpwave.views.layout import Target
+from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host
 
 B = TypeVar("B", bound=Arrays)
@@ -65,8 +65,8 @@ class RemoteReplay(Generic[B]):
         self.sampler, self.source, self.lock = shape.sampler, shape.source, shape.lock
         self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
         self._batches = RemoteBatches(self._of, shape, local, seed)
-        self._plans: deque[Plan] = deque()  # asked for ahead
-        self._left: deque[Plan] = deque()  # asked for by streams that are gone
+        self._plans: deque[PlannedBatch] = deque()  # asked for ahead
+        self._left: deque[PlannedBatch] = deque()  # asked for by streams that are gone
         self._lock = threading.RLock()
         self.stale = 0
         follow(self)
@@ -189,7 +189,7 @@ class RemoteReplay(Generic[B]):
 
     def sample_target(
         self, batch_size: int, *, beta: float | None = None, timeout: float | None = None, lookahead: int = 0
-    ) -> Target:
+    ) -> BatchTarget:
         """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend."""
         check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
@@ -215,7 +215,7 @@ class RemoteReplay(Generic[B]):
         return self._streamed(int(batch_size), int(lookahead), beta, timeout)
 
     def _streamed(self, batch_size: int, lookahead: int, beta: float | None, timeout: float | None) -> Iterator[B]:
-        plans: deque[Plan] = deque()
+        plans: deque[PlannedBatch] = deque()
         try:
             while True:
                 with self._lock:
@@ -225,8 +225,8 @@ class RemoteReplay(Generic[B]):
             self._left.extend(plans)
 
     def _next(
-        self, plans: deque[Plan], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
-    ) -> Target:
+        self, plans: deque[PlannedBatch], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+    ) -> BatchTarget:
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
         deadline = time.monotonic() + check_timeout("sample", timeout)
         self._take_left(plans, batch_size)
@@ -244,7 +244,9 @@ class RemoteReplay(Generic[B]):
                         raise
         return self._collected(plans, min(plans, key=lambda one: one.lacking), beta, deadline)
 
-    def _collected(self, plans: deque[Plan], plan: Plan, beta: float | None, deadline: float) -> Target:
+    def _collected(
+        self, plans: deque[PlannedBatch], plan: PlannedBatch, beta: float | None, deadline: float
+    ) -> BatchTarget:
         """Return one of ``plans``, which stays there if it cannot be filled.
 
         Args:
@@ -265,10 +267,10 @@ class RemoteReplay(Generic[B]):
             if not plan.lacks:
                 plans.remove(plan)
 
-    def _take_left(self, plans: deque[Plan], batch_size: int) -> None:
+    def _take_left(self, plans: deque[PlannedBatch], batch_size: int) -> None:
         """Go on with batches that streams had asked for which are gone, where nobody else is given their items; let
         others go."""
-        others: deque[Plan] = deque()
+        others: deque[PlannedBatch] = deque()
         while self._left:
             plan = self._left.popleft()
             (plans if self._of.limits_uses and plan.size == batch_size else others).append(plan)

@@ -24,7 +24,7 @@ from sharpwave.serve.cut_batches import Sent
 from sharpwave.serve.log_lines import LOG, failure
 from sharpwave.serve.wire import FAILED, Frame, Request, WireError
 from sharpwave.views.cutting import RowCutter
-from sharpwave.views.layout import Layout
+from sharpwave.views.layout import BatchLayout
 
 MAX_CONNECTIONS = 4096
 MAX_GREETING = 128
@@ -71,7 +71,7 @@ class Client:
     refused: Exception | None = None
     dictionaries: dict[int, bytes] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
-    layouts: dict[tuple[int, int], Layout] = field(default_factory=dict)
+    layouts: dict[tuple[int, int], BatchLayout] = field(default_factory=dict)
     sent: Sent = field(default_factory=dict)
     cutters: dict[int, RowCutter] = field(default_factory=dict)
     _cutter_bytes: dict[int, int] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class Client:
             return True
         return bool(poll.poll(0))
 
-    def layout(self, view: int, size: int, make: Callable[[int], Layout]) -> Layout:
+    def layout(self, view: int, size: int, make: Callable[[int], BatchLayout]) -> BatchLayout:
         """Return the layout of batches of a view, made if need be.  Raises: MemoryError."""
         found = self.layouts.pop((view, size), None)
         if found is None:

@@ -16,7 +16,7 @@ from sharpwave.memory.address_space import PAGE, reserve
 from sharpwave.serve.addresses import TCP, Address, Security, check_free, machine
 from sharpwave.serve.budget import Budget
 from sharpwave.serve.cluster_folder import CLUSTER, Manifest, alone, delete_shard, empty_folder
-from sharpwave.serve.local_shards import LocalShards, Plan
+from sharpwave.serve.local_shards import LocalShards, ShardPlan
 from sharpwave.serve.members import Fleet, Members
 from sharpwave.serve.process import once_free
 from sharpwave.serve.server import Client, Reply, Server
@@ -38,7 +38,7 @@ class Service:
         listen: where the directory listens.
         shards: their number in a new folder, or without one; ``None``: 1.
         disk: folder of the cluster, which is opened if it holds one.
-        limits: as of ``Plan``. ``replicas`` and ``options`` that differ from those of the cluster there are refused.
+        limits: as of ``ShardPlan``. ``replicas`` and ``options`` must equal those of the cluster there.
 
     Attributes:
         address: where it listens, with the port that it got. ``shards``: the shards' processes, once there are some.
@@ -68,7 +68,7 @@ class Service:
                 self._open(disk, given, here)
             else:
                 many = {"shards": given.pop("shards", 1), "replicas": given.pop("replicas", 0)}
-                self._plan = Plan(**many, options=given, **here)
+                self._plan = ShardPlan(**many, options=given, **here)
                 self._check()
                 if disk is not None:
                     empty_folder(disk)
@@ -91,7 +91,7 @@ class Service:
                 )
             _check_asked(disk, found, given)
             check_free(here["listen"], here["security"])  # shards take a while to begin
-            self._plan = Plan(
+            self._plan = ShardPlan(
                 found.shards, opens=True, replicas=found.replicas, new=found.new, parts=found.parts, **here
             )
             self._start(found.spec).opened(found)

@@ -24,7 +24,7 @@ from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardViews
 from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.store import Store
-from sharpwave.views.layout import Layout
+from sharpwave.views.layout import BatchLayout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
 FREE_SHARE = 0.25
@@ -160,7 +160,7 @@ class Shard:
                 client.holding.spare += short.nbytes
         raise MemoryError(f"{what} found no memory for its rows, {ATTEMPTS} times; use fewer learners a shard")
 
-    def _drawn(self, client: Client, frame: Frame, layout: Layout | None) -> Reply:
+    def _drawn(self, client: Client, frame: Frame, layout: BatchLayout | None) -> Reply:
         number, replay = self.views.of(frame)
         points, begin = frame.parts["points"], frame.head.get("begin", 0)
         with replay.lock:
@@ -185,7 +185,7 @@ class Shard:
                 parts = written(target, cutter, source.log.tables[FIRST_FIELD:], client.sent)
             return self._said(number)[0], parts
 
-    def _shared(self, client: Client, layout: Layout, replay: Replay[Any], frame: Frame) -> Any:
+    def _shared(self, client: Client, layout: BatchLayout, replay: Replay[Any], frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""
         blocks = frame.head["blocks"]
         if not isinstance(blocks, list) or len(blocks) != len(layout.sizes):

@@ -34,7 +34,7 @@ FINAL = 1_000_000
 
 
 @dataclass
-class Step:
+class AppendedStep:
     """Step as the suite appended it. Its observation and its action are its serial number.
 
     Attributes:
@@ -56,7 +56,7 @@ class Step:
 class Play:
     """Store with a record of the steps appended to it, by lane."""
 
-    def __init__(self, store: sw.Store, seed: int, lanes: list[list[Step]] | None = None) -> None:
+    def __init__(self, store: sw.Store, seed: int, lanes: list[list[AppendedStep]] | None = None) -> None:
         self.store, self.lanes = store, lanes or []
         self._rng = np.random.default_rng(seed)
 
@@ -66,7 +66,7 @@ class Play:
             lane = int(self._rng.integers(0, min(6, len(self.lanes) + 1)))
             self.lanes += [[] for _ in range(lane + 1 - len(self.lanes))]
             end = self._rng.random()
-            step = Step(self.store.total_steps, float(self._rng.integers(-4, 5)), end < 0.1, 0.1 <= end < 0.2)
+            step = AppendedStep(self.store.total_steps, float(self._rng.integers(-4, 5)), end < 0.1, 0.1 <= end < 0.2)
             self.store.append(
                 lane=lane, obs=self._observed(step.serial), action=step.serial, reward=step.reward,
                 terminated=step.terminated, truncated=step.truncated, final_obs=self._observed(step.serial + FINAL),
@@ -103,7 +103,7 @@ class ViewSuite:
         """Make a new view, always with the same settings."""
         raise NotImplementedError
 
-    def expected(self, lane: list[Step]) -> set[Any]:
+    def expected(self, lane: list[AppendedStep]) -> set[Any]:
         """Return the items that can be sampled, given all steps ever appended to a lane."""
         raise NotImplementedError
 

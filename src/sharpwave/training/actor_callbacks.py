@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.protocol import Acted, Agent, Obs
 from sharpwave.training.failures import RAISED, CallbackError
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 
 class Actor(NamedTuple):
@@ -69,7 +69,7 @@ class ActorCallback:
     def on_actor_step(self, stepped: Stepped) -> None:
         """Handle a step of all lanes, after it was recorded."""
 
-    def on_episode(self, episode: Episode) -> Mapping[str, float] | None:
+    def on_episode(self, episode: EpisodeScore) -> Mapping[str, float] | None:
         """Handle the end of an episode, after the ``on_actor_step`` of its last step.
 
         Returns:
@@ -144,7 +144,7 @@ class ActorHooks:
         """Call ``on_actor_step_begin``."""
         self._call("on_actor_step_begin", obs)
 
-    def stepped(self, stepped: Stepped, episodes: Iterable[Episode]) -> list[Episode]:
+    def stepped(self, stepped: Stepped, episodes: Iterable[EpisodeScore]) -> list[EpisodeScore]:
         """Call the hooks of a step and of the episodes that ended with it; return the episodes with their figures."""
         self._call("on_actor_step", stepped)
         ended = []

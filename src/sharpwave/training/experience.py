@@ -8,7 +8,7 @@ import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, Stepped
 from sharpwave.training.progress import Progress, episode_seed
-from sharpwave.training.scores import Episode, EpisodeSums, game_result
+from sharpwave.training.scores import EpisodeScore, EpisodeSums, game_result
 
 
 class Arrived(NamedTuple):
@@ -20,7 +20,7 @@ class Arrived(NamedTuple):
     """
 
     steps: int
-    episodes: list[Episode]
+    episodes: list[EpisodeScore]
 
 
 class Experience(Protocol):

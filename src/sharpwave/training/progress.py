@@ -21,7 +21,7 @@ from sharpwave.training import figures
 from sharpwave.training.failures import DivergedError
 from sharpwave.training.held_out import HeldOut
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode, Scores, running_mean
+from sharpwave.training.scores import EpisodeScore, Scores, running_mean
 
 Metrics = dict[str, Any]
 """Figures of a run, by name."""
@@ -135,7 +135,7 @@ class Progress:
         for name, value in metrics.items():
             self._metrics.setdefault(name, []).append(value)
 
-    def of_episode(self, episode: Episode, scores: Scores) -> Metrics:
+    def of_episode(self, episode: EpisodeScore, scores: Scores) -> Metrics:
         """Describe an episode that has ended: ``episode_steps`` is its length, ``steps`` the run's steps so far."""
         return {
             "steps": self.steps,

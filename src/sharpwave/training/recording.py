@@ -18,7 +18,7 @@ from sharpwave import envs
 from sharpwave.agents.protocol import Agent
 from sharpwave.extras import install
 from sharpwave.training.measuring import sometimes_random
-from sharpwave.training.scores import Episode, EpisodeSums, game_result
+from sharpwave.training.scores import EpisodeScore, EpisodeSums, game_result
 from sharpwave.training.setup import Env
 
 MAX_STEPS = 1 << 24
@@ -255,7 +255,7 @@ def check_new(folder: Path) -> None:
 class Recording(NamedTuple):
     """Outcome of a recording: its whole episodes, their steps, and their bytes on disk."""
 
-    episodes: list[Episode]
+    episodes: list[EpisodeScore]
     steps: int
     nbytes: int
 
@@ -269,7 +269,7 @@ def record(
     seed: int,
     epsilon: float = 0.0,
     about: Mapping[str, Any] = MappingProxyType({}),
-    tell: Callable[[Episode], None] = lambda episode: None,
+    tell: Callable[[EpisodeScore], None] = lambda episode: None,
     interrupted: Callable[[], str | None] = lambda: None,
 ) -> Recording:
     """Play episodes and write them to ``folder``, a checkpoint of a store with the environment's own fields.
@@ -287,7 +287,7 @@ def record(
     Raises:
         ValueError: the player chose no action of the environment.
     """
-    rng, sums, done = np.random.default_rng([seed, 1]), EpisodeSums(1), list[Episode]()
+    rng, sums, done = np.random.default_rng([seed, 1]), EpisodeSums(1), list[EpisodeScore]()
     with sw.Store(envs.step_spec(env), capacity=MAX_STEPS, seed=seed) as store:
         store.annotate(None, about)
         recorder = sw.Recorder(env, store)

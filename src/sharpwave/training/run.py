@@ -161,7 +161,7 @@ def resume(
 
 
 @dataclass(frozen=True)
-class Parts:
+class RunParts:
     """Parts of a run that its settings alone decide; ``stack`` closes them."""
 
     stack: ExitStack
@@ -249,7 +249,7 @@ def _parts(
     callbacks: Sequence[Callback],
     actor_callbacks: Sequence[MakeActorCallback],
     console: Console,
-) -> Iterator[Parts]:
+) -> Iterator[RunParts]:
     """Check all that can be checked before a run begins, and make its environments and its agent."""
     for package in ("tensorboard", "matplotlib"):  # the run imports them later
         if importlib.util.find_spec(package) is None:
@@ -272,7 +272,7 @@ def _parts(
         check_videos(recipe, agent)
         if recipe.actors.central:
             layout_of(agent)  # another agent is refused here
-        yield Parts(stack, recipe, env, agent, callbacks, actor_callbacks, console, speaker(console))
+        yield RunParts(stack, recipe, env, agent, callbacks, actor_callbacks, console, speaker(console))
 
 
 def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
@@ -324,7 +324,7 @@ class Saved:
     memory: tuple[sw.Store | sw.Cluster, Any, str] | None = None
 
 
-def _newest_whole(folder: Path, config: Config, parts: Parts) -> Saved:
+def _newest_whole(folder: Path, config: Config, parts: RunParts) -> Saved:
     damaged = []
     for checkpoint in reversed(checkpoints(folder)):
         try:
@@ -338,7 +338,7 @@ def _newest_whole(folder: Path, config: Config, parts: Parts) -> Saved:
     )
 
 
-def _load(folder: Path, checkpoint: Path, config: Config, parts: Parts) -> Saved:
+def _load(folder: Path, checkpoint: Path, config: Config, parts: RunParts) -> Saved:
     recipe = config.recipe
     values = load_checkpoint(checkpoint, parts.agent, resume=True)
     try:
@@ -365,7 +365,7 @@ def _load(folder: Path, checkpoint: Path, config: Config, parts: Parts) -> Saved
     return replace(saved, memory=(store, view, replay_id))
 
 
-def _memory(folder: Path, replay: Path, config: Config, parts: Parts) -> tuple[sw.Store | sw.Cluster, Any, str]:
+def _memory(folder: Path, replay: Path, config: Config, parts: RunParts) -> tuple[sw.Store | sw.Cluster, Any, str]:
     """Open the replay memory of a checkpoint, or make a new one; on disk it replaces the run's previous memory."""
     recipe, saved = config.recipe, replay if replay.is_dir() else None
     if not recipe.replay.disk_limit:

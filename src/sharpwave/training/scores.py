@@ -30,7 +30,7 @@ def game_result(
 
 
 @dataclass(frozen=True)
-class Episode:
+class EpisodeScore:
     """Episode that has ended, a whole game.
 
     Attributes:
@@ -60,7 +60,7 @@ class EpisodeSums:
         self._reward = np.zeros(lanes)
         self.steps = np.zeros(lanes, np.int64)
 
-    def add(self, reward: npt.NDArray[np.floating], ended: npt.NDArray[np.bool_]) -> list[Episode]:
+    def add(self, reward: npt.NDArray[np.floating], ended: npt.NDArray[np.bool_]) -> list[EpisodeScore]:
         """Count one step of every lane; return the episodes that ended with it.
 
         Args:
@@ -70,7 +70,7 @@ class EpisodeSums:
         self.steps += 1
         finished = []
         for lane in np.flatnonzero(ended).tolist():
-            finished.append(Episode(float(self._reward[lane]), int(self.steps[lane]), self._first_lane + lane))
+            finished.append(EpisodeScore(float(self._reward[lane]), int(self.steps[lane]), self._first_lane + lane))
             self._reward[lane] = 0.0
             self.steps[lane] = 0
         return finished
@@ -99,7 +99,7 @@ class Scores:
         self.avg_reward: float | None = None
         self.last: deque[float] = deque(maxlen=window)
 
-    def add(self, episode: Episode) -> None:
+    def add(self, episode: EpisodeScore) -> None:
         """Count an episode."""
         self.count += 1
         if self.scored[episode.lane]:

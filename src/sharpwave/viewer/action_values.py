@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.extras import install
-from sharpwave.offline.episodes import ENDED, Episode
+from sharpwave.offline.episodes import ENDED, EpisodeSpan
 from sharpwave.spec import Field
 from sharpwave.training.folder import LAST, steps_of
 from sharpwave.viewer.memory import Memory, Snapshot
-from sharpwave.viewer.sources import Source, checkpoints
+from sharpwave.viewer.sources import ViewerSource, checkpoints
 from sharpwave.viewer.steps import MAX_POINTS, numbers, thinned
 
 Floats = npt.NDArray[np.float64]
@@ -65,7 +65,7 @@ class ActionValues:
     steps: int
 
 
-class Part(NamedTuple):
+class EpisodePart(NamedTuple):
     """Consecutive observations of an episode from step ``step`` on, as agents see them, with actions and rewards. The
     final observation, if it comes last, has zeros for both."""
 
@@ -86,14 +86,14 @@ class Policy(NamedTuple):
 class ValuesOf:
     """Q-values of a source's episodes. Any thread may ask; one thread computes, and results are kept."""
 
-    def __init__(self, source: Source, memory: Memory) -> None:
+    def __init__(self, source: ViewerSource, memory: Memory) -> None:
         self._source, self._memory = source, memory
         self._found: OrderedDict[tuple[Any, ...], ActionValues | NoValuesError] = OrderedDict()
         self._policy: tuple[tuple[Any, ...], Policy] | None = None
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
-    def ask(self, snapshot: Snapshot, episode: Episode) -> ActionValues | None:
+    def ask(self, snapshot: Snapshot, episode: EpisodeSpan) -> ActionValues | None:
         """Return an episode's values; ``None``: the computation is running; ask again.
 
         Raises:
@@ -119,11 +119,11 @@ class ValuesOf:
         if (thread := self._thread) is not None:
             thread.join(timeout_s)
 
-    def compute(self, snapshot: Snapshot, episode: Episode) -> ActionValues:
+    def compute(self, snapshot: Snapshot, episode: EpisodeSpan) -> ActionValues:
         """Compute an episode's values.  Raises: NoValuesError."""
         return self._compute(self._version(), snapshot, episode)
 
-    def _run(self, key: tuple[Any, ...], version: tuple[Any, ...], snapshot: Snapshot, episode: Episode) -> None:
+    def _run(self, key: tuple[Any, ...], version: tuple[Any, ...], snapshot: Snapshot, episode: EpisodeSpan) -> None:
         with contextlib.suppress(OSError, AttributeError):
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), NICENESS)  # on Linux for this thread only
         found: ActionValues | NoValuesError
@@ -136,7 +136,7 @@ class ValuesOf:
             while len(self._found) > KEPT:
                 self._found.popitem(last=False)
 
-    def _compute(self, version: tuple[Any, ...], snapshot: Snapshot, episode: Episode) -> ActionValues:
+    def _compute(self, version: tuple[Any, ...], snapshot: Snapshot, episode: EpisodeSpan) -> ActionValues:
         if self._source.run is None:
             raise NoValuesError("a store has no policy; give the run that wrote it")
         if episode.steps > MAX_STEPS:
@@ -186,7 +186,7 @@ def loaded(run: Path, checkpoint: str) -> Policy:
 
 
 def values_of(
-    policy: Policy, memory: Memory, snapshot: Snapshot, episode: Episode, limit_s: float = np.inf
+    policy: Policy, memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, limit_s: float = np.inf
 ) -> ActionValues:
     """Compute an episode's values.
 
@@ -250,7 +250,7 @@ def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:
     }
 
 
-def walked(memory: Memory, snapshot: Snapshot, episode: Episode) -> Iterator[Part]:
+def walked(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan) -> Iterator[EpisodePart]:
     """Yield an episode with its final observation, at most ``ROWS`` observations at a time.
 
     Stacks are built as in views. If an episode's beginning was evicted, its first stacks are padded.
@@ -276,7 +276,7 @@ def walked(memory: Memory, snapshot: Snapshot, episode: Episode) -> Iterator[Par
         for begin in range(0, len(rows), ROWS):
             at = np.arange(begin, min(begin + ROWS, len(rows)))
             obs = {name: stacked(frames[name], spec.fields[name], len(rows), at) for name in spec.obs_names}
-            yield Part(
+            yield EpisodePart(
                 first + low + begin, spec.join_obs(obs), spec.join_action({n: a[at] for n, a in action.items()}),
                 reward[at],
             )  # fmt: skip

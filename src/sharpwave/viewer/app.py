@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
-from sharpwave.offline.episodes import Episode
+from sharpwave.offline.episodes import EpisodeSpan
 from sharpwave.viewer import pictures, steps
 from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.distributions import of_view
@@ -177,7 +177,9 @@ class Endpoints:
             self._cache(key, picture)
         return Response(picture, media_type="image/png", headers={"cache-control": "private, max-age=300"})
 
-    def _sheet(self, one: Watched, snapshot: Snapshot, episode: Episode, name: str, wanted: Any, side: int) -> bytes:
+    def _sheet(
+        self, one: Watched, snapshot: Snapshot, episode: EpisodeSpan, name: str, wanted: Any, side: int
+    ) -> bytes:
         field = snapshot.survey.described.spec.fields[name]
         places = {step: place for place, step in enumerate(wanted.tolist())}
         found = one.memory.frames(snapshot, episode, name, wanted)
@@ -214,7 +216,7 @@ class Endpoints:
             raise HTTPException(404, one.trouble or reading)
         return number, one, snapshot
 
-    def _episode(self, request: Request, snapshot: Snapshot) -> tuple[int, Episode]:
+    def _episode(self, request: Request, snapshot: Snapshot) -> tuple[int, EpisodeSpan]:
         try:
             number = snapshot.number_of(_number(request, "lane", 1 << 62), _number(request, "first", 1 << 62))
         except KeyError as error:

@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.offline.episodes import Episode, Following, Survey, frame_rows
+from sharpwave.offline.episodes import EpisodeSpan, Following, Survey, frame_rows
 from sharpwave.offline.scan import Segment, part_of
 from sharpwave.viewer.priorities import ViewItems, read_views
-from sharpwave.viewer.sources import Source
+from sharpwave.viewer.sources import ViewerSource
 from sharpwave.views.store_views import NO_STATE
 
 Floats = npt.NDArray[np.float64]
@@ -55,7 +55,7 @@ class Snapshot:
     trouble: str = ""
 
     @property
-    def episodes(self) -> list[Episode]:
+    def episodes(self) -> list[EpisodeSpan]:
         """Episodes, in the order of their ends."""
         return self.survey.episodes
 
@@ -142,7 +142,7 @@ class Memory:
         progress: bytes read, and in total, of a running update.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ViewerSource) -> None:
         self.source = source
         self.progress = (0, 0)
         self._following: Following | None = None
@@ -202,7 +202,7 @@ class Memory:
     def read(
         self,
         snapshot: Snapshot,
-        episode: Episode,
+        episode: EpisodeSpan,
         names: Sequence[str],
         begin: int,
         end: int,
@@ -234,7 +234,7 @@ class Memory:
             yield first, one.header.steps, one, snapshot.survey.unpack(one, ("reward", *names))
 
     def frames(
-        self, snapshot: Snapshot, episode: Episode, name: str, steps: Ints
+        self, snapshot: Snapshot, episode: EpisodeSpan, name: str, steps: Ints
     ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
         """Yield (step, value) of a field of the observation; ``episode.steps`` is the final observation.
 

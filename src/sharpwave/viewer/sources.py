@@ -21,7 +21,7 @@ Kind = Literal["run", "store", "checkpoint"]
 
 
 @dataclass(frozen=True)
-class Source:
+class ViewerSource:
     """Run, store or checkpoint to show. ``run``: the folder with its log; ``None``: a store without a run."""
 
     name: str
@@ -55,7 +55,7 @@ def checkpoints(run: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def opened_sources(paths: Sequence[Path]) -> Iterator[list[Source]]:
+def opened_sources(paths: Sequence[Path]) -> Iterator[list[ViewerSource]]:
     """Provide ``find_sources(paths)``, with checkpoints in single files unpacked meanwhile.
 
     Raises:
@@ -68,13 +68,13 @@ def opened_sources(paths: Sequence[Path]) -> Iterator[list[Source]]:
         yield [replace(one, name=files[one.path].name) if one.path in files else one for one in found]
 
 
-def find_sources(paths: Sequence[Path]) -> list[Source]:
+def find_sources(paths: Sequence[Path]) -> list[ViewerSource]:
     """Return the sources at paths: a path's own, or, in a folder of runs and stores, each of those.
 
     Raises:
         ValueError: no source, or more than ``MAX_SOURCES``.
     """
-    found: list[Source] = []
+    found: list[ViewerSource] = []
     for path in paths:
         path = path.absolute()
         one = _source(path)
@@ -90,20 +90,22 @@ def find_sources(paths: Sequence[Path]) -> list[Source]:
     return _named(found)
 
 
-def _source(path: Path) -> Source | None:
+def _source(path: Path) -> ViewerSource | None:
     if (path / CONFIG).is_file() and ((path / METRICS).is_file() or (path / CHECKPOINTS).is_dir()):
-        return Source(path.name, path, "run", path)
+        return ViewerSource(path.name, path, "run", path)
     if CHECKPOINT_NAME.fullmatch(path.name) and is_store(path / REPLAY):
         run = path.parent.parent
-        return Source(f"{run.name}/{path.name}", path, "checkpoint", run if (run / CONFIG).is_file() else None)
-    return Source(path.name, path, "store", None) if is_store(path) else None
+        return ViewerSource(f"{run.name}/{path.name}", path, "checkpoint", run if (run / CONFIG).is_file() else None)
+    return ViewerSource(path.name, path, "store", None) if is_store(path) else None
 
 
-def _named(found: list[Source]) -> list[Source]:
+def _named(found: list[ViewerSource]) -> list[ViewerSource]:
     """Prefix equal names of sources with the names of their parents."""
     names = [one.name for one in found]
     return [
-        Source(f"{one.path.parent.name}/{one.name}", one.path, one.kind, one.run) if names.count(one.name) > 1 else one
+        ViewerSource(f"{one.path.parent.name}/{one.name}", one.path, one.kind, one.run)
+        if names.count(one.name) > 1
+        else one
         for one in found
     ]
 

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.escaping import escaped
-from sharpwave.offline.episodes import ENDED, Episode
+from sharpwave.offline.episodes import ENDED, EpisodeSpan
 from sharpwave.spec import Field
 from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot, TooLargeError
 from sharpwave.viewer.pictures import is_picture
@@ -38,7 +38,7 @@ def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
     return found
 
 
-def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end: int) -> dict[str, Any]:
+def curves(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> dict[str, Any]:
     """Return rewards, fields and priorities of the steps ``begin <= step < end`` of an episode.
 
     Returns:
@@ -90,7 +90,7 @@ def curves(memory: Memory, snapshot: Snapshot, episode: Episode, begin: int, end
     }
 
 
-def values_at(memory: Memory, snapshot: Snapshot, episode: Episode, step: int) -> dict[str, Any]:
+def values_at(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, Any]:
     """Return all values of one step, as text.
 
     Raises:
@@ -126,7 +126,7 @@ def numbers(values: Floats) -> list[float | None]:
     return [float(f"{one:.6g}") if ok else None for one, ok in zip(values.tolist(), finite.tolist(), strict=True)]
 
 
-def _of_views(snapshot: Snapshot, episode: Episode, begin: int, end: int) -> list[tuple[str, str, Floats]]:
+def _of_views(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> list[tuple[str, str, Floats]]:
     found = []
     for view in snapshot.views:
         low, high = np.searchsorted(view.lane, [episode.lane, episode.lane + 1])

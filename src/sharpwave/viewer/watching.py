@@ -13,7 +13,7 @@ from sharpwave.escaping import escaped
 from sharpwave.training.folder import METRICS, SUMMARY
 from sharpwave.viewer.action_values import ValuesOf
 from sharpwave.viewer.memory import Memory
-from sharpwave.viewer.sources import Source
+from sharpwave.viewer.sources import ViewerSource
 from sharpwave.viewer.training_log import TrainingLog
 
 MIN_PAUSE_S = 2.0
@@ -32,7 +32,7 @@ class Watched:
         trouble: why the memory cannot be read; "" if it can.
     """
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: ViewerSource) -> None:
         self.source = source
         self.memory = Memory(source)
         self.values = ValuesOf(source, self.memory)

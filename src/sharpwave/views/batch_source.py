@@ -20,7 +20,7 @@ from sharpwave.views.batch import Draws
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Tag, tagged
 from sharpwave.views.items import Items
-from sharpwave.views.layout import Layout, Target
+from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.pace import Pace, check_limiter
 from sharpwave.views.unused_draws import Drawn, UnusedDraws
 from sharpwave.views.uses import Uses
@@ -74,7 +74,7 @@ class BatchSource:
         self.items = Items(log, view, sampler, uses)  # last of what may fail: then the sampler can serve another view
         self.unused = UnusedDraws(log, self.items)
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
-        self.layouts: dict[int, Layout] = {}  # by batch size, the latest
+        self.layouts: dict[int, BatchLayout] = {}  # by batch size, the latest
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
 
     # by one call
@@ -205,7 +205,7 @@ class BatchSource:
         """Return the random numbers of a draw to keep with its ids; ``None`` where the view wants none."""
         return draw.uniforms if self.view.draws_uniforms else None
 
-    def draw_into(self, target: Target, beta: float | None, points: Floats | None = None) -> Undo:
+    def draw_into(self, target: BatchTarget, beta: float | None, points: Floats | None = None) -> Undo:
         """Draw items into the memory of a batch, after ``wait``; if ``points`` are given, there (``Items.draw``).
 
         Returns a function that undoes it while the lock is still held. An error leaves all undrawn.
@@ -217,7 +217,7 @@ class BatchSource:
                 return undo
             self.pace.check_enough(len(target.ids))
 
-    def fill_drawn(self, target: Target, drawn: Drawn, beta: float | None) -> Undo:
+    def fill_drawn(self, target: BatchTarget, drawn: Drawn, beta: float | None) -> Undo:
         """Fill the memory of a batch with the items of an earlier draw; items lost since are resampled.
 
         Returns a function that undoes the resampling while the lock is still held. An error leaves nothing resampled.
@@ -240,7 +240,7 @@ class BatchSource:
             if self._filled(target, undo):
                 return undo
 
-    def _filled(self, target: Target, undo: Undo) -> bool:
+    def _filled(self, target: BatchTarget, undo: Undo) -> bool:
         """Fill a batch's memory with its draw. An error undoes the draw, and so does damage.
 
         Returns False if segments were damaged: others can be sampled, and those no more.  Raises: DamagedError: none.
@@ -295,7 +295,7 @@ class BatchSource:
             target.ids[gone] = -1
         return target.batch
 
-    def _fill(self, target: Target) -> None:
+    def _fill(self, target: BatchTarget) -> None:
         """Fill a batch for its items, all present; or cut their rows out, with ``target.cutter``.
 
         Raises:
@@ -360,11 +360,11 @@ class BatchSource:
 
     # memory
 
-    def layout(self, batch_size: int) -> Layout:
+    def layout(self, batch_size: int) -> BatchLayout:
         """Return the layout of a batch's memory."""
-        return Layout(self.view.columns(), self.view.scratch_rows, batch_size)
+        return BatchLayout(self.view.columns(), self.view.scratch_rows, batch_size)
 
-    def lend(self, batch_size: int) -> Target:
+    def lend(self, batch_size: int) -> BatchTarget:
         """Lend memory for a batch.  Raises: MemoryError: there is no room for it."""
         batches, layout = self.log.batches, self.layouts.get(batch_size)
         if layout is None:

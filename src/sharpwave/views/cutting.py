@@ -22,7 +22,7 @@ from sharpwave.views.gather import PIECE_ROWS, FieldColumn, FieldReader, LogArra
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-    from sharpwave.views.layout import Target
+    from sharpwave.views.layout import BatchTarget
     from sharpwave.views.view import DividedView
 
 Bytes = npt.NDArray[np.uint8]
@@ -116,7 +116,7 @@ class RowCutter:
         self._memory |= {name: column.memory for name, column in self.columns.items()}
         self.columns, self._places = {}, []
 
-    def add(self, view: DividedView[Any], target: Target, begin: int) -> None:
+    def add(self, view: DividedView[Any], target: BatchTarget, begin: int) -> None:
         """Cut the rows of ``target``, which begins with the batch's item ``begin``; fill its other columns.
 
         Raises:

@@ -17,7 +17,7 @@ from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
-from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
 from sharpwave.views.step_views import EndedSteps
 from sharpwave.views.transitions import NStep
 
@@ -189,11 +189,11 @@ class Hindsight(NStep):
         core.choose_goals(log, items, uniforms, goals.share, STRATEGIES[goals.kind], self._ended.spans, *chosen)
         return chosen
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Mapping[str, BatchColumn]:
         """Return those of transitions, and which of them are relabelled."""
-        return {**super().columns(), ".relabelled": Column(np.bool_)}
+        return {**super().columns(), ".relabelled": BatchColumn(np.bool_)}
 
-    def fill(self, target: Target) -> None:
+    def fill(self, target: BatchTarget) -> None:
         """Fill as transitions are, then relabel those whose random numbers say so, without their rewards."""
         super().fill(target)
         columns, (slot, frame) = target.columns, self._chosen(target.draw.items, target.draw.uniforms)
@@ -207,7 +207,7 @@ class Hindsight(NStep):
         reader.read_pieces(pieces, window[:, 0])
         window[rows, 1] = window[rows, 0]
 
-    def finish(self, target: Target) -> None:
+    def finish(self, target: BatchTarget) -> None:
         """Reward the transitions that have new goals."""
         columns, rows = target.columns, np.flatnonzero(target.columns[".relabelled"])
         if not rows.size:

@@ -33,7 +33,7 @@ Arrays = Mapping[str | tuple[str, str], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class Column:
+class BatchColumn:
     """Array of a batch.
 
     Attributes:
@@ -89,7 +89,7 @@ class Column:
 
 
 @dataclass(slots=True)
-class Target:
+class BatchTarget:
     """Memory of a batch to fill: arrays that do not keep it alive; ``batch`` does.
 
     Attributes:
@@ -108,13 +108,13 @@ class Target:
     rows: Sequence[Ints]
     cutter: Any = None
 
-    def part(self, begin: int, end: int) -> Target:
+    def part(self, begin: int, end: int) -> BatchTarget:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
         some = slice(begin, end)
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
-        return Target(self.batch, draw, ids, columns, scratch, list(scratch), self.cutter)
+        return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), self.cutter)
 
     def fill(self, view: Any, begin: int) -> None:
         """Fill it, the part of a batch that begins with item ``begin``, or cut its rows out."""
@@ -123,7 +123,7 @@ class Target:
         else:
             self.cutter.add(view, self, begin)
 
-    def copy_from(self, other: Target) -> None:
+    def copy_from(self, other: BatchTarget) -> None:
         """Copy the items of another batch of the same columns."""
         for name, array in other.columns.items():
             self.columns[name][...] = array
@@ -131,7 +131,7 @@ class Target:
         self.draw.probabilities[...], self.draw.weights[...] = other.draw.probabilities, other.draw.weights
 
 
-class Layout:
+class BatchLayout:
     """Layout of batches of ``size`` items.
 
     A block is one array of a structured dtype, whose fields are the batch's arrays. Columns with parts are structures
@@ -144,13 +144,15 @@ class Layout:
             once.
     """
 
-    def __init__(self, columns: Mapping[str, Column], scratch_rows: int, size: int) -> None:
+    def __init__(self, columns: Mapping[str, BatchColumn], scratch_rows: int, size: int) -> None:
         self.size, self._scratch_rows = size, scratch_rows
         self.work_bytes = 8 * (scratch_rows + 3) * size
         small: dict[str, np.dtype[Any]] = {name: np.dtype((kind, (size,))) for name, kind in COMMON}
         nbytes = sum(rounded(item.itemsize, ALIGNMENT) for item in small.values())
         large: list[Root] = []
-        self._inside: list[dict[str, tuple[Column, bool]]] = [{}]  # each block's columns, and whether parts lie apart
+        self._inside: list[dict[str, tuple[BatchColumn, bool]]] = [
+            {}
+        ]  # each block's columns, and whether parts lie apart
         # The batch's arrays, by name, or by name and part: block, name in the block's dtype, and part.
         self._plain: list[tuple[str, int, str | None]] = [(name, 0, name) for name in small if name != "ids"]
         self._parts: list[tuple[tuple[str, str], int, str | None, str]] = []
@@ -186,12 +188,12 @@ class Layout:
         self.filling: core.Filling | None = None
         self._used = self._places = False
 
-    def _over(self, block: Block, number: int) -> tuple[Layout, int, Any, dict[str, Array]]:
+    def _over(self, block: Block, number: int) -> tuple[BatchLayout, int, Any, dict[str, Array]]:
         """Return the arrays over a block itself, which are kept with it; a block lent again may come from another
         layout of the same size."""
         kept = block.arrays
         if kept is not None and kept[0] is self and kept[1] == number:
-            arrays: tuple[Layout, int, Any, dict[str, Array]] = kept
+            arrays: tuple[BatchLayout, int, Any, dict[str, Array]] = kept
             return arrays
         shape, dtype = self.roots[number]
         root = np.ndarray(shape, dtype, block.memory)
@@ -210,7 +212,7 @@ class Layout:
         block.arrays = arrays = self, number, common, columns
         return arrays
 
-    def over(self, lent: Sequence[tuple[Block, Array]], view: Any, tag: object) -> Target:
+    def over(self, lent: Sequence[tuple[Block, Array]], view: Any, tag: object) -> BatchTarget:
         """Return the arrays of one batch of ``view`` over blocks of ``sizes`` and ``roots``.
 
         Args:
@@ -232,7 +234,7 @@ class Layout:
         else:
             made = self.batches.over(roots)
             batch = made if self._places else view.batch(made)
-        return Target(batch, draw, ids, columns, *self._work[2:])
+        return BatchTarget(batch, draw, ids, columns, *self._work[2:])
 
     def _fill_at_once(
         self, view: Any, roots: Sequence[Array], draw: Draw, ids: Ints, columns: Mapping[str, Array]

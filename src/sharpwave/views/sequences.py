@@ -14,7 +14,7 @@ from sharpwave.native.untouched import zeros
 from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
-from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import StepView, numbers
 from sharpwave.views.view import MAX_RUNS, fills_at_once
@@ -203,13 +203,13 @@ class Windows(StepView[SequenceBatch]):
         slots[runs[0], np.arange(count) - (ends - touched)[runs[0]]] = runs[1]
         return slots
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Mapping[str, BatchColumn]:
         """Return the columns of flags and rewards, and a window a field."""
-        columns = {name: Column(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
-        columns |= {name: Column(np.int64) for name in PLACE}
+        columns = {name: BatchColumn(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
+        columns |= {name: BatchColumn(np.int64) for name in PLACE}
         for number, (name, field) in enumerate(self._spec.fields.items()):
             rows, shape = self._shape(name, field)
-            columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
+            columns[name] = BatchColumn(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
         return columns
 
     def _shape(self, name: str, field: Field) -> tuple[int, tuple[int, ...]]:
@@ -238,7 +238,7 @@ class Windows(StepView[SequenceBatch]):
         )  # fmt: skip
         return filler, self._found, [(self, "_steps")]
 
-    def locate(self, target: Target) -> list[Read]:
+    def locate(self, target: BatchTarget) -> list[Read]:
         """Compute returns; return the pieces of every field, in the fields' order."""
         places = target.scratch
         count = self._locate(target.draw.items, target.columns, places)
@@ -263,7 +263,7 @@ class Windows(StepView[SequenceBatch]):
                 reads.append(Read(name, number, steps[0], steps[1], steps[2], steps))
         return reads
 
-    def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
+    def decode(self, target: BatchTarget, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
         """Decode fields, spread stacks, and clear padding."""
         places = target.scratch
         for read, reader in zip(reads, readers, strict=True):

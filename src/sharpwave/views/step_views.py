@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from sharpwave.native import core
 from sharpwave.views.gather import LogArrays
-from sharpwave.views.layout import Arrays, Target
+from sharpwave.views.layout import Arrays, BatchTarget
 from sharpwave.views.view import MAX_RUNS, DividedView
 
 if TYPE_CHECKING:
@@ -135,7 +135,7 @@ class StepView(DividedView[B], Generic[B]):
         """Note TD errors [rows] of the steps in ``slot``."""
         self.expected[slot] = td_error
 
-    def fill(self, target: Target) -> None:
+    def fill(self, target: BatchTarget) -> None:
         """Compute returns and decode every field."""
         reads, readers = self.locate(target), self._arrays.readers()
         self.decode(target, reads, [readers[read.field] for read in reads])

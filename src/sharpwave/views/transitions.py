@@ -13,7 +13,7 @@ from sharpwave.native import core
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReader, Read
-from sharpwave.views.layout import Arrays, Column, Target
+from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import StepView, numbers
 from sharpwave.views.view import fills_at_once
@@ -130,9 +130,9 @@ class NStep(StepView[Batch]):
             both[crossing, 1] = located[4]
         return both
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Mapping[str, BatchColumn]:
         """Return the columns of flags and rewards, and one or two windows of frames a field."""
-        columns = {name: Column(kind) for name, kind in NUMBERS.items()}
+        columns = {name: BatchColumn(kind) for name, kind in NUMBERS.items()}
         fields = list(self._spec.fields.values())
         for name, number, ending in self._windows:
             field, after = fields[number], ending == core.OF_FRAMES_AFTER
@@ -141,10 +141,10 @@ class NStep(StepView[Batch]):
             begins = {part: (field.dtype, shape, k * field.row_bytes) for k, part in enumerate(parts)}
             window = field.frames + len(parts) - 1, field.row_bytes
             apart = len(parts) == window[0] > 1  # nothing is shared
-            columns[name] = Column(np.uint8, window, begins, number, apart)
+            columns[name] = BatchColumn(np.uint8, window, begins, number, apart)
         return columns
 
-    def fill(self, target: Target) -> None:
+    def fill(self, target: BatchTarget) -> None:
         """Compute returns and decode every field, by one call of the core where all fields have a value a step."""
         if self._sparse:
             super().fill(target)
@@ -163,12 +163,12 @@ class NStep(StepView[Batch]):
             for read in (reads[i] for i in left_out):
                 readers[read.field].read_left_out(read.slot, read.newest, read.first, target.columns[read.column])
 
-    def locate(self, target: Target) -> list[Read]:
+    def locate(self, target: BatchTarget) -> list[Read]:
         """Compute returns; return the windows of every field."""
         self._locate(target.draw.items, target.columns, target.scratch)
         return self._reads(target)
 
-    def _reads(self, target: Target) -> list[Read]:
+    def _reads(self, target: BatchTarget) -> list[Read]:
         """Return the windows of located items."""
         slot, row, frame, first, next_slot, next_frame, next_first = target.rows
         readers, reads = self._arrays.readers(), []

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.native import core
     from sharpwave.views.gather import Read, RowReader
-    from sharpwave.views.layout import Arrays, Column, Target
+    from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -120,15 +120,15 @@ class View(Protocol[Batch_co]):
         """
         return items
 
-    def columns(self) -> Mapping[str, Column]:
+    def columns(self) -> Mapping[str, BatchColumn]:
         """Return the arrays of a batch other than ``weights``, ``probabilities`` and ``ids``."""
         raise NotImplementedError
 
-    def fill(self, target: Target) -> None:
+    def fill(self, target: BatchTarget) -> None:
         """Fill ``target.columns`` for ``target.draw.items``, whose segments are in memory."""
         raise NotImplementedError
 
-    def finish(self, target: Target) -> None:
+    def finish(self, target: BatchTarget) -> None:
         """Call the user's functions, once all of a batch is filled: they may change the log."""
         return None
 
@@ -158,11 +158,11 @@ class DividedView(View[Batch_co], Protocol[Batch_co]):
 
     decode_rows: int = 0
 
-    def locate(self, target: Target) -> list[Read]:
+    def locate(self, target: BatchTarget) -> list[Read]:
         """Fill the columns of flags and rewards, and return the rows to decode for the others."""
         raise NotImplementedError
 
-    def decode(self, target: Target, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
+    def decode(self, target: BatchTarget, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
         """Decode some of the ``reads`` of ``locate``, each with a reader of its own, into the columns."""
         for read, reader in zip(reads, readers, strict=True):
             reader.decode(read, target.columns[read.column])

@@ -22,12 +22,12 @@ from sharpwave.arguments import is_integer
 from sharpwave.errors import LimiterTimeoutError
 from sharpwave.native import core
 from sharpwave.native.forks import path
-from sharpwave.native.interrupts import Lock
+from sharpwave.native.interrupts import InterruptLock
 from sharpwave.sampling.limiters import LOOK_S, Limiter, check_timeout
 from sharpwave.sampling.protocol import Draw, Sampler
 from sharpwave.views.batch_source import BatchSource, Undo, own_generator
 from sharpwave.views.ids import tagged
-from sharpwave.views.layout import Target
+from sharpwave.views.layout import BatchTarget
 from sharpwave.views.unused_draws import Drawn
 
 B = TypeVar("B")
@@ -39,7 +39,7 @@ Share = float | Callable[[int], float]
 POLL_S = 0.01
 """Between two looks at what a thread does that keeps a turn longer than another would wait for steps."""
 
-_made: weakref.WeakSet[Lock] = weakref.WeakSet()
+_made: weakref.WeakSet[InterruptLock] = weakref.WeakSet()
 
 
 class Part(Protocol[B_co]):
@@ -59,7 +59,7 @@ class Part(Protocol[B_co]):
     @property
     def view(self) -> Any: ...
     @property
-    def lock(self) -> Lock: ...
+    def lock(self) -> InterruptLock: ...
     @property
     def sampler(self) -> Sampler: ...
     @property
@@ -86,7 +86,7 @@ class Choice:
 
     source: Ints
     shares: npt.NDArray[np.float64]
-    sent: dict[int, Target] = field(default_factory=dict)
+    sent: dict[int, BatchTarget] = field(default_factory=dict)
 
     @cached_property
     def counts(self) -> dict[int, int]:
@@ -300,20 +300,20 @@ class Parts(Generic[B]):
     def fill_drawn(self, choice: Choice, parts: Mapping[int, Drawn], beta: float | None) -> B:
         """Return the batch of earlier draws of its parts, while all locks are held."""
 
-        def fill(k: int, part: Target) -> Undo:
+        def fill(k: int, part: BatchTarget) -> Undo:
             source: BatchSource = self.views[k].source
             source.log.check_open()
             return source.fill_drawn(part, parts[k], beta)
 
         return self._batch(choice, self._lend(choice), fill)
 
-    def _lend(self, choice: Choice) -> Target:
+    def _lend(self, choice: Choice) -> BatchTarget:
         """Lend memory for a batch, of the store whose view has the largest share."""
         source: BatchSource = self.views[0 if self.alone else int(choice.shares.argmax())].source
         source.log.check_open()
         return source.lend(len(choice.source))
 
-    def _batch(self, choice: Choice, target: Target, fill: Callable[[int, Target], Undo]) -> B:
+    def _batch(self, choice: Choice, target: BatchTarget, fill: Callable[[int, BatchTarget], Undo]) -> B:
         """Return the batch in ``target``. An error of one part undoes the others.
 
         Args:
@@ -375,7 +375,7 @@ def _float(value: Any) -> float:
         return math.inf
 
 
-def _part(target: Target, begin: int, end: int) -> Target:
+def _part(target: BatchTarget, begin: int, end: int) -> BatchTarget:
     """Return the items ``begin <= i < end`` of a batch, with working memory of their own: that of ``target`` belongs to
     the store that lent it, and is used under its lock."""
     part, own = target.part(begin, end), Draw.of(end - begin)
@@ -398,26 +398,26 @@ def _order(source: Ints) -> tuple[Ints, Ints]:
 
 
 @contextmanager
-def _all_held(locks: Sequence[Lock]) -> Iterator[None]:
+def _all_held(locks: Sequence[InterruptLock]) -> Iterator[None]:
     with ExitStack() as stack:
         for lock in locks:
             stack.enter_context(lock)
         yield
 
 
-def turn() -> Lock:
+def turn() -> InterruptLock:
     """Return a lock for ``held``, taken before any store's. In a forked child it is free.
 
     What it guards is changed under the stores' locks: a fork waits for those, and not for this one, which a thread may
     hold while it waits for steps.
     """
-    made = Lock()
+    made = InterruptLock()
     _made.add(made)
     return made
 
 
 @contextmanager
-def held(lock: Lock, seconds: float, what: str, waits: Callable[[], bool]) -> Iterator[None]:
+def held(lock: InterruptLock, seconds: float, what: str, waits: Callable[[], bool]) -> Iterator[None]:
     """Hold a lock, which another thread may keep while it waits for steps.
 
     Args:

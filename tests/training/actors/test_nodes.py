@@ -33,7 +33,7 @@ from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 from ..trainer import Trained
 
@@ -105,7 +105,7 @@ def test_a_report_is_counted_once_however_often_it_is_sent(books):
     books.join("a", 4)
     for _ in range(3):
         books.poll("a", 1, made=12, delivered=[[8, 0], [4, 1]], episodes=[[9.5, 12, 3]])
-    assert list(books.hub.receive(0.01)) == [Arrival(8, 0), Arrival(4, 1), Episode(9.5, 12, 3)]
+    assert list(books.hub.receive(0.01)) == [Arrival(8, 0), Arrival(4, 1), EpisodeScore(9.5, 12, 3)]
     assert list(books.hub.receive(0.0)) == []
 
 

@@ -28,7 +28,7 @@ from sharpwave.training.callbacks import Callback
 from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 from ..trainer import Trained, options
 
@@ -166,7 +166,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         arrived += listen(pool, stands_still)
         most += 64 * 100 / limiter.ratio
         assert most - lanes <= counters.made <= most
-        steps = sum(message.segment.steps for message in arrived if not isinstance(message, Episode))
+        steps = sum(message.segment.steps for message in arrived if not isinstance(message, EpisodeScore))
         under_way = lanes * (standing.recipe.actors.segment_steps + standing.replay.horizon + 1)
         assert 0 < counters.made - steps <= under_way
         # It stops in the middle of whatever it does, and is neither waited for nor lost.
@@ -195,7 +195,7 @@ def test_segments_larger_than_the_sockets_buffer_arrive():
     arrived: list[Any] = []
     with standing.pool() as pool:
         while len(arrived) < 2 and time.monotonic() < limit:
-            arrived += [message.segment for message in pool.receive(0.05) if not isinstance(message, Episode)]
+            arrived += [message.segment for message in pool.receive(0.05) if not isinstance(message, EpisodeScore)]
     assert [(segment.first_step, segment.steps) for segment in arrived[:2]] == [(0, 64), (64, 64)]
     assert len(arrived[0].packed) > 64 * 84 * 84
 

@@ -14,7 +14,7 @@ from sharpwave.serve import wire
 from sharpwave.training.actors import worker
 from sharpwave.training.actors.transport import ARRIVAL, MAX_DICTIONARIES, Arrival, Failure, Inbox, Message, Outbox
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 
 def random_arrival(rng, known):
@@ -70,7 +70,7 @@ def test_messages_arrive_in_order_and_then_the_end(pair):
     for at in range(1_500):
         if at % 10 == 0:
             figures = {"a": float("inf"), "b": 0.1} if at % 20 else {}
-            sent.append(Episode(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99)), figures))
+            sent.append(EpisodeScore(rng.normal(), int(rng.integers(0, 10_000)), int(rng.integers(0, 99)), figures))
         else:
             sent.append(random_arrival(rng, known))
     sent.append(Failure("Traceback: Grüße" + "!" * wire.MAX_HEAD_BYTES, by_callback=True))

@@ -8,7 +8,7 @@ from typing import Any
 from tianshou.data import PrioritizedReplayBuffer, ReplayBuffer
 
 
-class Part:
+class BufferPart:
     """Part of a buffer whose observations a store holds; comes before one of Tianshou's in a class's bases."""
 
     def __getattr__(self, key: str) -> Any:
@@ -36,7 +36,7 @@ class Part:
     def update(self, buffer: Any) -> Any:
         """Take the transitions of another part of the same buffer.  Raises: NotImplementedError: of anything else."""
         parent = self._parent()
-        if not isinstance(buffer, Part) or buffer._parent() is not parent:
+        if not isinstance(buffer, BufferPart) or buffer._parent() is not parent:
             raise NotImplementedError("update: expected a part of the same buffer; give others to a ReplayBuffer")
         given: Any = buffer
         stack, given.stack_num = given.stack_num, 1
@@ -52,11 +52,11 @@ class Part:
         return {key: value for key, value in self.__dict__.items() if key != "_whole"}
 
 
-class _Plain(Part, ReplayBuffer):  # type: ignore[misc]
+class _Plain(BufferPart, ReplayBuffer):  # type: ignore[misc]
     pass
 
 
-class _Prioritized(Part, PrioritizedReplayBuffer):  # type: ignore[misc]
+class _Prioritized(BufferPart, PrioritizedReplayBuffer):  # type: ignore[misc]
     pass
 
 

@@ -33,7 +33,7 @@ BITS, ACTION = "bits", "action"
 
 
 @dataclass(frozen=True)
-class Leaf:
+class TensorDictLeaf:
     """A tensor of the TensorDict: its key, and its shape and dtype without batch dimensions."""
 
     key: Key
@@ -70,7 +70,7 @@ class Rows:
         )  # fmt: skip
 
 
-class Layout:
+class TensorDictLayout:
     """Fields of a store for TensorDicts of one structure.
 
     Attributes:
@@ -78,11 +78,17 @@ class Layout:
         bits: single booleans, in the order of their bits. ``reward``: the leaf that is the store's reward, if any.
     """
 
-    def __init__(self, obs: dict[str, Leaf], fields: dict[str, Leaf], bits: list[Leaf], reward: Leaf | None) -> None:
+    def __init__(
+        self,
+        obs: dict[str, TensorDictLeaf],
+        fields: dict[str, TensorDictLeaf],
+        bits: list[TensorDictLeaf],
+        reward: TensorDictLeaf | None,
+    ) -> None:
         self.obs, self.fields, self.bits, self.reward = obs, fields, bits, reward
 
     @classmethod
-    def of(cls, data: TensorDictBase) -> Layout:
+    def of(cls, data: TensorDictBase) -> TensorDictLayout:
         """Look at transitions [n].  Raises: ValueError, TypeError: they are none, or hold what cannot be stored."""
         leaves = {leaf.key: leaf for leaf in _leaves(data)}
         bits = [leaf for leaf in leaves.values() if leaf.dtype == "bool" and np.prod(leaf.shape) == 1]
@@ -105,7 +111,7 @@ class Layout:
         return cls(_named(obs, ""), named, bits, reward)
 
     @classmethod
-    def from_spec(cls, spec: Spec) -> Layout:
+    def from_spec(cls, spec: Spec) -> TensorDictLayout:
         """Return the layout that a store was made with.  Raises: ValueError: it was not made by this module."""
         try:
             bits = spec.fields[BITS].metadata
@@ -117,7 +123,7 @@ class Layout:
         except (KeyError, TypeError) as error:
             raise ValueError(f"this store holds {spec}, expected one that a TorchRL buffer made") from error
 
-    def checked(self, n_step: int) -> Layout:
+    def checked(self, n_step: int) -> TensorDictLayout:
         """Return it, if there are returns of so many steps.  Raises: ValueError."""
         if n_step > 1 and (self.reward is None or STEPS in (leaf.key for leaf in self.fields.values())):
             raise ValueError(
@@ -203,7 +209,7 @@ class Layout:
         return TensorDict(nested, batch_size=batch, device="cpu")
 
 
-def _leaves(data: TensorDictBase) -> list[Leaf]:
+def _leaves(data: TensorDictBase) -> list[TensorDictLeaf]:
     found = []
     for name, value in data.items(include_nested=True, leaves_only=True, is_leaf=is_leaf_nontensor):
         key = name if isinstance(name, tuple) else (name,)
@@ -218,16 +224,16 @@ def _leaves(data: TensorDictBase) -> list[Leaf]:
                 f"extend: {key} holds {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}, which cannot be "
                 "stored; expected tensors of numbers, as numpy has them: exclude it, or convert it"
             ) from error
-        found.append(Leaf(key, tuple(value.shape[data.ndim :]), dtype.name))
+        found.append(TensorDictLeaf(key, tuple(value.shape[data.ndim :]), dtype.name))
     return found
 
 
-def _alike(one: Leaf, other: Leaf | None) -> bool:
+def _alike(one: TensorDictLeaf, other: TensorDictLeaf | None) -> bool:
     return other is not None and (one.shape, one.dtype) == (other.shape, other.dtype)
 
 
-def _named(leaves: list[Leaf], prefix: str) -> dict[str, Leaf]:
-    named: dict[str, Leaf] = {}
+def _named(leaves: list[TensorDictLeaf], prefix: str) -> dict[str, TensorDictLeaf]:
+    named: dict[str, TensorDictLeaf] = {}
     for leaf in leaves:
         name = prefix + "/".join(leaf.key).replace(".", "_")
         while name in named:
@@ -236,7 +242,7 @@ def _named(leaves: list[Leaf], prefix: str) -> dict[str, Leaf]:
     return named
 
 
-def _array(data: TensorDictBase, leaf: Leaf, *under: str) -> Array:
+def _array(data: TensorDictBase, leaf: TensorDictLeaf, *under: str) -> Array:
     value = data.get((*under, *leaf.key), None)
     if value is None:
         raise KeyError(f"no {(*under, *leaf.key)}")
@@ -246,9 +252,9 @@ def _array(data: TensorDictBase, leaf: Leaf, *under: str) -> Array:
     return array
 
 
-def _metadata(leaf: Leaf) -> dict[str, Any]:
+def _metadata(leaf: TensorDictLeaf) -> dict[str, Any]:
     return {"key": list(leaf.key), "shape": list(leaf.shape), "dtype": leaf.dtype}
 
 
-def _leaf(said: Mapping[str, Any]) -> Leaf:
-    return Leaf(tuple(said["key"]), tuple(said["shape"]), said["dtype"])
+def _leaf(said: Mapping[str, Any]) -> TensorDictLeaf:
+    return TensorDictLeaf(tuple(said["key"]), tuple(said["shape"]), said["dtype"])

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data.replay_buffers import Sampler, Storage, Writer
 
 from sharpwave.integrations.torchrl.saving import load, packed, save, unpack
-from sharpwave.integrations.torchrl.transitions import Transitions
+from sharpwave.integrations.torchrl.transitions import StoredTransitions
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.store import Store
@@ -25,7 +25,7 @@ class StoredIds(Storage):  # type: ignore[misc]
 
     def __init__(
         self,
-        transitions: Transitions,
+        transitions: StoredTransitions,
         device: torch.device | str | None,
         *,
         alpha: float | None,

@@ -9,7 +9,7 @@ from tensordict import TensorDictBase
 from torchrl.data import TensorDictReplayBuffer
 
 from sharpwave.integrations.torchrl.parts import Appending, DrawnIds, StoredIds
-from sharpwave.integrations.torchrl.transitions import Transitions
+from sharpwave.integrations.torchrl.transitions import StoredTransitions
 from sharpwave.views.replay import Replay
 
 
@@ -60,7 +60,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         **store: Any,
     ) -> None:
         storage = StoredIds(
-            Transitions(frame_stack, n_step=n_step, capacity=capacity, ram=ram, seed=seed, **store),
+            StoredTransitions(frame_stack, n_step=n_step, capacity=capacity, ram=ram, seed=seed, **store),
             device,
             alpha=alpha,
             beta=beta,
@@ -81,9 +81,9 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
         )
 
     @property
-    def transitions(self) -> Transitions:
+    def transitions(self) -> StoredTransitions:
         """The store, and what is written to it."""
-        found: Transitions = self._storage.transitions
+        found: StoredTransitions = self._storage.transitions
         return found
 
     @property

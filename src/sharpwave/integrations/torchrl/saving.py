@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from sharpwave.integrations.torchrl.transitions import LIMITS, Transitions
+from sharpwave.integrations.torchrl.transitions import LIMITS, StoredTransitions
 from sharpwave.store import Store
 
 FILE = "transitions.sharpwave"
 
 
-def save(transitions: Transitions, folder: Path) -> None:
+def save(transitions: StoredTransitions, folder: Path) -> None:
     """Write a checkpoint of the store; one on disk is its own, and flushed."""
     folder.mkdir(parents=True, exist_ok=True)
     if transitions.opened is not None and transitions.disk is None:
@@ -23,7 +23,7 @@ def save(transitions: Transitions, folder: Path) -> None:
         transitions.store.flush()
 
 
-def load(transitions: Transitions, folder: Path) -> None:
+def load(transitions: StoredTransitions, folder: Path) -> None:
     """Go on with what ``save`` wrote; trajectories begin anew.
 
     Raises:
@@ -39,7 +39,7 @@ def load(transitions: Transitions, folder: Path) -> None:
         transitions.clear()
 
 
-def packed(transitions: Transitions) -> torch.Tensor:
+def packed(transitions: StoredTransitions) -> torch.Tensor:
     """Return what ``save`` writes as uint8 [bytes]."""
     with tempfile.TemporaryDirectory() as folder:
         save(transitions, Path(folder))
@@ -47,7 +47,7 @@ def packed(transitions: Transitions) -> torch.Tensor:
         return torch.from_numpy(np.fromfile(file, np.uint8) if file.exists() else np.empty(0, np.uint8))
 
 
-def unpack(transitions: Transitions, content: torch.Tensor) -> None:
+def unpack(transitions: StoredTransitions, content: torch.Tensor) -> None:
     """Go on with what ``packed`` returned.  Raises: ValueError: as ``load``."""
     with tempfile.TemporaryDirectory() as folder:
         if len(content):

@@ -13,7 +13,7 @@ from torchrl.data.replay_buffers import Storage
 
 from sharpwave.integrations.torchrl.layout import MASK
 from sharpwave.integrations.torchrl.saving import load, packed, save, unpack
-from sharpwave.integrations.torchrl.transitions import Transitions
+from sharpwave.integrations.torchrl.transitions import StoredTransitions
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch
 from sharpwave.views.replay import Replay
@@ -53,7 +53,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
                 f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: what TorchRL's samplers "
                 "draw must be there; use sharpwave.integrations.torchrl.ReplayBuffer"
             )
-        self.transitions = Transitions(frame_stack, newest=self.max_size, **store)
+        self.transitions = StoredTransitions(frame_stack, newest=self.max_size, **store)
         self._ids = np.empty(0, np.int64)  # by place
         self._made: tuple[Store, Replay[Batch]] | None = None
 

@@ -23,7 +23,7 @@ Keyed = dict[tuple[int, int], int]
 
 
 @dataclass
-class Places:
+class LanePlaces:
     """Where n transitions go.
 
     Attributes:
@@ -39,10 +39,10 @@ class Places:
     breaks: Bools
     dropped: Bools
 
-    def some(self, chosen: Bools) -> Places:
+    def some(self, chosen: Bools) -> LanePlaces:
         """Return those of some transitions: ``chosen`` bool [n]."""
         lane, turn = self.lane[chosen], self.turn[chosen]
-        return Places(lane, turn, self.begins[chosen], self.breaks[chosen], self.dropped[chosen])
+        return LanePlaces(lane, turn, self.begins[chosen], self.breaks[chosen], self.dropped[chosen])
 
     def blocks(self, kept: Bools) -> list[Ints]:
         """Return the kept ones, as int64 [T, lanes]: steps that the same lanes take together, one after the other.
@@ -94,7 +94,7 @@ class Trajectories:
         resets.forget()
         return Trajectories(lanes, free=list(range(lanes)), resets=resets)
 
-    def place(self, rows: Rows, most: int, drops: bool = True) -> Places:
+    def place(self, rows: Rows, most: int, drops: bool = True) -> LanePlaces:
         """Find each transition's lane, and remember what trajectories lead to.
 
         Args:
@@ -148,7 +148,7 @@ class Trajectories:
                 self._remember(rows, end - 1, lane, False)
         for lane in written.keys() & self.last.keys():
             self.last[lane] = {name: np.array(one) for name, one in self.last[lane].items()}
-        return Places(lane_of, turns, begins, breaks, dropped)
+        return LanePlaces(lane_of, turns, begins, breaks, dropped)
 
     def _take(self, most: int, key: int) -> int:
         """Return the lane for a trajectory that begins: where one ended with its first observation, if one did."""

@@ -16,8 +16,8 @@ from sharpwave.errors import EmptyError
 from sharpwave.integrations.frame_stacks import Stack
 from sharpwave.integrations.resets import Resets
 from sharpwave.integrations.stack_finder import StackFinder
-from sharpwave.integrations.torchrl.layout import MASK, STEPS, Layout, Rows
-from sharpwave.integrations.torchrl.trajectories import Places, Trajectories
+from sharpwave.integrations.torchrl.layout import MASK, STEPS, Rows, TensorDictLayout
+from sharpwave.integrations.torchrl.trajectories import LanePlaces, Trajectories
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import max_lanes
@@ -33,7 +33,7 @@ LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
 """Settings of a store that may be others when it is opened again."""
 
 
-class Transitions:
+class StoredTransitions:
     """A store, made from the first TensorDict or opened when it is first needed.
 
     Args:
@@ -57,7 +57,7 @@ class Transitions:
             Store(Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8")), **settings | limits).close()
         self.frame_stack, self.n_step, self.newest, self.settings = frame_stack, n_step, newest, settings
         self._store: Store | None = None
-        self._layout: Layout | None = None
+        self._layout: TensorDictLayout | None = None
         self._stacks: dict[str, Stack] = {}
         self._trajectories = Trajectories()
 
@@ -85,7 +85,7 @@ class Transitions:
     def adopt(self, store: Store) -> None:
         """Go on with a store of such transitions; trajectories begin anew.  Raises: ValueError: of others; closed."""
         try:
-            layout = Layout.from_spec(store.spec).checked(self.n_step)
+            layout = TensorDictLayout.from_spec(store.spec).checked(self.n_step)
         except ValueError:
             store.close()
             raise
@@ -131,7 +131,7 @@ class Transitions:
     def _write(self, flat: TensorDictBase, environments: int) -> Ints:
         layout = self._layout if self.opened is not None else None
         first = layout is None
-        layout = layout or Layout.of(flat).checked(self.n_step)
+        layout = layout or TensorDictLayout.of(flat).checked(self.n_step)
         rows, trajectories = layout.rows(flat), self._trajectories.copy()
         many = len(np.unique(rows.trajectory)) if rows.trajectory is not None else 0
         most = max(MIN_LANES, many, environments)
@@ -155,7 +155,7 @@ class Transitions:
         self.store._log.boundaries.counted["dropped_resets"] = trajectories.resets.dropped
         return ids
 
-    def _find_stacks(self, layout: Layout, rows: Rows, places: Places) -> dict[str, Stack]:
+    def _find_stacks(self, layout: TensorDictLayout, rows: Rows, places: LanePlaces) -> dict[str, Stack]:
         stacks = {}
         for name, leaf in layout.obs.items():
             images = len(leaf.shape) == 3
@@ -166,7 +166,7 @@ class Transitions:
             stacks[name] = finder.found or finder.whole
         return stacks
 
-    def _check(self, rows: Rows, places: Places) -> npt.NDArray[np.bool_]:
+    def _check(self, rows: Rows, places: LanePlaces) -> npt.NDArray[np.bool_]:
         """Return which transitions are stored: bool [n].  Raises: ValueError: stacks that are none."""
         kept = np.ones(len(rows), np.bool_)
         for name, stack in self._stacks.items():
@@ -191,7 +191,7 @@ class Transitions:
             warnings.warn(f"{what}; they are passed over", RuntimeWarning, stacklevel=6)
         return kept
 
-    def _append(self, rows: Rows, places: Places, kept: npt.NDArray[np.bool_]) -> Ints:
+    def _append(self, rows: Rows, places: LanePlaces, kept: npt.NDArray[np.bool_]) -> Ints:
         assert self._store is not None
         ids = np.full(len(rows), -1, np.int64)
         before, after = (

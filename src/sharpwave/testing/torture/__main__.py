@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from sharpwave.testing.torture.faults import preloaded
-from sharpwave.testing.torture.program import Program, random_program
+from sharpwave.testing.torture.program import StoreProgram, random_program
 from sharpwave.testing.torture.run import outcome
 from sharpwave.testing.torture.shrink import shrunk
 
@@ -18,7 +18,7 @@ def main() -> None:
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     tell(ready=True, preloaded=preloaded())
     if "program" in asked:
-        one(Program.from_json(asked["program"]), asked["shrink_s"])
+        one(StoreProgram.from_json(asked["program"]), asked["shrink_s"])
         return
     seed, until = asked["seed"], time.time() + asked["seconds"]
     for number in range(asked["programs"]):
@@ -27,7 +27,7 @@ def main() -> None:
         one(random_program(seed + number * asked["jobs"], **asked["kinds"]), asked["shrink_s"])
 
 
-def one(program: Program, shrink_s: float) -> None:
+def one(program: StoreProgram, shrink_s: float) -> None:
     """Run a program, and tell."""
     begun = time.monotonic()
     failure, counts, at = outcome(program)
@@ -45,7 +45,7 @@ def one(program: Program, shrink_s: float) -> None:
     tell(**said, seconds=time.monotonic() - begun)
 
 
-def kind_of(program: Program) -> str:
+def kind_of(program: StoreProgram) -> str:
     """Return what kind of store a program has: its retention, its limits, and what it does when it is full."""
     limits = [name for name in ("capacity", "disk_limit", "ram") if name in program.settings]
     return f"{program.settings['retention']}, {' and '.join(limits)}, {program.settings['on_full']}"

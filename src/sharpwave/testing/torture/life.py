@@ -16,7 +16,7 @@ from sharpwave import writing
 from sharpwave.disk import disk_budget, region_files
 from sharpwave.persistence import settings as store_settings
 from sharpwave.testing.torture.faults import Faults, faults
-from sharpwave.testing.torture.program import GAMMA, VIEWS, Program
+from sharpwave.testing.torture.program import GAMMA, VIEWS, StoreProgram
 
 SAMPLERS: dict[str, Any] = {"Uniform": sw.Uniform, "Prioritized": sw.Prioritized, "Fifo": sw.Fifo}
 RETENTIONS: dict[str, Any] = {"Fifo": sw.Fifo, "Reservoir": sw.Reservoir, "LowestPriority": sw.LowestPriority}
@@ -61,14 +61,14 @@ def small(region_bytes: int) -> None:
     writing.MAX_BLOCK_S, writing.RETRY_S = 0.1, 0.005
 
 
-class Life:
+class StoreProcess:
     """One process's use of a store.
 
     Args:
         folder: of the store.  checkpoint: folder to write checkpoints to.
     """
 
-    def __init__(self, program: Program, folder: Path, checkpoint: Path, control: Faults) -> None:
+    def __init__(self, program: StoreProgram, folder: Path, checkpoint: Path, control: Faults) -> None:
         self.program, self.folder, self.checkpoint, self.control = program, folder, checkpoint, control
         self.store: sw.Store | None = None
         self.views: dict[str, Any] = {}
@@ -268,12 +268,12 @@ class Life:
         return {"views": views, "episodes": episodes}
 
 
-def live(program: Program, folder: Path, checkpoint: Path, pipe: Connection) -> None:
+def live(program: StoreProgram, folder: Path, checkpoint: Path, pipe: Connection) -> None:
     """Carry out operations until the pipe is closed; answer each with what it returned, and what is held then."""
     warnings.simplefilter("ignore")
     control = faults()
     control.watch(folder.parent)
-    life = Life(program, folder, checkpoint, control)
+    life = StoreProcess(program, folder, checkpoint, control)
     while True:
         try:
             operation: dict[str, Any] = pipe.recv()

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.testing.torture.life import observations, rewards, told
-from sharpwave.testing.torture.program import GAMMA, VIEWS, Program
+from sharpwave.testing.torture.program import GAMMA, VIEWS, StoreProgram
 
 Key = tuple[int, int]
 """A step's lane, and its number there."""
@@ -49,7 +49,7 @@ def some(keys: Any) -> str:
 
 
 @dataclass
-class Step:
+class LoggedStep:
     """A step as it was appended.
 
     Attributes:
@@ -74,7 +74,7 @@ class Step:
 
 
 @dataclass
-class Items:
+class LoggedItems:
     """What a view must remember: priorities and uses of items, by the key of their (first trained) step.
 
     Attributes:
@@ -87,8 +87,8 @@ class Items:
     uses: dict[Key, tuple[int, int]] = field(default_factory=dict)
     known: bool = True
 
-    def copy(self) -> Items:
-        return Items(dict(self.priority), self.largest, dict(self.uses), self.known)
+    def copy(self) -> LoggedItems:
+        return LoggedItems(dict(self.priority), self.largest, dict(self.uses), self.known)
 
 
 @dataclass
@@ -105,14 +105,14 @@ class Log:
         counts: what was compared.
     """
 
-    program: Program
-    lanes: list[list[Step | None]] = field(default_factory=list)
+    program: StoreProgram
+    lanes: list[list[LoggedStep | None]] = field(default_factory=list)
     held: dict[Key, int] = field(default_factory=dict)
     ids: dict[int, int] = field(default_factory=dict)
     flushed: list[int] = field(default_factory=list)
     gone: set[Key] = field(default_factory=set)
-    views: dict[str, Items] = field(default_factory=dict)
-    saved: dict[str, Items] = field(default_factory=dict)
+    views: dict[str, LoggedItems] = field(default_factory=dict)
+    saved: dict[str, LoggedItems] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
     stats: dict[str, int] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
@@ -120,12 +120,12 @@ class Log:
 
     def __post_init__(self) -> None:
         if not self.views:
-            self.views = {name: Items() for name in self.program.views}
+            self.views = {name: LoggedItems() for name in self.program.views}
             self.limits = {k: v for k, v in self.program.settings.items() if k in ("capacity", "disk_limit")}
 
     def copy(self) -> Log:
         """Return a copy of everything but the program and the counts."""
-        lanes = [[None if s is None else Step(**vars(s)) for s in steps] for steps in self.lanes]
+        lanes = [[None if s is None else LoggedStep(**vars(s)) for s in steps] for steps in self.lanes]
         return Log(
             self.program, lanes, dict(self.held), dict(self.ids), list(self.flushed), set(self.gone),
             {name: one.copy() for name, one in self.views.items()},
@@ -138,7 +138,7 @@ class Log:
         steps: int = self.program.settings["segment_steps"]
         return steps
 
-    def last(self, lane: int) -> Step | None:
+    def last(self, lane: int) -> LoggedStep | None:
         """Return a lane's last step."""
         return self.lanes[lane][-1] if lane < len(self.lanes) and self.lanes[lane] else None
 
@@ -147,7 +147,7 @@ class Log:
         last = self.last(lane)
         return last is not None and not last.ended
 
-    def keys(self) -> Iterator[tuple[Key, Step]]:
+    def keys(self) -> Iterator[tuple[Key, LoggedStep]]:
         """Yield all steps."""
         for lane, steps in enumerate(self.lanes):
             for number, step in enumerate(steps):
@@ -166,7 +166,7 @@ class Log:
             last.truncated, last.final = True, last.next
         number = 0 if last is None or last.ended else last.number + 1
         ended = flags[0] or flags[1]
-        step = Step(
+        step = LoggedStep(
             serial, obs, *flags, final if ended else None, None if ended or following < 0 else following, number
         )
         self.lanes[lane].append(step)
@@ -414,10 +414,10 @@ class Log:
             return self._windows(**{k: settings[k] for k in ("length", "burn_in", "stride", "n_step")})
         return {key: run for key in self.held if (run := self._run(key, settings["n_step"])) is not None}, set()
 
-    def _run(self, key: Key, n_step: int) -> tuple[list[Step], int | None] | None:
+    def _run(self, key: Key, n_step: int) -> tuple[list[LoggedStep], int | None] | None:
         """Return the steps that a return sums, and the code of the observation after them."""
         lane, number = key
-        steps, found = self.lanes[lane], list[Step]()
+        steps, found = self.lanes[lane], list[LoggedStep]()
         for k in range(number, number + n_step):
             step = steps[k] if k < len(steps) else None
             if step is None or (lane, k) not in self.held:
@@ -481,7 +481,7 @@ class Log:
     def lose_views(self) -> None:
         """Take views back to what they were when they were last written, as far as that is known."""
         for name, one in self.views.items():
-            saved = self.saved.get(name, Items(known=False))
+            saved = self.saved.get(name, LoggedItems(known=False))
             if name in self.dirty or name not in self.saved:
                 one.known = False
                 uses = saved.uses
@@ -545,7 +545,7 @@ class Log:
             raise Violation(what, message + f"{np.asarray(got)[row].tolist()}, expected {expected[row].tolist()}")
 
     def _compare_transitions(
-        self, name: str, found: dict[str, Any], items: list[tuple[list[Step], int | None]]
+        self, name: str, found: dict[str, Any], items: list[tuple[list[LoggedStep], int | None]]
     ) -> None:
         serials = [steps[0].serial for steps, _ in items]
         returns = np.zeros(len(items))
@@ -641,7 +641,7 @@ class Log:
     def _compare_episodes(self, found: list[Any]) -> None:
         expected = []
         for lane, steps in enumerate(self.lanes):
-            run: list[tuple[int, Step]] = []
+            run: list[tuple[int, LoggedStep]] = []
             for number, step in enumerate(steps):
                 there = step is not None and (lane, number) in self.held
                 if run and (not there or (step is not None and step.number == 0)):

@@ -32,7 +32,7 @@ GAMMA = 0.5
 
 
 @dataclass(frozen=True)
-class Program:
+class StoreProgram:
     """A store's settings and what is done to it, in order.
 
     Attributes:
@@ -50,7 +50,7 @@ class Program:
     views: tuple[str, ...] = ("one",)
     seed: int = 0
 
-    def with_operations(self, operations: Iterable[Operation]) -> Program:
+    def with_operations(self, operations: Iterable[Operation]) -> StoreProgram:
         """Return the program with other operations."""
         return replace(self, operations=list(operations))
 
@@ -62,7 +62,7 @@ class Program:
         return f'{{{head}, "operations": [\n  {lines}\n]}}'
 
     @classmethod
-    def from_json(cls, text: str) -> Program:
+    def from_json(cls, text: str) -> StoreProgram:
         """Return the program that ``to_json`` wrote."""
         values = json.loads(text)
         return cls(**values | {"views": tuple(values["views"])})
@@ -78,7 +78,7 @@ class Program:
 
 def random_program(
     seed: int, retentions: Iterable[str] = RETENTIONS, on_full: Iterable[str] = ON_FULL, limits: Iterable[str] = LIMITS
-) -> Program:
+) -> StoreProgram:
     """Return a random program, the same for the same arguments."""
     rng = random.Random(seed)
     segment_steps = rng.choice([2, 4, 8, 16])
@@ -101,7 +101,7 @@ def random_program(
         settings["ram"] = 4 << 20
     width = rng.choice([6, 6, 40, 200]) if limit == "capacity" else rng.choice([40, 200, 400])
     views = tuple(name for name in VIEWS if name == "one" or rng.random() < 0.5)
-    program = Program(settings, [], lanes, rng.choice([0, 2, 3]), width, views, seed)
+    program = StoreProgram(settings, [], lanes, rng.choice([0, 2, 3]), width, views, seed)
     make = _Maker(program, rng)
     for _ in range(rng.randint(15, 70)):
         make.some()
@@ -110,7 +110,7 @@ def random_program(
 
 
 class _Maker:
-    def __init__(self, program: Program, rng: random.Random) -> None:
+    def __init__(self, program: StoreProgram, rng: random.Random) -> None:
         self.program, self.rng, self.operations = program, rng, [dict[str, Any]()]
         self.operations.clear()
         self.serial = 1

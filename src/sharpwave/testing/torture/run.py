@@ -19,7 +19,7 @@ import numpy as np
 from sharpwave.testing.torture.faults import KILLS
 from sharpwave.testing.torture.life import FINAL, NEXT, live
 from sharpwave.testing.torture.model import Log, Violation, check
-from sharpwave.testing.torture.program import VIEWS, Operation, Program
+from sharpwave.testing.torture.program import VIEWS, Operation, StoreProgram
 
 ANSWER_S = 60.0
 """Time after which an operation counts as hanging."""
@@ -37,7 +37,7 @@ class Run:
         counts: what was done and compared, by kind.
     """
 
-    def __init__(self, program: Program, base: Path) -> None:
+    def __init__(self, program: StoreProgram, base: Path) -> None:
         self.program, self.base = program, base
         self.counts: Counter[str] = Counter()
         self.log = Log(program, counts=self.counts)
@@ -490,7 +490,7 @@ class Run:
         self._deadline = 0.0
 
 
-def outcome(program: Program) -> tuple[Violation | None, Counter[str], int]:
+def outcome(program: StoreProgram) -> tuple[Violation | None, Counter[str], int]:
     """Run a program; return what is wrong, counts, and the operation at which it was seen."""
     base = Path(tempfile.mkdtemp(prefix="sharpwave-torture-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     run = Run(program, base.resolve())

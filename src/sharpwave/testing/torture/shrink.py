@@ -7,15 +7,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sharpwave.testing.torture.model import Violation
-from sharpwave.testing.torture.program import Operation, Program
+from sharpwave.testing.torture.program import Operation, StoreProgram
 from sharpwave.testing.torture.run import outcome
 
 
-def shrunk(program: Program, failure: Violation, seconds: float) -> tuple[Program, Violation]:
+def shrunk(program: StoreProgram, failure: Violation, seconds: float) -> tuple[StoreProgram, Violation]:
     """Return the smallest program found in the time that fails in the same way, and how it fails."""
     deadline = time.monotonic() + seconds
 
-    def try_one(candidate: Program) -> bool:
+    def try_one(candidate: StoreProgram) -> bool:
         nonlocal program, failure
         if time.monotonic() > deadline:
             return False
@@ -33,7 +33,7 @@ def shrunk(program: Program, failure: Violation, seconds: float) -> tuple[Progra
     return program, failure
 
 
-def _operations(now: Callable[[], Program], try_one: Callable[[Program], bool]) -> None:
+def _operations(now: Callable[[], StoreProgram], try_one: Callable[[StoreProgram], bool]) -> None:
     """Leave out operations, many at first, from the last ones on; then make those that are left smaller."""
     part = max(1, len(now().operations) // 2)
     while True:
@@ -53,7 +53,7 @@ def _operations(now: Callable[[], Program], try_one: Callable[[Program], bool]) 
         at += not any(try_one(now().with_operations([*operations[:at], o, *operations[at + 1 :]])) for o in others)
 
 
-def _settings(now: Callable[[], Program], try_one: Callable[[Program], bool]) -> None:
+def _settings(now: Callable[[], StoreProgram], try_one: Callable[[StoreProgram], bool]) -> None:
     """Leave out views, and take plainer settings."""
     for view in now().views:
         if len(now().views) > 1:

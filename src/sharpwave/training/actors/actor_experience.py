@@ -21,7 +21,7 @@ from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.progress import Progress
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 
 class ActorExperience:
@@ -101,7 +101,7 @@ class ActorExperience:
         steps, episodes = 0, []
         try:
             for message in self._actors.receive(timeout_s):
-                if isinstance(message, Episode):
+                if isinstance(message, EpisodeScore):
                     episodes.append(message)
                     continue
                 if (segment := message.segment) is not None:

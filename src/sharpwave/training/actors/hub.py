@@ -30,7 +30,7 @@ from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import own_parts
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 GONE_S = 30.0
 """Time without a word from a node after which its actors are free for others."""
@@ -100,7 +100,7 @@ class Hub:
         self._weights: npt.NDArray[np.float32] = np.empty(0, np.float32)
         self._version = 0
         self._nodes: dict[str, _Node] = {}
-        self._inbox: list[Arrival | Episode] = []
+        self._inbox: list[Arrival | EpisodeScore] = []
         self._restarts, self._failure, self._stop = 0, "", False
         self._alone_since: float | None = time.monotonic()
         self._changed = threading.Condition()
@@ -130,7 +130,7 @@ class Hub:
             self._weights, self._version = numbers, self._version + 1
             return self._version
 
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival | EpisodeScore]:
         """Yield what nodes have told, waiting up to ``timeout_s`` for the first.
 
         Raises:
@@ -236,7 +236,7 @@ class Hub:
         for steps, version in delivered:
             node.received += steps
             self._inbox.append(Arrival(steps, version))
-        self._inbox += [Episode(reward, int(steps), int(lane)) for reward, steps, lane in episodes]
+        self._inbox += [EpisodeScore(reward, int(steps), int(lane)) for reward, steps, lane in episodes]
         self._changed.notify_all()
 
     def _told(self, node: _Node, frame: Frame) -> Reply:

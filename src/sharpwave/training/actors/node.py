@@ -25,7 +25,7 @@ from sharpwave.training.actors.worker import ShardPlace
 from sharpwave.training.folder import check_imports
 from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 POLL_S = 0.1
 """Time between two questions to the hub."""
@@ -219,8 +219,8 @@ class _Report:
         self._episodes: list[tuple[float, float, float]] = []
         self._sent: tuple[dict[str, Any], dict[str, Any]] | None = None
 
-    def add(self, message: Arrival | Episode) -> None:
-        if isinstance(message, Episode):
+    def add(self, message: Arrival | EpisodeScore) -> None:
+        if isinstance(message, EpisodeScore):
             self._episodes.append((message.reward, message.steps, message.lane))
         else:
             self._delivered[message.version] += message.steps

@@ -22,7 +22,7 @@ from sharpwave.training.actors.worker import ShardPlace, Task, act, actor_seed, 
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 HUNG_S = 120.0
 """Time without a heartbeat after which an actor is killed and restarted; imports may delay its first one."""
@@ -129,7 +129,7 @@ class ActorPool:
         """Publish weights to the actors; return their version."""
         return self.weights.publish(parts)
 
-    def receive(self, timeout_s: float) -> Iterator[Arrival | Episode]:
+    def receive(self, timeout_s: float) -> Iterator[Arrival | EpisodeScore]:
         """Yield what the actors have sent, waiting up to ``timeout_s`` for the first message.
 
         The messages of a dead actor are received to the last before the next call replaces it.
@@ -161,7 +161,7 @@ class ActorPool:
             elif self._hangs(seat, passed):
                 yield from self._buried(seat)
 
-    def _heard(self, seat: _Seat, message: Message | None) -> Iterator[Arrival | Episode]:
+    def _heard(self, seat: _Seat, message: Message | None) -> Iterator[Arrival | EpisodeScore]:
         if message is None:
             assert seat.inbox is not None
             seat.inbox.ended = True
@@ -193,7 +193,7 @@ class ActorPool:
         seat.failure = f"it was silent for {self._hung_s:g} s"
         return True
 
-    def _buried(self, seat: _Seat, grace_s: float = 0.0) -> Iterator[Arrival | Episode]:
+    def _buried(self, seat: _Seat, grace_s: float = 0.0) -> Iterator[Arrival | EpisodeScore]:
         """Kill an actor that does not end by itself, yield the messages that it has sent and free its slot."""
         seat.bury(grace_s)
         assert seat.inbox is not None

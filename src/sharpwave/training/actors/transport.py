@@ -16,7 +16,7 @@ from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve import wire
 from sharpwave.serve.remote_writer import put_request
 from sharpwave.serve.wire import Frame
-from sharpwave.training.scores import Episode
+from sharpwave.training.scores import EpisodeScore
 
 ARRIVAL, EPISODE, FAILURE = 1, 2, 3
 """Kinds of frames."""
@@ -52,7 +52,7 @@ class Failure:
     by_callback: bool = False
 
 
-Message = Arrival | Episode | Failure
+Message = Arrival | EpisodeScore | Failure
 
 
 class Outbox:
@@ -73,7 +73,7 @@ class Outbox:
         if isinstance(message, Failure):
             kind, head = FAILURE, {"by_callback": message.by_callback}
             parts = {"text": message.text.encode(errors="replace")}  # of any length
-        elif isinstance(message, Episode):
+        elif isinstance(message, EpisodeScore):
             kind = EPISODE
             head = {"steps": message.steps, "lane": message.lane, "names": list(message.figures)}
             parts = {"figures": np.array([message.reward, *message.figures.values()])}  # JSON has no NaN
@@ -131,7 +131,7 @@ class Inbox:
             return Failure(bytes(parts["text"]).decode(), head["by_callback"])
         if frame.kind == EPISODE:
             reward, *figures = parts["figures"].tolist()
-            return Episode(reward, head["steps"], head["lane"], dict(zip(head["names"], figures, strict=True)))
+            return EpisodeScore(reward, head["steps"], head["lane"], dict(zip(head["names"], figures, strict=True)))
         if "segment:0" not in parts:
             return Arrival(head["steps"], head["version"])
         if len(self._dictionaries) >= MAX_DICTIONARIES:
