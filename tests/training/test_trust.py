@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -178,6 +179,16 @@ def test_lines_of_metrics_that_are_none_are_dropped(tmp_path):
 def test_a_config_that_is_none(tmp_path, content):
     (tmp_path / CONFIG).write_text(content)
     with pytest.raises(ValueError, match="is not the config of a run"):
+        read_config(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["run", "replay"])
+@pytest.mark.parametrize("value", [True, None, 5, ["a"], "x"])
+def test_an_id_in_a_config_that_is_none_is_named(tmp_path, name, value):
+    write_config(tmp_path, Config("cartpole", CARTPOLE, "ab" * 16, "cd" * 16))
+    values = json.loads((tmp_path / CONFIG).read_text())
+    (tmp_path / CONFIG).write_text(sealed_json({**values, name: value}))
+    with pytest.raises(ValueError, match=re.escape(f"{name} {value!r}, expected an id")):
         read_config(tmp_path)
 
 

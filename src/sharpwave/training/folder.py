@@ -170,7 +170,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         if content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
             raise ValueError("its checksum does not match")
         for name in ("run", "replay"):
-            if not re.fullmatch("[0-9a-f]{32}|", values[name]):
+            if not isinstance(values[name], str) or not re.fullmatch("[0-9a-f]{32}|", values[name]):
                 raise ValueError(f"{name} {values[name]!r}, expected an id of 32 hexadecimal digits")
         recipe = Recipe.from_table(values["settings"])
         config = Config(str(values["recipe"]), recipe, values["run"], values["replay"])
