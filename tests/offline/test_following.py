@@ -15,6 +15,7 @@ from sharpwave.format import region
 from sharpwave.offline import episodes, scan
 from sharpwave.offline.episodes import Following, Survey, frames, survey
 from sharpwave.offline.recorded import RecordedEpisodes
+from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, contents, fill, region_of, told, written
 
 
@@ -94,6 +95,32 @@ def test_another_checkpoint_in_its_place(tmp_path: Path) -> None:
     store.checkpoint(tmp_path / "saved")
     assert following.update() and not following.update()
     assert_same(following.survey, survey(tmp_path / "saved"))
+
+
+def test_a_checkpoint_that_another_replaces_meanwhile_is_not_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files were those of the one, and the segments it should have those of the other."""
+    saved, real = tmp_path / "saved", scan._checkpoint_ids
+    with sw.Store(SPEC, capacity=1000, segment_steps=8) as store:
+        writer = Writer(store)
+        due: list[int] = []
+
+        def replaced(*given: Any) -> Any:
+            if due:
+                fill(writer, 50, 2, seed=due.pop())
+                store.checkpoint(saved)
+            return real(*given)
+
+        monkeypatch.setattr(scan, "_checkpoint_ids", replaced)
+        fill(writer, 100, 2)
+        store.checkpoint(saved)
+        following = Following(saved)
+        due.append(1)
+        assert following.update() and following.survey.steps == 150 and not following.survey.damages
+        due.append(2)
+        found = check(saved)
+        assert found.steps == 200 and not found.damages
 
 
 def test_a_record_that_was_half_written_is_found_later(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from sharpwave.format.annotations import read_metadata
 from sharpwave.format.region import Damage, Record
 from sharpwave.format.segment_header import Header
 from sharpwave.offline.scan import (
+    LOOKS,
     Chain,
     Described,
     FileScan,
@@ -208,6 +209,14 @@ class Following:
 
         Cost: reading the new bytes, and O(segments + episodes).
         """
+        changed = False
+        for _ in range(LOOKS):
+            changed |= self._update(progress)
+            if part_of(self.folder) == self._part:
+                break
+        return changed
+
+    def _update(self, progress: Callable[[int], Progress]) -> bool:
         described, part, before = describe(self.folder), part_of(self.folder), self.survey.described
         if (described.identity, part) != (before.identity, self._part):
             self._scan, self._part = FolderScan(self.folder, _outline), part  # another checkpoint, or another store

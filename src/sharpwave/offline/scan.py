@@ -6,6 +6,7 @@ before they are reported: they may have been half written.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import stat
@@ -56,6 +57,8 @@ Progress = Callable[[int], None]
 
 LOOK_AGAIN_S = 0.2
 """How long a writing process has to finish a record."""
+LOOKS = 5
+"""How often a checkpoint is read anew, where another has replaced it meanwhile: half of each was read."""
 
 LIMITS = ("capacity", "ram", "disk_limit", "seed")
 
@@ -158,10 +161,11 @@ def irregular_folders(folder: Path) -> list[Damage]:
     """Return damage for anything but folders in place of those of region files: links are not followed."""
     part = part_of(folder)
     for path in dict.fromkeys((part, part / FOLDER)):
-        if path != folder and os.path.lexists(path):
-            mode = path.lstat().st_mode
-            if not stat.S_ISDIR(mode):
-                return [Damage(path, 0, 0, f"{kind_of(mode)}, expected a folder")]
+        if path != folder:
+            with contextlib.suppress(OSError):  # deleted meanwhile, or a file in the place of the folder
+                mode = path.lstat().st_mode
+                if not stat.S_ISDIR(mode):
+                    return [Damage(path, 0, 0, f"{kind_of(mode)}, expected a folder")]
     return []
 
 

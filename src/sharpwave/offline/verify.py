@@ -15,6 +15,7 @@ from sharpwave.format.checkpoint_state import STATE
 from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment_header import Header, check_rows
 from sharpwave.offline.scan import (
+    LOOKS,
     Described,
     FolderScan,
     Progress,
@@ -67,6 +68,14 @@ def check(folder: Path, progress: Callable[[int], Progress] = no_progress) -> Ch
     Takes the memory of the largest segment, encoded and decoded, of a file's dictionaries, and some 500 bytes for each
     segment.
     """
+    for _ in range(LOOKS):
+        part, result = part_of(folder), _checked(folder, progress)
+        if part_of(folder) == part:
+            break
+    return result
+
+
+def _checked(folder: Path, progress: Callable[[int], Progress]) -> Check:
     if not is_store(folder):
         raise FileNotFoundError(f"{folder}: no store there: neither {MANIFEST} nor {FOLDER}/*.region")
     result = Check()
