@@ -538,7 +538,7 @@ def test_saved_and_loaded(way: str, tmp_path: Path) -> None:
             for one in (again, other):
                 one.add(batch)
     if more:
-        with pytest.raises(ValueError, match="holds a store already"):
+        with pytest.raises(ValueError, match="already holds a store"):
             kind(40, 2, **PRIORITIES, **more)
     again.close()
 

@@ -256,7 +256,7 @@ def test_a_place_that_was_evicted_is_named() -> None:
     for number in range(1000):
         buffer[3] = steps(1, 40 + 2 * number)[0]
     assert buffer[3]["action"] == 2038
-    with pytest.raises(KeyError, match=r"place 0 holds nothing more: .* write places in their order"):
+    with pytest.raises(KeyError, match=r"place 0 is empty by now: .* write places in their order"):
         buffer[:]
 
 

@@ -1,7 +1,7 @@
-"""Replay buffers for Stable-Baselines3 whose transitions a Sharpwave store holds.
+"""Replay buffers for Stable-Baselines3 over a Sharpwave store.
 
-``DQN("CnnPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=dict(ram="2GiB"))``; all else stays. See
-docs/frameworks/sb3.md.
+Use ``DQN("CnnPolicy", env, replay_buffer_class=ReplayBuffer, replay_buffer_kwargs=dict(ram="2GiB"))``; the rest stays.
+See docs/frameworks/sb3.md.
 """
 
 from sharpwave.extras import install

@@ -27,22 +27,22 @@ STRATEGIES: dict[GoalSelectionStrategy, type[Goals]] = {
     GoalSelectionStrategy.EPISODE: Episode,
 }
 SPARE_INFOS = 256
-"""Infos kept of each environment beyond ``buffer_size``: evictions take whole segments, of one lane at a time."""
+"""Infos kept for each environment beyond ``buffer_size``: evictions take whole segments, one lane at a time."""
 
 
 class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type: ignore[misc]
-    """Replay buffer for goal environments: most of a batch's transitions get a goal that their own episode achieved.
+    """Replay buffer for goal environments: most of a batch's transitions get a goal that their episode achieved.
 
     As with SB3's, transitions of an episode can be sampled once it has ended, and ``compute_reward`` of the first
     environment gives their rewards. ``n_steps`` must be 1.
 
     Args:
         env: the environment, whose observations are dicts with "observation", "achieved_goal" and "desired_goal".
-        n_sampled_goal: relabelled transitions for each one as it was stored: a transition is relabelled with
+        n_sampled_goal: relabelled transitions for each unchanged one: a transition is relabelled with
             probability ``n / (n + 1)``.
         goal_selection_strategy: "future", "final" or "episode", or SB3's ``GoalSelectionStrategy``.
-        copy_info_dict: keep each step's info, in memory, and give ``compute_reward`` a copy; else it gets empty ones.
-        frame_stack, seed, store: as all others, for ``ReplayBuffer``; goals are stored as they are.
+        copy_info_dict: keep each step's info, in memory, and pass ``compute_reward`` a copy; else it gets empty infos.
+        frame_stack, seed, store: as for ``ReplayBuffer``, like all other arguments; goals are stored whole.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -95,8 +95,8 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
     def _begin(self) -> None:
         super()._begin()
         rows = self.buffer_size + SPARE_INFOS if self.copy_info_dict else 0
-        self._infos = np.empty((self.n_envs, rows), object)  # by number of the step
-        self._steps = np.zeros(self.n_envs, np.int64)  # stored so far, by environment
+        self._infos = np.empty((self.n_envs, rows), object)  # by the step's number
+        self._steps = np.zeros(self.n_envs, np.int64)  # number of stored steps, by environment
 
     def _new_view(self, n_steps: int) -> Hindsight:
         return _Relabelled(self, n_steps)
@@ -112,33 +112,33 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
                 self._steps[lane] += 1
 
     def compute_rewards(self, achieved: Array, desired: Array, infos: list[dict[str, Any]]) -> Array:
-        """Return ``compute_reward`` of the first environment: float [n].  Raises: RuntimeError: there is none."""
+        """Return ``compute_reward`` of the first environment: float [n].  Raises: RuntimeError: no environment."""
         if self.env is None:
             raise RuntimeError("HerReplayBuffer: no environment to compute rewards with; call set_env(env) first")
         found = self.env.env_method("compute_reward", achieved, desired, infos, indices=[0])[0]
         return np.asarray(found, np.float32).reshape(len(achieved))
 
     def infos_of(self, lanes: Array, steps: Array) -> list[dict[str, Any]]:
-        """Return copies of the infos of steps by their number in each lane [n]; empty ones where none are kept."""
+        """Return copies of steps' infos by their number in each lane [n]; empty infos if none are kept."""
         if not self.copy_info_dict:
             return [{} for _ in lanes]
-        before = self._steps - self.transitions.store.lane_steps  # where observations were moved to another store
+        before = self._steps - self.transitions.store.lane_steps  # if observations were moved to another store
         rows = (steps + before[lanes]) % self._infos.shape[1]
         return [copy.deepcopy(info) for info in self._infos[lanes, rows]]
 
     @property
     def ep_start(self) -> Array:
-        """Places at which the episodes of SB3's places begin, where they have ended: int64 [buffer_size, n_envs]."""
+        """Places at which the ended episodes of SB3's places begin: int64 [buffer_size, n_envs]."""
         return self._ended()[0]
 
     @property
     def ep_length(self) -> Array:
-        """Lengths of the episodes of SB3's places, 0 where they have not ended: int64 [buffer_size, n_envs]."""
+        """Lengths of the episodes of SB3's places, 0 for unfinished ones: int64 [buffer_size, n_envs]."""
         return self._ended()[1]
 
     @property
     def _current_ep_start(self) -> Array:
-        """Places at which the episodes under way begin: int64 [n_envs]."""
+        """Places at which the unfinished episodes begin: int64 [n_envs]."""
         return self._ended()[2]
 
     def _ended(self) -> tuple[Array, Array, Array]:
@@ -156,7 +156,7 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
         return start, length, now
 
     def truncate_last_trajectory(self) -> None:
-        """End the episodes under way, as by a time limit; to be called where others follow, after loading."""
+        """End the unfinished episodes, as by a time limit; call it after loading if other episodes follow."""
         if self.transitions.end_episodes():
             warnings.warn(
                 "The last trajectory in the replay buffer will be truncated.\n"
@@ -172,7 +172,7 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the store again; there is no environment yet."""
+        """Make the store again, without an environment."""
         infos, steps = state.pop("_infos"), state.pop("_steps")
         super().__setstate__(state)
         self._infos, self._steps, self.env = infos, steps, None
@@ -196,5 +196,5 @@ class _Relabelled(Hindsight):
 
 def _held(reference: weakref.ref[HerReplayBuffer]) -> HerReplayBuffer:
     buffer = reference()
-    assert buffer is not None  # who samples its view holds it
+    assert buffer is not None  # the sampling code holds it
     return buffer

@@ -36,12 +36,12 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     """Replay buffer that draws by priority (Schaul et al. 2016), for algorithms that return TD errors to it.
 
     Args:
-        alpha, beta: of ``sharpwave.Prioritized``. All else is as for ``ReplayBuffer``.
+        alpha, beta: as for ``sharpwave.Prioritized``. Other arguments: as for ``ReplayBuffer``.
     """
 
     def __init__(self, *args: Any, alpha: float = 0.6, beta: float = 0.4, **kwargs: Any) -> None:
         self.alpha, self.beta = alpha, beta
-        self._new_sampler()  # refuses what makes no sense
+        self._new_sampler()  # refuses invalid values
         super().__init__(*args, **kwargs)
 
     def _new_sampler(self) -> Sampler:
@@ -52,7 +52,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return PrioritizedSamples(**self._arrays(batch, env), weights=weights, ids=batch.ids)
 
     def update_priorities(self, ids: Array, td_error: torch.Tensor) -> None:
-        """Set the priorities of transitions that were sampled by their TD errors [B] or [B, 1]."""
+        """Set the priorities of sampled transitions by their TD errors [B] or [B, 1]."""
         self.view.update_priorities(ids, td_error.detach().cpu().numpy().reshape(-1))
 
 
@@ -60,7 +60,7 @@ class PrioritizedDQN(DQN):  # type: ignore[misc]
     """SB3's DQN with a ``PrioritizedReplayBuffer``: the loss is weighted, and TD errors become priorities.
 
     Args:
-        n_steps, gamma: also the buffer's, unless ``replay_buffer_kwargs`` says otherwise.
+        n_steps, gamma: also for the buffer, unless ``replay_buffer_kwargs`` has others.
     """
 
     def __init__(self, policy: Any, env: Any, *args: Any, gamma: float = 0.99, n_steps: int = 1, **kwargs: Any) -> None:

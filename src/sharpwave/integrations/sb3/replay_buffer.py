@@ -1,4 +1,4 @@
-"""Replay buffer of Stable-Baselines3 whose transitions a Sharpwave store holds."""
+"""Replay buffer of Stable-Baselines3 over a Sharpwave store."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ Array = npt.NDArray[Any]
 
 NO_FLOATS = np.zeros(0, np.float32)
 PLACES = 0
-"""Key of the view that is read by SB3's places, where others have their ``n_steps``."""
+"""Key of the view for reads by SB3's places; other views have their ``n_steps`` as keys."""
 
 
 class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
     """Replay buffer of any off-policy algorithm, for arrays and dicts of arrays as observations, and any number of
-    environments. Arguments that SB3's has mean what they mean there; those of the store are given by name.
+    environments. SB3's arguments keep their meaning; the store's are given by name.
 
     Args:
         optimize_memory_usage: must be False: observations are stored once anyway, and ends of episodes exactly.
-        frame_stack: "auto": whether observations are stacks of frames is seen from the first transitions, and each
-            frame is stored once; or the number of frames; ``None``: observations are stored as they are.
+        frame_stack: "auto": detect stacks of frames in the first transitions, and store each frame once; a number:
+            frames in a stack; ``None``: store whole observations.
         n_steps, gamma: n-step returns, with the model's gamma; SB3's own ``n_steps=`` reaches only its own buffers.
-        seed: of sampling; ``None``: it follows from numpy's global state, which SB3's ``seed=`` sets.
-        store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... A ``disk`` that
-            holds a store of such transitions already is opened again.
+        seed: seed of sampling; ``None``: drawn from numpy's global state, which SB3's ``seed=`` sets.
+        store: arguments of ``sharpwave.Store``: ``ram``, ``disk``, ``disk_limit``, ``codec``, .... If ``disk`` holds a
+            store of such transitions, it is opened.
 
     Attributes:
-        transitions: the store and what is written to it. ``view``: what is sampled from.
+        transitions: the store and its writer. ``view``: the view for sampling.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -85,8 +85,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
                 f"replay_buffer_kwargs=dict(n_steps={n_steps}, gamma=0.99)"
             )
         self.n_steps, self.gamma = n_steps, 0.99 if gamma is None else gamma
-        self._new_view(self.n_steps)  # refuses what makes no sense
-        if seed is None:  # drawn from a copy: SB3's own draws stay what they are
+        self._new_view(self.n_steps)  # refuses invalid values
+        if seed is None:  # drawn from a copy: SB3's own draws do not change
             copy = np.random.RandomState()
             copy.set_state(np.random.get_state())
             seed = int(copy.randint(2**31))
@@ -111,12 +111,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
     @property
     def view(self) -> Replay[Batch]:
-        """The view that is sampled from."""
+        """View for sampling."""
         return self._view(self.n_steps)
 
     def _view(self, n_steps: int) -> Replay[Batch]:
         store = self.transitions.store
-        if self._views is None or self._views[0] is not store:  # it is another where observations turn out otherwise
+        if self._views is None or self._views[0] is not store:  # replaced if frame stacks were misjudged
             self._views = store, {}
         views = self._views[1]
         if n_steps not in views:
@@ -133,11 +133,11 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
     def _new_sampler(self) -> Sampler:
         return Uniform()
 
-    # what SB3 reads
+    # attributes that SB3 reads
 
     @property
     def pos(self) -> int:
-        """Place that SB3's buffer would write to next."""
+        """Next place that SB3's buffer would write."""
         return self.transitions.added % self.buffer_size
 
     @pos.setter
@@ -146,12 +146,12 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
     @property
     def full(self) -> bool:
-        """Whether as many transitions were added as there is room for."""
+        """Whether the buffer's whole size was added."""
         return self.transitions.added >= self.buffer_size
 
     @full.setter
     def full(self, value: bool) -> None:
-        """Add zeros until it is full, as SB3's arrays are zeros before, and warn. ``False`` is ignored, as ``pos``."""
+        """Add zeros until the buffer is full, as in SB3's arrays, and warn. ``False`` is ignored, as ``pos`` is."""
         missing = self.buffer_size - self.transitions.added if value else 0
         if missing > 0:
             warnings.warn(f"full = True: adds {missing} transitions of zeros for each environment", stacklevel=2)
@@ -161,7 +161,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             for _ in range(missing):
                 self.add(obs, obs, np.zeros((self.n_envs, self.action_dim)), zeros, zeros, infos)
 
-    # SB3's arrays, [buffer_size, n_envs, ...]: read-only, and zero where there is no transition, or none any more
+    # SB3's arrays, [buffer_size, n_envs, ...]: read-only, and zero for missing and evicted transitions
 
     @property
     def observations(self) -> Any:
@@ -199,7 +199,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         return np.zeros((0, *self.obs_shape), self.observation_space.dtype)
 
     def _column(self, read: Callable[[Batch], Any], none: Any) -> Any:
-        if not self.transitions.held:  # a store is made once there are transitions to find frames in
+        if not self.transitions.held:  # a store needs transitions to detect frames
             return _read_only(none, np.zeros((self.buffer_size, self.n_envs), np.bool_))
         view, store = self._view(PLACES), self.transitions.store
         before = (self.transitions.added - 1 - np.arange(self.buffer_size)) % self.buffer_size
@@ -211,16 +211,16 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         return _read_only(read(view.fetch(ids[ids >= 0])), held)
 
     def size(self) -> int:
-        """Return how many transitions of each environment are held; the store evicts whole segments."""
+        """Return the number of stored transitions of each environment; the store evicts whole segments."""
         held: int = self.transitions.held // self.n_envs
         return held
 
     def close(self) -> None:
-        """Write everything, and let go of memory and disk."""
+        """Write all data, and release memory and disk."""
         self.transitions.close()
 
     def reset(self) -> None:
-        """Forget everything: make a new store.  Raises: ValueError: it is on disk; it would have to be deleted."""
+        """Replace the store by an empty one.  Raises: ValueError: it is on disk, and would have to be deleted."""
         if self._asked.get("disk") is not None:
             raise ValueError(f"reset: the transitions are on disk, in {self._asked['disk']}; make another ReplayBuffer")
         self.transitions.close()
@@ -237,7 +237,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         if self.handle_timeout_termination:
             truncated[:] = [bool(info.get("TimeLimit.truncated", False)) for info in infos]
         told = None
-        if isinstance(infos, dict):  # of a Gymnasium vector, in a loop of one's own; SB3's reset with the last step
+        if isinstance(infos, dict):  # of a Gymnasium vector, in a user's loop; SB3's vectors reset with the last step
             told = np.full(self.n_envs, any(name in infos for name in FINALS))
         self.transitions.add(
             self._shaped(obs),
@@ -260,7 +260,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         """Draw a batch; with ``n_steps`` its ``discounts`` are ``gamma ** n``, n fewer at an episode's end."""
         view = self.view
         if self.n_steps > 1 and not len(view) and self.transitions.held:
-            view = self._view(1)  # no n steps are there yet; SB3 makes shorter returns too
+            view = self._view(1)  # n steps are not stored yet; SB3 makes shorter returns too
         return self._samples(view.sample(batch_size), env)
 
     def _get_samples(self, batch_inds: Array, env: VecNormalize | None = None) -> Any:
@@ -272,8 +272,8 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         """Return the store's ids of the transitions at places of SB3's buffer.
 
         Raises:
-            IndexError: nothing was added at a place yet, or the buffer has none of that number.
-            KeyError: one was evicted, or its row was passed over, as in it a vector reset.
+            IndexError: a place is unfilled, or beyond the buffer.
+            KeyError: a transition was evicted, or its row was skipped as a vector's reset.
         """
         added, places = min(self.transitions.added, self.buffer_size), np.asarray(places)
         wrong = (places < -self.buffer_size) | (places >= self.buffer_size) | (places % self.buffer_size >= added)
@@ -292,9 +292,9 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         return kind(**self._arrays(batch, env))
 
     def _arrays(self, batch: Batch, env: VecNormalize | None) -> dict[str, Any]:
-        """Return the tensors of a batch: over its own memory, on the CPU."""
+        """Return the tensors of a batch; on the CPU they share its memory."""
         reward = self._normalize_reward(batch.reward, env)
-        if env is not None and self.n_steps > 1 and env.norm_reward:  # which clips; a return is a sum of several
+        if env is not None and self.n_steps > 1 and env.norm_reward:  # it clips rewards; a return is a sum of several
             reward = (batch.reward / np.sqrt(env.ret_rms.var + env.epsilon)).astype(np.float32)
         whole = {"observations": batch.obs, "next_observations": batch.next_obs}
         arrays = {name: self._normalize_obs(self.transitions.whole(obs), env) for name, obs in whole.items()}
@@ -309,10 +309,10 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             return {name: self._tensor(one) for name, one in array.items()}
         return self.to_torch(array, copy=False)
 
-    # saving: SB3 pickles its buffer, so this one tells it what to keep
+    # saving: SB3 pickles its buffer, so this class defines its state
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the settings, and a checkpoint of the store as bytes; of a store on disk only where it is."""
+        """Return the settings, and a checkpoint of the store as bytes; for a store on disk, only its folder."""
         state = {k: v for k, v in self.__dict__.items() if k not in ("transitions", "_views", "device")}
         state |= {"on": str(self.device), "rows": self.transitions.state(), "checkpoint": None}
         if self._asked.get("disk") is not None:
@@ -321,7 +321,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
         return state | {"checkpoint": packed(self.transitions.store)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the store again. That of a buffer on disk is opened when it is first needed."""
+        """Make the store again. A store on disk is opened at first need."""
         content, rows, device = (state.pop(name) for name in ("checkpoint", "rows", "on"))
         self.__dict__.update(state)
         self.device = get_device(device)
@@ -331,7 +331,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
 
 
 class NStepReplayBuffer(ReplayBuffer, buffers.NStepReplayBuffer):  # type: ignore[misc]
-    """SB3's ``NStepReplayBuffer``: a ``ReplayBuffer`` of three steps unless told otherwise."""
+    """SB3's ``NStepReplayBuffer``: a ``ReplayBuffer`` with three steps by default."""
 
     def __init__(self, *args: Any, n_steps: int = 3, gamma: float = 0.99, **kwargs: Any) -> None:
         super().__init__(*args, n_steps=n_steps, gamma=gamma, **kwargs)
@@ -342,7 +342,7 @@ def _each(value: Any, function: Callable[[Any], Any]) -> Any:
 
 
 def _read_only(found: Any, held: npt.NDArray[np.bool_]) -> Any:
-    """Return an array [places, lanes, ...], or a dict of them, of the values [n, ...] where transitions are held."""
+    """Spread the values [n, ...] of stored transitions into an array [places, lanes, ...], or a dict of those."""
 
     def spread(values: Array) -> Array:
         column = np.zeros((*held.shape, *values.shape[1:]), values.dtype)

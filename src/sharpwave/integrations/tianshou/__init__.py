@@ -1,6 +1,6 @@
-"""Replay buffers for Tianshou whose observations a Sharpwave store holds.
+"""Replay buffers for Tianshou whose observations are in a Sharpwave store.
 
-``VectorReplayBuffer(100_000, 8, ram="2GiB")`` in place of ``tianshou.data``'s; all else stays. See
+Use ``VectorReplayBuffer(100_000, 8, ram="2GiB")`` instead of ``tianshou.data``'s; the rest stays. See
 docs/frameworks/tianshou.md.
 """
 

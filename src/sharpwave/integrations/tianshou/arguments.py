@@ -1,4 +1,4 @@
-"""Arguments of buffers: which are Tianshou's, and whether the others make a store."""
+"""Arguments of buffers: Tianshou's, and checks of the store's."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ THEIRS = (
 
 
 def checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return settings of a store.  Raises: ValueError, TypeError: they make no sense."""
+    """Return settings of a store.  Raises: ValueError, TypeError: invalid settings."""
     if "retention" in settings:
-        raise ValueError("retention: expected none; what is evicted is the oldest, as in Tianshou's buffers")
+        raise ValueError("retention: expected none; the oldest are evicted, as in Tianshou's buffers")
     disk = settings.get("disk")
     if disk is not None and (Path(disk) / "store.json").exists():
         raise ValueError(
-            f"disk={str(disk)!r} holds a store already; load the buffer saved with it, or give an empty folder"
+            f"disk={str(disk)!r} already holds a store; load the buffer saved with it, or give an empty folder"
         )
     in_memory = {name: value for name, value in settings.items() if name not in ("disk", "disk_limit", "on_full")}
     Store(Spec(obs=Field((1,), "uint8"), action=Field((), "int64")), **in_memory).close()

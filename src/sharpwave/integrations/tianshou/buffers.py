@@ -1,4 +1,4 @@
-"""Replay buffers of Tianshou whose observations a Sharpwave store holds."""
+"""Replay buffers of Tianshou whose observations are in a Sharpwave store."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ REQUIRED = {"obs", "act", "rew", "terminated", "truncated"}
 LANE = np.zeros(1, np.int64)
 """The one lane of a buffer of one environment."""
 EVICTS_LATE = 256
-"""Steps that a store holds beyond a lane's places, as it evicts whole segments."""
+"""Steps that a store holds beyond a lane's places, since it evicts whole segments."""
 MAX_DRAWS = 1000
 
 
 class StoredObservations:
     """Part of a buffer that keeps observations in a store; comes before one of Tianshou's in a class's bases.
 
-    Indices, rewards, flags and whatever else there is stay in Tianshou's arrays, and its code draws indices.
+    Indices, rewards, flags and all other data stay in Tianshou's arrays, and its code draws indices.
 
     Args:
-        frame_stack: where ``stack_num`` is 1. "auto": whether observations are stacks of frames is seen from the first
-            transitions, and each frame is stored once; or the number of frames; ``None``: they are stored as they are.
-        ram, disk, disk_limit, codec, ...: of ``sharpwave.Store``. All others are Tianshou's.
+        frame_stack: with a ``stack_num`` of 1. "auto": detect stacks of frames in the first transitions, and store each
+            frame once; a number: frames in a stack; ``None``: store whole observations.
+        ram, disk, disk_limit, codec, ...: arguments of ``sharpwave.Store``. All others are Tianshou's.
 
     Attributes:
-        stale_updates: priorities that were not set, as their transitions were not there any more.
+        stale_updates: number of priorities that were ignored because their transitions were gone.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -74,7 +74,7 @@ class StoredObservations:
         return super().__getattr__(key)  # type: ignore[misc]
 
     def _column(self, key: str, places: Ints) -> Any:
-        """Return observations at places, all decoded, and zeros where there are none.  Raises: AttributeError."""
+        """Return observations at places, all decoded, and zeros at empty places.  Raises: AttributeError."""
         if self._stored.transitions is None or (key == "obs_next" and (why := self._no_next())):
             raise AttributeError(f"buffer.{key}: " + ("nothing was added yet" if key == "obs" else why))
         there = self._places.filled[places]
@@ -87,16 +87,16 @@ class StoredObservations:
         return joined(each(self._read_at(places[there], 1)[key == "obs_next"], spread), places)
 
     def _no_next(self) -> str:
-        """Return why there are no observations after steps; "": there are."""
+        """Return the reason for missing observations after steps; "" if they are stored."""
         if self.options["ignore_obs_next"]:
             return "the buffer was made with ignore_obs_next=True; without it they take no more memory"
         return "transitions were added without obs_next; give it, or ignore_obs_next=True" if self._stored.alone else ""
 
     @property
     def transitions(self) -> WholeTransitions:
-        """The store and what is written to it.  Raises: EmptyError: nothing was added yet."""
+        """The store and its writer.  Raises: EmptyError: the buffer is empty."""
         if self._stored.transitions is None:
-            raise EmptyError("transitions: nothing was added yet, and only that says what observations are")
+            raise EmptyError("transitions: nothing was added yet, and the first transitions define the observations")
         return self._stored.transitions
 
     @property
@@ -109,10 +109,10 @@ class StoredObservations:
         """Add a transition of each environment, as Tianshou's collector does.
 
         Args:
-            batch: as Tianshou's. Of rewards of several agents, [environments, agents], the store gets the sums.
+            batch: as Tianshou's. For rewards of several agents, [environments, agents], the store gets the sums.
 
         Raises:
-            ValueError, TypeError: what a store cannot hold; nothing was changed.
+            ValueError, TypeError: values that a store cannot hold; nothing was changed.
         """
         keys = set(batch.get_keys())
         if not keys >= REQUIRED:
@@ -123,13 +123,13 @@ class StoredObservations:
         rest = Batch()
         for name in keys - {"obs", "obs_next"}:
             rest.__dict__[name] = batch[name]
-        rest.__dict__["obs"] = np.zeros(0 if alone else (len(lanes), 0), np.bool_)  # Tianshou asks for some
+        rest.__dict__["obs"] = np.zeros(0 if alone else (len(lanes), 0), np.bool_)  # Tianshou requires some
         added: tuple[Array, Array, Array, Array] = super().add(rest, buffer_ids)  # type: ignore[misc]
         self._put(added[0], lanes, ids, stored, null)
         return added
 
     def _store(self, batch: Any, alone: bool, lanes: Ints) -> tuple[Ints | None, Bools, Bools]:
-        """Write a transition to each of some lanes; return ids, and which are stored, and have a null."""
+        """Write a transition to each of some lanes; return ids, and which rows are stored, and which have a null."""
         named = REQUIRED | ({"obs_next"} & set(batch.get_keys()))
         of, rows = {name: split(batch[name], alone) for name in named}, len(lanes)
         if self._stored.alone and self.options["ignore_obs_next"]:
@@ -150,17 +150,17 @@ class StoredObservations:
         return ids, stored, np.logical_or.reduce([null_rows(one, rows) for one in obs])
 
     def _put(self, places: Ints, lanes: Ints, ids: Ints | None, stored: Bools, null: Bools) -> None:
-        """Note which transitions are at places."""
+        """Note the transitions at places."""
         self._places.put(places, lanes, stored, ids)
         self._unchecked[places] = True
         self._null_obs[places] = null
         self._lost(places[~stored])
 
     def _lost(self, places: Ints) -> None:
-        """Learn that transitions are not in the store."""
+        """Note that transitions are missing in the store."""
 
     def reset(self, keep_statistics: bool = False) -> None:
-        """Forget all transitions. The store evicts them when it needs room."""
+        """Forget all transitions. The store evicts them later, when it needs room."""
         super().reset(keep_statistics=keep_statistics)  # type: ignore[misc]
         if "_stored" in self.__dict__:  # Tianshou 1's constructor resets
             self._stored.leave()
@@ -173,7 +173,7 @@ class StoredObservations:
         self._unchecked[places], self._null[places], self._null_obs[places] = False, False, False
 
     def _move(self, places: Ints, to: Ints) -> None:
-        """Put the transitions at some places at others; what remains where they were is no part of an episode."""
+        """Move transitions to other places; their old places no longer belong to an episode."""
         nulls = self._null_obs[places]
         self._places.copy(places, to)
         self._unchecked[places], self._null[places], self._null_obs[places] = False, False, False
@@ -188,7 +188,7 @@ class StoredObservations:
         """Append the transitions of another buffer, ours or Tianshou's, and return their indices.
 
         Raises:
-            NotImplementedError: this one is of several environments, which Tianshou's has not either.
+            NotImplementedError: this buffer has several environments, as Tianshou's does not support either.
         """
         if isinstance(self, theirs.ReplayBufferManager):
             raise NotImplementedError(
@@ -217,7 +217,7 @@ class StoredObservations:
 
     @classmethod
     def from_data(cls, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, done: Any, obs_next: Any) -> Any:
-        """Return a buffer of the transitions in arrays or HDF5 datasets, as Tianshou's."""
+        """Return a buffer with the transitions in arrays or HDF5 datasets, as Tianshou's."""
         names = ("obs", "act", "rew", "terminated", "truncated", "obs_next")
         columns = dict(zip(names, (obs, act, rew, terminated, truncated, obs_next), strict=True))
         buffer = cls(len(obs))
@@ -226,7 +226,7 @@ class StoredObservations:
         return buffer
 
     def set_batch(self, batch: Any) -> None:
-        """Set all arrays but the observations.  Raises: NotImplementedError: the observations are others."""
+        """Set all arrays but the observations.  Raises: NotImplementedError: the observations differ."""
         if batch.get("obs") is not self._meta.get("obs"):
             raise NotImplementedError(
                 "set_batch: observations are encoded, and arrays of others cannot take their place; use "
@@ -239,10 +239,10 @@ class StoredObservations:
         """Drop transitions with a NaN or None.
 
         Raises:
-            NotImplementedError: the buffer is of several environments, of which Tianshou's breaks.
+            NotImplementedError: the buffer has several environments, where Tianshou's breaks.
         """
         if isinstance(self, theirs.ReplayBufferManager):
-            raise NotImplementedError("dropnull: expected a buffer of one environment; those of several keep all")
+            raise NotImplementedError("dropnull: expected a buffer of one environment; buffers of several keep all")
         self.hasnull()
         there = self.sample_indices(0)
         kept, places = there[~self._null[there]], np.arange(np.count_nonzero(~self._null[there]))
@@ -253,14 +253,14 @@ class StoredObservations:
         self.last_index = np.array([max(len(kept) - 1, 0)])
 
     def close(self) -> None:
-        """Write everything, and let go of memory and disk."""
+        """Write all data, and release memory and disk."""
         if self._stored.transitions is not None:
             self._stored.transitions.close()
 
     # reading
 
     def sample_indices(self, batch_size: int | None) -> Ints:
-        """Draw indices as Tianshou does, but none that is known to be evicted."""
+        """Draw indices as Tianshou does, without those known as evicted."""
         indices: Ints = super().sample_indices(batch_size)  # type: ignore[misc]
         absent = self._places.absent[indices]
         if not absent.any():
@@ -275,13 +275,13 @@ class StoredObservations:
         return indices
 
     def sample(self, batch_size: int | None) -> tuple[Any, Ints]:
-        """Draw a batch, and return it with its indices.  Raises: EmptyError: everything was evicted."""
+        """Draw a batch, and return it with its indices.  Raises: EmptyError: all transitions were evicted."""
         for _ in range(MAX_DRAWS):
             indices = self.sample_indices(batch_size)
             try:
                 batch = self[indices]
             except EvictedError:
-                continue  # they are known now
+                continue  # now known as evicted
             self._drawn = indices, self._places.ids[indices]
             return batch, indices
         raise EmptyError(f"sample: {MAX_DRAWS} draws met evicted transitions; give the store more ram=")
@@ -300,10 +300,10 @@ class StoredObservations:
             self._read = None
 
     def get(self, index: Any, key: str, default_value: Any = None, stack_num: int | None = None) -> Any:
-        """Return values at indices; of observations their stacks, as the environments would have made them.
+        """Return values at indices; for observations, the stacks that the environments would have made.
 
         Raises:
-            EvictedError: the store has not all of them any more.
+            EvictedError: the store has evicted some.
         """
         if key not in ("obs", "obs_next") or self._stored.transitions is None:
             return super().get(index, key, default_value, stack_num)  # type: ignore[misc]
@@ -318,7 +318,7 @@ class StoredObservations:
         return joined(self._read_at(places.reshape(-1), stack)[key == "obs_next"], places)
 
     def _observations(self, index: Any, stack: int) -> tuple[Any, Any]:
-        """Return observations before and after steps as Tianshou does: where it keeps none, those of the next index."""
+        """Return observations before and after steps as Tianshou does: without the latter, those of the next index."""
         places: Ints = np.asarray(self._indices[index])
         flat = places.reshape(-1)
         obs, after = self._read_at(flat, stack)
@@ -340,7 +340,7 @@ class StoredObservations:
             raise
 
     def hasnull(self) -> bool:
-        """Return whether there is a NaN anywhere.  Cost: that of what was added since; nothing is decoded."""
+        """Return whether any value is NaN.  Cost: a pass over newly added rows; nothing is decoded."""
         fresh = np.flatnonzero(self._unchecked & self._places.filled)
         if len(fresh):
             self._null[fresh] = null_rows(self._meta[fresh], len(fresh)) | self._null_obs[fresh]
@@ -348,22 +348,22 @@ class StoredObservations:
         return bool(self._null.any())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was saved, by pickling or by ``save_hdf5``."""
+        """Restore a state saved by pickling or by ``save_hdf5``."""
         super().__setstate__(state)  # type: ignore[misc]
         self._link()
         if len(self._meta.get_keys()) and isinstance(self, theirs.ReplayBufferManager):
-            self._set_batch_for_children()  # their arrays are parts of these again
+            self._set_batch_for_children()  # their arrays are views of these again
 
 
 class _Prioritized(StoredObservations):
-    """The same of a prioritized buffer: weights are Tianshou's, and 0 of what was evicted."""
+    """Part of a prioritized buffer: weights are Tianshou's, and 0 for evicted transitions."""
 
     def _lost(self, places: Ints) -> None:
         if len(places):
             self.weight[places] = np.zeros(len(places))
 
     def update_weight(self, index: Any, new_weight: Any) -> None:
-        """Set priorities of the transitions that were sampled; of those not there any more none, but count them."""
+        """Set priorities of sampled transitions; count those that are gone."""
         index, weight = np.asarray(index), theirs.to_numpy(new_weight)
         stale = self._places.absent[index] | ~self._places.filled[index]
         if self._drawn is not None and self._drawn[0] is index:
@@ -393,7 +393,7 @@ class CachedReplayBuffer(StoredObservations, theirs.CachedReplayBuffer):  # type
     """Tianshou's ``CachedReplayBuffer``, over a store.
 
     Args:
-        main_buffer: one of ours, with nothing in it yet; it becomes a part of this one, which takes its settings.
+        main_buffer: an empty buffer of this module; it becomes a part of this buffer, which takes its settings.
 
     Raises:
         TypeError, ValueError: another ``main_buffer``.
@@ -418,9 +418,9 @@ class CachedReplayBuffer(StoredObservations, theirs.CachedReplayBuffer):  # type
         return written
 
     def _put(self, *args: Any) -> None:
-        """Do nothing: that was done before Tianshou moved the episodes that ended."""
+        """Do nothing: transitions were noted before Tianshou moved the ended episodes."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Take what was saved."""
+        """Restore a saved state."""
         super().__setstate__(state)
         self.main_buffer, self.cached_buffers = self.buffers[0], self.buffers[1:]

@@ -11,14 +11,14 @@ from tianshou.data import Batch
 
 Array = npt.NDArray[Any]
 Obs = Any
-"""An array, or a dict of arrays by the names of an observation's parts."""
+"""Array, or dict of arrays by the names of an observation's parts."""
 
 BELOW = "/"
-"""Between the names of a part and of its part."""
+"""Separator between the names of a part and its sub-part."""
 
 
 def split(value: Any, alone: bool) -> Obs:
-    """Return an array [n, ...], or a dict of those, of an array or a ``Batch``. ``alone``: without that axis."""
+    """Convert an array or a ``Batch`` to an array [n, ...], or a dict of those. ``alone``: the value lacks axis n."""
     if isinstance(value, Batch):
         return dict(_leaves(value, "", alone))
     array = np.asarray(value)
@@ -34,7 +34,7 @@ def _leaves(value: Batch, above: str, alone: bool) -> Iterator[tuple[str, Array]
 
 
 def joined(obs: Obs, index: Array) -> Any:
-    """Return observations [n, ...] as Tianshou has those at an array of n indices, of any shape."""
+    """Return observations [n, ...] as Tianshou does for an array of n indices of any shape."""
     if not isinstance(obs, dict):
         return obs if index.ndim == 1 else obs.reshape((*index.shape, *obs.shape[1:]))
     nested: dict[str, Any] = {}
@@ -67,7 +67,7 @@ def where(rows: npt.NDArray[np.bool_], one: Obs, other: Obs) -> Obs:
 
 
 def checked(obs: Obs, name: str) -> Obs:
-    """Return observations.  Raises: TypeError: they are no numbers."""
+    """Return observations.  Raises: TypeError: they are not numbers."""
     for part, one in obs.items() if isinstance(obs, dict) else [("", obs)]:
         if one.dtype.kind not in "biuf":
             raise TypeError(
@@ -83,7 +83,7 @@ def stand_in(action: Obs, rows: int) -> Array:
 
 
 def null_rows(value: Any, rows: int) -> npt.NDArray[np.bool_]:
-    """Return which rows of an array, a dict or a ``Batch`` of those have a NaN or None: bool [rows]."""
+    """Return which rows of an array, or of a dict or ``Batch`` of arrays, have a NaN or None: bool [rows]."""
     found = np.zeros(rows, np.bool_)
     if isinstance(value, (dict, Batch)):
         for one in value.values():

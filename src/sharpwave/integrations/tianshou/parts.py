@@ -1,4 +1,4 @@
-"""Buffers of single environments within one of several, in which their observations are read."""
+"""Buffers of single environments within a buffer of several, which reads their observations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tianshou.data import PrioritizedReplayBuffer, ReplayBuffer
 
 
 class BufferPart:
-    """Part of a buffer whose observations a store holds; comes before one of Tianshou's in a class's bases."""
+    """Part of a buffer whose observations are in a store; comes before one of Tianshou's in a class's bases."""
 
     def __getattr__(self, key: str) -> Any:
         if key in ("obs", "obs_next"):
@@ -20,7 +20,7 @@ class BufferPart:
         whole = self.__dict__.get("_whole")
         buffer = whole and whole()
         if buffer is None:
-            raise RuntimeError("the buffer that this one is a part of, and that holds its observations, is gone")
+            raise RuntimeError("the whole buffer, which holds this part's observations, is gone")
         return buffer
 
     def _places(self, index: Any) -> Any:
@@ -34,7 +34,7 @@ class BufferPart:
         return self._parent().get(self._places(index), key, default_value, stack)
 
     def update(self, buffer: Any) -> Any:
-        """Take the transitions of another part of the same buffer.  Raises: NotImplementedError: of anything else."""
+        """Move transitions from another part of the same buffer.  Raises: NotImplementedError: from another buffer."""
         parent = self._parent()
         if not isinstance(buffer, BufferPart) or buffer._parent() is not parent:
             raise NotImplementedError("update: expected a part of the same buffer; give others to a ReplayBuffer")
@@ -48,7 +48,7 @@ class BufferPart:
         return indices
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the state without the whole buffer, which links its parts again."""
+        """Return the state without the whole buffer, which links its parts again later."""
         return {key: value for key, value in self.__dict__.items() if key != "_whole"}
 
 
@@ -61,6 +61,6 @@ class _Prioritized(BufferPart, PrioritizedReplayBuffer):  # type: ignore[misc]
 
 
 def part_of(whole: Any, offset: int, part: Any) -> None:
-    """Let a buffer of Tianshou's read its observations in ``whole``, whose places from ``offset`` on are its own."""
+    """Let a buffer of Tianshou's read its observations from ``whole``, at the places from ``offset`` on."""
     part.__class__ = _Prioritized if isinstance(part, PrioritizedReplayBuffer) else _Plain
     part._offset, part._whole = offset, weakref.ref(whole)

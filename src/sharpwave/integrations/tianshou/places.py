@@ -1,4 +1,4 @@
-"""Which transition of a store is at each place of a ring buffer, or of several."""
+"""Mapping from the places of one or several ring buffers to a store's transitions."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ class Places:
     """Places of ring buffers, and the transitions at them.
 
     Attributes:
-        ids: int64 [places], in the store that ``find`` was last given; -1: none, or it is not known yet.
-        absent: bool [places], there is a transition that the store has not: evicted, or never written.
+        ids: int64 [places], in the store last given to ``find``; -1: none, or not known yet.
+        absent: bool [places], the place's transition is not in the store: evicted, or never written.
     """
 
     def __init__(self, count: int, lanes: int) -> None:
         self.ids = np.full(count, NONE)
         self.absent = np.zeros(count, np.bool_)
-        self._numbers = np.full(count, NONE)  # of each place's transition among those of its lane
-        self._lanes = np.full(count, NONE)  # of each place's transition
-        self._written = np.zeros(lanes, np.int64)  # transitions of each lane
+        self._numbers = np.full(count, NONE)  # number of each place's transition in its lane
+        self._lanes = np.full(count, NONE)  # lane of each place's transition
+        self._written = np.zeros(lanes, np.int64)  # number of transitions of each lane
 
     def write(self, lanes: Ints, stored: Bools) -> None:
-        """Count transitions that were written to lanes of the store. ``stored``: bool [n], which of them."""
+        """Count transitions written to lanes of the store. ``stored``: bool [n], which rows were."""
         self._written[lanes] += stored
 
     def put(self, places: Ints, lanes: Ints, stored: Bools, ids: Ints | None) -> None:
@@ -39,7 +39,7 @@ class Places:
         self.absent[places] = ~stored
 
     def find(self, store: Store) -> None:
-        """Find all ids anew, in a store that has the same transitions."""
+        """Find all ids again, in a store with the same transitions."""
         places = np.flatnonzero((self._numbers >= 0) & ~self.absent)
         lanes = self._lanes[places]
         ends = np.zeros(len(self._written), np.int64)
@@ -51,7 +51,7 @@ class Places:
         self.absent[places] = self.ids[places] < 0
 
     def lose(self, gone: Ints) -> Ints:
-        """Mark transitions as evicted, and all that are older in their lanes; return the places of those."""
+        """Mark transitions, and all older ones in their lanes, as evicted; return their places."""
         newest = np.full(len(self._written), NONE)
         np.maximum.at(newest, self._lanes[gone], self._numbers[gone])
         lost: Ints = np.flatnonzero(self.filled & (self._numbers <= newest[self._lanes]) & ~self.absent)
@@ -59,13 +59,13 @@ class Places:
         return lost
 
     def copy(self, places: Ints, to: Ints) -> None:
-        """Put the transitions at some places at others too."""
+        """Copy the transitions at some places to others."""
         for one in (self.ids, self.absent, self._numbers, self._lanes):
             one[to] = one[places]
 
     @property
     def filled(self) -> Bools:
-        """Places at which there is or was a transition: bool [places]."""
+        """Places that have or had a transition: bool [places]."""
         return self._numbers >= 0
 
     def clear(self, places: Ints | slice = slice(None)) -> None:

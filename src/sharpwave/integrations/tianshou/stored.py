@@ -1,4 +1,4 @@
-"""Observations at the places of a ring buffer, which a store holds."""
+"""Observations at the places of a ring buffer, in a store."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
 
 MOST_AT_ONCE, MOST_OF_RAM = 1024, 1 / 8
-"""Transitions, and part of ``ram``, that are decoded into the store's memory; of more, parts are, and are copied."""
+"""Limits, in transitions and as a part of ``ram``, of one decoding into the store's memory; more is copied in parts."""
 
 
 class EvictedError(KeyError):
-    """Error raised for indices whose transitions the store has evicted.  ``places``: int64 [n], all now known."""
+    """Error for indices whose transitions the store has evicted.  ``places``: int64 [n], all now known ones."""
 
     def __init__(self, places: Ints, index: int) -> None:
         self.places = places
@@ -38,20 +38,19 @@ class Stored:
     """Observations before and after the steps at places.
 
     Args:
-        places: what is at each; in ``places.ids`` where it is in the store.
+        places: the transition at each place, with its id in ``places.ids``.
         lanes: number of lanes.
-        stack: frames of an observation that is read. ``last_only``: observations come with so many, [n, stack, ...],
-            and only the last is new.
-        frame_stack: with a ``stack`` of 1, as for ``WholeTransitions``; with more ``None``: nothing is known of how
-            stacks begin, so they are made of the frames of several transitions.
-        settings: of the store.
+        stack: number of frames in an observation that is read. ``last_only``: observations arrive as stacks,
+            [n, stack, ...], and only the last frame is new.
+        frame_stack: with a ``stack`` of 1, as for ``WholeTransitions``; with more, ``None``: the padding of stacks is
+            unknown, so they are made of the frames of several transitions.
+        settings: arguments of the store.
 
     Attributes:
         places: as given.
-        whole: whether what is read are observations as they came, and not stacks made of several steps.
-        alone: whether transitions come without the observation after the step; ``None`` before the first.
-        transitions: the store and what is written to it; ``None`` before the first transition, as only that says what
-            observations are.
+        whole: whether reads return observations as they arrived, not stacks made of several steps.
+        alone: whether transitions lack the observation after the step; ``None`` before the first.
+        transitions: the store and its writer; ``None`` before the first transition, which defines the observations.
     """
 
     def __init__(
@@ -67,9 +66,9 @@ class Stored:
         self._frame_stack, self._settings = frame_stack, settings
         self.transitions: WholeTransitions | None = None
         self._viewed: tuple[Store, Replay[Any]] | None = None
-        self._found = False  # ids hold in the store that is seen next
+        self._found = False  # ids are valid in the next store
         self.alone: bool | None = None
-        self._heads: dict[int, tuple[int, Obs]] = {}  # by lane, what a view has not yet: a step that nothing followed
+        self._heads: dict[int, tuple[int, Obs]] = {}  # by lane, a step without a successor, missing in views
 
     def add(
         self,
@@ -84,18 +83,18 @@ class Stored:
         """Add a transition to each of some lanes.
 
         Args:
-            after: ``None``: not known, here and in all other calls.
+            after: ``None``: unknown, in this and in all other calls.
 
         Returns:
             ids int64 [n], or ``None`` while they are not known; stored bool [n].
         Raises:
-            ValueError, TypeError: no observations or actions that a store can hold.
+            ValueError, TypeError: observations or actions that a store cannot hold.
         """
         if self.transitions is None:
             self._make(obs, after, action)
         assert self.transitions is not None
         if self._found:
-            self.view  # noqa: B018  # before anything is added: ids of what was saved hold, and new ones go on from them
+            self.view  # noqa: B018  # before adding: saved ids are valid, and new ones follow
         obs = self._newest(obs)
         ids: Ints | None
         if after is not None:
@@ -115,7 +114,7 @@ class Stored:
         return ids if known else None, stored
 
     def leave(self) -> None:
-        """End the episodes under way: what comes next goes on from nothing."""
+        """End the unfinished episodes: the next transitions begin new ones."""
         if self._heads and self.transitions is not None:
             self.view  # noqa: B018  # ids are found while the store has all steps
             self.transitions.end_episodes()
@@ -124,8 +123,8 @@ class Stored:
     def _make(self, obs: Obs, after: Obs | None, action: Array) -> None:
         if after is None and self._settings.get("disk") is not None:
             raise ValueError(
-                "add: got no obs_next, and disk= keeps a step once it is known what it led to; give obs_next, as "
-                "Tianshou's collector does, or leave disk= away"
+                "add: got no obs_next, but disk= keeps a step once its successor is known; give obs_next, as "
+                "Tianshou's collector does, or leave disk= out"
             )
         self.alone = after is None
         single, frames = isinstance(obs, np.ndarray), None if self.alone else self._frame_stack
@@ -146,11 +145,11 @@ class Stored:
 
     @property
     def view(self) -> Replay[Any]:
-        """The store's transitions, by id.  Raises: EmptyError: nothing was added yet."""
+        """The store's transitions, by id.  Raises: EmptyError: the buffer is empty."""
         if self.transitions is None:
             raise EmptyError("nothing was added yet")
         store = self.transitions.store
-        if self._viewed is None or self._viewed[0] is not store:  # it is another where observations turn out otherwise
+        if self._viewed is None or self._viewed[0] is not store:  # replaced if frame stacks were misjudged
             self._viewed = store, store.view(NStep(1, 1.0, newest=True), name="transitions")
             if not self._found:
                 self.places.find(store)
@@ -161,11 +160,11 @@ class Stored:
         """Return observations before and after the steps at places [n].
 
         Args:
-            stack: frames of each, [n, stack, ...]; 1: without that axis.
+            stack: number of frames of each, [n, stack, ...]; 1: without that axis.
             before: returns the places of the steps before those at places; an episode's first step is its own.
 
         Raises:
-            EvictedError: the store has not all of them any more; those are marked absent.
+            EvictedError: the store has evicted some; they are marked absent.
         """
         view = self.view
         if not self.whole or stack > self._stack == 1:
@@ -174,7 +173,7 @@ class Stored:
         if stack == self._stack:
             return obs, after
         if stack > self._stack:
-            raise ValueError(f"get: stack_num={stack}, expected at most {self._stack}, the frames that are stored")
+            raise ValueError(f"get: stack_num={stack}, expected at most {self._stack}, the stored frames")
         return each(obs, lambda one: _last(one, stack)), each(after, lambda one: _last(one, stack))
 
     def _stacks(self, view: Replay[Any], places: Ints, stack: int, before: Callable[[Ints], Ints]) -> tuple[Obs, Obs]:
@@ -195,7 +194,7 @@ class Stored:
         return obs, after
 
     def _fetch(self, view: Replay[Any], places: Ints) -> tuple[Obs, Obs]:
-        """Decode observations; zeros where there never was a transition."""
+        """Decode observations; zeros at places that never had a transition."""
         assert self.transitions is not None
         ids, absent, parts = self.places.ids[places], self.places.absent[places], []
         most = self._most_at_once()
@@ -228,10 +227,10 @@ class Stored:
     # saving
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return a checkpoint of the store as bytes, and the rest; of a store on disk only where it is."""
+        """Return a checkpoint of the store as bytes, and the rest; for a store on disk, only its folder."""
         state = self.__dict__ | {"transitions": None, "_viewed": None, "rows": None, "content": None}
         if self.transitions is not None:
-            self.view  # noqa: B018  # so that ids are known
+            self.view  # noqa: B018  # makes ids known
             state["rows"], state["_found"] = self.transitions.state(), True
             if self._settings.get("disk") is None:
                 state["content"] = packed(self.transitions.store)
@@ -240,7 +239,7 @@ class Stored:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the store again. One on disk is opened when it is first needed."""
+        """Make the store again. A store on disk is opened at first need."""
         rows, content = state.pop("rows"), state.pop("content")
         self.__dict__.update(state)
         if rows is not None:

@@ -1,7 +1,7 @@
-"""Replay buffer for TorchRL whose transitions a Sharpwave store holds.
+"""Replay buffer for TorchRL over a Sharpwave store.
 
-``ReplayBuffer(100_000, batch_size=128)`` in place of ``TensorDictReplayBuffer(storage=LazyTensorStorage(100_000),
-batch_size=128)``; all else stays. See docs/frameworks/torchrl.md.
+Use ``ReplayBuffer(100_000, batch_size=128)`` instead of ``TensorDictReplayBuffer(storage=LazyTensorStorage(100_000),
+batch_size=128)``; the rest stays. See docs/frameworks/torchrl.md.
 """
 
 from sharpwave.extras import install

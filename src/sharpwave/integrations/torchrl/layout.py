@@ -1,7 +1,7 @@
-"""Which parts of a collector's TensorDict become which fields of a store's steps, and back.
+"""Mapping between the parts of a collector's TensorDict and the fields of a store's steps.
 
 A key at the root and under "next" alike (observations, step counts, recurrent states) is an observation: it is stored
-once. Single booleans (done, terminated, truncated, is_init) share a few bytes. All else is a field of its own.
+once. Single booleans (done, terminated, truncated, is_init) share a few bytes. Every other key is a field of its own.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ TRAJECTORY: Key = ("collector", "traj_ids")
 STEPS: Key = ("steps_to_next_obs",)
 MASK: Key = ("collector", "mask")
 SAMPLED = {("index",), ("priority_weight",)}
-"""Keys that sampling adds, which are not stored."""
+"""Keys that sampling adds and that are not stored."""
 BITS, ACTION = "bits", "action"
 
 
 @dataclass(frozen=True)
 class TensorDictLeaf:
-    """A tensor of the TensorDict: its key, and its shape and dtype without batch dimensions."""
+    """Tensor of the TensorDict: its key, and its shape and dtype without batch dimensions."""
 
     key: Key
     shape: tuple[int, ...]
@@ -43,9 +43,9 @@ class TensorDictLeaf:
 
 @dataclass
 class Rows:
-    """n transitions as arrays: ``before`` and ``after`` observations by name, ``fields`` with the action.
+    """Arrays of n transitions: ``before`` and ``after`` observations by name, ``fields`` with the action.
 
-    ``ended``: bool [n], the episode ended with this one. ``trajectory``: the collector's numbers, if it gave some.
+    ``ended``: bool [n], the episode ended with the transition. ``trajectory``: the collector's numbers, if any.
     """
 
     before: Named
@@ -60,7 +60,7 @@ class Rows:
         return len(self.reward)
 
     def some(self, chosen: npt.NDArray[np.bool_]) -> Rows:
-        """Return some of them: ``chosen`` bool [n]."""
+        """Return the rows ``chosen``, bool [n]."""
         before, after, fields = (
             {name: one[chosen] for name, one in part.items()} for part in (self.before, self.after, self.fields)
         )
@@ -74,8 +74,8 @@ class TensorDictLayout:
     """Fields of a store for TensorDicts of one structure.
 
     Attributes:
-        obs: leaves at the root and under "next", by the observation's name. ``fields``: all others that have a field.
-        bits: single booleans, in the order of their bits. ``reward``: the leaf that is the store's reward, if any.
+        obs: leaves at the root and under "next", by the observation's name. ``fields``: all other leaves with a field.
+        bits: single booleans, in the order of their bits. ``reward``: the leaf of the store's reward, if any.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class TensorDictLayout:
 
     @classmethod
     def of(cls, data: TensorDictBase) -> TensorDictLayout:
-        """Look at transitions [n].  Raises: ValueError, TypeError: they are none, or hold what cannot be stored."""
+        """Return the layout of transitions [n].  Raises: ValueError, TypeError: not transitions, or not storable."""
         leaves = {leaf.key: leaf for leaf in _leaves(data)}
         bits = [leaf for leaf in leaves.values() if leaf.dtype == "bool" and np.prod(leaf.shape) == 1]
         left = {leaf.key: leaf for leaf in leaves.values() if leaf not in bits}
@@ -112,7 +112,7 @@ class TensorDictLayout:
 
     @classmethod
     def from_spec(cls, spec: Spec) -> TensorDictLayout:
-        """Return the layout that a store was made with.  Raises: ValueError: it was not made by this module."""
+        """Return the layout of a store.  Raises: ValueError: this module did not make the store."""
         try:
             bits = spec.fields[BITS].metadata
             leaves = {name: _leaf(field.metadata) for name, field in spec.fields.items() if name != BITS}
@@ -121,10 +121,10 @@ class TensorDictLayout:
             fields = {name: leaves[name] for name in spec.step_names if name != BITS}
             return cls(obs, fields, [_leaf(one) for one in bits["bits"]], reward)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"this store holds {spec}, expected one that a TorchRL buffer made") from error
+            raise ValueError(f"this store holds {spec}, expected one made by a TorchRL buffer") from error
 
     def checked(self, n_step: int) -> TensorDictLayout:
-        """Return it, if there are returns of so many steps.  Raises: ValueError."""
+        """Return the layout, if it allows returns of ``n_step`` steps.  Raises: ValueError."""
         if n_step > 1 and (self.reward is None or STEPS in (leaf.key for leaf in self.fields.values())):
             raise ValueError(
                 f'ReplayBuffer: n_step={n_step}, expected 1, or ("next", "reward") as one float32, and single steps, '
@@ -143,7 +143,7 @@ class TensorDictLayout:
         return Spec(obs=obs, **fields, **{BITS: Field((-(-max(1, len(self.bits)) // 8),), "uint8", metadata=said)})
 
     def rows(self, data: TensorDictBase) -> Rows:
-        """Return transitions [n] as arrays, over their memory where that is the CPU's.
+        """Return transitions [n] as arrays, which share their memory if it is the CPU's.
 
         Raises:
             ValueError: another structure than the layout's.
@@ -161,7 +161,7 @@ class TensorDictLayout:
             raise ValueError(f"extend: these are not transitions as those before: {error}") from error
         more = came - self._keys()
         if more:
-            raise ValueError(f"extend: keys {sorted(more)} came that the first transitions had not; expected the same")
+            raise ValueError(f"extend: keys {sorted(more)} are not in the first transitions; expected the same keys")
         packed = np.stack(list(bits.values()), 1) if bits else np.zeros((len(data), 1), np.bool_)
         none = np.zeros(len(data), np.bool_)
         done, terminated, truncated = (bits.get(key) for key in (DONE, TERMINATED, TRUNCATED))
@@ -187,8 +187,8 @@ class TensorDictLayout:
 
         Args:
             before, after: observations by name; ``fields``: with the action. All [*batch, *shape].
-            reward: [*batch]. ``ends``: "done", "terminated" and "truncated" under "next", bool [*batch], where they are
-                not those that were stored.
+            reward: [*batch]. ``ends``: "done", "terminated" and "truncated" under "next", bool [*batch], if they differ
+                from the stored ones.
         """
         batch, found = reward.shape, {leaf.key: before[name] for name, leaf in self.obs.items()}
         found |= {(NEXT, *leaf.key): after[name] for name, leaf in self.obs.items()}

@@ -1,4 +1,4 @@
-"""What a TorchRL buffer consists of - a storage, a sampler, a writer - where an index is an id of a Sharpwave store."""
+"""Parts of a TorchRL buffer - storage, sampler, writer - whose indices are ids of a Sharpwave store."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharpwave.views.transitions import NStep
 
 
 class StoredIds(Storage):  # type: ignore[misc]
-    """Storage of TorchRL whose indices are ids of the store's."""
+    """Storage of TorchRL whose indices are the store's ids."""
 
     def __init__(
         self,
@@ -40,8 +40,8 @@ class StoredIds(Storage):  # type: ignore[misc]
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._slice_len, self._burn_in = slice_len, burn_in
         self._made: tuple[Store, Replay[Any]] | None = None
-        self.drawn: tuple[torch.Tensor, Any] | None = None  # the batch of what was drawn last: to fetch it takes longer
-        self._kind(), self._sampler()  # which refuse what makes no sense
+        self.drawn: tuple[torch.Tensor, Any] | None = None  # the batch of the last draw: fetching it takes longer
+        self._kind(), self._sampler()  # both refuse invalid arguments
 
     def _kind(self) -> Any:
         if self._slice_len is None:
@@ -64,7 +64,7 @@ class StoredIds(Storage):  # type: ignore[misc]
 
     def get(self, index: Any) -> TensorDict:
         if isinstance(index, slice):
-            raise TypeError(f"buffer[{index}]: items are found by their ids, as extend returns them")
+            raise TypeError(f"buffer[{index}]: items are found by the ids that extend returns")
         drawn, self.drawn = self.drawn, None
         single = False
         if drawn is not None and drawn[0] is index:
@@ -82,7 +82,7 @@ class StoredIds(Storage):  # type: ignore[misc]
         return data[0] if single else data
 
     def update_priority(self, index: Any, priority: Any) -> None:
-        """Set priorities by TD errors: [B], or [B, ...] of which the largest counts; of windows [B, slice_len, ...]."""
+        """Set priorities by TD errors: [B], or the largest of [B, ...]; for windows [B, slice_len, ...]."""
         ids = torch.as_tensor(index).cpu()
         errors = torch.as_tensor(priority).detach().cpu().float().abs()
         if self._slice_len is None:
@@ -99,7 +99,7 @@ class StoredIds(Storage):  # type: ignore[misc]
         return f"{self.transitions.opened!r}"
 
     def set(self, cursor: Any, data: Any, *, set_cursor: bool = True) -> None:
-        raise TypeError("buffer[index] = ...: what is stored does not change; extend the buffer")
+        raise TypeError("buffer[index] = ...: stored transitions do not change; extend the buffer")
 
     def __len__(self) -> int:
         return 0 if self.transitions.opened is None else len(self.transitions.store)

@@ -1,4 +1,4 @@
-"""Replay buffer of TorchRL whose transitions a Sharpwave store holds."""
+"""Replay buffer of TorchRL over a Sharpwave store."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from sharpwave.views.replay import Replay
 
 
 class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
-    """Replay buffer for the TensorDicts of TorchRL's collectors, in place of ``TensorDictReplayBuffer`` and
+    """Replay buffer for the TensorDicts of TorchRL's collectors, instead of ``TensorDictReplayBuffer`` and
     ``TensorDictPrioritizedReplayBuffer``. An "index" is an id of the store.
 
     Args:
-        capacity: transitions; and/or ``ram``: limit in bytes of memory for everything, or "2GiB".
+        capacity: maximum number of transitions. ``ram``: limit of all memory in bytes, or "2GiB". Give either or both.
         batch_size, prefetch, transform, pin_memory, priority_key: as for TorchRL's buffers.
         alpha, beta: draw by priority (Schaul et al. 2016); ``None``: uniformly.
-        n_step, gamma: n-step returns: samples have "steps_to_next_obs", which TorchRL's losses know.
-        slice_len: sample windows of so many consecutive steps instead, [batch_size, slice_len], with
-            ("collector", "mask"); ``burn_in``: steps before them.
-        frame_stack: "auto": whether images are stacks of frames (``CatFrames``) is seen from the first TensorDict, and
-            each frame is stored once; or the number of frames; ``None``: all is stored as it comes.
-        device: where samples go; a CUDA one through pinned memory, without waiting.
-        seed: of sampling.
-        store: arguments of ``sharpwave.Store``: ``disk``, ``disk_limit``, ``codec``, .... A ``disk`` that holds such
-            transitions already is opened again.
+        n_step, gamma: n-step returns: samples have "steps_to_next_obs", which TorchRL's losses use.
+        slice_len: sample windows of this many consecutive steps instead, [batch_size, slice_len], with
+            ("collector", "mask"); ``burn_in``: number of steps before them.
+        frame_stack: "auto": detect stacks of frames (``CatFrames``) in the images of the first TensorDict, and store
+            each frame once; a number: frames in a stack; ``None``: store whole images.
+        device: device of samples; a CUDA device through pinned memory, without waiting.
+        seed: seed of sampling.
+        store: arguments of ``sharpwave.Store``: ``disk``, ``disk_limit``, ``codec``, .... If ``disk`` holds such
+            transitions, it is opened.
 
     Attributes:
-        transitions: the store, and what is written to it. ``view``: what is sampled from.
+        transitions: the store and its writer. ``view``: the view for sampling.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -82,13 +82,13 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
 
     @property
     def transitions(self) -> StoredTransitions:
-        """The store, and what is written to it."""
+        """The store and its writer."""
         found: StoredTransitions = self._storage.transitions
         return found
 
     @property
     def view(self) -> Replay[Any]:
-        """The view that is sampled from.  Raises: EmptyError: nothing was written yet."""
+        """View for sampling.  Raises: EmptyError: the buffer is empty."""
         found: Replay[Any] = self._storage.view
         return found
 
@@ -99,7 +99,7 @@ class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
             self.update_priority(data.get("index"), errors)
 
     def close(self) -> None:
-        """Write everything, and let go of memory and disk."""
+        """Write all data, and release memory and disk."""
         self.synchronize()
         if self.transitions.opened is not None:
             self.transitions.store.close()

@@ -15,7 +15,7 @@ FILE = "transitions.sharpwave"
 
 
 def save(transitions: StoredTransitions, folder: Path) -> None:
-    """Write a checkpoint of the store; one on disk is its own, and flushed."""
+    """Write a checkpoint of the store; a store on disk is its own checkpoint, and is flushed."""
     folder.mkdir(parents=True, exist_ok=True)
     if transitions.opened is not None and transitions.disk is None:
         transitions.store.checkpoint(folder / FILE)
@@ -24,10 +24,10 @@ def save(transitions: StoredTransitions, folder: Path) -> None:
 
 
 def load(transitions: StoredTransitions, folder: Path) -> None:
-    """Go on with what ``save`` wrote; trajectories begin anew.
+    """Continue with transitions that ``save`` wrote; trajectories begin anew.
 
     Raises:
-        ValueError: other transitions than a buffer's, or the buffer is on disk and holds nothing.
+        ValueError: not a buffer's transitions, or the buffer is on disk and empty.
     """
     if transitions.disk is not None:
         if transitions.opened is None:
@@ -40,7 +40,7 @@ def load(transitions: StoredTransitions, folder: Path) -> None:
 
 
 def packed(transitions: StoredTransitions) -> torch.Tensor:
-    """Return what ``save`` writes as uint8 [bytes]."""
+    """Return the bytes that ``save`` writes, uint8 [bytes]."""
     with tempfile.TemporaryDirectory() as folder:
         save(transitions, Path(folder))
         file = Path(folder) / FILE
@@ -48,7 +48,7 @@ def packed(transitions: StoredTransitions) -> torch.Tensor:
 
 
 def unpack(transitions: StoredTransitions, content: torch.Tensor) -> None:
-    """Go on with what ``packed`` returned.  Raises: ValueError: as ``load``."""
+    """Continue with the transitions that ``packed`` returned.  Raises: ValueError: as ``load``."""
     with tempfile.TemporaryDirectory() as folder:
         if len(content):
             content.cpu().numpy().tofile(Path(folder) / FILE)

@@ -20,24 +20,24 @@ from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep
 
 THEIRS: dict[str, tuple[Any, str]] = {
-    "ndim": (1, "a place is one transition; flatten what is extended, with reshape(-1)"),
-    "device": ("cpu", "the store is in memory or on disk; move what is sampled"),
+    "ndim": (1, "a place is one transition; flatten the input of extend, with reshape(-1)"),
+    "device": ("cpu", "the store is in memory or on disk; move the samples"),
     "compilable": (False, "a store is not compiled"),
     "shared_init": (False, "other processes connect to a store; sharpwave.connect"),
 }
-"""Arguments of ``LazyTensorStorage``: the value that holds here, and why."""
+"""Arguments of ``LazyTensorStorage``: the only allowed value, and the reason."""
 
 
 class SharpwaveStorage(Storage):  # type: ignore[misc]
-    """Storage of ``max_size`` transitions that are found by their places, as in ``LazyTensorStorage``.
+    """Storage of ``max_size`` transitions by place, as in ``LazyTensorStorage``.
 
-    ``TensorDictReplayBuffer(storage=SharpwaveStorage(100_000))``. Samplers draw the same places as with TorchRL's
-    storages. Where observations are stacks of frames, place them in the order of time.
+    Use ``TensorDictReplayBuffer(storage=SharpwaveStorage(100_000))``. Samplers draw the same places as with TorchRL's
+    storages. If observations are stacks of frames, place them in the order of time.
 
     Args:
         frame_stack: as for ``ReplayBuffer``.
-        store: arguments of ``sharpwave.Store`` that do not limit what is held: ``codec``; ``disk`` (a new folder) with
-            ``ram``. Those of ``LazyTensorStorage`` may be given with its defaults.
+        store: arguments of ``sharpwave.Store`` that do not limit its content: ``codec``; ``disk`` (a new folder) with
+            ``ram``. Arguments of ``LazyTensorStorage`` may be given with its defaults.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -50,17 +50,17 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
                 raise ValueError(f"SharpwaveStorage: {name}={given!r}, expected {only!r}: {why}")
         if store.keys() & {"capacity", "disk_limit"} or ("ram" in store and store.get("disk") is None):
             raise ValueError(
-                f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: what TorchRL's samplers "
-                "draw must be there; use sharpwave.integrations.torchrl.ReplayBuffer"
+                f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: places that "
+                "TorchRL's samplers draw must be filled; use sharpwave.integrations.torchrl.ReplayBuffer"
             )
         self.transitions = StoredTransitions(frame_stack, newest=self.max_size, **store)
-        self._ids = np.empty(0, np.int64)  # by place
+        self._ids = np.empty(0, np.int64)  # ids by place
         self._made: tuple[Store, Replay[Batch]] | None = None
 
     def attach(self, buffer: Any) -> None:
-        """Let a buffer use what ``get`` returns as it is, unless it was given a ``collate_fn``."""
+        """Let a buffer use the results of ``get`` unchanged, unless it was given a ``collate_fn``."""
         super().attach(buffer)
-        if getattr(buffer, "_init_collate_fn", self) is None:  # TorchRL has defaults for storages of its own only
+        if getattr(buffer, "_init_collate_fn", self) is None:  # TorchRL has defaults only for its own storages
             buffer._init_collate_fn = torch.nn.Identity()
 
     @property
@@ -71,14 +71,14 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         return self._made[1]
 
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
-        """Append transitions [n], or one, and remember where they are said to be.
+        """Append transitions [n], or one, and note their places.
 
         Raises:
-            ValueError, TypeError, IndexError: invalid ones; nothing was changed.
+            ValueError, TypeError, IndexError: invalid transitions or places; nothing was changed.
         """
         if not isinstance(data, TensorDictBase):
             raise TypeError(
-                f"extend: got {type(data).__name__}, expected a TensorDict of transitions; a store holds nothing else, "
+                f"extend: got {type(data).__name__}, expected a TensorDict of transitions; a store holds no others; "
                 "TorchRL's LazyTensorStorage does"
             )
         single = isinstance(cursor, (int, np.integer))
@@ -87,7 +87,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         if rows.ndim != 1 or len(places) != len(rows) or MASK in rows.keys(True):
             raise ValueError(
                 f"extend: got transitions of shape {tuple(data.batch_size)} for {len(places)} places, expected as many "
-                "[n], without padding: flatten what a collector returns, with reshape(-1)"
+                "[n], without padding: flatten a collector's output, with reshape(-1)"
             )
         if set_cursor:
             self._set_last_cursor(cursor)
@@ -102,7 +102,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         """Return transitions by place: one, or [n] for a slice or integers [n].
 
         Raises:
-            IndexError: none is there. KeyError: it was evicted, as others were written over many times.
+            IndexError: the place is empty. KeyError: it was evicted, since others were overwritten many times.
         """
         if isinstance(index, (int, np.integer)):
             return self.get([index])[0]
@@ -110,8 +110,8 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         batch = self._view.fetch(self._ids[places], missing="mask")
         if (lost := places[batch.ids < 0]).size:
             raise KeyError(
-                f"place {lost[0]} holds nothing more: of {self.max_size} places the newest {self.transitions.newest} "
-                "transitions are kept, and other places were written over in the meantime; write places in their order"
+                f"place {lost[0]} is empty by now: of {self.max_size} places the newest {self.transitions.newest} "
+                "transitions are kept, and other places were overwritten since; write places in their order"
             )
         return self.transitions.read(batch)
 
@@ -134,13 +134,13 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         return {"checkpoint": packed(self.transitions), "ids": torch.from_numpy(self._ids.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on with what ``state_dict`` returned."""
+        """Continue with the state that ``state_dict`` returned."""
         unpack(self.transitions, state_dict["checkpoint"])
         self._ids = state_dict["ids"].cpu().numpy().copy()
         super()._bump_mutation_revision()
 
     def _bump_mutation_revision(self) -> None:
-        """Refuse what a buffer's ``set_``, ``set_at_`` and ``update_`` did: they changed a copy, and call this then."""
+        """Refuse a buffer's ``set_``, ``set_at_`` and ``update_``, which changed a copy and then call this."""
         raise TypeError(
             "SharpwaveStorage: set_, set_at_ and update_ change tensors in place, and stored transitions do not "
             "change; write whole transitions with buffer[index] = ..., or use TorchRL's LazyTensorStorage"
@@ -152,7 +152,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         (Path(path) / "ids.json").write_text(json.dumps(self._ids.tolist()))
 
     def loads(self, path: Any) -> None:
-        """Go on with what ``dumps`` wrote."""
+        """Continue with the data that ``dumps`` wrote."""
         load(self.transitions, Path(path))
         self._ids = np.array(json.loads((Path(path) / "ids.json").read_text()), np.int64)
         super()._bump_mutation_revision()

@@ -1,7 +1,7 @@
-"""Which lane of a store each transition goes to: those of a trajectory to one, in order, however a batch is laid out.
+"""Lanes of a store for transitions: a trajectory's transitions go to one lane, in order, in any layout of a batch.
 
-Collectors hand out [environments, time], or that flattened; trajectories go on in the next batch. A transition goes on
-from the one of the same trajectory whose next observations are, in every bit, its observations.
+Collectors return [environments, time], or that flattened; trajectories continue in the next batch. A transition
+continues the transition of the same trajectory whose next observations equal its observations in every bit.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from sharpwave.integrations.torchrl.layout import Named, Rows
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 Keyed = dict[tuple[int, int], int]
-"""Lanes by a key, and a count of those that have the same."""
+"""Lanes by key and by a count that distinguishes equal keys."""
 
 
 @dataclass
 class LanePlaces:
-    """Where n transitions go.
+    """Lanes and order for n transitions.
 
     Attributes:
         lane, turn: int64 [n], the lane and the order in it.
-        begins: bool [n], goes on from nothing that the lane holds. ``breaks``: and what the lane holds may not have
-            ended.
-        dropped: bool [n], is a reset and no step.
+        begins: bool [n], the transition does not continue the lane's last one. ``breaks``: and the lane's last
+            episode may not have ended.
+        dropped: bool [n], the row is a reset and no step.
     """
 
     lane: Ints
@@ -40,14 +40,14 @@ class LanePlaces:
     dropped: Bools
 
     def some(self, chosen: Bools) -> LanePlaces:
-        """Return those of some transitions: ``chosen`` bool [n]."""
+        """Return the places of the transitions ``chosen``, bool [n]."""
         lane, turn = self.lane[chosen], self.turn[chosen]
         return LanePlaces(lane, turn, self.begins[chosen], self.breaks[chosen], self.dropped[chosen])
 
     def blocks(self, kept: Bools) -> list[Ints]:
-        """Return the kept ones, as int64 [T, lanes]: steps that the same lanes take together, one after the other.
+        """Return the kept transitions as int64 [T, lanes]: consecutive steps that the same lanes take together.
 
-        Only the first ones of a block break episodes off.
+        Only the first steps of a block break episodes off.
         """
         order = np.lexsort((self.lane, self.turn))
         order = order[kept[order]]
@@ -63,17 +63,17 @@ class LanePlaces:
 
 @dataclass
 class Trajectories:
-    """Trajectories under way.
+    """Unfinished trajectories.
 
     Attributes:
-        lanes: lanes that were ever used.
-        open: lanes of those under way, by their collector's number, or else by a hash of what they lead to, and a count
-            of those that have the same; the one written to least recently first.
-        last: what they lead to, by lane.
-        free: lanes without one, the latest last.
-        ended: lanes in which one has ended that had no number, by a hash of what it led to and a count: a row that
-            observes that again goes there, as it may be a reset.
-        resets: finder of such rows.
+        lanes: number of lanes ever used.
+        open: lanes of unfinished trajectories, by their collector's number, or else by a hash of their last
+            observation, and a count that distinguishes equal keys; the least recently written first.
+        last: last observations, by lane.
+        free: lanes without a trajectory, the latest last.
+        ended: lanes of ended trajectories without a number, by a hash of the final observation and a count: a row that
+            observes it again goes there, as it may be a reset.
+        resets: finder of rows that are resets.
     """
 
     lanes: int = 0
@@ -84,22 +84,22 @@ class Trajectories:
     resets: Resets = field(default_factory=lambda: Resets(0))
 
     def copy(self) -> Trajectories:
-        """Return one that can be changed while this is kept."""
+        """Return a copy that can change on its own."""
         parts = self.open.copy(), self.last.copy(), self.free.copy(), self.ended.copy(), self.resets.copy()
         return Trajectories(self.lanes, *parts)
 
     def anew(self, lanes: int) -> Trajectories:
-        """Return one in which all lanes are free."""
+        """Return new trajectories with all lanes free."""
         resets = self.resets.copy()
         resets.forget()
         return Trajectories(lanes, free=list(range(lanes)), resets=resets)
 
     def place(self, rows: Rows, most: int, drops: bool = True) -> LanePlaces:
-        """Find each transition's lane, and remember what trajectories lead to.
+        """Find each transition's lane, and remember the trajectories' last observations.
 
         Args:
-            most: lanes; where there are more trajectories, the one written to least recently counts as broken off.
-            drops: look for rows that are resets. Those with a collector's number are none: TorchRL's environments
+            most: largest number of lanes; with more trajectories, the least recently written one counts as broken off.
+            drops: look for rows that are resets. Rows with a collector's number are none: TorchRL's environments
                 reset apart from their steps.
 
         Cost: one comparison of all observations; a Python step for each run of consecutive transitions.
@@ -151,7 +151,7 @@ class Trajectories:
         return LanePlaces(lane_of, turns, begins, breaks, dropped)
 
     def _take(self, most: int, key: int) -> int:
-        """Return the lane for a trajectory that begins: where one ended with its first observation, if one did."""
+        """Return a lane for a new trajectory: that of an ended one with its first observation, if any."""
         lane = _find(self.ended, key, self.lanes)
         if lane is not None:
             return lane
@@ -165,7 +165,7 @@ class Trajectories:
         return self.open.pop(next(iter(self.open)))
 
     def _is_reset(self, rows: Rows, row: int, lane: int) -> bool:
-        """Return whether the first row of what looks like a trajectory is a reset."""
+        """Return whether the first row of an apparent trajectory is a reset."""
         self.resets.widen(self.lanes)
         before, after = (_row(part, row) for part in (rows.before, rows.after))
         is_one = slice(row, row + 1)
@@ -181,7 +181,7 @@ class Trajectories:
 
 
 def _find(lanes: Keyed, key: int, alike: int) -> int | None:
-    """Take the first of at most so many lanes that have this key out, and return it; ``None``: there is none."""
+    """Remove the first of at most ``alike`` lanes with this key, and return it; ``None``: no such lane."""
     found = next((one for one in ((key, k) for k in range(alike)) if one in lanes), None)
     return None if found is None else lanes.pop(found)
 

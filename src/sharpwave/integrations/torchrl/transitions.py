@@ -1,4 +1,4 @@
-"""A store that is given TensorDicts of transitions, and gives batches back as TensorDicts of the same structure."""
+"""Store that takes TensorDicts of transitions and returns batches as TensorDicts of the same structure."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ from sharpwave.views.batch import Batch, SequenceBatch
 Ints = npt.NDArray[np.int64]
 
 MIN_LANES = 64
-"""Trajectories under way that are told apart, at least."""
+"""Minimum number of unfinished trajectories that are distinguished."""
 SEGMENT_STEPS = 128
-"""Transitions of a segment, at most."""
+"""Maximum number of transitions in a segment."""
 LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
-"""Settings of a store that may be others when it is opened again."""
+"""Settings of a store that may change when it is opened again."""
 
 
 class StoredTransitions:
-    """A store, made from the first TensorDict or opened when it is first needed.
+    """Store, made from the first TensorDict or opened at first need.
 
     Args:
-        frame_stack: "auto": whether images are stacks of frames is seen from the first TensorDict; or the number of
-            frames; ``None``: all is stored as it comes.
-        n_step: steps that ``read`` is given the returns of.
-        newest: so many of the newest transitions are held in any case: the store's capacity is larger by a segment of
-            each lane. ``None``: ``settings`` say what is held.
-        settings: of the store. A ``disk`` that holds a store already is opened.
+        frame_stack: "auto": detect stacks of frames in the images of the first TensorDict; a number: frames in a stack;
+            ``None``: store whole images.
+        n_step: number of steps of the returns that ``read`` gets.
+        newest: number of the newest transitions that are always stored: the store's capacity is larger by a segment
+            for each lane. ``None``: ``settings`` have the limits.
+        settings: arguments of the store. If ``disk`` holds a store, it is opened.
 
     Raises:
-        ValueError: ``frame_stack`` is something else.
+        ValueError: an invalid ``frame_stack``.
     """
 
     def __init__(
         self, frame_stack: int | str | None, *, n_step: int = 1, newest: int | None = None, **settings: Any
     ) -> None:
-        StackFinder((1,), "uint8", frame_stack)  # refuses what makes no sense
+        StackFinder((1,), "uint8", frame_stack)  # refuses invalid values
         limits = {"capacity": newest} if newest is not None else {}
-        if settings.get("disk") is None:  # refuses what makes no sense
+        if settings.get("disk") is None:  # refuses invalid values
             Store(Spec(obs=Field((1,), "uint8"), action=Field((1,), "uint8")), **settings | limits).close()
         self.frame_stack, self.n_step, self.newest, self.settings = frame_stack, n_step, newest, settings
         self._store: Store | None = None
@@ -68,7 +68,7 @@ class StoredTransitions:
 
     @property
     def opened(self) -> Store | None:
-        """The store, if there is one: made by the first ``write``, or on disk already."""
+        """The store, if any: made by the first ``write``, or already on disk."""
         if self._store is None and self.disk is not None and (self.disk / "store.json").exists():
             limits = {name: self.settings[name] for name in LIMITS if name in self.settings}
             self.adopt(Store.open(self.disk, **limits))
@@ -76,14 +76,14 @@ class StoredTransitions:
 
     @property
     def store(self) -> Store:
-        """The store.  Raises: EmptyError: nothing was written yet."""
+        """The store.  Raises: EmptyError: the buffer is empty."""
         if self.opened is None:
-            raise EmptyError("this buffer holds nothing yet; extend it first")
+            raise EmptyError("this buffer is empty; extend it first")
         assert self._store is not None
         return self._store
 
     def adopt(self, store: Store) -> None:
-        """Go on with a store of such transitions; trajectories begin anew.  Raises: ValueError: of others; closed."""
+        """Continue with a store of such transitions; trajectories begin anew.  Raises: ValueError: others; closed."""
         try:
             layout = TensorDictLayout.from_spec(store.spec).checked(self.n_step)
         except ValueError:
@@ -93,7 +93,7 @@ class StoredTransitions:
         for name, leaf in layout.obs.items():
             made = replace(store.spec.fields[f"obs.{name}"], metadata={})
             stack = Stack(leaf.shape, leaf.dtype).as_stored(made)
-            assert stack is not None, "as it was written by this class"
+            assert stack is not None, "this class wrote the store"
             stacks[name] = stack
         if self._store is not None:
             self._store.close()
@@ -102,26 +102,26 @@ class StoredTransitions:
 
     @property
     def resets(self) -> Resets:
-        """Finder of rows that are resets and no steps; its ``dropped`` counts them."""
+        """Finder of rows that are resets, not steps; its ``dropped`` counts them."""
         return self._trajectories.resets
 
     # writing
 
     def write(self, data: TensorDictBase) -> Ints:
-        """Append transitions, [*batch]: of one or more trajectories each in order.
+        """Append transitions, [*batch], of one or more trajectories, each in order.
 
         Returns:
-            int64 [*batch], their ids in the store; -1 of those passed over: padding, rows in which a vector resets with
-            the next step (``Resets``), and where observations are stacks of frames, trajectories that are seen from
-            their middle on only. A ``newest`` of them passes over none.
+            int64 [*batch], their ids in the store. Skipped ones have -1: padding, rows in which a vector resets with
+            the next step (``Resets``), and, if observations are stacks of frames, trajectories without their first
+            steps. With ``newest``, none is skipped.
         Raises:
-            ValueError, TypeError: no transitions, others than those before, or no stacks; nothing was changed.
+            ValueError, TypeError: no transitions, a new structure, or no stacks; nothing was changed.
 
-        Cost: comparisons of observations with those before and after, and the store's ``extend`` of as many steps in
+        Cost: comparisons of neighboring observations, and the store's ``extend`` of as many steps in
         time as the same trajectories take together.
         """
         ids, mask = np.full(data.batch_size.numel(), -1, np.int64), data.get(MASK, None)
-        if len(ids) and mask is not None:  # trajectories that the collector padded
+        if len(ids) and mask is not None:  # trajectories padded by the collector
             present = mask.cpu().reshape(-1)
             ids[present.numpy()] = self.write(data.reshape(-1)[present].exclude(MASK))
         elif len(ids):
@@ -148,7 +148,7 @@ class StoredTransitions:
         elif self.newest is not None and self.settings["capacity"] > (self.store.capacity or 0):
             self.store.resize(capacity=self.settings["capacity"])
         kept = self._check(rows, places)
-        self._trajectories = trajectories.anew(trajectories.lanes)  # if something fails, all begin anew
+        self._trajectories = trajectories.anew(trajectories.lanes)  # after an error, all begin anew
         ids = np.full(len(steps), -1, np.int64)
         ids[steps] = self._append(rows, places, kept)
         self._trajectories = trajectories
@@ -167,7 +167,7 @@ class StoredTransitions:
         return stacks
 
     def _check(self, rows: Rows, places: LanePlaces) -> npt.NDArray[np.bool_]:
-        """Return which transitions are stored: bool [n].  Raises: ValueError: stacks that are none."""
+        """Return which transitions are stored: bool [n].  Raises: ValueError: observations are no stacks."""
         kept = np.ones(len(rows), np.bool_)
         for name, stack in self._stacks.items():
             if stack.frames == 1:
@@ -182,13 +182,13 @@ class StoredTransitions:
                 kept &= (places.lane != lane) | (places.turn < turn) | (places.turn >= end)
         if not kept.all():
             what = (
-                f"extend: {int((~kept).sum())} transitions are of trajectories that this buffer has not seen the "
-                "beginning of, from which stacks of frames are put together. Extend it with all that the collector "
+                f"extend: {int((~kept).sum())} transitions are of trajectories without their "
+                "first steps, which stacks of frames need. Extend the buffer with all that the collector "
                 "returns, or make it with frame_stack=None"
             )
             if self.newest is not None:
                 raise ValueError(what)
-            warnings.warn(f"{what}; they are passed over", RuntimeWarning, stacklevel=6)
+            warnings.warn(f"{what}; they are skipped", RuntimeWarning, stacklevel=6)
         return kept
 
     def _append(self, rows: Rows, places: LanePlaces, kept: npt.NDArray[np.bool_]) -> Ints:
@@ -217,7 +217,7 @@ class StoredTransitions:
     # reading
 
     def read(self, batch: Batch) -> TensorDict:
-        """Return a batch of transitions as a TensorDict [B] over its memory; of n-step ones what n steps led to."""
+        """Return a batch of transitions as a TensorDict [B] over its memory; "next" is n steps later."""
         assert self._layout is not None
         before, after = (
             {name: stack.join(obs[name]) for name, stack in self._stacks.items()} for obs in (batch.obs, batch.next_obs)
@@ -249,7 +249,7 @@ class StoredTransitions:
     # lives
 
     def clear(self) -> None:
-        """Evict everything; on disk the files are deleted. The structure of the TensorDicts stays."""
+        """Evict all transitions; delete files on disk. The structure of the TensorDicts stays."""
         if self.opened is not None:
             self.store.clear()
             self._trajectories = self._trajectories.anew(self.store.lanes)
@@ -257,6 +257,6 @@ class StoredTransitions:
 
 def _no_stack(name: str, frames: Any) -> str:
     return (
-        f"extend: {name} is not, or not any more, a stack of {frames} frames that a trajectory begins with its first "
+        f"extend: {name} is not, or no longer, a stack of {frames} frames that begins a trajectory with its first "
         "one, repeated or after zeros; make the buffer with frame_stack=None"
     )

@@ -1,4 +1,4 @@
-"""A worker: runs programs one after another, and writes a line of JSON about each to standard output."""
+"""Worker that runs programs one after another, and writes a line of JSON about each to standard output."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sharpwave.testing.torture.shrink import shrunk
 
 
 def main() -> None:
-    """Run what a line of JSON on standard input asks for: one ``program``, or random ones from ``seed`` on."""
+    """Run the request in a line of JSON on standard input: one ``program``, or random ones from ``seed`` on."""
     asked: dict[str, Any] = json.loads(sys.stdin.readline())
     tell(ready=True, preloaded=preloaded())
     if "program" in asked:
@@ -28,7 +28,7 @@ def main() -> None:
 
 
 def one(program: StoreProgram, shrink_s: float) -> None:
-    """Run a program, and tell."""
+    """Run a program, and report on it."""
     begun = time.monotonic()
     failure, counts, at = outcome(program)
     said: dict[str, Any] = {"seed": program.seed, "kind": kind_of(program), "counts": counts, "at": at}
@@ -46,13 +46,13 @@ def one(program: StoreProgram, shrink_s: float) -> None:
 
 
 def kind_of(program: StoreProgram) -> str:
-    """Return what kind of store a program has: its retention, its limits, and what it does when it is full."""
+    """Return the kind of a program's store: its retention, its limits, and its policy when full."""
     limits = [name for name in ("capacity", "disk_limit", "ram") if name in program.settings]
     return f"{program.settings['retention']}, {' and '.join(limits)}, {program.settings['on_full']}"
 
 
 def tell(**said: Any) -> None:
-    """Write a line."""
+    """Write a line of JSON."""
     print(json.dumps(said), flush=True)
 
 

@@ -1,4 +1,4 @@
-"""Workers that run programs side by side, and what they found."""
+"""Workers that run programs side by side, and their results."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHRINK_S = 30.0
 
 @dataclass
 class Found:
-    """Attributes: counts over all programs, and by kind of store; reports of those that failed; whether file operations
+    """Attributes: counts over all programs, and by kind of store; reports of failing programs; whether file operations
     failed in a preloaded library; seconds taken."""
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -33,7 +33,7 @@ class Found:
     seconds: float = 0.0
 
     def add(self, report: dict[str, Any]) -> None:
-        """Take a program's report."""
+        """Add a program's report."""
         failed = {"failed": 1} if "what" in report else {}
         for counts in (self.counts, self.kinds.setdefault(report["kind"], Counter())):
             counts.update(report["counts"] | failed)
@@ -41,7 +41,7 @@ class Found:
             self.failures.append(report)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all of it as JSON values."""
+        """Return the results as JSON values."""
         return {
             "counts": dict(sorted(self.counts.items())),
             "kinds": {kind: dict(sorted(counts.items())) for kind, counts in sorted(self.kinds.items())},
@@ -66,10 +66,10 @@ def torture(
     """Run random programs side by side.
 
     Args:
-        seconds: after which no program begins.
-        seed: of the first program; each next one has the next number.
-        programs: how many at most.
-        jobs: processes.
+        seconds: time after which no program begins.
+        seed: seed of the first program; each later one has the next number.
+        programs: largest number of programs.
+        jobs: number of processes.
         told: called with each program's report.
     """
     kinds = {"retentions": list(retentions), "on_full": list(on_full), "limits": list(limits)}
@@ -91,7 +91,7 @@ def torture(
 
 
 def reproduce(program: str, shrink_s: float = 0.0) -> NoReturn:
-    """Run one program, as ``Program.to_json`` wrote it; say what is wrong, and exit with 1, or 0 if all is right."""
+    """Run one program, as ``Program.to_json`` wrote it; print its failure and exit with 1, or exit with 0."""
     (report,) = [one for one in _reports([{"program": program, "shrink_s": shrink_s}]) if "ready" not in one]
     if "what" not in report:
         print(f"all right: {report['counts']}")
@@ -103,7 +103,7 @@ def reproduce(program: str, shrink_s: float = 0.0) -> NoReturn:
 
 
 def _reports(asked: list[dict[str, Any]]) -> Iterable[dict[str, Any]]:
-    """Start a worker for each request, and yield what they report.  Raises: RuntimeError: one failed by itself."""
+    """Start a worker for each request, and yield their reports.  Raises: RuntimeError: a worker itself failed."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     with environment() as variables, contextlib.ExitStack() as stack:
         workers = []

@@ -1,4 +1,4 @@
-/* File operations that fail on purpose, preloaded into a process whose store is to be tortured.
+/* File operations that fail on purpose, preloaded into a process whose store is tortured.
  *
  * torture_watch(folder) names the folder whose files are watched; torture_arm(kind, at, times) makes the at-th file
  * operation from now on fail, and the times - 1 after it; torture_quota(bytes) makes the folder a disk of that size.
@@ -58,7 +58,7 @@ static long bytes_of(const char *folder) {
     return sum;
 }
 
-/* A disk on which so many bytes are free now; negative: no limit. */
+/* Bytes free on the disk; negative: no limit. */
 void torture_quota(long free_bytes) { quota = free_bytes < 0 ? -1 : bytes_of(watched) + free_bytes; }
 
 static int under(const char *path) {
@@ -82,7 +82,7 @@ static int is_watched_at(int directory, const char *path) {
     return getcwd(here, sizeof here) != NULL && under(here);
 }
 
-/* Counts an operation: 0 if it is to work, else what is to become of it. Dies where it is to be the last one. */
+/* Counts an operation. Returns 0 if it should succeed, else its fault. Kills the process at the last operation. */
 static int outcome(int is_write) {
     if (kind == NONE) return 0;
     count++;

@@ -1,4 +1,4 @@
-"""Faults of a disk: a preloaded library that fails file operations, or a class of the store's where there is none."""
+"""Faults of a disk: a preloaded library that fails file operations, or else a replacement of the store's class."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ class Faults(Protocol):
     """Control of the faults in this process."""
 
     def watch(self, folder: Path) -> None:
-        """Let only the files of a folder fail."""
+        """Restrict faults to the files of a folder."""
 
     def arm(self, kind: str | None, at: int = 1, times: int = 1) -> None:
-        """Let the ``at``-th file operation from now on, counted from 1, and those after it fail, ``times`` in all."""
+        """Fail ``times`` file operations, beginning with the ``at``-th from now on, counted from 1."""
 
     def limit(self, free_bytes: int) -> None:
-        """Let the folder's files grow by so many bytes; ``NO_QUOTA``: without limit."""
+        """Let the folder's files grow by ``free_bytes``; ``NO_QUOTA``: without limit."""
 
 
 def library(folder: Path) -> Path | None:
-    """Compile the library into a folder; return ``None`` without a C compiler, or on a system but Linux."""
+    """Compile the library into a folder; return ``None`` without a C compiler, or outside Linux."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if sys.platform != "linux" or compiler is None:
         return None
@@ -171,7 +171,7 @@ class InFiles(Files):
 
 @contextlib.contextmanager
 def environment() -> Any:
-    """Yield the environment of processes in which the library is loaded, where it can be compiled."""
+    """Yield an environment for processes that loads the library, if it can be compiled."""
     with tempfile.TemporaryDirectory(prefix="sharpwave-faults-") as folder:
         built = library(Path(folder))
         before = os.environ.get("LD_PRELOAD")

@@ -1,4 +1,4 @@
-"""A process's life with a store: it carries out operations as they come through a pipe, and says what it sees."""
+"""Life of a process with a store: it executes operations from a pipe, and reports on the store."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from sharpwave.testing.torture.program import GAMMA, VIEWS, StoreProgram
 SAMPLERS: dict[str, Any] = {"Uniform": sw.Uniform, "Prioritized": sw.Prioritized, "Fifo": sw.Fifo}
 RETENTIONS: dict[str, Any] = {"Fifo": sw.Fifo, "Reservoir": sw.Reservoir, "LowestPriority": sw.LowestPriority}
 FINAL, NEXT = 1 << 40, 1 << 41
-"""Added to a step's serial number: the code of the observation after it, if it ended its episode; if it was given
-``next_obs`` and nothing came that begins with it."""
+"""Offsets of codes from a step's serial number: the final observation after it, if it ended its episode; its given
+``next_obs``, if no step begins with it."""
 
 
 def observations(codes: Any, width: int) -> npt.NDArray[np.uint8]:
-    """Return observations [*codes.shape, width]: a background, and six bytes that tell the code."""
+    """Return observations [*codes.shape, width]: a background, and six bytes with the code."""
     codes = np.asarray(codes, np.int64)
     found = np.broadcast_to(np.arange(width, dtype=np.uint8), (*codes.shape, width)).copy()
     x: Any = codes.astype(np.uint64)[..., None] * np.uint64(0x9E3779B97F4A7C15)
@@ -36,23 +36,23 @@ def observations(codes: Any, width: int) -> npt.NDArray[np.uint8]:
 
 
 def rewards(serials: Any) -> npt.NDArray[np.float32]:
-    """Return whole rewards, which differ between neighbours."""
+    """Return whole rewards that differ between neighbors."""
     return (np.asarray(serials, np.int64) * 7919 % 251).astype(np.float32)
 
 
 def told(pictures: Any) -> npt.NDArray[np.uint8]:
-    """Return the six bytes of observations' codes, and a seventh: whether the background is right."""
+    """Return the six bytes of observations' codes, and a seventh byte, whether the background is right."""
     right = (pictures[..., 6:] == np.arange(pictures.shape[-1], dtype=np.uint8)[6:]).all(-1, keepdims=True)
     return np.concatenate([pictures[..., :6], right.astype(np.uint8)], axis=-1)
 
 
 def where(batch: Any) -> list[tuple[int, int]]:
-    """Return the lane of each item of a batch, and the number there of its first (trained) step."""
+    """Return the lane of each item in a batch, and its first (trained) step's number there."""
     return list(zip(batch.lane.tolist(), batch.step.tolist(), strict=True))
 
 
 def small(region_bytes: int) -> None:
-    """Let stores of this process have small regions, and retry a failing disk only briefly."""
+    """Give stores of this process small regions and short retries of a failing disk."""
     disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = region_bytes
     disk_budget.SPARE_BYTES = region_bytes // 2
     store_settings.MIN_DISK_BYTES = region_bytes
@@ -62,10 +62,10 @@ def small(region_bytes: int) -> None:
 
 
 class StoreProcess:
-    """One process's use of a store.
+    """Use of a store by one process.
 
     Args:
-        folder: of the store.  checkpoint: folder to write checkpoints to.
+        folder: the store's folder.  checkpoint: folder for checkpoints.
     """
 
     def __init__(self, program: StoreProgram, folder: Path, checkpoint: Path, control: Faults) -> None:
@@ -76,13 +76,13 @@ class StoreProcess:
 
     @property
     def items_at_a_time(self) -> int:
-        """Items of a batch that fits a store with little memory."""
+        """Number of items in a batch that fits a store with little memory."""
         return max(1, min(1000, (1 << 18) // (8 * self.program.width * max(1, self.program.stack))))
 
-    # operations, each by its name
+    # operations, by name
 
     def open(self, source: str | None = None, limits: dict[str, Any] | None = None) -> dict[str, Any]:
-        """Open the store, or make it; with ``source`` go on from that checkpoint."""
+        """Open the store, or make it; with ``source``, continue from that checkpoint."""
         limits = limits or {}
         if source is not None:
             self.store = sw.Store.open(source, disk=self.folder, **limits)
@@ -157,7 +157,7 @@ class StoreProcess:
         return {"broke": self.store.break_episode(lane)}
 
     def sample(self, view: str, count: int, seed: int) -> dict[str, Any]:
-        """Sample a batch, and set its priorities if the view has some."""
+        """Sample a batch, and set its priorities if the view has any."""
         replay, rng = self.views[view], np.random.default_rng(seed)
         try:
             batch = replay.sample(count)
@@ -221,7 +221,7 @@ class StoreProcess:
     # reports
 
     def held(self) -> dict[str, Any]:
-        """Return which steps are held: the id of each step of each lane, -1 where it is not; and the counts."""
+        """Return the id of each step of each lane, -1 for a missing step; and the counts."""
         store = self.store
         if store is None:
             return {}
@@ -269,7 +269,7 @@ class StoreProcess:
 
 
 def live(program: StoreProgram, folder: Path, checkpoint: Path, pipe: Connection) -> None:
-    """Carry out operations until the pipe is closed; answer each with what it returned, and what is held then."""
+    """Execute operations until the pipe is closed; answer each with its result and the steps then held."""
     warnings.simplefilter("ignore")
     control = faults()
     control.watch(folder.parent)

@@ -1,7 +1,7 @@
-"""Plain log of what a store was told and what it acknowledged, in lists; and what must be seen of it therefore.
+"""Plain log of the calls of a store and of its acknowledgments, in lists; and the expected content of the store.
 
-Nothing here is the store's: returns, successors, windows and episodes are worked out step by step. Only which steps
-are held is learned from the store, after each operation; that they stay held, or stay away, is what is tested.
+No code of the store is used: returns, successors, windows and episodes are computed step by step. Only the set of
+held steps is read from the store, after each operation; the tests check that steps stay held, or stay away.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from sharpwave.testing.torture.life import observations, rewards, told
 from sharpwave.testing.torture.program import GAMMA, VIEWS, StoreProgram
 
 Key = tuple[int, int]
-"""A step's lane, and its number there."""
+"""Lane of a step, and its number there."""
 EPS, ALPHA = 1e-6, 0.6
 SHOWN = 6
 COUNTED = ("evicted_segments", "dropped_steps")
-"""Counts that an end of the process does not change."""
+"""Counts that survive an end of the process."""
 
 
 class Violation(AssertionError):
-    """Something that must hold does not.
+    """Broken property of the store.
 
     Attributes:
-        what: in a word, the same for the same fault of other programs.
+        what: keyword of the fault, the same in all programs.
     """
 
     def __init__(self, what: str, message: str) -> None:
@@ -37,25 +37,25 @@ class Violation(AssertionError):
 
 
 def check(right: bool, what: str, message: str) -> None:
-    """Raise a ``Violation`` unless something is right."""
+    """Raise a ``Violation`` unless ``right``."""
     if not right:
         raise Violation(what, message)
 
 
 def some(keys: Any) -> str:
-    """Return how many keys there are, and the first."""
+    """Describe the number of keys, and the first ones."""
     ordered = sorted(keys)
     return f"{len(ordered)} ({', '.join(map(str, ordered[:SHOWN]))}{', ...' if len(ordered) > SHOWN else ''})"
 
 
 @dataclass
 class LoggedStep:
-    """A step as it was appended.
+    """Step as it was appended.
 
     Attributes:
-        obs, final, next: codes of the observation, of the final one after it if it ended its episode, and of the
-            successor that it was given; ``None``: none was.
-        number: in its episode.
+        obs, final, next: codes of the observation, of the final one after it if the step ended its episode, and of the
+            given successor; ``None``: none.
+        number: number in its episode.
         perhaps: code of the next step's observation, if that step failed: the segment may have been sealed with it.
     """
 
@@ -75,11 +75,11 @@ class LoggedStep:
 
 @dataclass
 class LoggedItems:
-    """What a view must remember: priorities and uses of items, by the key of their (first trained) step.
+    """Expected state of a view: priorities and uses of items, by the key of their (first trained) step.
 
     Attributes:
-        known: whether priorities are known; not after a crash that took some.
-        uses: at least and at most so many.
+        known: whether priorities are known; not after a crash that lost some.
+        uses: lower and upper bounds of the number of uses.
     """
 
     priority: dict[Key, float] = field(default_factory=dict)
@@ -93,16 +93,16 @@ class LoggedItems:
 
 @dataclass
 class Log:
-    """All lanes' steps, which of them are held, and what must not come back.
+    """Steps of all lanes, the held ones, and those that must stay away.
 
     Attributes:
-        lanes: steps by number; ``None``: one that was taken back, but whose number is not used again.
+        lanes: steps by number; ``None``: a step that was taken back, but whose number is not used again.
         held: ids of held steps. ``ids``: serial numbers of all ids ever seen.
-        flushed: by lane, how many steps were acknowledged by a flush.
-        gone: steps that an acknowledged flush, or the end of a clean life, found evicted.
-        views: items by view. ``saved``: the same as they were last written.
-        stats: as the store said last.
-        counts: what was compared.
+        flushed: by lane, the number of steps acknowledged by a flush.
+        gone: steps that were evicted at an acknowledged flush, or at a clean end.
+        views: items by view. ``saved``: the same when last written.
+        stats: the store's last stats.
+        counts: numbers of comparisons.
     """
 
     program: StoreProgram
@@ -124,7 +124,7 @@ class Log:
             self.limits = {k: v for k, v in self.program.settings.items() if k in ("capacity", "disk_limit")}
 
     def copy(self) -> Log:
-        """Return a copy of everything but the program and the counts."""
+        """Return a copy that shares the program and the counts."""
         lanes = [[None if s is None else LoggedStep(**vars(s)) for s in steps] for steps in self.lanes]
         return Log(
             self.program, lanes, dict(self.held), dict(self.ids), list(self.flushed), set(self.gone),
@@ -154,10 +154,10 @@ class Log:
                 if step is not None:
                     yield (lane, number), step
 
-    # what is done to the store
+    # operations on the store
 
     def append(self, lane: int, serial: int, obs: int, flags: tuple[bool, bool], final: int, following: int) -> None:
-        """Append a step; ``following``: the code of its ``next_obs``, -1: none was given."""
+        """Append a step; ``following``: the code of its ``next_obs``, -1: none."""
         while lane >= len(self.lanes):
             self.lanes.append([])
             self.flushed.append(0)
@@ -197,10 +197,10 @@ class Log:
             before.truncated, before.final = True, last.obs
 
     def take_back(self, lane: int, count: int, ids: list[int]) -> None:
-        """Note that the last ``count`` steps of a lane, of a whole episode that failed, are not held any more.
+        """Note that a lane's last ``count`` steps, of a whole episode that failed, are no longer held.
 
         Args:
-            ids: of the lane's steps, -1 of those that are not held.
+            ids: ids of the lane's steps, -1 for missing ones.
         """
         steps = self.lanes[lane]
         for number in range(len(steps) - count, len(steps)):
@@ -208,7 +208,7 @@ class Log:
                 steps[number] = None
 
     def _forget_from(self, lane: int, number: int) -> None:
-        """Forget what views remember of a lane's steps from one on: their numbers are used again."""
+        """Forget the views' state of a lane's steps from ``number`` on: their numbers are used again."""
         for one in (*self.views.values(), *self.saved.values()):
             for known in (one.priority, one.uses):
                 for key in [key for key in known if key[0] == lane and key[1] >= number]:
@@ -225,23 +225,23 @@ class Log:
         self.held.clear()
 
     def flush(self, views: bool) -> None:
-        """Note that all of this is on disk; ``views``: what views remember, too."""
+        """Note that all steps are on disk; ``views``: the views' state, too."""
         self.flushed = [len(steps) for steps in self.lanes]
         self.gone |= {key for key, _ in self.keys() if key not in self.held}
         if views:
             self.saved = {name: one.copy() for name, one in self.views.items()}
             self.dirty.clear()
 
-    # what the store says
+    # reports of the store
 
     def observe(self, report: dict[str, Any], fresh: set[Key], lax: bool) -> None:
-        """Compare what is held with what was; ``fresh`` steps are new.  ``lax``: evictions need no reason."""
+        """Compare the held steps with the earlier ones; ``fresh`` steps are new.  ``lax``: evictions need no reason."""
         now = self._held_in(report)
         back = now.keys() - self.held.keys() - fresh
         check(not back, "came back", f"steps {some(back)} were evicted and are held again, in one life")
         evicted = len(self.held.keys() | fresh) - len(now)
         capacity = self.limits.get("capacity")
-        lax |= self.program.settings["retention"] == "Reservoir"  # which rejects, full or not
+        lax |= self.program.settings["retention"] == "Reservoir"  # it rejects steps even if not full
         if not lax and self.limits.keys() == {"capacity"} and capacity is not None:
             due = max(0, len(self.held) + len(fresh) - capacity) + self.stride
             check(
@@ -296,11 +296,11 @@ class Log:
         self.stats = stats
 
     def reopen(self, report: dict[str, Any], exact: bool, lax: bool) -> None:
-        """Compare what is held after opening with what was before the life's end, and take it over.
+        """Compare the steps held after opening with those before the life's end, and record them.
 
         Args:
             exact: the store was closed, or flushed last; else steps since the last flush may be lost.
-            lax: an operation was under way, which may have evicted something; or limits have changed.
+            lax: an unfinished operation may have evicted steps; or limits have changed.
         """
         found = [len(ids) for ids in report["lanes"]]
         check(len(found) <= len(self.lanes), "lane_steps", f"{len(found)} lanes, {len(self.lanes)} were written to")
@@ -337,13 +337,13 @@ class Log:
         )  # fmt: skip
         self.lanes, self.flushed = self.lanes[:lanes], found[:lanes]
         if not sum(found):
-            self.ids.clear()  # nothing was ever written: nothing tells which ids were given
+            self.ids.clear()  # no file was ever written, so given ids are unknown
         self._note(now, report)
         if exact:
             self.gone |= {key for key, _ in self.keys() if key not in now}
 
     def _may_leave(self) -> int:
-        """Return how many steps an operation under way may have evicted."""
+        """Return the number of steps that an unfinished operation may have evicted."""
         if self.limits.keys() == {"capacity"}:
             return (
                 max(0, len(self.held) - self.limits["capacity"])
@@ -369,7 +369,7 @@ class Log:
         cut = steps[end:]
         for number, step in enumerate(cut, end):
             if step is not None and (id_ := self.held.get((lane, number))) is not None and number == end:
-                self.ids.pop(id_, None)  # the last step, which has no successor: its number is the next one's
+                self.ids.pop(id_, None)  # the last step has no successor: the next step gets its number
         del steps[end:]
         self._forget_from(lane, end)
         for key in [key for key in self.gone if key[0] == lane and key[1] >= end]:
@@ -377,7 +377,7 @@ class Log:
         if not steps or (last := steps[-1]) is None:
             return
         if last.ended:
-            if not exact and last.next is not None:  # it may have been ended after the last flush, with another frame
+            if not exact and last.next is not None:  # it may have ended after the last flush, with another frame
                 last.final = None
             return
         following = cut[0] if cut and cut[0] is not None and cut[0].number else None
@@ -391,7 +391,7 @@ class Log:
         last.final = last.next if last.next is not None else last.perhaps if following is None else following.obs
 
     def restore(self, report: dict[str, Any]) -> None:
-        """Compare a store that was opened from a checkpoint with this log, which was copied when that was written."""
+        """Compare a store opened from a checkpoint with this log, a copy from the time of the checkpoint."""
         now, before = self._held_in(report), self.held
         lost, back = before.keys() - now.keys(), now.keys() - before.keys()
         check(not lost and not back, "checkpoint", f"{some(lost)} steps are missing, {some(back)} are there again")
@@ -407,15 +407,15 @@ class Log:
     # views
 
     def items(self, name: str) -> tuple[dict[Key, Any], set[Key]]:
-        """Return what each item of a view holds, by the key of its first trained step; and items that may be there,
-        or not."""
+        """Return the content of each item of a view, by the key of its first trained step; and items that may or may
+        not be there."""
         settings = VIEWS[name]
         if settings["kind"] == "sequences":
             return self._windows(**{k: settings[k] for k in ("length", "burn_in", "stride", "n_step")})
         return {key: run for key in self.held if (run := self._run(key, settings["n_step"])) is not None}, set()
 
     def _run(self, key: Key, n_step: int) -> tuple[list[LoggedStep], int | None] | None:
-        """Return the steps that a return sums, and the code of the observation after them."""
+        """Return the steps whose rewards a return sums, and the code of the observation after them."""
         lane, number = key
         steps, found = self.lanes[lane], list[LoggedStep]()
         for k in range(number, number + n_step):
@@ -453,7 +453,7 @@ class Log:
         return found, unsure
 
     def used(self, name: str, sampled: list[Key]) -> None:
-        """Count that a view gave out items."""
+        """Count items that a view gave out."""
         items, unsure = self.items(name)
         uses, most = self.views[name].uses, VIEWS[name].get("max_times_sampled")
         for key in sampled:
@@ -464,7 +464,7 @@ class Log:
         self.dirty.add(name)
 
     def follow(self, name: str) -> set[Key]:
-        """Give new items of a view the largest priority; return all."""
+        """Give new items of a view the largest priority; return all items."""
         items, one = set(self.items(name)[0]), self.views[name]
         one.priority = {key: one.priority.get(key, one.largest) for key in items}
         return items
@@ -479,7 +479,7 @@ class Log:
         self.dirty.add(name)
 
     def lose_views(self) -> None:
-        """Take views back to what they were when they were last written, as far as that is known."""
+        """Reset views to their last written state, as far as it is known."""
         for name, one in self.views.items():
             saved = self.saved.get(name, LoggedItems(known=False))
             if name in self.dirty or name not in self.saved:
@@ -577,7 +577,7 @@ class Log:
         self._same(name, "next_obs", found["next_obs"][rows], pictures[rows], np.array(serials)[rows])
 
     def _stack(self, lane: int, number: int, after: int | None = None) -> list[int]:
-        """Return the codes of a step's stack, oldest first; ``after``: of the observation behind it."""
+        """Return the codes of a step's stack, oldest first; ``after``: code of the observation after it."""
         depth = max(1, self.program.stack)
         codes: list[int] = [] if after is None else [after]
         while len(codes) < depth:

@@ -1,4 +1,4 @@
-"""Programs: random lists of operations on a store, its settings, and the script that repeats one."""
+"""Programs: random lists of operations on a store, the store's settings, and a script that repeats a program."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ VIEWS: dict[str, dict[str, Any]] = {
     "windows": {"kind": "sequences", "length": 4, "burn_in": 2, "stride": 2, "n_step": 2},
     "loss": {"kind": "sequences", "length": 3, "burn_in": 0, "stride": 3, "n_step": 1, "sampler": "Prioritized"},
 }
-"""Views by name, with the arguments of ``Store.transitions`` or ``Store.sequences``. Their ``gamma`` is a half: returns
-of whole rewards are exact."""
+"""Views by name, with the arguments of ``Store.transitions`` or ``Store.sequences``. Their ``gamma`` is one half, so
+that returns of whole rewards are exact."""
 GAMMA = 0.5
 
 
 @dataclass(frozen=True)
 class StoreProgram:
-    """A store's settings and what is done to it, in order.
+    """Settings of a store, and operations on it, in order.
 
     Attributes:
-        settings: arguments of ``sharpwave.Store``; ``retention`` is a name. ``region_bytes``: of a region file.
-        lanes: number of lanes. ``stack``, ``width``: of observations.
+        settings: arguments of ``sharpwave.Store``; ``retention`` is a name. ``region_bytes``: size of a region file.
+        lanes: number of lanes. ``stack``, ``width``: those of observations.
         views: names of ``VIEWS``.
-        seed: what ``random_program`` was given.
+        seed: seed given to ``random_program``.
     """
 
     settings: dict[str, Any]
@@ -55,7 +55,7 @@ class StoreProgram:
         return replace(self, operations=list(operations))
 
     def to_json(self) -> str:
-        """Return the program as JSON, an operation a line."""
+        """Return the program as JSON, one operation a line."""
         values = asdict(self)
         lines = ",\n  ".join(json.dumps(one) for one in values.pop("operations"))
         head = ", ".join(f"{json.dumps(name)}: {json.dumps(value)}" for name, value in values.items())
@@ -63,12 +63,12 @@ class StoreProgram:
 
     @classmethod
     def from_json(cls, text: str) -> StoreProgram:
-        """Return the program that ``to_json`` wrote."""
+        """Return the program in the text of ``to_json``."""
         values = json.loads(text)
         return cls(**values | {"views": tuple(values["views"])})
 
     def script(self, failure: str) -> str:
-        """Return a small script that repeats the program and says what fails."""
+        """Return a small script that repeats the program and names its failure."""
         first = failure.splitlines()[0].replace('"""', "'''")
         return (
             f'"""{first}"""\nfrom sharpwave.testing.torture import reproduce\n\n'
@@ -177,7 +177,7 @@ class _Maker:
         return found
 
     def end(self, how: str) -> None:
-        """End the life."""
+        """Add an end of the life."""
         if how == "close":
             self.add("close")
         elif how == "kill later":

@@ -1,4 +1,4 @@
-"""Running a program: a process for each life, killed and opened again, held against the log; and shrinking."""
+"""Run of a program: a process for each life, killed and opened again, and comparisons with the log."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ MAX_OPENINGS = 3
 
 
 class Died(Exception):
-    """The process was killed amid an operation."""
+    """Error: the process was killed during an operation."""
 
 
 class Run:
-    """One program's run in a folder of its own.
+    """Run of one program in a folder of its own.
 
     Attributes:
-        counts: what was done and compared, by kind.
+        counts: operations and comparisons, by kind.
     """
 
     def __init__(self, program: StoreProgram, base: Path) -> None:
@@ -44,21 +44,21 @@ class Run:
         self._pipe: Connection | None = None
         self._child = 0
         self._folders = 0
-        self._snapshots: list[Log] = []  # of checkpoints, the last one acknowledged and those that may have replaced it
+        self._snapshots: list[Log] = []  # logs of checkpoints: the last acknowledged one and possible successors
         self._checkpointed = False
         self._fault: Operation | None = None
         self._quota = -1
         self._deadline = 0.0
         self._limits: dict[str, int] = {}
         self._exact = True  # the store was closed, or flushed last
-        self._under_way: list[Log] = []  # logs of what an operation may have done amid which the process died
-        self._torn = False  # a record may have been written in part: it is named at every opening from then on
+        self._under_way: list[Log] = []  # possible logs after an operation during which the process died
+        self._torn = False  # a record may be torn: every later opening names it
         self._lax = False
         self._unsure_limits = False
         self.at = -1
 
     def run(self) -> None:
-        """Carry out the program.  Raises: Violation."""
+        """Execute the program.  Raises: Violation."""
         try:
             for at, operation in enumerate(self.program.operations):
                 self.at = at
@@ -110,7 +110,7 @@ class Run:
             for lane in lanes:
                 before = len(self.log.lanes[lane]) if lane < len(self.log.lanes) else 0
                 parts.append(counts[lane] - before if lane < len(answer["held"]["lanes"]) else 0)
-            # Where all or nothing was to be appended, the part that was counts on in its lane, and is not held.
+            # If an all-or-nothing append failed, its appended part keeps its numbers in the lane, and is not held.
             fresh = self._append(lanes, rows, parts)
             for column, lane in enumerate(lanes):
                 if 0 < parts[column] < times and self.log.unfinished(lane):
@@ -130,10 +130,10 @@ class Run:
                 check(held is None or held == id_, "ids", f"step {key} got id {id_}, is held as {held}")
 
     def _settle(self, lanes: list[int], codes: list[int], sealed: bool) -> None:
-        """Break off the episodes that steps would have broken off which were not appended.
+        """Break off the episodes that refused steps would have broken off.
 
         Args:
-            codes: of their observations.  sealed: some lanes' segments may have been sealed with them.
+            codes: codes of the steps' observations.  sealed: some lanes' segments may have been sealed with them.
         """
         for lane, code in zip(lanes, codes, strict=True):
             last = self.log.last(lane)
@@ -232,7 +232,7 @@ class Run:
         answer: dict[str, Any] | None = None
         with contextlib.suppress(Died):
             answer = self._begin({"source": str(self.base / "checkpoint")})
-        if answer is None or "error" in answer:  # a fault: once more
+        if answer is None or "error" in answer:  # a fault: retry once
             self._end()
             shutil.rmtree(self.base / f"store{self._folders}", ignore_errors=True)
             self._quota = -1
@@ -254,7 +254,7 @@ class Run:
     def _do_resize(self, **limits: int) -> None:
         self._ready()
         answer = self._call({"do": "resize", **limits}, lax=True)
-        if "error" in answer:  # they hold, and the next opening may have the earlier ones: the higher ones bound both
+        if "error" in answer:  # the next opening may have the old limits: the higher ones bound both
             limits = {name: max(value, self.log.limits[name]) for name, value in limits.items()}
             self._unsure_limits = True
         self.log.limits.update(limits)
@@ -264,7 +264,7 @@ class Run:
         self._ready()
         answer = self._call({"do": "clear"}, lambda: self.log.cleared())
         if "error" in answer:
-            self._lax = True  # its steps may come back
+            self._lax = True  # its steps may return
             self.log.cleared()
             self.log.gone.clear()
         else:
@@ -325,7 +325,7 @@ class Run:
         return self._fault is not None or self._quota >= 0
 
     def _ready(self) -> None:
-        """Open the store, if it isn't, and compare it."""
+        """Open the store, if it is closed, and compare it."""
         for _ in range(MAX_OPENINGS):
             if self._child:
                 return
@@ -377,10 +377,10 @@ class Run:
                 items = self.log.items(name)[0].keys()
                 there = [key for key in answer["where"] if key in items]
                 self.log.updated(name, there, [highest] * len(there))
-                one.known = bool(there)  # else it is unknown which priority new items get
+                one.known = bool(there)  # else the priority of new items is unknown
 
     def _end_episodes(self) -> None:
-        """Let the store write the ends of broken-off episodes that a fault kept it from writing as it was opened."""
+        """Let the store write ends of broken-off episodes that a fault prevented during opening."""
         quota, self._quota = self._quota, -1
         if quota >= 0:
             self._send({"do": "full", "free_bytes": -1})
@@ -390,7 +390,7 @@ class Run:
             self._send({"do": "full", "free_bytes": quota})
 
     def _begin(self, arguments: dict[str, Any]) -> dict[str, Any]:
-        """Begin a process that opens the store."""
+        """Start a process that opens the store."""
         self._pipe, other = multiprocessing.Pipe()
         self._child = os.fork()
         if self._child == 0:
@@ -405,7 +405,7 @@ class Run:
         return self._call({"do": "open", **arguments}, opening=True)
 
     def _send(self, operation: Operation) -> dict[str, Any]:
-        """Have the process carry out an operation; return its answer.  Raises: Died, Violation."""
+        """Send an operation to the process; return its answer.  Raises: Died, Violation."""
         assert self._pipe is not None
         try:
             self._pipe.send(operation)
@@ -428,11 +428,11 @@ class Run:
     def _call(
         self, operation: Operation, apply: Any = None, rows: Any = None, lax: bool = False, opening: bool = False
     ) -> dict[str, Any]:
-        """As ``_send``, with the fault that is armed.
+        """Send an operation as ``_send`` does, under the armed fault.
 
         Args:
-            apply: does to the log what the operation does; ``rows``: or appends these.
-            lax: it evicts no one knows what.
+            apply: applies the operation to the log; ``rows``: or appends these.
+            lax: the operation evicts unknown steps.
         """
         fault, self._fault = self._fault, None
         do = operation["do"]
@@ -463,7 +463,7 @@ class Run:
         return answer
 
     def _maybe(self, apply: Any, rows: Any) -> None:
-        """Note what an operation may have done amid which the process died."""
+        """Note the possible effects of an operation during which the process died."""
         before = self.log.copy()
         if apply is not None:
             apply()
@@ -479,7 +479,7 @@ class Run:
         )
 
     def _end(self) -> None:
-        """End the process by SIGKILL, if there is one."""
+        """End the process, if any, by SIGKILL."""
         if self._child:
             os.kill(self._child, signal.SIGKILL)
             os.waitpid(self._child, 0)
@@ -491,7 +491,7 @@ class Run:
 
 
 def outcome(program: StoreProgram) -> tuple[Violation | None, Counter[str], int]:
-    """Run a program; return what is wrong, counts, and the operation at which it was seen."""
+    """Run a program; return its failure, counts, and the operation that showed the failure."""
     base = Path(tempfile.mkdtemp(prefix="sharpwave-torture-", dir="/dev/shm" if os.path.isdir("/dev/shm") else None))
     run = Run(program, base.resolve())
     failure: Violation | None = None

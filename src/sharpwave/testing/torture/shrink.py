@@ -1,4 +1,4 @@
-"""Shrinking of a program that fails: operations are left out, and made smaller, while the same is wrong."""
+"""Shrinking of a failing program: operations are removed, and made smaller, while it fails in the same way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from sharpwave.testing.torture.run import outcome
 
 
 def shrunk(program: StoreProgram, failure: Violation, seconds: float) -> tuple[StoreProgram, Violation]:
-    """Return the smallest program found in the time that fails in the same way, and how it fails."""
+    """Return the smallest program found in the time that fails in the same way, and its failure."""
     deadline = time.monotonic() + seconds
 
     def try_one(candidate: StoreProgram) -> bool:
@@ -34,7 +34,7 @@ def shrunk(program: StoreProgram, failure: Violation, seconds: float) -> tuple[S
 
 
 def _operations(now: Callable[[], StoreProgram], try_one: Callable[[StoreProgram], bool]) -> None:
-    """Leave out operations, many at first, from the last ones on; then make those that are left smaller."""
+    """Remove operations, many at first, from the last ones on; then make the remaining ones smaller."""
     part = max(1, len(now().operations) // 2)
     while True:
         end = len(now().operations)
@@ -54,7 +54,7 @@ def _operations(now: Callable[[], StoreProgram], try_one: Callable[[StoreProgram
 
 
 def _settings(now: Callable[[], StoreProgram], try_one: Callable[[StoreProgram], bool]) -> None:
-    """Leave out views, and take plainer settings."""
+    """Remove views, and take plainer settings."""
     for view in now().views:
         if len(now().views) > 1:
             try_one(replace(now(), views=tuple(one for one in now().views if one != view)))

@@ -1,4 +1,4 @@
-// The page: its state is the URL's query. One source is looked at, in one of the tabs.
+// The page: its state is the URL's query. It shows one source, in one of the tabs.
 import { get } from "./data.js";
 import { bytes, duration, h } from "./dom.js";
 import * as compare from "./compare.js";
@@ -32,7 +32,7 @@ export function state() {
   return { ...query, tab, source: Number.isInteger(id) && id >= 0 && id < Math.max(1, sources.length) ? id : 0 };
 }
 
-/** The URL of the state changed by `changes`; another tab begins with the source alone. */
+/** The URL of the state changed by `changes`; another tab starts with the source only. */
 export function link(changes) {
   const now = state();
   const kept = changes.tab && changes.tab !== now.tab ? { source: now.source } : now;
@@ -50,7 +50,7 @@ export function link(changes) {
   return text ? `/?${text}` : "/";
 }
 
-/** Go to a state. `quiet`: the page that is shown follows by itself. */
+/** Go to a state. `quiet`: the shown page updates itself. */
 export function go(changes, { replace = false, quiet = false } = {}) {
   history[replace ? "replaceState" : "pushState"](null, "", link(changes));
   if (!quiet) draw();

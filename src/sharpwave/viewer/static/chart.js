@@ -1,4 +1,4 @@
-// Charts: uPlot in the page's colours, as wide as their place.
+// Charts: uPlot in the page's colors, as wide as their container.
 import uPlot from "./uplot.js";
 import { h, number, short } from "./dom.js";
 
@@ -20,7 +20,7 @@ export const color = (index) =>
 const css = (variable) => getComputedStyle(document.documentElement).getPropertyValue(variable).trim();
 export const soft = (index, share) => `color-mix(in srgb, ${color(index)} ${share}%, transparent)`;
 
-/** An element with a chart. `options()` returns uPlot's, without size and axes' colours; it is called anew for other colours. */
+/** An element with a chart. `options()` returns uPlot's, without size and axes' colors; it is called again for other colors. */
 export function chart(height, options, data) {
   const place = h("div", { class: "chart" });
   place.draw = () => {
@@ -140,7 +140,7 @@ export function histogram({ edges, counts }, label, index, height = 220) {
   );
 }
 
-/** Marks the step that is shown with a vertical line. */
+/** Marks the shown step with a vertical line. */
 export function marker(step) {
   return {
     hooks: {

@@ -21,7 +21,7 @@ export async function get(path, query = {}) {
   return body;
 }
 
-/** The error of a source whose steps are not there (yet). */
+/** The error of a source without steps, or without steps yet. */
 export function nothing({ trouble, updating }) {
   return new Error(
     trouble ||
@@ -59,7 +59,7 @@ export class Frames {
     return sheet;
   }
 
-  /** Draw a step's frame; return whether it was loaded already. The neighbouring sheets are fetched too. */
+  /** Draw a step's frame; return whether it was loaded already. The neighboring sheets are fetched too. */
   draw(canvas, step) {
     const { width, height, columns } = this.field.picture,
       number = Math.floor(step / this.size);
@@ -88,13 +88,13 @@ export class Frames {
   }
 }
 
-/** Show whether a canvas waits for its picture ("loading"), or gets none ("failed"). */
+/** Mark a canvas as waiting for its picture ("loading"), or without one ("failed"). */
 function mark(canvas, state) {
   for (const one of ["loading", "failed"]) canvas.classList.toggle(one, one === state);
   canvas.toggleAttribute("aria-busy", state === "loading");
 }
 
-/** Begin to load a picture of `count` evenly spaced frames. */
+/** Start to load a picture of `count` evenly spaced frames. */
 export function load(source, episode, field, begin, end, count, side) {
   const query = new URLSearchParams({
     lane: episode.lane,

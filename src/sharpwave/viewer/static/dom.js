@@ -1,4 +1,4 @@
-// Elements and numbers. Whatever comes from a store becomes text: no markup is ever parsed.
+// Elements and numbers. All values of a store become text: no markup is ever parsed.
 
 /** Make an element. Properties: class, on (listeners), style (CSS by name), or attributes; children: elements or text. */
 export function h(tag, properties = {}, ...children) {
@@ -63,7 +63,7 @@ export function duration(seconds) {
   return `${Math.round(seconds / 86400)} days`;
 }
 
-/** How much smaller than raw arrays, as a fact. */
+/** The ratio to raw arrays, as a fact. */
 export const smaller = (ratio) =>
   ratio >= 1 ? [`${number(ratio, 3)}×`, "smaller than raw"] : [`${number(1 / ratio, 3)}×`, "the size of raw arrays"];
 
@@ -127,7 +127,7 @@ export function pairs(entries) {
   );
 }
 
-/** Plain values as text, cut off: annotations may hold anything. */
+/** Plain values as text, cut off: annotations may hold any value. */
 export function plain(value, most = 400) {
   const text = typeof value === "string" ? value : JSON.stringify(value);
   return text.length > most ? `${text.slice(0, most)} ...` : text;

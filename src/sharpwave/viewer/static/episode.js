@@ -114,7 +114,7 @@ export async function show(context) {
               : key.startsWith("obs")
                 ? 9
                 : 6;
-  const names = [...groups.keys()].sort((a, b) => RANK(a) - RANK(b)); // a curve's place in it is its number in the URL
+  const names = [...groups.keys()].sort((a, b) => RANK(a) - RANK(b)); // a curve's index in it is its number in the URL
   const further = new Set((memory.views ?? []).slice(1).map((one) => `(${one.name})`)); // views but the first: on request
   const off = new Set(
     state.off === undefined
@@ -402,7 +402,7 @@ export async function show(context) {
                     {
                       class: "button",
                       "aria-pressed": String(wanted),
-                      title: "what the run's newest policy says of these steps",
+                      title: "Q-values of these steps by the run's newest policy",
                       on: { click: () => go({ values: wanted ? null : 1, step }) },
                     },
                     "Q-values",

@@ -1,4 +1,4 @@
-// All episodes: a list of which only what is seen is fetched, and a contact sheet of the chosen one.
+// All episodes: a list that fetches only its visible rows, and a contact sheet of the chosen episode.
 import { nothing, thumbnails } from "./data.js";
 import { card, h, number, pairs, plain, whole } from "./dom.js";
 
@@ -225,7 +225,7 @@ export function sheetCard(context, episode, memory, frames, href) {
             ),
         ),
       )
-    : h("p", { class: "quiet small" }, "Its observations are no pictures; open it to see them as curves.");
+    : h("p", { class: "quiet small" }, "Its observations are not pictures; open it to see them as curves.");
   const annotations = Object.entries(episode.annotations)
     .slice(0, 20)
     .map(([key, value]) => [h("bdi", {}, key), plain(value)]);

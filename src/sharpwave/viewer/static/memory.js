@@ -1,4 +1,4 @@
-// Where the bytes are.
+// Memory and disk by field, codec and file.
 import { chart, color, line } from "./chart.js";
 import { nothing } from "./data.js";
 import { bytes, card, facts, h, name, number, smaller, table, whole } from "./dom.js";

@@ -1,4 +1,4 @@
-// What a source holds, at a glance.
+// Overview of a source's content.
 import { chart, color, dots, line } from "./chart.js";
 import { nothing, thumbnails } from "./data.js";
 import { bytes, card, duration, facts, flat, h, name, number, pairs, plain, smaller, table, whole } from "./dom.js";

@@ -1,4 +1,4 @@
-// What a view would sample: priorities, TD errors against age, times sampled.
+// Sampling of a view: priorities, TD errors against age, times sampled.
 import { chart, histogram, line, soft } from "./chart.js";
 import { nothing } from "./data.js";
 import { card, duration, facts, h, name, number, pairs, whole } from "./dom.js";
@@ -17,7 +17,7 @@ export async function show(context) {
         h(
           "p",
           { class: "empty" },
-          "Priorities are saved with checkpoints, and there is none here with a view. A store keeps them with store.checkpoint(...); a run, every --checkpoint-every steps.",
+          "Priorities are saved with checkpoints, and no checkpoint here has a view. A store keeps them with store.checkpoint(...); a run, every --checkpoint-every steps.",
         ),
       ),
     );
@@ -102,7 +102,7 @@ export async function show(context) {
         h(
           "p",
           { class: "empty" },
-          "A store counts how often each item was sampled only where max_times_sampled limits it; this view has no limit. On average each step inserted was sampled ",
+          "A store counts samples of each item only if max_times_sampled limits them; this view has no limit. On average each step inserted was sampled ",
           number(told.samples / Math.max(1, told.inserts), 3),
           " times.",
         ),
