@@ -100,13 +100,13 @@ def test_a_row_that_is_missing_ends_an_episode(tmp_path: Path) -> None:
 
 
 def test_arrays_that_go_on_after_terminals(tmp_path: Path) -> None:
-    assert "step: goes on after 3 of the episodes that ended, the first in row 4" not in notes_of(
+    assert "step: continues after 3 of the episodes that ended, the first in row 4" not in notes_of(
         tmp_path, toy(step=STEP)
     )
     said = notes_of(tmp_path, toy(step=np.arange(40)))
-    assert "step: goes on after 4 of the episodes that ended, the first in row 4" in said
+    assert "step: continues after 4 of the episodes that ended, the first in row 4" in said
     assert "terminals: nothing else ends an episode; truncated ones are joined" in said
-    assert "dones: goes on after 1 of" in notes_of(tmp_path, toy(dones=END & (EPISODE != 2)))
+    assert "dones: continues after 1 of" in notes_of(tmp_path, toy(dones=END & (EPISODE != 2)))
     assert "nothing else ends" in notes_of(tmp_path, toy()) and "nothing else" not in notes_of(
         tmp_path, toy(timeouts=LATE)
     )

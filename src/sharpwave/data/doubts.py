@@ -42,7 +42,7 @@ def of_ends(name: str, found: Ints, known: Ints, count: int) -> list[str]:
     missed = np.setdiff1d(known, np.append(found, count))
     if not len(missed):
         return []
-    return [f"{name}: goes on after {len(missed):,} of the episodes that ended, the first in row {missed[0] - 1:,}"]
+    return [f"{name}: continues after {len(missed):,} of the episodes that ended, the first in row {missed[0] - 1:,}"]
 
 
 def of_steps(name: str, values: npt.NDArray[Any], starts: Ints) -> list[str]:

@@ -191,7 +191,7 @@ class Hdf5File:
                 packed = inflate.unconsumed_tail
             if made > nbytes:
                 raise ValueError(
-                    f"{what}: a chunk makes more than the {nbytes:,} bytes that it declares, expected so many; write "
+                    f"{what}: a chunk makes more than the {nbytes:,} bytes that it declares, expected that many; write "
                     "the data set anew"
                 )
 
