@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Dict, Discrete, Space
 
 from sharpwave.spec import Field
 from sharpwave.teams import ACTION_MASK
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the command line reads settings of views, where neither torch nor gymnasium need be there
     import torch
+    from gymnasium.spaces import Space
     from torch import Tensor
 
 Obs = Any
@@ -41,6 +41,8 @@ class Spaces(NamedTuple):
         Raises:
             ValueError: the part has another shape.
         """
+        from gymnasium.spaces import Dict, Discrete
+
         if not isinstance(self.action, Discrete) or not isinstance(self.observation, Dict):
             return False
         mask = self.observation.spaces.get(ACTION_MASK)
@@ -54,6 +56,8 @@ class Spaces(NamedTuple):
     @property
     def seen(self) -> Space[Any]:
         """Space of the networks' observations: without the mask of actions, unless that is all there is."""
+        from gymnasium.spaces import Dict
+
         if not self.masked or not isinstance(self.observation, Dict):
             return self.observation
         parts = {name: part for name, part in self.observation.spaces.items() if name != ACTION_MASK}
@@ -62,6 +66,8 @@ class Spaces(NamedTuple):
 
 def space_text(space: Space[Any]) -> str:
     """Format a space for an error message: "Box(1,)", "Discrete(4)"."""
+    from gymnasium.spaces import Box
+
     return f"{type(space).__name__}{space.shape}" if isinstance(space, Box) else str(space)
 
 
