@@ -46,6 +46,18 @@ def test_it_finds_what_a_survey_finds(region_bytes: int, tmp_path: Path, monkeyp
         assert following.survey.described.annotations.store == {"note": "seen"}
 
 
+def test_a_file_that_is_cut_off_behind_its_last_record_has_its_size(tmp_path: Path) -> None:
+    """As a checkpoint leaves it, and closing: what was allocated ahead is free again."""
+    with sw.Store(SPEC, capacity=20_000, disk=tmp_path / "store", segment_steps=16) as store:
+        fill(Writer(store), 300, 2)
+        store.flush()
+        following = Following(tmp_path / "store")
+        following.update()
+        store.checkpoint(tmp_path / "saved")
+        assert following.update() and not following.update()
+        assert_same(following.survey, survey(tmp_path / "store"))
+
+
 def test_it_reads_only_what_is_new(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with sw.Store(SPEC, capacity=20_000, disk=tmp_path, segment_steps=16) as store:
         writer = Writer(store)

@@ -359,7 +359,8 @@ class FileScan:
         advance(max(0, nbytes - told))
         if reader.region is not None:
             counts = (self.counts[kind] for kind in (SEGMENT, TAIL, DICTIONARY))
-            self.file = RegionFile(reader.path, nbytes, reader.region.used, *counts)
+            used = self.file.used if self.file is not None and not reader.records else reader.region.used
+            self.file = RegionFile(reader.path, nbytes, used, *counts)
 
 
 class FolderScan:
@@ -402,7 +403,8 @@ class FolderScan:
         scan = known or FileScan(inode)
         try:
             with Reader(path, described, newest, scan.next, scan.dictionaries) as reader:
-                if known is not None and not reader.records and known.torn_with(reader.damages) == known.torn:
+                same = known is not None and not reader.records and known.nbytes == size_of(path)
+                if known is not None and same and known.torn_with(reader.damages) == known.torn:
                     known.final = not newest
                     return known
                 # A survey made of the scan so far stays as it is.
