@@ -102,6 +102,23 @@ def test_blended_streams_give_back_what_they_drew_ahead() -> None:
             assert [*batch.action[batch.source == k].tolist(), *rest(view)] == [*range(40)]
 
 
+def test_ranks_of_items_that_a_stream_gives_back_have_masses() -> None:
+    """Items came while others were drawn ahead; with both there, the core read past the masses of the ranks."""
+    store = store_of(40)
+    view = store.transitions(sampler=sw.RankPrioritized(alpha=1.0), max_times_sampled=1)
+    for begin in range(40, 200, 40):
+        stream = view.stream(10, lookahead=30)
+        next(stream)
+        append(store, begin, begin + 40)
+        came = len(view)
+        stream.close()
+        count = len(view)
+        assert count > came
+        [probability] = view.draw(1).probabilities
+        ranks = 1 / probability / np.sum(1 / np.arange(1, count + 1))
+        assert 1 <= round(ranks) <= count and ranks == pytest.approx(round(ranks))
+
+
 @pytest.mark.parametrize("blended", [False, True])
 def test_a_stream_in_which_a_thread_waits_for_steps_is_closed_at_once(blended: bool) -> None:
     """Closing waited as long as the thread did, 60 s by default, and then raised."""

@@ -71,14 +71,19 @@ class RankPrioritized:
         assert self._heap is not None
         before, group_size = self._count, self._group_size
         count = before + int((ends - begins).sum())
-        if count >= len(self._mass):  # first: the heap must not outgrow it
-            ranks = np.arange(1, min(2 * count, len(self._heap)) + 1)
-            self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
+        self._weigh(count)
         self._count = core.heap_add(
             self._heap, self._place, self._priority, before, group_size, groups, begins, ends, self.max_priority
         )
         self._changes += self._count - before
         self._highest = max(self._highest, int(groups.max() + 1) * group_size)
+
+    def _weigh(self, count: int) -> None:
+        """Have the masses of ``count`` ranks, before there are as many items."""
+        assert self._heap is not None
+        if count >= len(self._mass):
+            ranks = np.arange(1, min(2 * count, len(self._heap)) + 1)
+            self._mass = np.concatenate([[0.0], np.cumsum(ranks**-self.alpha)])
 
     def remove(self, group: int) -> None:
         """Remove a group's items. Cost: O(group_size log2 count)."""
@@ -98,6 +103,7 @@ class RankPrioritized:
     def readmit(self, items: Ints) -> bool:
         """Take excluded items back, with the largest priority so far. Cost: O(n log2 count)."""
         assert self._heap is not None
+        self._weigh(self._count + len(items))  # more may have come while these were excluded
         values = np.full(len(items), self.max_priority)
         self._count = core.heap_put_back(self._heap, self._place, self._priority, self._count, items, values)
         self._changes += len(items)
