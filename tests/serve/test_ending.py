@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import platform
 import signal
 import subprocess
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,21 @@ def test_a_shard_ends_by_a_signal_that_another_thread_is_given() -> None:
         while cluster._processes.processes == [process]:  # another is started in its place
             assert time.monotonic() < deadline
             time.sleep(0.05)
+
+
+def test_a_shard_ends_without_the_end_of_its_interpreter(tmp_path: Path) -> None:
+    """In which a connection's thread that is in the core may abort the process."""
+    command = f"import atexit, os; atexit.register(os.abort); {local_shards.COMMAND}"
+    settings = asdict(local_shards.Plan(1, tmp_path, capacity=1000).settings(SPEC)[0])
+    with subprocess.Popen(
+        [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdin.write(json.dumps(settings) + "\n")
+        process.stdin.flush()
+        assert "addresses" in process.stdout.readline()
+        process.terminate()
+        assert process.wait(30) == 0
 
 
 def test_a_service_ends_by_a_signal_that_another_thread_is_given(tmp_path: Path) -> None:

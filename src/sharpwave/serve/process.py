@@ -160,6 +160,7 @@ def main() -> None:
     """Run a shard until its parent ends, or SIGTERM."""
     with unhurried():
         _run()
+    os._exit(0)  # a connection's thread that is in the core would abort the process as the interpreter ends
 
 
 def _run() -> None:
