@@ -35,7 +35,7 @@ class Address:
     """Where a shard listens: ``unix:PATH`` or ``tcp://HOST:PORT``.
 
     Attributes:
-        kind: ``UNIX`` or ``TCP``. ``path``: of the socket. ``host``, ``port``: port 0: any that is free.
+        kind: ``UNIX`` or ``TCP``. ``path``: the socket's path. ``host``, ``port``: port 0 means any free port.
     """
 
     kind: str
@@ -337,10 +337,10 @@ def accept(made: socket.socket, security: Security, about: dict[str, Any], local
     """Greet a client that has connected; return the socket to go on with.
 
     Args:
-        about: description of this end. ``local``: a unix socket, whose peer must be this user's (or root's).
+        about: description of this end. ``local``: a unix socket, whose peer must run as this user (or root).
 
     Raises:
-        ConnectionError, OSError: the client is refused, or said nothing in time.
+        ConnectionError, OSError: the client is refused, or sent nothing in time.
     """
     made.settimeout(CONNECT_S)
     if local:
@@ -353,7 +353,7 @@ def accept(made: socket.socket, security: Security, about: dict[str, Any], local
                 made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
         try:
             context = security.server_context()
-        except ValueError as error:  # its files are gone, or are others now
+        except ValueError as error:  # the files were deleted or replaced
             raise ConnectionError(str(error)) from error
         if context is not None:
             made = context.wrap_socket(made, server_side=True)

@@ -1,4 +1,4 @@
-"""Budget: bytes of memory that the connections of a shard may make it hold, all of them together."""
+"""Memory budget of a shard: bytes that all its connections together may occupy."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ class Holding:
     """Memory that a shard holds for one connection.
 
     Attributes:
-        end: ends the connection. ``gone``: returns whether it has ended.
-        kept: bytes for as long as it is open: dictionaries, layouts, buffers. ``spare``: of those, not used yet.
-        passing: bytes of its request and of the reply. ``writes``: whether that are segments.
-        since: when that began to be received or sent; ``None``: it is being answered, or there is none.
+        end: closes the connection. ``gone``: returns whether it is closed.
+        kept: bytes held while the connection is open: dictionaries, layouts, buffers. ``spare``: its unused part.
+        passing: bytes of its request and of the reply. ``writes``: whether the request carries segments.
+        since: time at which the message began to arrive or to be sent; ``None``: a request is being answered, or there
+            is none.
     """
 
     end: Callable[[], None] = lambda: None
@@ -78,7 +79,7 @@ class Budget:
 
     @classmethod
     def of_store(cls, ram: int | None, segment_bytes: int) -> Budget:
-        """Return the budget of a shard, whose segments have so many bytes before they are encoded."""
+        """Return the budget of a shard whose segments have so many bytes before they are encoded."""
         return cls(max(BYTES if ram is None else int(ram * SHARE), MIN_SEGMENTS * segment_bytes))
 
     @property

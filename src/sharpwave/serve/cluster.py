@@ -43,12 +43,12 @@ class Cluster(ClusterViews):
         shards: number of shards, each a process with a store.
         capacity, ram, disk_limit: limits of all shards together; each gets an equal part.
         disk: folder in which each shard has a folder of its own.
-        replicas: 1: each shard's steps are kept by the next one too, so that they survive the loss of its folder or
+        replicas: 1: the next shard keeps a copy of each shard's steps, so that they survive the loss of its folder or
             memory. ``ram`` and ``disk_limit`` include them. It needs 2 shards or more.
         address: "local": shards are processes of this machine, which end with this one; "auto" or "ray://HOST:PORT":
-            they are actors of that Ray, "ray": of the one that this process has begun; else the address of
-            ``sharpwave serve``: "unix:PATH" or "HOST:PORT".
-        secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
+            shards are actors of that Ray cluster; "ray": of the Ray cluster that this process started; else the address
+            of ``sharpwave serve``: "unix:PATH" or "HOST:PORT".
+        secret: shared secret; default: the environment variable SHARPWAVE_SECRET.
         tls_authority: PEM file by which the certificates of shards elsewhere are checked: connections are encrypted.
         seed: seed of the draws.
         options: further arguments of each shard's ``Store``: ``codec``, ``on_full``, ``segment_steps``.
@@ -58,8 +58,8 @@ class Cluster(ClusterViews):
 
     Raises:
         ValueError, TypeError: an invalid argument.
-        ConnectionError: nobody answers at the address.
-        ShardFailedError: a shard's process does not begin.
+        ConnectionError: nothing answers at the address.
+        ShardFailedError: a shard's process does not start.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class Cluster(ClusterViews):
 
     @property
     def directory(self) -> str:
-        """Address of the ``sharpwave serve`` whose shards these are; "": they are of no service."""
+        """Address of the ``sharpwave serve`` that runs these shards; "": the cluster belongs to no service."""
         return self._members.directory
 
     @property
@@ -180,20 +180,19 @@ class Cluster(ClusterViews):
         strict: bool = False,
         timeout: float | None = None,
     ) -> RemoteWriter:
-        """Make a writer of ``lanes`` lanes, which one shard gets: for a ``Recorder``, or to call ``extend``.
+        """Make a writer of ``lanes`` lanes in one shard: for a ``Recorder``, or to call ``extend``.
 
         Args:
-            name: of the writer. One that replaces another of the same name goes on with its lanes, in its shard.
-            shard: number of the shard; default: the one that has the name; a new name's follows from the name and the
-                number of shards, and writers without one get one after the other, without those that cannot be
-                reached.
+            name: name of the writer. A writer that replaces another of the same name resumes its lanes, in its shard.
+            shard: number of the shard; default: the shard that has the name; for a new name, a shard computed from the
+                name and the number of shards. Writers without a name get the reachable shards in turn.
             durability: "memory": a segment is acknowledged once it is in the shard's store; "flush": once it is on the
                 shard's disk, which the cluster must have.
-            segment_steps: steps in a segment; default, and at most: the shard's, 32 unless it was made with another.
-                With fewer the shard holds fewer steps than its capacity says.
-            strict: as for ``Store``: steps that never happened are an error of ``extend``, and else a warning here. The
+            segment_steps: steps in a segment; default, and at most: the shard's (32 by default). Shorter segments make
+                the shard hold fewer steps than its capacity.
+            strict: as for ``Store``: impossible steps are an error of ``extend``, otherwise a warning here. The
                 cluster's ``stats()`` count them once the segments that follow have arrived.
-            timeout: seconds that the writer waits for its shard, and at first for those that are away and may have its
+            timeout: seconds that the writer waits for its shard, and at first for unreachable shards that may have its
                 name; default 60.
 
         Raises:
@@ -221,7 +220,7 @@ class Cluster(ClusterViews):
     def _delivery(
         self, lanes: int, name: str | None, shard: int | None, durability: str, timeout: float | None, deadline: float
     ) -> Delivery:
-        """Return lanes of the first shard that can be reached of those that may have them.
+        """Return lanes of the first reachable shard among the shards that may have them.
 
         Raises: ShardLostError, ValueError.
         """
@@ -231,7 +230,7 @@ class Cluster(ClusterViews):
         elif name is not None:
             tried = placed(str(name), self._members.now, max(0.0, deadline - time.monotonic()))
             links = list(self._members.now())
-        else:  # one after the other, and past those that are away
+        else:  # one after the other, skipping unreachable shards
             tried = turned(len(links), self._writers + os.getpid())
             self._writers += 1
         for number in tried:
@@ -267,7 +266,7 @@ class Cluster(ClusterViews):
 
     @property
     def recovery(self) -> None:
-        """``None``: shards say in their logs what was damaged when they were opened."""
+        """``None``: shards log damage when they are opened."""
         return None
 
     def __len__(self) -> int:
@@ -275,11 +274,11 @@ class Cluster(ClusterViews):
         return sum(int(one["steps"]) for one in self._members.call(Request.DESCRIBE))
 
     def stats(self) -> dict[str, Any]:
-        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the numbers that add up,
-        among them what writers noticed (``broken_episodes``, ``unchained_steps``, ``rounded_breaks``,
+        """Return every shard's ``Store.stats()`` under ``shards``, and sums of the additive numbers,
+        including the writers' counts (``broken_episodes``, ``unchained_steps``, ``rounded_breaks``,
         ``repeated_finals``, ``dropped_resets``).
 
-        Shards that are being started again are left out.  Raises: ShardLostError: none can be reached.
+        Shards that are restarting are left out.  Raises: ShardLostError: no shard can be reached.
         """
         each = [one["stats"] for one in self._members.call(Request.STATS, of_all=False)]
         names = ("steps", "total_steps", "evicted_steps", "segments", "lanes", "total_bytes", "fixed_bytes")
@@ -305,12 +304,12 @@ class Cluster(ClusterViews):
     def checkpoint(self, path: str | os.PathLike[str]) -> None:
         """Write a checkpoint of all shards at one moment, to a folder that all of them reach.
 
-        Shards take no steps while it is written; writers keep theirs meanwhile. What writers had been told was taken is
-        in it, with priorities and random states.
+        Shards take no steps while it is written; writers keep theirs meanwhile. It contains every acknowledged step,
+        with priorities and random states.
 
         Raises:
             OSError: a shard cannot write; an earlier checkpoint there is unchanged.
-            FileExistsError: the folder holds something else than checkpoints of clusters.
+            FileExistsError: the folder holds something other than checkpoints of clusters.
         """
         self._members.checkpoint(path, self.spec)
 
@@ -329,15 +328,15 @@ class Cluster(ClusterViews):
     ) -> Self:
         """Open a checkpoint of a cluster, or the folder of one on disk, on this machine.
 
-        Writers of the cluster that is opened go on with their lanes if they are made with the same ``name``.
+        Writers of the opened cluster resume their lanes if they are made with the same ``name``.
 
         Args:
             shards: number of shards; default: as before. A checkpoint opens in fewer: each shard merges several, with
                 all their steps, and with the priorities, uses and counts of views.
-            disk: a new or empty folder for the shards of a checkpoint of a cluster on disk; or one in which that was
-                not finished, which begins anew.
-            capacity, ram, disk_limit: of all shards together; default: as before. Where shards are merged, each gets
-                the limits of as many as the largest merge.
+            disk: a new or empty folder for the shards of a checkpoint of a cluster on disk; or a folder in which that
+                copy was interrupted, which starts over.
+            capacity, ram, disk_limit: of all shards together; default: as before. If shards are merged, each gets the
+                limits of the largest merge.
 
         Raises:
             FileNotFoundError: the folder holds no cluster.  DamagedError: ``cluster.json`` is damaged.
@@ -368,21 +367,21 @@ class Cluster(ClusterViews):
     def resize(self, *, shards: int) -> None:
         """Start further shards; draws stay exact.
 
-        A new shard begins empty, with the limits that the others have. For shards that this object started, or that
-        ``sharpwave serve`` has. For fewer shards, write a checkpoint, and open that with ``shards=``.
+        A new shard starts empty, with the limits of the others. Works for shards that this object started, or that
+        belong to ``sharpwave serve``. For fewer shards, write a checkpoint, and open it with ``shards=``.
 
         Raises:
-            ValueError: no such number, fewer shards than there are, replicas, or nobody who could start shards.
-            ShardFailedError: one does not begin; those before it stay.
+            ValueError: invalid number, fewer shards than there are, replicas, or nothing that could start shards.
+            ShardFailedError: a shard does not start; shards started before it stay.
             OSError: the folder cannot be written to.
         """
         self._members.resize(shards)
 
     def close(self) -> None:
-        """Disconnect; shards that this object started write what is left to their disks, and end.
+        """Disconnect; shards that this object started write pending data to their disks, and end.
 
-        Writers and views of this object raise ValueError from then on. Close writers before; those of shards that were
-        started elsewhere can still be closed after, and send what they have.
+        Writers and views of this object raise ValueError from then on. Close writers first; writers to shards that were
+        started elsewhere can still be closed later, and send their pending segments.
         """
         self._members.close()
         self._undo.close()
@@ -435,13 +434,13 @@ def connect(
     """Return the cluster that ``sharpwave serve`` serves at an address: "unix:PATH" or "HOST:PORT".
 
     Args:
-        secret: shared secret; default: that of the environment variable SHARPWAVE_SECRET.
+        secret: shared secret; default: the environment variable SHARPWAVE_SECRET.
         tls_authority: PEM file by which its certificate is checked: connections are encrypted.
         seed: seed of the draws.
 
     Raises:
-        ConnectionError: nobody answers there, or the secret is another.
-        ValueError: it has no shards yet: the first client says what a step is, ``sw.Cluster(spec, address=...)``.
+        ConnectionError: nothing answers there, or the secrets differ.
+        ValueError: it has no shards yet: the first client defines the step, ``sw.Cluster(spec, address=...)``.
     """
     directory, security = Address.parse(address), Security.of(secret, authority=tls_authority)
     said = ask_directory(directory, security, None)

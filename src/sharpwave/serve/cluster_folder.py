@@ -42,12 +42,12 @@ class Manifest:
     """Content of a folder: the shards of a cluster in ``shard-K``, or of a checkpoint in ``cut-N/shard-K``.
 
     Attributes:
-        spec: of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
-        cut: number of the checkpoint that counts; 0: the cluster itself.
-        replicas: of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
-        checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": none bears it.
-        opening: folder of the checkpoint that the shards are being copied from: they do not count yet; "": they do.
-        parts: how many shards limits are divided by: as many as there were at the beginning; 0: that is not known.
+        spec: schema of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
+        cut: number of the valid checkpoint; 0: the folder is the cluster itself.
+        replicas: copies of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
+        checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": the cuts bear none.
+        opening: checkpoint from which the shards are being copied, so that they are not valid yet; "": they are valid.
+        parts: number of shards by which limits are divided, which is the first number of shards; 0: unknown.
     """
 
     spec: Spec
@@ -65,7 +65,7 @@ class Manifest:
         """Return the manifest of a folder.
 
         Raises:
-            FileNotFoundError: there is none.  DamagedError: it is not what a cluster writes.  NewerVersionError.
+            FileNotFoundError: there is none.  DamagedError: no cluster wrote it.  NewerVersionError.
         """
         path = folder / CLUSTER
         try:
@@ -115,7 +115,7 @@ class Manifest:
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))
 
     def check_whole(self, folder: Path) -> None:
-        """Refuse a folder whose shards, or whose first cut, are not all there.
+        """Refuse a folder in which shards, or shards of the first cut, are missing.
 
         Raises: ValueError, FileNotFoundError: naming the remedy.
         """
@@ -128,7 +128,7 @@ class Manifest:
             raise FileNotFoundError(f"{folder}: the first checkpoint there was not finished; write it again")
 
     def merged_limits(self, shards: int) -> dict[str, Any]:
-        """Return the limits of all shards together where so many merge these: each gets those of the largest merge."""
+        """Return the limits of all shards together after a merge: each shard gets the limits of the largest merge."""
         most = -(-self.shards // shards)
         limits = {name: self.new.get(name) for name in ("capacity", "ram", "disk_limit")}
         stores = {"capacity": shards, "ram": shards * (1 + self.replicas), "disk_limit": shards * (1 + self.replicas)}
@@ -140,7 +140,7 @@ def _checksum(said: dict[str, Any]) -> int:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a small file so that it is there whole or as before, whatever happens.  Raises: OSError."""
+    """Write a small file atomically: a crash leaves it whole or as before.  Raises: OSError."""
     partial = path.with_name(f"{path.name}.partial")
     try:
         with partial.open("w") as file:
@@ -151,7 +151,7 @@ def write_whole(path: Path, text: str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             partial.unlink()
-        error.filename = error.filename or str(path)  # a full disk does not say which
+        error.filename = error.filename or str(path)  # a full disk names no file
         raise
     if hasattr(os, "O_DIRECTORY"):
         folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
@@ -217,14 +217,14 @@ def cut(
     spec: Spec,
     manifest: Manifest | None,
 ) -> None:
-    """Write a checkpoint of all shards at one moment: as ``Cluster.checkpoint``.
+    """Write a checkpoint of all shards at one moment, like ``Cluster.checkpoint``.
 
     Args:
-        call: sends a request to every shard. ``manifest``: of the shards; ``None``: only their number is known.
+        call: sends a request to every shard. ``manifest``: the shards' manifest; ``None``: only their number is known.
 
     Raises:
         OSError: a shard cannot write; an earlier checkpoint there is unchanged.
-        FileExistsError: the folder holds something else than checkpoints of clusters.
+        FileExistsError: the folder holds something other than checkpoints of clusters.
     """
     folder = checked_folder("checkpoint", path).absolute()  # shards may have another working directory
     Files().make_folder(folder).close()
@@ -274,8 +274,10 @@ def cut(
 
 
 def _is_own(cut: Path, checkpoint: str, named: int) -> bool:
-    """Return whether a checkpoint of that name made a folder: it bears a mark, or is the one that the folder names, or
-    has nothing else than a part of its mark, as it could not be marked any more."""
+    """Return whether the checkpoint of that name made a folder.
+
+    Such a folder bears its mark, or is named by the manifest, or holds only a partial mark of an interrupted write.
+    """
     if cut.is_symlink() or not cut.is_dir() or not re.fullmatch("cut-[0-9]{1,9}", cut.name):
         return False
     if cut.name == f"cut-{named}" or all(one.name == f"{MARK}.partial" for one in cut.iterdir()):
@@ -304,10 +306,9 @@ def _remove(cut: Path) -> None:
 def opening(
     path: str | os.PathLike[str], disk: str | os.PathLike[str] | None
 ) -> Iterator[tuple[Manifest, Path | None, Path | None]]:
-    """Provide the manifest of a folder to open, the folder of the shards, and that of the cut that they begin with.
+    """Provide the manifest of a folder to open, the folder of the shards, and the folder of the cut they start from.
 
-    The shards' folder is locked meanwhile; ``disk`` counts once the manifest is written to it that these shards have
-    then.
+    The shards' folder is locked meanwhile; ``disk`` becomes valid once the shards' manifest is written to it.
 
     Raises: as ``Cluster.open``.
     """
@@ -354,7 +355,7 @@ def delete_when_free(shard: Path) -> None:
     """
     if (shard / STORE).is_dir():
         with Directory.open(shard / STORE) as directory, Hold(directory, wait_s=END_S):
-            pass  # a shard whose parent was killed has ended
+            pass  # the shard had already ended, since its parent was killed
     delete_shard(shard)
     if (shard / STORE).exists():
         raise FileExistsError(f"open: {shard / STORE} is not whole, and cannot be deleted; delete it")

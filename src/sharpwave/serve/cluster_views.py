@@ -19,7 +19,7 @@ class ClusterViews:
     """The part of a cluster that makes views."""
 
     _members: Members
-    _local: Store  # an empty one of the same spec, whose views say what batches look like
+    _local: Store  # an empty store of the same spec, whose views define the layout of batches
     _made: int
     _seed: int
 

@@ -1,8 +1,8 @@
 """Parts of batches as messages: encoded rows, cut out by the shard and decoded by the learner.
 
 A message has parts by name: ``ids``, ``probabilities``; ``rows:NAME``, windows of encoded rows of a column, and
-``pieces:NAME``, uint32 [2, n], where theirs differ in length; ``column:NAME``, other columns; ``places``, where windows
-of steps begin and end; and ``dictionary:FIELD:PLACE``, those that rows refer to and the connection has not had yet.
+``pieces:NAME``, uint32 [2, n], if the rows differ in length; ``column:NAME``, other columns; ``places``, begins and
+ends of windows of steps; and ``dictionary:FIELD:PLACE``, dictionaries of these rows that the connection lacks.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def written(
     """Return the parts of a message with a batch's items.
 
     Args:
-        cutter: has cut their rows; ``None``: all was decoded.
-        tables: the fields' dictionaries. ``sent``: those that the connection has had; brought up to date.
+        cutter: has cut their rows; ``None``: all columns were decoded.
+        tables: the fields' dictionaries. ``sent``: dictionaries that the connection has; updated.
     """
     parts: dict[str, Part] = {"ids": target.ids.copy(), "probabilities": target.draw.probabilities.copy()}
     cut = {} if cutter is None else cutter.columns
@@ -75,9 +75,9 @@ def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 class Dictionaries:
-    """Dictionaries that came over a link with rows, by field and place.
+    """Dictionaries received over a link with rows, by field and place.
 
-    Rows refer to those that were there when they came: one that takes another's place makes a new object.
+    Rows keep the dictionaries that were current when they arrived: a replacement makes a new object.
     """
 
     def __init__(self, data: Mapping[tuple[int, int], bytes] | None = None) -> None:
@@ -85,7 +85,7 @@ class Dictionaries:
         self._tables: dict[int, tuple[DictionaryTable, Bytes]] = {}
 
     def after(self, parts: Mapping[str, Any]) -> Dictionaries:
-        """Return the dictionaries with those of a message's parts.  Raises: WireError."""
+        """Return the dictionaries, updated from a message's parts.  Raises: WireError."""
         new: Sent = {}
         for name, part in parts.items():
             if name.startswith(DICTIONARY):
@@ -127,14 +127,14 @@ def _key(name: str) -> tuple[int, int]:
 def read_into(
     target: BatchTarget, message: Frame, view: View[Any], fields: Sequence[Field], numbers: Mapping[str, int]
 ) -> None:
-    """Read the parts of a message into a batch's memory. They are checked as a stranger's.
+    """Read the parts of a message into a batch's memory. Parts are checked as untrusted input.
 
     Args:
-        fields: the spec's. ``numbers``: of the fields whose rows columns hold, by the column's name.
+        fields: the spec's. ``numbers``: numbers of the fields with encoded rows, by the column's name.
 
     Raises:
         WireError: the message does not hold the items.
-        UnknownCodecError: its rows are of a codec that is not registered here.
+        UnknownCodecError: its rows use a codec that is not registered here.
     """
     parts, divided = message.parts, cast("DividedView[Any]", view)
     try:

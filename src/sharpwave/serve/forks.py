@@ -1,4 +1,4 @@
-"""Forks: objects of a cluster in a child process. What another thread held or was changing there is begun anew."""
+"""Forks: a cluster's objects in a child process. State that another thread held or was changing is rebuilt there."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Protocol
 
 
 class Forked(Protocol):
-    """Object with state of its own in each forked process: ``forked`` is called there, before anything else."""
+    """Object with its own state in each forked process: ``forked`` is called there, before anything else."""
 
     def forked(self) -> None: ...
 

@@ -25,7 +25,7 @@ MAX_DICTIONARIES = 1024
 MAX_DICTIONARY_BYTES = 1 << 28
 """Dictionaries that a connection may have sent."""
 UNUSED_S = 300.0
-"""Time for which a view whose connections have all ended still holds writers up."""
+"""Time for which a view without open connections still blocks writers."""
 MAX_NAME_CHARACTERS = 200
 REPLACED = "another writer of that name has replaced this one; give one of them another name="
 
@@ -53,9 +53,9 @@ class Intake:
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
 
     def find(self, client: Client, frame: Frame) -> Reply:
-        """Return the ``lanes`` that a writer's ``name`` has here, 0: none, and the ``turn`` of the latest writer of it.
+        """Return the number of ``lanes`` of a writer's ``name`` here, or 0, and the ``turn`` of its latest writer.
 
-        ``complete``: whether that is certain: a lease that only the replica has may name it too.
+        ``complete``: whether the answer is certain: a lease that only the replica has may have the name too.
         """
         name = frame.head.get("name")
         if type(name) is not str:
@@ -72,10 +72,10 @@ class Intake:
         return {"lanes": lanes, "turn": turn, "complete": complete}, {}
 
     def lease(self, client: Client, frame: Frame) -> Reply:
-        """Give a writer lanes: its own, if its name is known, else new ones.
+        """Give a writer lanes: its old ones if its name is known, else new ones.
 
-        The reply says how many steps each has had, and how many of them are acknowledged: with ``durable``, on the
-        disk; with a neighbour, also there. Lanes of a lease that fails are free again.
+        The reply gives the steps of each lane, and how many are acknowledged: with ``durable``, on the disk; with a
+        neighbour, also there. Lanes of a failed lease are freed.
         """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
@@ -90,7 +90,7 @@ class Intake:
                     self.keep_leases()
             return self._given(client, frame, name, first, lanes)
         except BaseException:
-            if new and self.neighbour is None:  # which keeps the lease, too
+            if new and self.neighbour is None:  # the neighbour keeps the lease, too
                 self._give_back(client, name)
             raise
 
@@ -118,7 +118,7 @@ class Intake:
         """Return the reply to a lease."""
         with self._lock:
             holder = self._holders.setdefault(name, Holder())
-        # ``since``: its turn in a shard that is gone, so that it does not replace a later writer of that name.
+        # ``since``: the writer's turn in a lost shard, so that it does not replace a later writer of that name.
         self._take_turn(client, name, holder, frame.head.get("turn", 0) or frame.head.get("since", 0))
         durable = bool(frame.head.get("durable"))
         held = self._store.lane_steps
@@ -131,7 +131,7 @@ class Intake:
         return head, {"lane_steps": lane_steps, "safe_steps": safe_steps}
 
     def _give_back(self, client: Client, name: str) -> None:
-        """Free the lanes of a writer whose first lease failed, unless a later one has them by now."""
+        """Free the lanes of a writer whose first lease failed, unless a later writer has them by now."""
         with self._lock:
             if name in self._holders and self._holders[name].turn > client.turn:
                 return
@@ -160,11 +160,11 @@ class Intake:
             write_whole(path, json.dumps(self._leased))
 
     def put(self, client: Client, frame: Frame) -> Reply:
-        """Append segments, in order; reply once all are in the store, each once.
+        """Append segments in order, each once; reply when all are in the store.
 
-        ``steps``: their steps. ``keys``: for each, the keys of its dictionaries; those that the connection has not sent
-        yet are parts "dictionary:KEY". ``noticed``: for each, what its writer counted
-        (``Boundaries.counts``). ``durable``: reply only when they are on the disk.
+        ``steps``: numbers of steps. ``keys``: the keys of each segment's dictionaries; dictionaries that the connection
+        has not sent yet are parts "dictionary:KEY". ``noticed``: each writer's counts (``Boundaries.counts``).
+        ``durable``: reply only when the segments are on the disk.
         """
         head, parts = frame.head, frame.parts
         for name, part in parts.items():
@@ -175,7 +175,7 @@ class Intake:
                     raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
                 try:
                     client.budget.keep(client.holding, len(part), "dictionaries")
-                except MemoryError as error:  # its writer connects again, and sends those that it needs
+                except MemoryError as error:  # the writer reconnects, and sends the missing segments again
                     raise WireError(str(error)) from error
                 client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
         if client.refused is not None:
@@ -224,7 +224,7 @@ class Intake:
             return dict(self._leased)
 
     def adopt(self, leases: Leases) -> None:
-        """Take over leases that are not known here."""
+        """Adopt leases that are unknown here."""
         with self._lock:
             new = {name: lanes for name, lanes in leases.items() if name not in self._leased}
             if new:
@@ -242,7 +242,7 @@ class Intake:
                 self._changed.wait(0.2)
 
     def _held_up(self) -> bool:
-        """Return whether a view that is in use, or was a while ago, has no credit left."""
+        """Return whether a view that is in use, or was used recently, has no credit left."""
         total, lapsed = self._store.total_steps, time.monotonic() - UNUSED_S
         return any(
             total >= credit and self._unused_since.get(view, math.inf) > lapsed for view, credit in self._credit.items()

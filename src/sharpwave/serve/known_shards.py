@@ -20,13 +20,13 @@ MAX_AHEAD_STEPS = 1 << 24
 
 @dataclass
 class KnownShard:
-    """Knowledge of a view of one shard.
+    """State of a view of one shard, as far as the client knows it.
 
     Attributes:
-        connection: of the ``link``, in which ``view`` is the view's number. ``told``: when it last answered.
-        credit: total of steps up to which it was told to take some.
-        newest: number of the request whose reply ``state`` came with. ``asked``: number and items of each draw that
-            was asked for after it, which ``state`` does not count.
+        connection: of the ``link``, in which ``view`` is the view's number. ``told``: time of its last answer.
+        credit: total number of steps that it was last allowed to take.
+        newest: number of the request whose reply brought ``state``. ``asked``: number and items of each later draw,
+            which ``state`` does not count.
     """
 
     link: Link
@@ -50,13 +50,13 @@ class KnownShard:
 
 
 class KnownShards:
-    """One view in each shard, as the shards last told.
+    """One view in each shard, by each shard's last answer.
 
     Args:
-        shards: the cluster's. ``asked``: the view as they are asked for it. ``limited``: whether a limiter bounds it.
+        shards: the cluster's. ``asked``: the view's request. ``limited``: whether a limiter bounds it.
 
     Attributes:
-        known: by number. ``limits_uses``: whether an item is given so many times only.
+        known: state by shard number. ``limits_uses``: whether an item's uses are limited.
     """
 
     def __init__(self, shards: Members, asked: Mapping[str, Any], limited: bool) -> None:
@@ -71,7 +71,7 @@ class KnownShards:
 
     @property
     def freed(self) -> deque[int]:
-        """Numbers of the client's blocks of shared memory that the shards are to be told of."""
+        """Numbers of the client's blocks of shared memory that the shards must be told about."""
         return self._shards.freed
 
     @property
@@ -81,7 +81,7 @@ class KnownShards:
         return dict(enumerate(self._shards.links))
 
     def _follow(self) -> None:
-        """Forget shards that are gone: what a limiter counted there, another shard has been given."""
+        """Forget lost shards: another shard has taken over their limiter's counts."""
         self._shards.renew()
         links = self.links
         for number in [one for one, shard in self.known.items() if shard.link is not links.get(one)]:
@@ -98,14 +98,14 @@ class KnownShards:
             reply = link.call(Request.VIEW, self._asked | {"seed": seed})
             shard.view, shard.connection = int(reply.head["view"]), link.connections
             self.told(number, reply)
-            if not self._limited:  # what an earlier learner's limiter allowed would hold writers up for ever
+            if not self._limited:  # the limits of an earlier learner would otherwise block writers for ever
                 link.drop(link.submit(Request.CREDIT, self.head(number)))
         return shard
 
     def told(self, number: int, reply: Frame) -> None:
         """Take over the view's state of a shard's reply."""
         shard = self.known[number]
-        if reply.number < shard.newest:  # it waited to be read, and later ones have been
+        if reply.number < shard.newest:  # a late reply: later ones were already handled
             return
         shard.state, shard.told = ViewState.read(reply.head.get("state")), time.monotonic()
         shard.newest = reply.number
@@ -122,7 +122,7 @@ class KnownShards:
         shard.asked.clear()
 
     def refresh(self, older_s: float = 0.0) -> None:
-        """Ask the shards for their states that were told more than ``older_s`` seconds ago."""
+        """Ask each shard for its state if its last answer is older than ``older_s`` seconds."""
         self._follow()
         before = time.monotonic() - older_s
         tickets: list[tuple[int, Link, int]] = []
@@ -165,10 +165,10 @@ class KnownShards:
         )
 
     def give_credit(self, limiter: Limiter, cursor: Cursor) -> None:
-        """Tell every shard up to which total of steps it may take some.
+        """Tell every shard the total number of steps that it may take.
 
-        What one is to take less, others are not told that they may take more until it knows: together they would take
-        too many.
+        Shards with less credit are told first; others get more credit only once these know. Otherwise the shards
+        together would take too many steps.
         """
         credit = self._credit(limiter, cursor)
         less = [number for number, inserts in credit.items() if inserts < self.known[number].credit]

@@ -1,4 +1,4 @@
-"""Link: a client's connection to one shard. Requests go out before earlier ones are answered; replies come in order."""
+"""Link: a client's connection to one shard. Requests are pipelined; replies arrive in order."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class OtherShardLostError(RuntimeError):
 
 
 class Link:
-    """Connection to one shard, made when it is first used, and again after it broke.
+    """Connection to one shard, made on first use, and again after it broke.
 
     Args:
-        patience_s: how long it may take to answer; then it counts as lost.
-        moved: says where the shard is now, asked when it cannot be reached; ``None``: it stays where it is.
+        patience_s: seconds without an answer after which the shard counts as lost.
+        moved: returns the shard's current address, if it cannot be reached; ``None``: the address is fixed.
         peer: name of the listener, and the command that starts it, for errors.
 
     Attributes:
         address: of the shard.
-        incarnation: of the shard when the connection was made; -1: there was none yet.
-        connections: how many were made. ``shared``: numbers of the blocks of memory that this one shares;
-            ``forgotten``: those that are gone, which the shard is to be told.
-        dictionaries: of encoded rows, that the shard has sent over this one.
-        sent_bytes: of requests. ``received_bytes``: of replies.
+        incarnation: the shard's incarnation when the connection was made; -1: never connected.
+        connections: number of connections made. ``shared``: numbers of the blocks of memory that this one shares;
+            ``forgotten``: numbers of freed blocks, which the shard must be told about.
+        dictionaries: of encoded rows, received from the shard over this connection.
+        sent_bytes: bytes of requests. ``received_bytes``: bytes of replies.
     """
 
     def __init__(
@@ -134,11 +134,11 @@ class Link:
         return Link(self.address, self._security, self._patience_s, self._moved, (self._what, self._started_by))
 
     def has_reply(self, number: int | None = None, wait_s: float = 0.0) -> bool:
-        """Return whether a reply has come, or begun to: then ``wait`` for the oldest request does not block for long.
+        """Return whether a reply is arriving: then ``wait`` for the oldest request does not block for long.
 
         Args:
-            number: of the oldest request; whether its reply is here already is looked at too.
-            wait_s: how long to wait for one.
+            number: number of the oldest request; a reply that was already read counts, too.
+            wait_s: seconds to wait for a reply.
 
         Cost: 2 us.
         """
@@ -150,7 +150,7 @@ class Link:
             return _ready(self._socket, wait_s)
 
     def has_room(self) -> bool:
-        """Return whether a request can go out now; take replies that have come. A shard may read none for long.
+        """Return whether a request can be sent now; read replies that have arrived. A shard may stop reading for long.
 
         Raises: ShardLostError.
         """
@@ -166,7 +166,7 @@ class Link:
             return False
         try:
             address = self._moved()
-        except (OSError, LookupError, ValueError):  # nobody knows at present
+        except (OSError, LookupError, ValueError):  # the address is unknown at present
             return False
         if address == self.address:
             return False
@@ -217,7 +217,7 @@ class Link:
         """Return the reply to a request.
 
         Raises:
-            ShardLostError: the connection broke before it came.
+            ShardLostError: the connection broke before the reply arrived.
             ValueError, LookupError, OSError, ...: the shard's own error.
         """
         with self.lock:
@@ -238,7 +238,7 @@ class Link:
         return self.wait(self.submit(kind, head or {}, parts))
 
     def drop(self, number: int) -> None:
-        """Forget a request's reply, come or not."""
+        """Forget a request's reply, received or not."""
         with self.lock:
             if self._replies.pop(number, None) is None and any(number == one for one, _ in self._waiting):
                 self._dropped.add(number)

@@ -24,36 +24,37 @@ from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
 
 READY_S = 180.0
-"""How long a shard may take to begin: a large store on disk is read."""
+"""Seconds that a shard may take to start: a large store on disk is read."""
 STOP_S = 60.0
-"""How long a shard may take to write what is left when it is stopped."""
+"""Seconds that a stopped shard may take to write pending data."""
 TELL_S = 0.5
-"""How long it may take to say what it is doing instead, before it is killed."""
+"""Seconds that it may then take to dump its stacks, before it is killed."""
 WATCH_S = 0.05
 MAX_SHARDS = 1024
 MAX_PORT = 65535
 SEGMENT_STEPS = 32
-"""Steps in a segment of shards and of their writers: a store has places for as many segments of its own length as fill
-it, so shorter ones, which writers seal, would leave it partly empty."""
+"""Steps in a segment of shards and of their writers. A store has slots for its capacity in segments of its own length:
+shorter segments, which writers seal, would leave it partly empty."""
 COMMAND = "from sharpwave.serve.process import main; main()"
 
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """What shards there are to be, all alike.
+    """Plan of a cluster's shards, all alike.
 
     Attributes:
-        shards: their number. ``capacity``, ``ram``, ``disk_limit``: limits of all together.
-        disk: folder of their folders; ``None``: they are in memory. ``sockets``: folder of their unix sockets.
-            Paths become absolute: a shard that is started again is to find them from wherever this process is then.
+        shards: their number. ``capacity``, ``ram``, ``disk_limit``: limits of all shards together.
+        disk: folder of their folders; ``None``: they are in memory. ``sockets``: folder of their unix sockets. Paths
+            become absolute: a restarted shard must find them after this process has changed its working directory.
         options: further arguments of ``Store``: ``codec``, ``on_full``, ``segment_steps``, ``seed``.
-        listen: where they listen besides: shard k at ``port + 1 + k``, or any free port where it is 0.
-        begins_from: folder of a checkpoint, with a folder of each shard; ``merges``: how many: a shard takes every
-            ``shards``-th from its own on.
-        opens: their stores are there already: ``None`` leaves a limit as it was.
+        listen: their second address: shard k at ``port + 1 + k``, or any free port if the port is 0.
+        begins_from: folder of a checkpoint, with a folder of each shard; ``merges``: number of these folders: shard k
+            takes every ``shards``-th, from the k-th on.
+        opens: whether their stores exist already: ``None`` leaves a limit as it was.
+        replicas: copies of each shard, kept by its neighbour: 0 or 1.
         replicas: of each shard, kept by its neighbour: 0 or 1.
-        new: limits and options of a store that has to be made where others are opened.
-        parts: how many shards the limits are divided by; 0: ``shards``.
+        new: limits and options of a store that must be made while others are opened.
+        parts: number of shards by which the limits are divided; 0: ``shards``.
     """
 
     shards: int
@@ -85,7 +86,7 @@ class ShardPlan:
         return replace(self, begins_from=None)._one(spec, number, self._limits())
 
     def _limits(self) -> dict[str, int | None]:
-        """Return each shard's limits; ``None`` where they are those that its store had.  Raises: ValueError."""
+        """Return each shard's limits; ``None``: the limit of its existing store.  Raises: ValueError."""
         given: dict[str, Any] = {"capacity": self.capacity, "ram": self.ram, "disk_limit": self.disk_limit}
         if self.opens:
             whole: dict[str, int | None] = {
@@ -111,15 +112,16 @@ class ShardPlan:
         return part
 
     def manifest(self, spec: Spec) -> Manifest:
-        """Return what the folder of these shards says.  Raises: as ``settings``."""
+        """Return the manifest of these shards' folder.  Raises: as ``settings``."""
         one = self.settings(spec)[0]
         new = {**one.new, **{name: value for name, value in (one.limits | one.options).items() if value is not None}}
         return Manifest(spec, self.shards, self.disk is not None, replicas=self.replicas, new=new, parts=self.parts)
 
     @contextlib.contextmanager
     def begun(self, spec: Spec) -> Iterator[None]:
-        """Make the folder of new shards, if they have one, and hold it while they begin; where they do not, delete what
-        is there of them: the next attempt is to find it as this one did.
+        """Make the folder of new shards, if they have one, and hold it while they start.
+
+        If they do not start, delete their files: the next attempt finds the folder as this one did.
 
         Raises: as ``new_folder``, ``settings``.
         """
@@ -200,7 +202,7 @@ class _Seat(Supervised):
 
     def _program(self) -> Program:
         program = Program(COMMAND)
-        with contextlib.suppress(OSError):  # it has died; ``ready`` says so
+        with contextlib.suppress(OSError):  # the shard has died; ``ready`` reports it
             program.stdin.write(json.dumps(asdict(self.settings)) + "\n")
             program.stdin.flush()
         return program
@@ -257,7 +259,7 @@ class LocalShards:
         """Return ``None``: shards of this machine listen at the same addresses again."""
 
     def where(self) -> dict[str, Any]:
-        """Return what a directory says of them."""
+        """Return the shards' description for a directory."""
         return {"shards": self.addresses, "machine": machine()}
 
     def add(self, settings: ShardSettings) -> list[str]:
@@ -281,7 +283,7 @@ class LocalShards:
 
     @property
     def processes(self) -> list[int]:
-        """Numbers of the shards' processes; of a shard that is restarted later, that of the dead one."""
+        """Process numbers of the shards; a shard that awaits its restart has its dead process's number."""
         return [seat.pid for seat in self._seats]
 
     def _watch(self) -> None:
@@ -296,7 +298,7 @@ class LocalShards:
                         continue
                     try:
                         seat.restart()
-                    except OSError as error:  # no descriptors or no memory are left: it is tried again
+                    except OSError as error:  # out of descriptors or memory: retried later
                         LOG.error("shard %d cannot be started again: %s", seat.settings.number, error)
                         continue
                     process = seat.process  # ``close`` may release it meanwhile
@@ -314,7 +316,7 @@ class LocalShards:
         os.close(nothing)
 
     def close(self) -> None:
-        """Stop the shards, which write what is left to their disks."""
+        """Stop the shards, which write pending data to their disks."""
         self._closing.set()
         with self._lock:
             _stop(self._seats)
@@ -328,7 +330,7 @@ def _stop(seats: Sequence[_Seat]) -> None:
 
 
 def _ask_where_it_is(seat: Supervised) -> None:
-    """Let a shard that does not end write to standard error where it is, for whoever looks into it."""
+    """Let a shard that does not end dump its stacks to standard error, for debugging."""
     LOG.warning("%s did not end in %g s; it is killed", seat.name, STOP_S)
     if hasattr(signal, "SIGUSR1"):
         with contextlib.suppress(OSError):

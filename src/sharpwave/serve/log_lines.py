@@ -23,15 +23,15 @@ LOG = logging.getLogger("sharpwave.serve")
 BURST = 5
 """Lines of one kind that are written at once."""
 EVERY_S = 10.0
-"""After those, one is written in so many seconds."""
+"""Seconds between further lines of one kind, after the first ones."""
 MAX_CHARACTERS = 300
 """Limit of an error's text in a line: it may be a peer's."""
 MAX_UNREAD_CHARACTERS = 1 << 20
 """Limit of text that waits until standard error is read; more is dropped and counted."""
 DRAIN_S = 1.0
-"""Time that a process which ends waits for the reader."""
+"""Seconds that an ending process waits for the reader."""
 LOOK_S = 1.0
-"""Pause between looks whether a process is asked to end."""
+"""Seconds between checks whether a process should end."""
 
 
 def failure(error: BaseException) -> str:
@@ -51,11 +51,11 @@ class FewOfAKind(logging.Filter):
 
     def __init__(self) -> None:
         super().__init__()
-        self._kinds: dict[str, tuple[float, float, int]] = {}  # lines left, when that was so, lines dropped since
+        self._kinds: dict[str, tuple[float, float, int]] = {}  # lines left, time of that count, lines dropped since
         self._lock = threading.Lock()
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a line is written; it says then how many of its kind were not."""
+        """Return whether to write a line; a written line reports how many of its kind were dropped."""
         kind, now = str(record.msg), time.monotonic()
         with self._lock:
             left, then, dropped = self._kinds.get(kind, (float(BURST), now, 0))
@@ -84,7 +84,7 @@ class Unhurried(io.TextIOBase):
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
-        self._queue: SimpleQueue[str] = SimpleQueue()  # may be put into by a signal's handler, too
+        self._queue: SimpleQueue[str] = SimpleQueue()  # a signal handler may put, too
         self._unread = self._dropped = 0
         threading.Thread(target=self._write_all, name="sharpwave-log", daemon=True).start()
 

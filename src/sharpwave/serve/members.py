@@ -32,7 +32,7 @@ ASK_S = 1.0
 CHECKPOINT_S = 3600.0
 """Time in which a service must write a checkpoint."""
 PAUSE_S = 60.0
-"""Pause before a directory is asked again that did not answer: clients that are connected can do without."""
+"""Pause before an unresponsive directory is asked again: connected clients work without it."""
 
 
 class Fleet:
@@ -55,7 +55,7 @@ class Fleet:
         self.processes.leave()
 
     def check_process(self, what: str) -> None:
-        """Refuse ``what`` in any process but the one that started the shards.  Raises: StoreInUseError."""
+        """Refuse ``what`` in a process other than the one that started the shards.  Raises: StoreInUseError."""
         if self._process != os.getpid():
             raise StoreInUseError(
                 f"{what}: process {self._process} has started these shards; this is process {os.getpid()}, forked from "
@@ -110,28 +110,27 @@ class Fleet:
                 try:
                     self.write(shards=one.number + 1)  # first: clients write to a shard as soon as it is there
                     self.processes.add(one)
-                except BaseException:  # those that have begun stay
+                except BaseException:  # shards that have started stay
                     with contextlib.suppress(OSError):
                         self.write()
                     raise
 
     def close(self) -> None:
-        """Stop the shards, which write what is left to their disks; in a forked process, do nothing."""
+        """Stop the shards, which write pending data to their disks; in a forked process, do nothing."""
         if self._process == os.getpid():
             self.processes.close()
 
 
 class Members:
-    """Links to the shards: of those that this process has started, that a directory names, or that listen at given
-    addresses.
+    """Links to the shards: started by this process, named by a directory, or listening at given addresses.
 
     Args:
-        fleet: that this process has started. ``directory``: that says which shards there are; ``said``: what it said.
-        addresses: of shards, where there is neither.
+        fleet: shards that this process has started. ``directory``: lists the shards; ``said``: its answer.
+        addresses: addresses of shards, if there is neither.
 
     Attributes:
-        links: by number. ``views``: that are used over them. ``freed``: numbers of blocks of shared memory, whichever
-            view had them, that the shards are to be told of.
+        links: by number. ``views``: views that are used over them. ``freed``: numbers of blocks of shared memory, of
+            any view, that the shards must be told about.
     """
 
     def __init__(
@@ -184,8 +183,9 @@ class Members:
         return self.links
 
     def renew(self, older_s: float = RENEW_S) -> bool:
-        """Link to shards that were added, and drop links to shards that a service started anew does not have, if the
-        directory was asked more than ``older_s`` seconds ago; return whether there were any.
+        """Link to new shards, and drop links to shards that a restarted service lacks.
+
+        Asks the directory only if its last answer is older than ``older_s`` seconds. Returns whether any link changed.
 
         Raises: ValueError: closed.
         """
@@ -204,7 +204,7 @@ class Members:
             return len(self.links) != before
 
     def _fit(self) -> None:
-        """Make links to shards that are new, and drop those to shards that are gone."""
+        """Make links to new shards, and drop links to removed shards."""
         if self._fleet is not None:
             count = len(self._fleet)
         elif self._said is not None:
@@ -227,9 +227,9 @@ class Members:
         """Send a request to every shard, twice if its connection broke; return their replies' heads.
 
         Args:
-            of_all: whether every shard must answer; else leave out those that cannot be reached.
+            of_all: whether every shard must answer; else skip unreachable shards.
 
-        Raises: ShardLostError: one cannot be reached, or none.
+        Raises: ShardLostError: a required shard, or every shard, is unreachable.
         """
         self.renew()
         tickets: list[tuple[Link, int | None]] = []

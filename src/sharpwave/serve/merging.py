@@ -34,9 +34,10 @@ def merge(store: Store, sources: Sequence[Path], leases: Sequence[Leases], scrat
     Segments are interleaved by their share of each checkpoint: a full store evicts every shard's oldest first.
 
     Args:
-        leases: of each checkpoint, by writer. ``scratch``: folder in which checkpoints of stores on disk are opened.
+        leases: leases of each checkpoint, by writer. ``scratch``: folder in which checkpoints of disk stores are
+            opened.
 
-    Raises: what ``Store.open`` and ``Store.add_segment`` do.
+    Raises: as ``Store.open`` and ``Store.add_segment``.
     """
     merged: Leases = {}
     slots: list[dict[int, int]] = [{} for _ in sources]  # of each checkpoint: the merged store's, by its own
@@ -64,7 +65,7 @@ def merge(store: Store, sources: Sequence[Path], leases: Sequence[Leases], scrat
 
 
 def _shares(number: int, store: Store) -> Iterator[tuple[float, int, Segment]]:
-    """Yield a store's segments, oldest first, each with the share of them that precedes it, and the store's number."""
+    """Yield a store's segments, oldest first, each with the share of segments before it, and the store's number."""
     index = store._log.index
     held = store._log.admission.retention.order()["slots"]
     places = {(int(index.lane[slot]), int(index.first_step[slot])): int(slot) for slot in held}
@@ -105,9 +106,9 @@ def _settings(state: dict[str, Any]) -> list[Any]:
 
 
 def _merged(store: Store, states: list[tuple[int, dict[str, Any]]], slots: Sequence[dict[int, int]]) -> dict[str, Any]:
-    """Return one view's state over the merged store, of its states over the checkpoints: items move with their slots.
+    """Merge one view's states over the checkpoints into its state over the merged store: items move with their slots.
 
-    Counts are summed, so a rate limiter goes on where it was. The random state is the first one's.
+    Counts are summed, so a rate limiter resumes. The random state is the first checkpoint's.
     """
     index, stride = store._log.index, store._log.stride
     generation = np.full(index.highest, -1, np.int64)

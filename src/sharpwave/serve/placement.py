@@ -1,4 +1,4 @@
-"""Placement of writers: which shard gets a writer's lanes. A writer comes to the shard that has its name."""
+"""Placement of writers: the shard for a writer's lanes. A writer returns to the shard that has its name."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from sharpwave.serve.wire import Request
 
 
 def home(name: str, shards: int) -> int:
-    """Return the shard, of so many, that a writer's name comes to where none has it: the same in every process.
+    """Return the home shard, of so many, of a writer's name that no shard has: the same in every process.
 
-    Names that end in numbers, as "actor-0", "actor-1", ..., come to one shard after the other.
+    Names that end in numbers, such as "actor-0", "actor-1", ..., get one shard after the other.
     """
     stem = name.rstrip("0123456789")
     return (zlib.crc32(stem.encode(errors="replace")) + int(name[len(stem) :][-9:] or 0)) % shards
@@ -26,10 +26,11 @@ def turned(shards: int, begin: int) -> list[int]:
 
 
 def placed(name: str, links: Callable[[], Sequence[Link]], timeout: float) -> list[int]:
-    """Return the numbers of the shards to try for a writer of a name, in order: the one that has the name, else all,
+    """Return the numbers of the shards to try for a writer of a name, in order: the shard that has the name, else all,
     its home first.
 
-    While a shard is away that may have it, and no other has, wait for it, up to ``timeout`` seconds.
+    If an unreachable shard may have the name, and no other shard has it, wait for that shard, up to ``timeout``
+    seconds.
     """
     deadline = time.monotonic() + timeout
     while True:
@@ -43,7 +44,7 @@ def placed(name: str, links: Callable[[], Sequence[Link]], timeout: float) -> li
 
 
 def _turns(name: str, links: Sequence[Link]) -> tuple[dict[int, int], bool]:
-    """Ask all shards for a writer's name; return the latest turn in each that has it, and whether one did not say."""
+    """Ask all shards for a writer's name; return each holder's latest turn, and whether any shard did not answer."""
     turns: dict[int, int] = {}
     away = False
     own = [link.another() for link in links]  # a learner's requests may be on their way on the others

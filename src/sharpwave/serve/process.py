@@ -1,6 +1,6 @@
 """Process of one shard: opens or makes its store, listens, and ends with the process that started it.
 
-Its settings come as a line of JSON on its standard input, which stays open as long as its parent lives. When it is
+Its settings arrive as a line of JSON on its standard input, which stays open as long as its parent lives. When it is
 ready it writes a line of JSON with its address to its standard output.
 """
 
@@ -35,7 +35,7 @@ from sharpwave.store import Store
 
 MANIFEST = "store.json"
 FREE_S = 5.0
-"""How long a folder or an address may be in use by a shard that is ending."""
+"""Seconds for which a shard that is ending may still hold a folder or an address."""
 IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
 T = TypeVar("T")
 LEVEL_S = 0.5
@@ -44,16 +44,18 @@ LEVEL_S = 0.5
 
 @dataclass(frozen=True)
 class ShardSettings:
-    """What one shard is, in JSON values.
+    """Settings of one shard, in JSON values.
 
     Attributes:
-        number: of the shard. ``addresses``: where it listens. ``folder``: its own, with its store where ``on_disk``.
+        number: of the shard. ``addresses``: where it listens. ``folder``: its own, which holds its store if
+            ``on_disk``.
         spec: ``Spec.description()``. ``limits``: ``capacity``, ``ram`` and ``disk_limit`` of this shard.
-        options: further arguments of ``Store``. ``begins_from``: folders of the checkpoints whose content it begins
-            with: of one shard, or of several that it merges.
-        secret, certificate, key: as of ``Security``, the secret as hexadecimal digits.
-        keeps: number of the shard whose replica this one keeps. ``kept_by``: where that one listens that keeps its own.
-        new: ``limits`` and ``options`` for a store that is made because there is none, where those are ``None``.
+        options: further arguments of ``Store``. ``begins_from``: folders of the checkpoints from which it starts: one
+            shard's, or several that it merges.
+        secret, certificate, key: as in ``Security``; the secret in hexadecimal digits.
+        keeps: number of the shard whose replica this one keeps. ``kept_by``: addresses of the shard that keeps its
+            replica.
+        new: ``limits`` and ``options`` of a new store, for settings that are ``None`` here.
     """
 
     number: int
@@ -73,11 +75,11 @@ class ShardSettings:
 
 
 def opened(settings: ShardSettings) -> Store:
-    """Return the shard's store: the one in its folder, or of the checkpoints that it begins with, or a new one.
+    """Return the shard's store: from its folder, from its checkpoints, or a new one.
 
-    Its writers go on, so episodes are not ended.
+    Its writers go on, so no episode is ended.
 
-    Raises: what ``Store`` and ``Store.open`` do.
+    Raises: as ``Store`` and ``Store.open``.
     """
     folder = Path(settings.folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -124,9 +126,10 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
     """Open a shard's store and listen for it; yield its addresses, with the ports that it got.
 
     Args:
-        moved: says where the shard is that keeps this one's replica, where ``kept_by`` does not; as of ``Link``.
+        moved: returns the address of the shard that keeps this one's replica, if ``kept_by`` is outdated; as in
+            ``Link``.
 
-    Raises: what ``Store``, ``Store.open`` and ``Server`` do.
+    Raises: as ``Store``, ``Store.open`` and ``Server``.
     """
     store = once_free(lambda: opened(settings))
     keeper = replica(settings)
@@ -144,7 +147,7 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
             for one in settings.addresses:
                 address = Address.parse(one)
                 servers.append(once_free(lambda address=address: Server(shard, address, security)))  # type: ignore[misc]
-            if shard.intake.neighbour is not None:  # what only the replica has is here before a writer comes
+            if shard.intake.neighbour is not None:  # restore steps that only the replica has, before writers connect
                 threading.Thread(target=_stay_level, args=(shard.intake.neighbour, over), daemon=True).start()
             yield [str(one.address) for one in servers]
         finally:
@@ -184,7 +187,7 @@ def _run() -> None:
 
 
 def once_free(make: Callable[[], T]) -> T:
-    """Return what ``make`` does, also if a former life of this shard, whose parent was killed, is just ending."""
+    """Return the result of ``make``; retry while a former process of this shard, whose parent was killed, is ending."""
     deadline = time.monotonic() + FREE_S
     while True:
         try:
@@ -228,10 +231,10 @@ def _tell(what: dict[str, Any]) -> None:
 def _wait_for_parent(ending: Ending, ready: threading.Event) -> None:
     """Wait until standard input is closed: by the parent, or by the system when the parent has ended.
 
-    A shard that is not ready ends at once, as if it was killed: whoever tries again finds nobody who copies still.
+    A shard that is not ready ends at once, as if it was killed: a retry must find no process that still copies.
     """
     with contextlib.suppress(OSError):
-        while os.read(0, 1):  # not by sys.stdin, whose lock would be held as the interpreter ends
+        while os.read(0, 1):  # not sys.stdin, whose lock would be held at interpreter exit
             pass
     if not ready.is_set():
         os._exit(1)

@@ -1,4 +1,4 @@
-"""Shards as actors of Ray, which places them, names them and starts them again. Data goes over their own sockets."""
+"""Shards as actors of Ray, which places, names and restarts them. Data goes over their own sockets."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from sharpwave.serve.process import ShardSettings, running
 
 NAMESPACE = "sharpwave"
 CLUSTER = "ray.txt"
-"""File in a shard's folder: the cluster whose it is."""
+"""File in a shard's folder: names the cluster that owns the folder."""
 ASK_S = 0.05
-"""How long a client waits for Ray to say where a shard is, before it asks again later."""
+"""Seconds that a client waits for Ray to locate a shard, before it retries later."""
 
 
 def is_ray(address: str) -> bool:
@@ -33,11 +33,11 @@ def is_ray(address: str) -> bool:
 
 
 def begin_ray(address: str) -> Any:
-    """Connect to Ray, if this process is not; return its module.
+    """Connect to Ray, if this process is not connected; return its module.
 
     Raises:
-        ModuleNotFoundError: it is not installed.  ConnectionError: none runs there.
-        ValueError: it is open to whoever reaches its ports.
+        ModuleNotFoundError: it is not installed.  ConnectionError: no Ray runs there.
+        ValueError: its ports are open to everyone.
     """
     try:
         import ray
@@ -72,10 +72,10 @@ def placed(ray: Any) -> list[dict[str, Any]]:
 
 
 class RayShard:
-    """Actor that runs one shard. Its settings are those of a process; where it listens, its machine decides.
+    """Actor that runs one shard. Its settings are a process's; its machine decides where it listens.
 
     Args:
-        kept_by: number of the shard that keeps this one's replica, if there is one.
+        kept_by: number of the shard that keeps this one's replica, if any.
     """
 
     def __init__(self, cluster: str, settings: dict[str, Any], kept_by: int | None) -> None:
@@ -99,7 +99,7 @@ class RayShard:
         return {"addresses": self._addresses, "machine": machine(), "process": os.getpid()}
 
     def stop(self) -> None:
-        """Write what is left to the disk, and stop listening."""
+        """Write pending data to the disk, and stop listening."""
         self._undo.close()
 
 
@@ -109,7 +109,7 @@ def _actor(cluster: str, number: int) -> str:
 
 
 def _asked(ray: Any, name: str) -> Callable[[], Address]:
-    """Return a function that asks an actor where it is, or raises LookupError while that is not known."""
+    """Return a function that asks an actor for its address, or raises LookupError while the address is unknown."""
     under_way: list[Any] = []
 
     def where() -> Address:
@@ -138,15 +138,15 @@ def _take(folder: Path, cluster: str) -> None:
 
 
 class RayShards:
-    """Shards on Ray, one after the other on its nodes, until ``close`` or the end of this process.
+    """Shards on Ray, spread over its nodes in turn, until ``close`` or the end of this process.
 
-    One that dies is started again: on its node, with what is on its disk, or on another if that is gone.
+    A shard that dies is restarted: on its node, with the data on its disk, or on another node if that one is gone.
 
     Args:
-        settings: as for processes of this machine; a folder is one of each shard's own machine.
+        settings: as for processes of this machine; a folder is on each shard's own machine.
 
     Raises:
-        ShardFailedError: one does not begin; then all are stopped.  As ``begin_ray``.
+        ShardFailedError: a shard does not start; then all are stopped.  As ``begin_ray``.
     """
 
     def __init__(self, address: str, settings: Sequence[ShardSettings]) -> None:
@@ -172,7 +172,7 @@ class RayShards:
         made = self._ray.remote(RayShard).options(
             name=_actor(self._name, settings.number),
             namespace=NAMESPACE,
-            num_cpus=0.001,  # decoding takes what is free; of an actor that needs none Ray chooses the node
+            num_cpus=0.001,  # decoding uses idle cores; with 0, Ray would choose the node
             max_restarts=-1,
             max_task_retries=-1,
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=True),
@@ -204,11 +204,11 @@ class RayShards:
         self._said.append(self._ready(len(self._handles) - 1))
 
     def moved(self, number: int) -> Callable[[], Address]:
-        """Return a function that says where a shard is now, or raises LookupError while it is started again."""
+        """Return a function that returns a shard's address, or raises LookupError while the shard restarts."""
         return lambda: nearest(self._where([self._asked_again(number)]), HERE)[0]
 
     def where(self) -> dict[str, Any]:
-        """Return what a directory says of the shards: where each was when it last answered."""
+        """Return the shards' description for a directory: the last known address of each."""
         for number in range(len(self._handles)):
             with self._lock:
                 if number < len(self._handles):
@@ -242,7 +242,7 @@ class RayShards:
         """Do nothing, in a forked process: Ray serves the parent only."""
 
     def close(self) -> None:
-        """Stop the shards, which write what is left to their disks."""
+        """Stop the shards, which write pending data to their disks."""
         with self._lock:
             handles, self._handles = self._handles, []
         if not self._ray.is_initialized():  # they have ended with it

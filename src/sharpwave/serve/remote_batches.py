@@ -33,7 +33,7 @@ QUARANTINE_S = 120.0
 ATTEMPTS = 8
 """Requests for a batch, at most, while shards are lost."""
 KEEPS = (EmptyError, LimiterTimeoutError, ShardLostError)
-"""Errors after which the received shares of a batch are kept, where uses are limited: nobody else gets them."""
+"""Errors after which a batch's received shares are kept if uses are limited: no other learner gets these items."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Share:
     """One shard's part of a batch.
 
     Attributes:
-        shard: its number in the cluster. ``begin``, ``end``: items of the batch that it draws.
-        points: float64 [end - begin], from 0 to below 1, where in the shard's own mass they are, in random order.
-        probability: with which a point of the whole mass was in this shard's part of it.
+        shard: its number in the cluster. ``begin``, ``end``: the range of the batch's items that it draws.
+        points: float64 [end - begin], in [0, 1): positions in the shard's own mass, in random order.
+        probability: probability that a point of the whole mass fell into this shard's part.
     """
 
     shard: int
@@ -55,14 +55,15 @@ class Share:
 
 @dataclass(eq=False)
 class PlannedBatch:
-    """Batch that was asked for.
+    """Requested batch.
 
     Attributes:
-        size: its items. ``target``: its memory; ``None`` as long as it has none. ``blocks``: that hold the memory.
-        shared: the memory that shards on this machine are told of.
-        shares: those that were asked for. ``tickets`` of them: link, its connections, number of the request; no link:
-            it is lost. ``came``: those that have come, with their shards' incarnations. ``lacks``:
-            those that their shards had too few items for, and that are to be asked for again.
+        size: number of items. ``target``: its memory; ``None`` until it has some. ``blocks``: the blocks of that
+            memory.
+        shared: description of the memory for shards on this machine.
+        shares: requested shares. ``tickets``: for each, link, its connections, number of the request; no link: the
+            share is lost. ``came``: received shares, with their shards' incarnations. ``lacks``: shares whose shards
+            had too few items, to be requested again.
     """
 
     size: int
@@ -94,16 +95,16 @@ def taken(queue: deque[int]) -> Iterator[int]:
 
 
 class RemoteBatches:
-    """Batches of one view of all shards, each asked for and then collected.
+    """Batches of one view of all shards, each requested and then collected.
 
     Args:
-        known: state of the view in each shard. ``shape``: the view of an empty store of the same spec,
-            ``local``, which says what batches look like.
+        known: state of the view in each shard. ``shape``: the view of ``local``, an empty store of the same spec, which
+            defines the layout of batches.
         seed: of the draws.
 
     Attributes:
         memory, pool: of batches. ``cuts``: whether shards elsewhere send encoded rows, not whole arrays.
-        fields: of the spec. ``numbers``: of those whose rows columns hold, by the column's name.
+        fields: of the spec. ``numbers``: numbers of the fields with encoded rows, by the column's name.
     """
 
     def __init__(self, known: KnownShards, shape: Replay[Any], local: Store, seed: int) -> None:
@@ -121,8 +122,10 @@ class RemoteBatches:
         precede(self)
 
     def before_fork(self) -> None:
-        """Keep the batches that are held for this process and for the child, each its own; their memory is not used
-        again. A fork may come at any moment of another thread: it goes on with the pool that it took."""
+        """Separate the memory of held batches between this process and the child, and use it for no further batch.
+
+        Another thread may fork at any moment: it goes on with the pool that it took.
+        """
         if self._in_shared_memory:
             self.pool = Pool(self.memory.make)
             self.memory.keep_apart()
@@ -154,8 +157,10 @@ class RemoteBatches:
     def _lend(self, plan: PlannedBatch) -> None:
         """Take memory for a batch.
 
-        Shards that share it have to know it when they are asked. Else it is taken when their shares have come: that of
-        the batch before last is in the processor's cache then, where that of all batches ahead is too large for it.
+        Shards that share the memory must know it when they are asked. Other batches take memory once their shares have
+        arrived: the memory of the batch before last is then in the processor's cache, and memory of all batches ahead
+            would
+        not fit there.
         """
         if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
             self._renew()
@@ -213,7 +218,7 @@ class RemoteBatches:
         return link.submit(Request.DRAW, head | {"cut": self.cuts}, {"points": share.points})
 
     def _forget_freed(self) -> None:
-        """Note for every shard which blocks of shared memory are gone here."""
+        """Note for every shard which blocks of shared memory were freed here."""
         for number in taken(self.memory.gone):
             for link in self._of.links.values():
                 if number in link.shared:
@@ -223,14 +228,15 @@ class RemoteBatches:
     def collected(
         self, plan: PlannedBatch, beta: float | None, wait: Callable[[int], None] | None = None
     ) -> BatchTarget:
-        """Return a batch that was asked for, once it has come.
+        """Return a requested batch, once it is complete.
 
         Args:
-            wait: waits until a limiter admits so many items, which are asked for again; ``None``: there is no limiter.
+            wait: waits until a limiter admits so many items, which are requested again; ``None``: there is no limiter.
 
         Raises:
-            EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, received shares are kept: this may be
-            called again.
+            EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, received shares are kept, and the call
+            may
+                be repeated.
         """
         try:
             return self._joined(plan, beta, wait)
@@ -282,7 +288,7 @@ class RemoteBatches:
         return target
 
     def _move(self, plan: PlannedBatch) -> None:
-        """Move received shares of a batch to other memory: a lost shard may still write to that of its own."""
+        """Move received shares of a batch to other memory: a lost shard may still write to the batch's own."""
         before = plan.target
         assert before is not None
         self._lend(plan)
@@ -291,17 +297,18 @@ class RemoteBatches:
             plan.target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
 
     def _again(self, plan: PlannedBatch) -> None:
-        """Ask for a batch again, of the shards that are left, into other memory."""
+        """Request a batch again, from the remaining shards, into other memory."""
         fresh = self.submitted(plan.size)
         plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
         plan.shares, plan.tickets, plan.came = fresh.shares, fresh.tickets, fresh.came
 
     def _missing(self, plan: PlannedBatch, wanted: bool = True) -> list[tuple[Share, Exception]]:
-        """Wait for every share of a batch that was asked for; return those that did not come, and why. Then no shard
-        writes to its memory any more, or it is kept from use.
+        """Wait for every requested share of a batch; return the missing shares, each with its error.
+
+        Afterwards no shard writes to the batch's memory, or the memory is kept from use.
 
         Args:
-            wanted: whether shares that were sent are read.
+            wanted: whether received shares are read.
         """
         missing: list[tuple[Share, Exception]] = []
         for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
@@ -341,11 +348,11 @@ class RemoteBatches:
 def divide(masses: npt.NDArray[np.float64], batch_size: int, rng: np.random.Generator) -> list[Share]:
     """Divide a batch by points that are stratified over the sum of ``masses``: one in each of its equal parts.
 
-    An item whose shard draws it with probability p is drawn with probability ``share.probability * p``, whatever the
-    shard's mass has become since: the weights that follow from it are unbiased when ``masses`` are out of date.
+    An item whose shard draws it with probability p is drawn with probability ``share.probability * p``, even if the
+    shard's mass has changed since: so the weights are unbiased when ``masses`` are out of date.
 
     Args:
-        masses: float64 [shards], of which one at least is above 0.
+        masses: float64 [shards], at least one above 0.
 
     Cost: 20 us.
     """

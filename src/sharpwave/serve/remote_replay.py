@@ -1,4 +1,4 @@
-"""Replay of all shards of a cluster: batches drawn from all of them as from one store."""
+"""Replay of all shards of a cluster: batches drawn as from one store."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ Ints = npt.NDArray[np.int64]
 LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
 KNOWN_S = 1.0
-"""Age of a shard's state beyond which it is asked before a draw: one that was empty gets no share of it."""
+"""Age of a shard's state beyond which the shard is asked before a draw: a shard last seen empty gets no share."""
 
 
 class RemoteReplay(Generic[B]):
     """Batches of the items of all shards. Made by ``Cluster.transitions`` and ``Cluster.sequences``.
 
-    An item of priority p is drawn with ``p^alpha`` over the sum of all shards', as if they were one store; weights are
+    An item of priority p is drawn with ``p^alpha`` over the sum of all shards, as if they were one store; weights are
     computed over the whole batch. Items of one shard lie together in a batch, shuffled among themselves.
 
     Args:
-        shards: the cluster's. ``local``: an empty store of the same spec, with the view ``shape``, which say what
-            batches look like.
-        asked: the view as shards are asked for it.
+        shards: the cluster's. ``local``: an empty store of the same spec, whose view ``shape`` defines the layout of
+            batches.
+        asked: the view's request to the shards.
         limiter: bounds samples against inserts of all shards.
 
     Attributes:
-        source, lock: those of ``shape``: what lends memory to a blend.
+        source, lock: as in ``shape``; a blend takes its memory from them.
     """
 
     remote: ClassVar[bool] = True
@@ -66,7 +66,7 @@ class RemoteReplay(Generic[B]):
         self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
         self._batches = RemoteBatches(self._of, shape, local, seed)
         self._plans: deque[PlannedBatch] = deque()  # asked for ahead
-        self._left: deque[PlannedBatch] = deque()  # asked for by streams that are gone
+        self._left: deque[PlannedBatch] = deque()  # requested by streams that were freed
         self._lock = threading.RLock()
         self.stale = 0
         follow(self)
@@ -91,7 +91,7 @@ class RemoteReplay(Generic[B]):
         )
 
     def refresh(self, older_s: float = 0.0) -> None:
-        """Ask the shards for their masses and counts that were told more than ``older_s`` seconds ago."""
+        """Ask each shard for its masses and counts if its last answer is older than ``older_s`` seconds."""
         with self._lock:
             self._of.refresh(older_s)
 
@@ -103,7 +103,7 @@ class RemoteReplay(Generic[B]):
 
     @property
     def lost(self) -> bool:
-        """Whether every shard answers and none has an item, though nothing is used up: they began anew, empty."""
+        """Whether every shard answers and none has an item, though no use is used up: the shards restarted empty."""
         with self._lock:
             self._of.refresh()
             states, links = self._of.states, self._of.links
@@ -174,11 +174,11 @@ class RemoteReplay(Generic[B]):
     ) -> B:
         """Draw a batch from all shards: as ``Replay.sample``.
 
-        ``batch.shards`` says which shard each item is from; ``update_priorities`` takes the batch.
+        ``batch.shards`` gives each item's shard; ``update_priorities`` takes the batch.
 
         Args:
-            lookahead: ask for so many batches more, which the next calls for as many items return: shards decode them
-                meanwhile, and priorities that change meanwhile count from later ones on.
+            lookahead: number of further batches to request, which the next calls with as many items return: shards
+                decode them meanwhile, and later priority changes affect later batches only.
 
         Raises:
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
@@ -205,9 +205,9 @@ class RemoteReplay(Generic[B]):
     def stream(
         self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
     ) -> Iterator[B]:
-        """Iterate over batches without end, each asked for ``lookahead`` batches ahead: shards decode meanwhile.
+        """Iterate over batches without end, each requested ``lookahead`` batches ahead: shards decode meanwhile.
 
-        Priorities that change after a batch was asked for count from later ones on.
+        Priority changes after a batch's request affect later batches only.
 
         Raises: as ``sample``.
         """
@@ -221,7 +221,7 @@ class RemoteReplay(Generic[B]):
                 with self._lock:
                     batch: B = self._next(plans, batch_size, lookahead, beta, timeout).batch
                 yield batch
-        finally:  # the collector may be what ends it, at any moment of any thread, which may hold any lock
+        finally:  # the garbage collector may run this in any thread, which may hold any lock
             self._left.extend(plans)
 
     def _next(
@@ -236,7 +236,7 @@ class RemoteReplay(Generic[B]):
         while len(plans) <= lookahead and self._admits(batch_size):
             plans.append(self._batches.submitted(batch_size))
         if len(plans) > 1 and self._of.limits_uses:
-            for plan in tuple(plans):  # one may have come whole behind one that cannot be filled
+            for plan in tuple(plans):  # a complete batch may be behind one that cannot be filled
                 try:
                     return self._collected(plans, plan, beta, 0.0)
                 except (EmptyError, LimiterTimeoutError):
@@ -250,7 +250,7 @@ class RemoteReplay(Generic[B]):
         """Return one of ``plans``, which stays there if it cannot be filled.
 
         Args:
-            deadline: until which a limiter is waited for; it is asked once at least.
+            deadline: time until which to wait for a limiter, which is asked at least once.
         """
         asked = False
 
@@ -268,8 +268,7 @@ class RemoteReplay(Generic[B]):
                 plans.remove(plan)
 
     def _take_left(self, plans: deque[PlannedBatch], batch_size: int) -> None:
-        """Go on with batches that streams had asked for which are gone, where nobody else is given their items; let
-        others go."""
+        """Take over batches that freed streams had requested, if no other learner gets their items; abandon others."""
         others: deque[PlannedBatch] = deque()
         while self._left:
             plan = self._left.popleft()

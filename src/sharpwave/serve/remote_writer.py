@@ -70,7 +70,7 @@ class RemoteWriter(SegmentWriter):
         follow(self)
 
     def forked(self) -> None:
-        """Take a lock that no thread of the parent holds, so that ``extend`` can say whose writer it is."""
+        """Take a lock that no thread of the parent holds, so that ``extend`` can name the writer's process."""
         self._lock._at_fork_reinit()
 
     def extend(self, **step: Any) -> None:
@@ -96,11 +96,12 @@ class RemoteWriter(SegmentWriter):
         self.delivery.flush(timeout)
 
     def close(self, timeout: float | None = None) -> None:
-        """Break the lanes' episodes off, send all that is there, and disconnect; also where the cluster was closed
-        before, as long as its shards go on.
+        """End the lanes' episodes, send all pending segments, and disconnect.
+
+        Works after the cluster was closed, too, as long as its shards run.
 
         Raises:
-            LimiterTimeoutError: the shard did not take all in time.  ValueError: shards have ended with their cluster.
+            LimiterTimeoutError: the shard did not take all in time.  ValueError: the shards ended with their cluster.
         """
         self.delivery.check_process()
         for lane in range(self.delivery.lanes):
@@ -116,18 +117,18 @@ class RemoteWriter(SegmentWriter):
 class Delivery:
     """Delivery of a writer's sealed segments to one shard, each once.
 
-    The writer counts lanes and steps as the first shard did. Where another shard takes the place of its own, or the
-    cluster has fewer shards, segments without an acknowledgement go there: under that shard's numbers.
+    The writer counts lanes and steps like the first shard. If another shard replaces it, or the cluster has fewer
+    shards, unacknowledged segments go to the new shard, under that shard's numbers.
 
     Args:
-        link: to the shard, of this delivery alone. ``name``: by which the shard knows its ``lanes``.
+        link: to the shard, for this delivery only. ``name``: name of its ``lanes`` in the shard.
         durable: segments are acknowledged once they are on the shard's disk.
         timeout: seconds that ``put`` and ``flush`` wait at most; ``None``: 60.
         number: of that shard. ``others``: returns links to the cluster's shards, by number; ``None``: unknown.
-        check_open: raises ValueError once the cluster was closed; with True only if its shards have ended with it.
+        check_open: raises ValueError once the cluster is closed; with True only if its shards have ended with it.
 
     Attributes:
-        first_lane: the first shard's number of the first lane. ``lane_steps``: steps that it had of each at first.
+        first_lane: the first shard's number of the first lane. ``lane_steps``: steps that it had of each lane at first.
         segment_steps: most steps in a segment.
 
     Raises:
@@ -155,7 +156,7 @@ class Delivery:
         self._lease = lease = Lease(link, number, name, lanes, durable)
         self.first_lane, self.lane_steps, self.segment_steps = lease.first_lane, lease.lane_steps, lease.segment_steps
         self._shift = [0] * lanes  # the shard's number of a lane's step, less the writer's
-        self._unshifted: set[int] = set()  # lanes whose next segment decides that
+        self._unshifted: set[int] = set()  # lanes whose shift the next segment decides
         self._before = [0, 0]  # steps acknowledged and segments resent by earlier leases
 
     @property
@@ -277,8 +278,9 @@ class Delivery:
                 time.sleep(RETRY_S)
 
     def _lease_anew(self, error: ShardLostError) -> bool:
-        """Lease lanes of the shard in the place of a lost one, and give it all segments without an acknowledgement;
-        return whether the shard is gone for good. No step is there twice: its steps are gone with it.
+        """Lease lanes of the shard that replaces a lost one, and give it all unacknowledged segments.
+
+        Returns whether the shard is gone for good. No step is there twice: the lost shard's steps are gone with it.
 
         Raises: ShardLostError: nothing was changed.  ValueError: there is a later writer of that name.
         """
@@ -305,7 +307,7 @@ class Delivery:
         return True
 
     def _place_of_a_missing_shard(self) -> tuple[int, Link] | None:
-        """Return the shard that writers of this name come to, if the cluster no longer has this delivery's."""
+        """Return the home shard of this writer's name, if the cluster no longer has this delivery's shard."""
         now = time.monotonic()
         if self._others is None or now - self._looked_at < GONE_S:
             return None
@@ -335,19 +337,20 @@ class _Kept:
 
 
 class Lease:
-    """Lanes that a writer has of one shard, and the segments on their way there, each kept until it is acknowledged.
+    """Lease of a writer's lanes in one shard, and its segments under way, each kept until it is acknowledged.
 
-    Where the connection breaks, it is made again and segments that the shard does not have are sent again. The shard
-    recognizes a segment that it has, by its lane and first step.
+    If the connection breaks, it is made again, and segments that the shard lacks are sent again. The shard recognizes a
+    segment that it has by its lane and first step.
 
     Args:
-        number: of the shard. ``since``: turn that this writer had in a shard that is gone; 0: it is a new writer.
+        number: of the shard. ``since``: this writer's turn in a lost shard; 0: it is a new writer.
 
     Attributes:
-        first_lane: the shard's number of the first lane. ``lane_steps``: steps that the shard had of each at first.
+        first_lane: the shard's number of the first lane. ``lane_steps``: steps that the shard had of each lane at
+            first.
         segment_steps: most steps in a segment. ``acknowledged``: steps. ``resent``: segments.
         waiting_bytes: of the segments kept.
-        turn: by which the shard tells this writer from one of the same name that came later.
+        turn: distinguishes this writer in the shard from a later one of the same name.
 
     Raises:
         ShardLostError: the shard cannot be reached.  ValueError: it has other lanes under that name, or a later writer
@@ -365,7 +368,7 @@ class Lease:
         self.lane_steps = self._taken()
 
     def _taken(self) -> list[int]:
-        """Connect, and get lanes, or those that this writer had; return the steps that the shard has of each."""
+        """Connect, and lease lanes, or resume this writer's; return the steps that the shard has of each."""
         self.link.connect()
         asked = {"name": self._name, "lanes": self._lanes, "durable": self._durable, "turn": self.turn}
         if self._since:
@@ -399,9 +402,9 @@ class Lease:
         return [(one.segment, one.td_error) for one in self._kept]
 
     def send(self) -> None:
-        """Send segments that were not sent on this connection; on a new one, only those that the shard does not have.
+        """Send segments that were not sent on this connection; on a new one, only segments that the shard lacks.
 
-        Where too many are not answered yet, the rest stays for the next time.
+        If too many are unacknowledged, the rest waits for the next call.
 
         Raises: ShardLostError.
         """
@@ -425,7 +428,7 @@ class Lease:
         """Wait until the oldest segment is acknowledged.
 
         Raises:
-            ShardLostError.  DamagedError, ...: it is refused, and so are those after it: all are sent again.
+            ShardLostError.  DamagedError, ...: it is refused, and so are later segments: all are sent again.
         """
         try:
             self.link.wait(self._kept[0].ticket)
@@ -452,7 +455,7 @@ class Lease:
         self.acknowledged += first.segment.steps
 
     def _there(self, segment: SealedSegment) -> bool:
-        """Return whether the shard has acknowledged a segment whose acknowledgement did not arrive."""
+        """Return whether the shard has a segment whose acknowledgement was lost."""
         return segment.first_step + segment.steps <= self._safe_steps[segment.lane - self.first_lane]
 
     def _sent(self, kept: _Kept) -> int:
@@ -478,7 +481,7 @@ def put_request(segment: SealedSegment, td_error: Errors | None, sent: set[int])
 
 
 def _begin(lease: Lease, lane: int) -> int:
-    """Return the number of a lane's first step there; one is skipped after those of an earlier writer."""
+    """Return the number of a lane's first step there; one number is skipped after an earlier writer's steps."""
     there = lease.lane_steps[lane]
     return there + (there > 0)
 

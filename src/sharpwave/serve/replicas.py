@@ -95,12 +95,12 @@ class Keeper:
 
 
 class Neighbour:
-    """The shard that keeps this one's replica, as this one sees it.
+    """Neighbor: the shard that keeps this one's replica.
 
-    With every new connection, each gets the segments that only the other has. Before that nothing is acknowledged.
+    After every connection, each shard first gets the segments that only the other has; only then are any acknowledged.
 
     Args:
-        number: of this shard. ``leases``: returns this shard's. ``adopt``: called with those that the neighbour has.
+        number: of this shard. ``leases``: returns this shard's leases. ``adopt``: called with the neighbour's leases.
     """
 
     def __init__(
@@ -108,7 +108,7 @@ class Neighbour:
     ) -> None:
         self._number, self._store, self._link = number, store, link
         self._leases, self._adopt = leases, adopt
-        self._made_level = -1  # the connection in which each got what only the other had
+        self._made_level = -1  # number of the connection on which both last exchanged missing segments
         self._lock = threading.RLock()
 
     @property
@@ -123,10 +123,10 @@ class Neighbour:
         patience_s: float = 0.0,
         gone: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Return once the neighbour has these segments and this shard's leases: the steps that it has of each lane.
+        """Wait until the neighbour has these segments and this shard's leases; return its number of steps of each lane.
 
         Args:
-            patience_s: how long to try again while it cannot be reached. ``gone``: whether nobody waits any more.
+            patience_s: seconds to retry while it cannot be reached. ``gone``: returns whether the caller has given up.
 
         Raises:
             ShardLostError: it cannot be reached.

@@ -1,4 +1,4 @@
-"""Server: a thread for each connection to a shard, and what the shard keeps for that connection."""
+"""Server: a thread for each connection to a shard, and the connection's state in the shard."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from sharpwave.views.layout import BatchLayout
 
 MAX_CONNECTIONS = 4096
 MAX_GREETING = 128
-"""Connections that may be in the handshake at a time; one more ends the oldest of them, which said nothing so long."""
+"""Limit of connections in the handshake; a further one ends the oldest."""
 MAX_WAIT_S = 600.0
 """Time that segments wait in a shard until the learner samples."""
 MAX_MAPPED = 1024
 """Blocks of memory that a connection may share."""
 MAX_MAPPED_TOGETHER = 16_384
-"""Those of all connections: a process of Linux may map 65,530, and its store and its threads need some."""
+"""Limit of blocks over all connections: a process of Linux may map 65,530, and its store and threads need some."""
 MAX_LAYOUTS = 64
 """Number of batch sizes whose layouts are kept for a connection."""
 Reply = tuple[dict[str, Any], dict[str, Any]]
@@ -54,13 +54,13 @@ class Client:
     """State of one connection in a shard.
 
     Attributes:
-        local: whether memory can be shared with it. ``budget``: of the shard. ``holding``: its part of that.
-        dictionaries: that it has sent, by key. ``sent``: dictionaries that it was sent.
-        blocks: memory that it shares, by number. ``cutters``: of encoded rows, by view.
-        layouts: of batches in shared memory, by view and size, the latest.
-        connection: on which it is answered.
-        holder, turn: of the writer's name, and which turn this one's is.
-        refused: why a writer's segment was not taken; nor are those after it then, which are on their way.
+        local: whether memory can be shared with it. ``budget``: the shard's. ``holding``: its part of the budget.
+        dictionaries: received dictionaries, by key. ``sent``: dictionaries that were sent to it.
+        blocks: its shared memory, by number. ``cutters``: of encoded rows, by view.
+        layouts: the latest layouts of batches in shared memory, by view and size.
+        connection: carries the replies.
+        holder, turn: of the writer's name, and this writer's turn.
+        refused: error of a refused segment of a writer; its segments that are already under way are refused, too.
     """
 
     local: bool
@@ -125,8 +125,7 @@ class Client:
         return self.cutters[view]
 
     def share(self, frame: Frame) -> None:
-        """Unmap memory, the blocks that a request says to ``forget``; map what came with it: ``shared``, the blocks'
-        numbers and sizes."""
+        """Unmap the blocks that a request says to ``forget``; map its new ones: ``shared``, their numbers and sizes."""
         shared = frame.head.get("shared", [])
         try:
             for name in frame.head.get("forget", []):
@@ -150,7 +149,7 @@ class Client:
             frame.fds.clear()
 
     def close(self) -> None:
-        """Unmap its memory, and free what the budget keeps for it."""
+        """Unmap its memory, and free its part of the budget."""
         for kept in (self.layouts, self.blocks, self.dictionaries, self.sent, self.cutters):
             kept.clear()
         self.budget.close(self.holding)
@@ -255,7 +254,7 @@ class Server:
             finally:
                 with self._lock:
                     self._greeting.pop(raw, None)
-            with self._lock:  # TLS has made another of it
+            with self._lock:  # TLS has replaced the socket
                 self._connections.discard(raw)
                 self._connections.add(made)
             if self._closed.is_set():
@@ -265,7 +264,7 @@ class Server:
         except (OSError, MemoryError) as error:
             if not self._closed.is_set():
                 LOG.info("a connection ended: %s", error)
-        except Exception as error:  # ours, whatever the peer has sent
+        except Exception as error:  # a bug here, whatever the peer sent
             LOG.error("a connection ended: %s", failure(error))
         finally:
             self.shard.left(client)
@@ -305,7 +304,7 @@ class Server:
         except WireError:
             raise
         except Exception as error:
-            if isinstance(error, ShardFailedError):  # a matter of whoever serves
+            if isinstance(error, ShardFailedError):  # for the service's operator to fix
                 LOG.error("%s", error)
             elif not isinstance(error, (ValueError, LookupError, OSError, MemoryError)):
                 LOG.error("request %d failed: %s", frame.kind, failure(error))

@@ -1,4 +1,4 @@
-"""Service: what ``sharpwave serve`` runs: shards in processes of this machine, and the directory that names them."""
+"""Service: runs shards in processes of this machine, and their directory, for ``sharpwave serve``."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ BYTES = 1 << 28
 class Service:
     """Service of ``sharpwave serve``. A context manager that stops the shards on exit.
 
-    Without a folder that holds a cluster the first client says what a step is, and the shards are started then.
+    If no folder holds a cluster, the first client defines the step, and the shards are started then.
 
     Args:
         listen: where the directory listens.
-        shards: their number in a new folder, or without one; ``None``: 1.
+        shards: number of shards in a new folder, or without a folder; ``None``: 1.
         disk: folder of the cluster, which is opened if it holds one.
-        limits: as of ``ShardPlan``. ``replicas`` and ``options`` must equal those of the cluster there.
+        limits: as in ``ShardPlan``. ``replicas`` and ``options`` must equal the settings of the cluster there.
 
     Attributes:
-        address: where it listens, with the port that it got. ``shards``: the shards' processes, once there are some.
-        budget: of memory for connections.
+        address: where it listens, with the port that it got. ``shards``: the shards' processes, once started.
+        budget: memory budget of the connections.
 
     Raises:
         ValueError, OSError, ShardFailedError, DamagedError.
@@ -97,7 +97,7 @@ class Service:
             self._start(found.spec).opened(found)
 
     def _check(self) -> None:
-        """Refuse, before the first client comes, settings that shards of no spec can have.
+        """Refuse settings that shards of no spec can have, before the first client connects.
 
         Raises: ValueError, OSError.
         """
@@ -124,7 +124,7 @@ class Service:
     def _make(self, spec: Spec) -> None:
         """Start the shards of a new cluster."""
         with self._plan.begun(spec):
-            if self._plan.disk is None:  # a service that was killed left writers of steps that are gone
+            if self._plan.disk is None:  # a killed service left its writers' leases, whose steps are lost
                 for one in self._plan.sockets.glob("shard-*"):
                     delete_shard(one)
             self._start(spec)
@@ -184,7 +184,7 @@ class Service:
         """Do nothing: clients hold nothing up."""
 
     def close(self) -> None:
-        """Stop the directory and the shards, which write what is left to their disks."""
+        """Stop the directory and the shards, which write pending data to their disks."""
         self._undo.close()
         shutil.rmtree(self._sockets, ignore_errors=True)
 
@@ -196,7 +196,7 @@ class Service:
 
 
 def _check_asked(disk: Path, found: Manifest, asked: dict[str, Any]) -> None:
-    """Refuse to open a cluster as another than it is; its number of shards is what ``resize`` last made it.
+    """Refuse to open a cluster with other settings; its number of shards is the last result of ``resize``.
 
     Raises: ValueError.
     """

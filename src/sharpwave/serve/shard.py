@@ -74,7 +74,7 @@ class Shard:
     def answer(self, client: Client, frame: Frame) -> Reply:
         """Return the head and the parts of the reply to a request.  Raises: as the request's method."""
         if frame.refused is not None:
-            if frame.kind == Request.PUT:  # nor are those taken that are on their way behind it
+            if frame.kind == Request.PUT:  # refuse the writer's segments under way behind it, too
                 client.refused = frame.refused
             raise frame.refused
         method = self._answers.get(frame.kind)
@@ -138,10 +138,11 @@ class Shard:
     # draws
 
     def _draw(self, client: Client, frame: Frame) -> Reply:
-        """Draw items at points of the mass, and decode them into shared memory, or send them: encoded where ``cut``.
+        """Draw items at points of the mass; decode them into shared memory, or send them, encoded if ``cut``.
 
-        ``points``: float64 [n]. ``batch``: its items in all; ``begin``: of the part that these are. ``blocks``: numbers
-        of the blocks of shared memory of the batch; new ones come as file descriptors.
+        ``points``: float64 [n]. ``batch``: the batch's number of items; ``begin``: its first item here. ``blocks``:
+            numbers of
+        the batch's blocks of shared memory; new blocks arrive as file descriptors.
         """
         number, replay = self.views.of(frame)
         points = _points(frame)
@@ -250,7 +251,7 @@ class Shard:
         return {}, {}
 
     def left(self, client: Client) -> None:
-        """Resume what a connection that has ended held up."""
+        """Resume work that an ended connection had paused."""
         self.intake.resume(client)
         self.views.left(client)
 

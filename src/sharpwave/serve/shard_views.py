@@ -20,7 +20,7 @@ from sharpwave.views.layout import LARGE
 from sharpwave.views.replay import Replay
 
 SAMPLERS: dict[str, type[Any]] = {one.__name__: one for one in (Uniform, Prioritized, Fifo, Lifo)}
-"""Samplers that shards have, by name. Ranks among all items cannot be known to one shard."""
+"""Samplers of shards, by name. Ranks among all items cannot be known to one shard."""
 MAX_VIEWS = 16
 """Views of a shard; each takes 8 to 20 bytes for every step that the store has room for."""
 
@@ -43,7 +43,7 @@ class ShardViews:
         self._inserts_before: dict[int, int] = {}
         self._item_bytes: dict[int, tuple[int, int, int]] = {}  # working memory, small columns, all columns
         self._users: dict[int, set[int]] = {}  # connections
-        self._limiting: dict[int, set[int]] = {}  # those of them whose limiter bounds the view
+        self._limiting: dict[int, set[int]] = {}  # connections whose limiter bounds the view
         self._unused_since: dict[int, float] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -80,7 +80,7 @@ class ShardViews:
         return number
 
     def _least_used(self, name: Any) -> int:
-        """Return the view that was unused for longest, whose place view ``name`` may take.  Raises: ValueError."""
+        """Return the view that was unused for longest, which view ``name`` may replace.  Raises: ValueError."""
         number = min(self._unused_since, key=self._unused_since.__getitem__, default=None)
         if number is None or time.monotonic() - self._unused_since[number] < UNUSED_S:
             names = ", ".join(repr(settings["name"]) for settings in self._settings.values())
@@ -118,10 +118,10 @@ class ShardViews:
         return made
 
     def item_bytes(self, number: int, shared: bool, cut: bool) -> int:
-        """Return the bytes of memory that a draw takes for an item, beside memory kept for the next.
+        """Return the bytes of memory that a draw takes for an item, without memory kept for the next draw.
 
         Args:
-            shared: it goes to memory of the client. ``cut``: large rows are not decoded.
+            shared: the draw goes to memory of the client. ``cut``: large rows are not decoded.
         """
         work, small, whole = self._item_bytes[number]
         return work + (0 if shared else small if cut else 2 * whole)
@@ -175,7 +175,7 @@ class ShardViews:
                         self._intake.unused(number)
 
     def forget(self, client: Client, name: Any) -> None:
-        """Note that a client uses a view no longer: nobody will come back to it, if it was the last."""
+        """Note that a client no longer uses a view; if it was the last client, none will return to it."""
         with self._lock:
             number = next((one for one, settings in self._settings.items() if settings["name"] == name), None)
             if number is not None and id(client) in (users := self._users[number]):
@@ -187,7 +187,7 @@ class ShardViews:
                     self._intake.set_credit(number, None)
 
     def _limits_no_more(self, client: Client, number: int) -> bool:
-        """Note that a client uses a view no longer; return whether it was the last whose limiter bounds it."""
+        """Note that a client no longer uses a view; return whether it was the last whose limiter bounds it."""
         limiting = self._limiting[number]
         before = len(limiting)
         limiting.discard(id(client))

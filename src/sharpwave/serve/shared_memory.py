@@ -26,8 +26,10 @@ class SharedBlock(mmap.mmap):
     awaited: bool
 
     def keep_apart(self) -> None:
-        """Keep what is written from now on to this process and to its forks, each its own: nothing is copied before
-        it is written to. Shards must not write any more."""
+        """Separate later writes of this process and of its forks: pages are copied on write.
+
+        Shards must not write to it any more.
+        """
         address = ctypes.addressof(ctypes.c_char.from_buffer(self))
         _mmap(address, len(self), mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED, self.fd, 0)
 
@@ -36,7 +38,7 @@ class SharedBlocks:
     """Maker of shared memory for a pool of batches.
 
     Args:
-        gone: numbers of blocks that were freed, for the shards to forget: the client's, whose views come and go.
+        gone: numbers of freed blocks, which the shards must forget; shared by all views of the client.
     """
 
     def __init__(self, gone: deque[int]) -> None:
@@ -64,9 +66,9 @@ class SharedBlocks:
         return block
 
     def keep_apart(self) -> None:
-        """Before a fork: let no process see what another writes to the batches that are held now.
+        """Before a fork, hide each process's writes to the batches held now from the other.
 
-        They must never be lent again.
+        Their memory must never be lent again.
         """
         for ref in self._made.valuerefs():  # a list at once: other threads make blocks
             block = ref()

@@ -1,7 +1,7 @@
-"""Supervisor of processes: starts one, watches it, restarts it after a pause, up to a limit, and ends it.
+"""Supervisor of processes: starts a process, watches it, restarts it after a pause, up to a limit, and ends it.
 
-Shards, actors, the inference process and the evaluator are each a ``Supervised``. What it starts is a ``Program`` (a
-shard, whose parent may be a script without a main guard), or a function in a process of its own (``spawned``).
+Shards, actors, the inference process and the evaluator are each a ``Supervised``. It starts a ``Program`` (a shard,
+whose parent may be a script without a main guard), or a function in a process of its own (``spawned``).
 """
 
 from __future__ import annotations
@@ -99,15 +99,15 @@ class Supervised:
     """A process and its successors.
 
     Args:
-        name: begins sentences about it, as in "actor 3".
+        name: begins messages about it, as in "actor 3".
         begin: starts a process and returns it.
-        limit: number of restarts; None: any. ``hint``: ends the sentence that it was exceeded.
-        say: called with a sentence at each restart.
+        limit: number of restarts; None: any. ``hint``: ends the message that the limit was exceeded.
+        say: called with a message at each restart.
 
     Attributes:
-        process: None: it is not started, or its death was noted by ``bury``. ``pid``: its number, or its predecessor's.
-        restarts: so far.
-        failure: the error that the process has told, or the cause of its death; "": none is known.
+        process: None: it is not started, or ``bury`` has noted its death. ``pid``: its number, or its predecessor's.
+        restarts: number of restarts so far.
+        failure: the error that the process reported, or the cause of its death; "": unknown.
     """
 
     def __init__(
@@ -179,7 +179,7 @@ class Supervised:
         self.start()
 
     def say(self, text: str) -> None:
-        """Say a sentence about the process."""
+        """Log a message about the process."""
         self._say(f"{self.name[0].upper()}{self.name[1:]} {text}")
 
     def release(self) -> None:
@@ -195,9 +195,9 @@ def end(
     meanwhile: Callable[[], None] = lambda: None,
     stuck: Callable[[Supervised], None] = lambda child: None,
 ) -> None:
-    """Wait for processes that were asked to end; end those that do not by SIGTERM, then by SIGKILL.
+    """Wait for processes that were asked to end; end the others by SIGTERM, then by SIGKILL.
 
-    Args:
+    grace_s: seconds that they may take.
         grace_s: seconds that they may take.
         meanwhile: called while waiting, and once after all have ended.
         stuck: called with each process that has not ended by then.

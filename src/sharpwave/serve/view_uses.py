@@ -1,4 +1,4 @@
-"""Views that a client's objects use: shards are told of each that no object uses any longer."""
+"""Views that a client's objects use: shards are told of each view that no object uses any longer."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.wire import Request
 
 Gone = tuple[str, Sequence[deque[Any]]]
-"""Name of a view that an object used which is gone, and the batches that it and its streams had asked for."""
+"""Name of a freed object's view, and the batches that the object and its streams had requested."""
 
 
 class ViewUses:
     """Views that a client's objects use, counted by name.
 
-    An object may be freed at any moment, also while this thread holds a lock of a link. So freeing it only notes that
-    it is gone, and a thread of its own, begun with the first view, tells the shards.
+    An object may be freed at any moment, also while this thread holds a lock of a link. So freeing it only leaves a
+    note, and a separate thread, started with the first view, tells the shards.
 
     Args:
-        client: whose links the shards are told by.
+        client: its links reach the shards.
     """
 
     def __init__(self, client: Any) -> None:
@@ -43,10 +43,10 @@ class ViewUses:
         self._lock, self._thread = threading.Lock(), None
 
     def use(self, name: str, user: object, asked: Sequence[deque[Any]]) -> None:
-        """Count ``user`` among those that use a view, as long as it lives. To be called before shards are asked.
+        """Count ``user`` among the users of a view, as long as it lives. Call this before asking shards.
 
         Args:
-            asked: batches that it has asked for, whose replies nobody takes once it is gone.
+            asked: batches that it has requested; their replies are discarded once it is freed.
         """
         with self._lock:
             self._objects[name] += 1
@@ -56,9 +56,9 @@ class ViewUses:
         weakref.finalize(user, self._gone.put, (name, asked)).atexit = False
 
     def unused(self, name: str, asked: Sequence[deque[Any]]) -> None:
-        """Note that an object is gone; tell the shards if it was the last that used the view.
+        """Note that an object was freed; tell the shards if it was the last user of the view.
 
-        Under the lock, so that an object made now asks for the view after that, over the same connections.
+        Runs under the lock, so that a new object requests the view after that, over the same connections.
         """
         for plan in chain(*asked):
             plan.drop()
@@ -75,7 +75,7 @@ class ViewUses:
 
 
 def _tell(gone: SimpleQueue[Gone | None], uses: weakref.ref[ViewUses]) -> None:
-    """Wait for views that are gone, until the client is."""
+    """Wait for freed views, until the client is freed."""
     while (one := gone.get()) is not None:
         there = uses()
         if there is None:

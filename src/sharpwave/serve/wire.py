@@ -28,7 +28,7 @@ MAX_HEAD_BYTES = 1 << 20
 MAX_BODY_BYTES = 1 << 30
 """Limits of a frame, and so of the memory that a peer makes a process allocate."""
 MAX_STRANGER_BYTES = 1 << 12
-"""Limit of head and body before the peer has shown that it knows the secret."""
+"""Limit of head and body before the peer has proved that it knows the secret."""
 MAX_PARTS = 1 << 16
 MAX_FDS = 64
 PARTS = "parts"
@@ -48,10 +48,10 @@ class Frame:
 
     Attributes:
         kind: number of the request's or the reply's kind. ``number``: of the request, which the reply repeats.
-        head: JSON values. ``parts``: arrays and bytes, views of the memory that was received.
-        fds: file descriptors that came with it; the receiver closes them. ``nbytes``: of the frame that was received.
-        dictionaries: of encoded rows among the parts, where a link received it.
-        refused: why there was no memory for it; then it has neither head nor parts.
+        head: JSON values. ``parts``: arrays and bytes, views of the received memory.
+        fds: received file descriptors; the receiver closes them. ``nbytes``: size of the received frame.
+        dictionaries: of encoded rows among the parts, if a link received it.
+        refused: error if there was no memory for it; then it has neither head nor parts.
     """
 
     kind: int
@@ -147,8 +147,8 @@ def receive(
     """Receive a frame; ``None``: the peer has closed the connection between two frames.
 
     Args:
-        max_body, max_head: limits of its bytes. ``fds``: whether file descriptors may come with it.
-        admit: called with its kind, and its bytes of head and body, before memory is taken for them: waits, or raises
+        max_body, max_head: limits in bytes. ``fds``: whether file descriptors may accompany it.
+        admit: called with its kind and its bytes of head and body, before memory is taken for them: waits, or raises
             MemoryError.
 
     Raises:
@@ -314,11 +314,11 @@ MAX_SAID = 1e60
 
 @dataclass(frozen=True)
 class ViewState:
-    """State of a view in one shard, which comes with every reply.
+    """State of a view in one shard, part of every reply.
 
     Attributes:
-        mass: sum of its items' masses. ``count``: items that can be sampled. ``uses``: how often they can be in all;
-            -1: without limit.
+        mass: sum of its items' masses. ``count``: items that can be sampled. ``uses``: total of remaining uses; -1:
+            without limit.
         inserts: steps held when the view was made, and appended since. ``samples``: items that it drew.
         max_priority: largest priority so far.
     """
@@ -336,7 +336,7 @@ class ViewState:
 
     @classmethod
     def read(cls, described: Any) -> Self:
-        """Return the state that ``described`` says.  Raises: WireError."""
+        """Return the state in ``described``.  Raises: WireError."""
         try:
             values: dict[str, Any] = {
                 one.name: (float if one.type == "float" else int)(described[one.name]) for one in fields(cls)
