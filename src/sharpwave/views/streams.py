@@ -168,8 +168,10 @@ class Stream(Generic[B]):
         """Return the batch drawn longest ago.  Raises: as ``sample``."""
         parts = self._parts
         with held(self._turn, check_timeout("stream", self._timeout), "stream", parts.waits):
-            if any(ahead.inherited for ahead in self._ahead.values()):
-                self._clear()
+            for ahead in self._ahead.values():
+                if ahead.inherited:
+                    self._clear()
+                    break
             while len(self.drawn) <= self._lookahead and self._draw(wait=not self.drawn):
                 pass
             first = self.drawn[0]

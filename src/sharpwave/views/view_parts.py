@@ -283,7 +283,10 @@ class Parts(Generic[B]):
 
     def _waiting(self, choice: Choice) -> int | None:
         """Return a view that has to wait for its part; ``None`` if there is none."""
-        return next((k for k, count in choice.near.items() if not self.views[k].source.pace.can_draw(count)), None)
+        for k, count in choice.near.items():
+            if not self.views[k].source.pace.can_draw(count):
+                return k
+        return None
 
     def sample(self, choice: Choice, beta: float | None) -> B | None:
         """Return a new batch, all parts of it drawn now; ``None`` if steps were evicted for its memory, too many."""
@@ -416,8 +419,7 @@ def turn() -> InterruptLock:
     return made
 
 
-@contextmanager
-def held(lock: InterruptLock, seconds: float, what: str, waits: Callable[[], bool]) -> Iterator[None]:
+class held:
     """Hold a lock, which another thread may keep while it waits for steps.
 
     Args:
@@ -426,19 +428,32 @@ def held(lock: InterruptLock, seconds: float, what: str, waits: Callable[[], boo
     Raises:
         LimiterTimeoutError: it waits for steps, and ``seconds`` are over.
     """
-    end, left = time.monotonic() + seconds, seconds
-    while not lock.acquire(timeout=min(left, LOOK_S)):  # in parts: an interrupt is deferred during each
-        left = max(0.0, end - time.monotonic())
-        if not left and not waits():
-            left = POLL_S
-        elif not left:
-            raise LimiterTimeoutError(
-                f"sample: timed out after {seconds:g} s; another thread samples from this {what}, and waits for steps"
-            )
-    try:
-        yield
-    finally:
-        lock.release()
+
+    __slots__ = ("_lock", "_seconds", "_waits", "_what")
+
+    def __init__(self, lock: InterruptLock, seconds: float, what: str, waits: Callable[[], bool]) -> None:
+        self._lock, self._seconds, self._what, self._waits = lock, seconds, what, waits
+
+    def __enter__(self) -> None:
+        left = self._seconds
+        part = min(left, LOOK_S)
+        if self._lock.acquire(timeout=part):
+            return
+        end = time.monotonic() + left - part
+        while True:  # in parts: an interrupt is deferred during each
+            left = max(0.0, end - time.monotonic())
+            if not left and not self._waits():
+                left = POLL_S
+            elif not left:
+                raise LimiterTimeoutError(
+                    f"sample: timed out after {self._seconds:g} s; another thread samples from this {self._what}, and "
+                    "waits for steps"
+                )
+            if self._lock.acquire(timeout=min(left, LOOK_S)):
+                return
+
+    def __exit__(self, *error: object) -> None:
+        self._lock.release()
 
 
 def _in_child() -> None:
