@@ -192,7 +192,7 @@ def hang():
 
 signal.signal(signal.SIGALRM, show)
 try:
-    with interrupts.Lock():
+    with interrupts.InterruptLock():
         began = time.monotonic()
         signal.setitimer(signal.ITIMER_REAL, 0.1)  # not before it is held: a busy machine may let no line run for long
         hang()
@@ -201,14 +201,14 @@ except TimeoutError:
 assert signal.getsignal(signal.SIGALRM) is show and signal.getitimer(signal.ITIMER_REAL) == (0, 0)
 began = time.monotonic()
 try:
-    with interrupts.Lock():
+    with interrupts.InterruptLock():
         signal.raise_signal(signal.SIGALRM)
         assert signal.getitimer(signal.ITIMER_REAL)[0]
         print("whole")
 except TimeoutError:
     pass
 assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
-with interrupts.Lock():
+with interrupts.InterruptLock():
     time.sleep(1.5)  # where the second signal would arrive
 """
 
