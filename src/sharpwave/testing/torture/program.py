@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 Operation = dict[str, Any]
-"""``do``: its name; further arguments by name. See ``sharpwave.testing.torture.life.Life``."""
+"""``do``: its name; further arguments by name. See ``sharpwave.testing.torture.life.StoreProcess``."""
 
 RETENTIONS = ("Fifo", "Reservoir", "LowestPriority")
 ON_FULL = ("raise", "block", "drop_oldest", "drop_newest")
