@@ -15,7 +15,7 @@ from training_speed import ladder as measured
 from training_speed.rungs import chosen
 from training_speed.runs import finished_runs, numbers, run_command, say
 
-from sharpwave.training.files import write_json
+from sharpwave.training.atomic_files import write_json
 
 
 def ladder(

@@ -20,7 +20,7 @@ from training_speed.rungs import BOUND
 from training_speed.runs import Results, begin, episodes, numbers, run_command, say, train
 
 from sharpwave.showing import byte_text
-from sharpwave.training.files import write_json
+from sharpwave.training.atomic_files import write_json
 from sharpwave.training.recipes import load_recipe
 
 RESULTS = runner.RESULTS

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from sharpwave.bench.trainer import PARTS
 from sharpwave.showing import byte_text
-from sharpwave.training.files import write_json
+from sharpwave.training.atomic_files import write_json
 from sharpwave.training.text import number_text
 from training_speed import runs as solved
 from training_speed.rungs import BOUND, RUNGS, TEXTBOOK

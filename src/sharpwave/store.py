@@ -23,7 +23,7 @@ from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle
 from sharpwave.log.step_blocks import StepBlock, block_of, drop_steps
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file

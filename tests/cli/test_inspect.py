@@ -10,7 +10,7 @@ from PIL.GifImagePlugin import GifImageFile
 import sharpwave as sw
 from sharpwave.cli.inspect import histogram, spread
 from sharpwave.cli.pictures import CAPTION, MARGIN, TITLE, enlarged, image_field, write_picture
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from tests.cli.stores import LENGTHS, make_store, picture
 
 

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 import sharpwave as sw
 from sharpwave.data import videos
-from sharpwave.data.files import File, ReadBudget, open_path
+from sharpwave.data.opened_files import File, ReadBudget, open_path
 from sharpwave.views.episodes import StoredEpisode
 
 

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.data import files
+from sharpwave.data import opened_files
 from tests.data_sets.data import d4rl
 from tests.data_sets.fuzzing import FORMATS
 from tests.data_sets.hostile import CASES
@@ -121,7 +121,7 @@ def test_reading_for_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     """Also from within a library that is reading, which makes another error of it."""
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     place = FORMATS[kind](tmp_path)
-    monkeypatch.setattr(files, "FREE_S", -2.0)
+    monkeypatch.setattr(opened_files, "FREE_S", -2.0)
     with pytest.raises(ValueError, match=rf"{kind.partition('_')[0]}:.*reading has taken .* trust=True"):
         sw.load(place)
     assert len(sw.load(place, trust=True).episodes())

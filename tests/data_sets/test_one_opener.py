@@ -1,4 +1,4 @@
-"""Importers open files by ``data/files.py`` only: whatever else opens a path would follow links, wait and read on."""
+"""Importers open files by ``data/opened_files.py`` only: whatever else opens a path would follow links and read on."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def openings(path: Path) -> list[str]:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("*.py")), ids=lambda path: path.name)
 def test_only_the_opener_opens_files(path: Path) -> None:
     if path.name not in (OPENER, "exporting.py"):
-        assert not openings(path), f"{path.name}: open files by sharpwave.data.files (open_path, Folder)"
+        assert not openings(path), f"{path.name}: open files by sharpwave.data.opened_files (open_path, Folder)"
 
 
 def test_the_rule_sees_every_way(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from sharpwave.data.files import ReadBudget, open_path
+from sharpwave.data.opened_files import ReadBudget, open_path
 from sharpwave.data.parquet_files import ParquetFile
 
 I32, I64, TEXT, LIST, STRUCT = 5, 6, 8, 9, 12

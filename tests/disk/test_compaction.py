@@ -12,7 +12,7 @@ import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave.disk import disk_budget as disk_module
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.offline.verify import check
 from sharpwave.persistence import settings as settings_module
 from tests.sampling.test_retention import held, number_store, set_by_number

@@ -16,7 +16,7 @@ from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.region_opening import open_regions
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Identity, read_region
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.support.examples import examples
 from tests.support.small_disk import fill, mounted
 

@@ -17,7 +17,7 @@ from sharpwave.disk.read_pool import MIN_READERS
 from sharpwave.memory.arena import ALIGNMENT
 from sharpwave.native import core
 from sharpwave.native.descriptors import open_direct
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.disk.tier import Slow, Tier, wait_for_all
 
 

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from sharpwave.disk import disk_budget as disk_module
 from sharpwave.native import core
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.disk.tier import SLOTS, Slow, Tier, wait_for_all
 
 

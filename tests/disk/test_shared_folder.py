@@ -20,7 +20,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.disk.store_folder import Hold
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.disk.test_store_folder import SPEC, append, made
 from tests.support.faults import on
 

@@ -15,7 +15,7 @@ import pytest
 import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave import writing
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 SPEC = sw.Spec(obs=sw.Field((64, 64), "uint8"), action=sw.Field((), "int64"))
 

@@ -16,7 +16,7 @@ from sharpwave.format.region_notes import Evicted
 from sharpwave.format.segment import FIRST_FIELD, HEADER
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 CHUNK, COLUMNS, SLOTS = 4096, 4, 60
 ME = Identity(bytes(16), 5)

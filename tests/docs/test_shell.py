@@ -39,7 +39,9 @@ def parse(command: Any, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("place", "line"), LINES, ids=[place for place, _ in LINES])
 def test_shell_line(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharpwave.training.recipes.files.read_recipe", lambda *_, **__: ("pong", load_recipe("pong")))
+    monkeypatch.setattr(
+        "sharpwave.training.recipes.reading.read_recipe", lambda *_, **__: ("pong", load_recipe("pong"))
+    )
     words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     if words[0] == "for":  # for NAME in VALUE ...; do COMMAND; done
         variable, value = f"${words[1]}", words[3]

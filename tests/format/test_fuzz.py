@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.codecs.codec import Packed
 from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import by_number
+from sharpwave.codecs.registered import by_number
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.disk import region_files as regions_module
 from sharpwave.disk.region_files import RegionFiles
@@ -29,7 +29,7 @@ from sharpwave.format import segment
 from sharpwave.format.annotations import pack_metadata
 from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.native import core
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.offline.verify import check
 from tests.support.examples import examples
 from tests.support.faults import LANES, SPEC, frame, serials_of

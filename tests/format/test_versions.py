@@ -22,7 +22,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.format import checkpoint_state, segment
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import SEGMENT, read_region
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 
 DATA = Path(__file__).parent.parent / "data"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 
 SPEC = sw.Spec(obs=sw.Field((2,), "float32", stack=4), action=sw.Field((), "int64"))

@@ -14,7 +14,7 @@ import sharpwave as sw
 from sharpwave.format.segment_header import sparse_rows
 from sharpwave.memory.segment_layout import max_sparse_rows
 from sharpwave.native import core as native
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 from sharpwave.spec import START, TRUNCATED
 from tests.support.examples import examples

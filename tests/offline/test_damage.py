@@ -29,9 +29,9 @@ from sharpwave.format.region import (
     TAIL,
     read_region,
 )
-from sharpwave.native.files import Files
-from sharpwave.offline.episodes import survey
+from sharpwave.native.file_operations import Files
 from sharpwave.offline.scan import LIMITS, describe
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, fill, region_of, told, written
 

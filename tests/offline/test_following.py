@@ -12,9 +12,9 @@ import pytest
 import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.format import region
-from sharpwave.offline import episodes, scan
-from sharpwave.offline.episodes import Following, Survey, frames, survey
+from sharpwave.offline import scan, surveys
 from sharpwave.offline.recorded import RecordedEpisodes
+from sharpwave.offline.surveys import Following, Survey, frames, survey
 from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, contents, fill, region_of, told, written
 
@@ -174,14 +174,14 @@ def test_progress_is_that_of_the_new_bytes(tmp_path: Path) -> None:
 
 
 def test_damage_in_a_file_that_grows_is_told_at_every_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = episodes._outline
+    real = surveys._outline
 
     def outline(reader: Any, record: Any) -> Any:
         if not record.id >> 32 and record.id < 16:
             raise DamagedError("as if it could not be decoded")
         return real(reader, record)
 
-    monkeypatch.setattr(episodes, "_outline", outline)
+    monkeypatch.setattr(surveys, "_outline", outline)
     with sw.Store(SPEC, capacity=20_000, disk=tmp_path, segment_steps=16) as store:
         writer = Writer(store)
         fill(writer, 300, 2)

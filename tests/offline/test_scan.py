@@ -18,7 +18,7 @@ from sharpwave.format.region import (
     Identity,
     read_region,
 )
-from sharpwave.offline.episodes import frames, survey
+from sharpwave.offline.surveys import frames, survey
 from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, contents, fill, observation, region_of, told, written
 

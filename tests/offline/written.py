@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from sharpwave.offline.episodes import EpisodeSpan
+from sharpwave.offline.surveys import EpisodeSpan
 
 SHAPE = (24, 24)
 BACKGROUND = np.random.default_rng(9).integers(0, 256, SHAPE, dtype=np.uint8)

@@ -21,7 +21,7 @@ from sharpwave.disk.store_folder import read_manifest
 from sharpwave.format import segment
 from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.disk.tier import NoClaims
 from tests.support.faults import (
     CAPACITY,

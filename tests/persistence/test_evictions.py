@@ -12,7 +12,7 @@ import sharpwave as sw
 from sharpwave.disk import disk_budget
 from sharpwave.disk.evictions import Evictions
 from sharpwave.format.region_notes import Evicted, pack_ends, pack_evicted, unpack_evicted
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 from sharpwave.persistence import settings
 from tests.support.faults import killed

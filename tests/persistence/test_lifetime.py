@@ -16,7 +16,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave import store as store_module
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 

@@ -18,7 +18,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import sharpwave as sw
 from sharpwave.disk import disk_budget as disk_module
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 from tests.support.examples import examples
 from tests.support.faults import killed

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave import writing
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.support.examples import examples
 from tests.support.faults import killed
 from tests.support.oracle import Oracle, Stacking, assert_same_view

@@ -16,7 +16,7 @@ import sharpwave as sw
 from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import Hold
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.persistence import checkpoint as checkpoint_module
 from sharpwave.persistence import opening
 from sharpwave.persistence import opening as opening_module

@@ -28,7 +28,7 @@ from stable_baselines3.common.monitor import Monitor
 from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv, VecEnv, VecMonitor, VecNormalize
 
 import sharpwave as sw
-from sharpwave.offline.episodes import EpisodeSpan, survey
+from sharpwave.offline.surveys import EpisodeSpan, survey
 
 Transition = tuple[Any, Any, bool, bool]
 """Observations before and after a step, and how it ended the episode."""

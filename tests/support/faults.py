@@ -22,7 +22,7 @@ from sharpwave import store as store_module
 from sharpwave.disk import disk_budget as disk_module
 from sharpwave.disk import region_files as regions_module
 from sharpwave.disk.store_folder import MANIFEST
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.persistence import settings as settings_module
 from tests.support.faulty import CUTS, Died, Faulty
 

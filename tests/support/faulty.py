@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sharpwave.disk.store_folder import LOCK
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 KINDS = ("EIO", "ENOSPC", "short write", "killed", "killed in a write", "power cut", "power cut in a write")
 """What may happen at an operation: the first three are errors, after which the process goes on."""

@@ -45,7 +45,7 @@ from sharpwave.format.region import (
     TAIL,
     read_region,
 )
-from sharpwave.offline.episodes import survey
+from sharpwave.offline.surveys import survey
 from sharpwave.offline.verify import check
 from sharpwave.sampling.protocol import Sampler
 

@@ -5,11 +5,11 @@ import json
 import pytest
 
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.files import sealed_json
+from sharpwave.training.atomic_files import sealed_json
 from sharpwave.training.folder import Config, read_config, write_config
 from sharpwave.training.recipes import load_recipe, tables
 from sharpwave.training.recipes.environments import Gymnasium
-from sharpwave.training.recipes.files import check_effects, read_recipe, with_values
+from sharpwave.training.recipes.reading import check_effects, read_recipe, with_values
 from sharpwave.training.recipes.recipe import Recipe
 
 TOML = """

@@ -14,9 +14,9 @@ from rich.console import Console
 from torch import nn
 
 from sharpwave.disk import region_files
+from sharpwave.training.atomic_files import MAX_WAITING_BYTES, RecordFile, write_bytes
 from sharpwave.training.callbacks import Callback, Lasting
 from sharpwave.training.checkpoints import save_checkpoint
-from sharpwave.training.files import MAX_WAITING_BYTES, RecordFile, write_bytes
 from sharpwave.training.folder import checkpoints
 from sharpwave.training.logs import JsonLines
 from sharpwave.training.recipes import load_recipe

@@ -15,9 +15,9 @@ from torch import nn
 import sharpwave as sw
 from sharpwave.cli.output import summary_table
 from sharpwave.errors import NewerVersionError
+from sharpwave.training.atomic_files import sealed_json
 from sharpwave.training.checkpoints import NO_STATE, load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.files import sealed_json
 from sharpwave.training.folder import (
     CONFIG,
     LAST,

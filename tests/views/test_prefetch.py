@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.support.faults import on
 
 

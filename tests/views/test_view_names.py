@@ -12,7 +12,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.format.checkpoint_state import STATE, read_state, write_state
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from tests.views.toy_view import Pieces
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))

@@ -275,7 +275,7 @@ def draw(found: Mapping[str, Mapping[str, Any]], title: str, path: Path) -> None
     """Draw ``rows`` as bars from the top, with the interval of each, and a line at the whole."""
     from matplotlib.figure import Figure
 
-    from sharpwave.training.files import replacing
+    from sharpwave.training.atomic_files import replacing
 
     arms, iqms = list(found), [row["iqm"] for row in found.values()]
     figure = Figure(figsize=(7, 0.45 * len(arms) + 1.2), layout="constrained")

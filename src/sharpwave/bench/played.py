@@ -231,7 +231,7 @@ def from_store(path: Path, folder: Path, say: Say) -> tuple[int | None, str]:
         ValueError: the store holds too few steps.
         OSError: the folder holds no store, or cannot be read.
     """
-    from sharpwave.offline.episodes import frames, survey
+    from sharpwave.offline.surveys import frames, survey
 
     say(f"reading {path}")
     found = survey(path)

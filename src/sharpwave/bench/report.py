@@ -156,7 +156,7 @@ def figure(results: Results, path: Path) -> None:
     """Draw bars by contender: bytes a step, steps added and transitions sampled a second; whiskers from low to high."""
     from matplotlib.figure import Figure
 
-    from sharpwave.training.files import replacing
+    from sharpwave.training.atomic_files import replacing
 
     told = results["summary"]["contenders"]
     names = list(told)

@@ -181,7 +181,7 @@ def written(results: dict[str, Any], out: Path) -> str:
     """Write the figures, and draw them if matplotlib is installed; return the names of the files."""
     from sharpwave.bench.peers import installed
     from sharpwave.bench.report import figure
-    from sharpwave.training.files import replacing
+    from sharpwave.training.atomic_files import replacing
 
     with replacing(out) as partial:
         partial.write_text(json.dumps(results, indent=1) + "\n")

@@ -19,7 +19,7 @@ from sharpwave.showing import byte_text
 from sharpwave.training.text import number_text, quoted
 
 if TYPE_CHECKING:
-    from sharpwave.offline.episodes import EpisodeSpan, Survey
+    from sharpwave.offline.surveys import EpisodeSpan, Survey
 
 ROWS = 16
 """Limit of listed lanes, and of listed region files; --json lists all."""
@@ -60,7 +60,7 @@ def inspect(
             raise ValueError("--out needs an episode; give --best, --last or --episode N as well")
         check_out(out, path)
 
-    from sharpwave.offline.episodes import survey
+    from sharpwave.offline.surveys import survey
     from sharpwave.persistence.checkpoint_file import folder_of
 
     with folder_of(path) as folder:

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from sharpwave.offline.episodes import Shown, Survey
+    from sharpwave.offline.surveys import Shown, Survey
     from sharpwave.spec import Field, Spec
 
 SHEET_FRAMES = 24
@@ -68,8 +68,8 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
     """
     import numpy as np
 
-    from sharpwave.offline.episodes import frames
-    from sharpwave.training.files import replacing
+    from sharpwave.offline.surveys import frames
+    from sharpwave.training.atomic_files import replacing
 
     episode = found.episodes[number]
     last = episode.steps - (episode.end == "unfinished")  # an episode that ended has a final observation

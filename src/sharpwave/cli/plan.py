@@ -16,7 +16,7 @@ from sharpwave.training.recipes.environments import parse_size
 from sharpwave.training.text import printable
 
 if TYPE_CHECKING:
-    from sharpwave.offline.episodes import PackedBytes
+    from sharpwave.offline.surveys import PackedBytes
     from sharpwave.spec import Spec
 
 
@@ -225,7 +225,7 @@ def measure_data(text: str, steps: int) -> MeasuredData:
 
     from sharpwave.data.formats import open_source
     from sharpwave.loading import Fit
-    from sharpwave.offline.episodes import survey
+    from sharpwave.offline.surveys import survey
     from sharpwave.store import Store
 
     source = open_source(text)
@@ -295,7 +295,7 @@ def draw(rows: list[MemoryLayout], count: int, png: Path) -> None:
     """Draw a bar for each layout, on a logarithmic scale."""
     from matplotlib.figure import Figure
 
-    from sharpwave.training.files import replacing
+    from sharpwave.training.atomic_files import replacing
 
     if not png.parent.is_dir():
         raise ValueError(f"--png: the folder {str(png.parent)!r} does not exist; make it first")

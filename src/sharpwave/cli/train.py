@@ -79,7 +79,7 @@ class RecipeGroup(TyperGroup):
         """Return the recipe's complete command and its arguments."""
         name, *rest = args
         if name == FROM_FILE:
-            from sharpwave.training.recipes.files import read_recipe
+            from sharpwave.training.recipes.reading import read_recipe
 
             file = config_file(rest)
             assert file is not None  # parse_args has seen it
@@ -265,7 +265,7 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
     def command(
         ctx: typer.Context, out: Path | None, config: Path | None, set_values: list[str], trust: bool, **values: Any
     ) -> None:
-        from sharpwave.training.recipes.files import check_effects, read_recipe, with_values
+        from sharpwave.training.recipes.reading import check_effects, read_recipe, with_values
 
         # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]

@@ -17,7 +17,7 @@ from sharpwave.data.hdf5 import Hdf5Writer
 from sharpwave.data.minari import MinariTarget
 from sharpwave.data.npz import NpzWriter
 from sharpwave.data.parquet import ParquetTarget
-from sharpwave.data.progress import Shown, shown
+from sharpwave.data.progress_bar import Shown, shown
 from sharpwave.nesting import name_path, path_name
 from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import Order, StoredEpisode

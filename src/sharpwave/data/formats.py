@@ -6,7 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 
 from sharpwave.data.episode import Episode, LastStep, Source, nameless
-from sharpwave.data.files import ReadBudget
+from sharpwave.data.opened_files import ReadBudget
 from sharpwave.escaping import escaped
 
 SOURCES = {

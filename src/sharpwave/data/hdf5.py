@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.columns import ColumnSource, open_columns
-from sharpwave.data.files import REMEDY, File, ReadBudget, explained
+from sharpwave.data.opened_files import REMEDY, File, ReadBudget, explained
 from sharpwave.data.packages import needed
 from sharpwave.native.interrupts import InterruptLock
 

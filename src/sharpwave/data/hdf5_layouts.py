@@ -15,9 +15,9 @@ import numpy.typing as npt
 from sharpwave.data import images
 from sharpwave.data.columns import ends_within
 from sharpwave.data.episode import Source, existing
-from sharpwave.data.files import REMEDY, File, Folder, ReadBudget, explained, open_path
 from sharpwave.data.hdf5 import Hdf5File
 from sharpwave.data.hdf5 import open_hdf5 as open_d4rl
+from sharpwave.data.opened_files import REMEDY, File, Folder, ReadBudget, explained, open_path
 from sharpwave.data.recordings import Array, Arrays, EpisodeRecording, RecordingLayout, RecordingSource, below, len_of
 
 DEMO, TRAJECTORY = re.compile(r"demo_(\d{1,18})"), re.compile(r"traj_(\d{1,18})")

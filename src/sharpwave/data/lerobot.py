@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from sharpwave.data import images, videos
 from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
+from sharpwave.data.opened_files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.totals import Totals, finite_sum

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from sharpwave.data import images
 from sharpwave.data.episode import PARTIAL, Episode, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, Folder, ReadBudget, explained, parse_json
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
+from sharpwave.data.opened_files import REMEDY, Folder, ReadBudget, explained, parse_json
 from sharpwave.data.packages import needed
 from sharpwave.data.totals import Totals
 from sharpwave.escaping import escaped

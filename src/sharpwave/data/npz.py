@@ -14,7 +14,7 @@ import numpy.typing as npt
 from numpy.lib import format as npy
 
 from sharpwave.data.columns import ColumnSource, open_columns
-from sharpwave.data.files import File, ReadBudget, explained
+from sharpwave.data.opened_files import File, ReadBudget, explained
 
 SKIP_BYTES = 1 << 20
 NUMPYS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}

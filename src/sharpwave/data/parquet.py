@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.episode import Episode, existing
-from sharpwave.data.files import ReadBudget, explained, open_path, parse_json
+from sharpwave.data.opened_files import ReadBudget, explained, open_path, parse_json
 from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.totals import Totals

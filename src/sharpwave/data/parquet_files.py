@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
-from sharpwave.data.files import REMEDY, File, ReadBudget, explained
+from sharpwave.data.opened_files import REMEDY, File, ReadBudget, explained
 from sharpwave.data.packages import needed
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}

@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from sharpwave.data.columns import with_tuples
 from sharpwave.data.episode import Episode, field_of, nameless, nested, usable_name
-from sharpwave.data.files import ReadBudget, explained
-from sharpwave.data.progress import shown
+from sharpwave.data.opened_files import ReadBudget, explained
+from sharpwave.data.progress_bar import shown
 from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.log.same_values import TOLERANCE, compare
 from sharpwave.spec import Field, Spec

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
 from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
-from sharpwave.data.files import REMEDY, File, Folder, ReadBudget, check_whole, explained
-from sharpwave.data.progress import shown
+from sharpwave.data.opened_files import REMEDY, File, Folder, ReadBudget, check_whole, explained
+from sharpwave.data.progress_bar import shown
 from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
 

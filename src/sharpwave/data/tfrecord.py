@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.files import File
+from sharpwave.data.opened_files import File
 from sharpwave.native import core
 
 HEADER, TRAILER_BYTES = struct.Struct("<QI"), 4

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.files import File, explained
+from sharpwave.data.opened_files import File, explained
 from sharpwave.data.packages import needed
 
 TOLERANCE_S = 1e-4

@@ -16,8 +16,8 @@ import numpy.typing as npt
 import zstandard
 
 from sharpwave.data.episode import existing
-from sharpwave.data.files import File, Folder, ReadBudget, check_whole, explained, open_path, parse_json
 from sharpwave.data.npz import NUMPYS
+from sharpwave.data.opened_files import File, Folder, ReadBudget, check_whole, explained, open_path, parse_json
 from sharpwave.data.packages import needed
 from sharpwave.data.recordings import Array, EpisodeRecording, RecordingSource, len_of
 

@@ -22,7 +22,7 @@ from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identit
 from sharpwave.format.region_notes import MAX_IDS, Evicted, StepEnds, pack_ends, pack_evicted
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 NO_IDS = np.zeros(0, np.int64)
 GENERATIONS = 64

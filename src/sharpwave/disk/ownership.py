@@ -17,7 +17,7 @@ from sharpwave.format.checkpoint_state import STATE
 from sharpwave.format.region import HEADER, Identity
 from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory, IrregularError, kind_of
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 MARK = ".sharpwave"
 """File that marks a checkpoint's numbered folder: its number, and the store."""

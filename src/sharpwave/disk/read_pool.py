@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.native import core
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]

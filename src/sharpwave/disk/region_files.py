@@ -41,7 +41,7 @@ from sharpwave.format.region import (
     space,
 )
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 
 def _extent(allocated: int, end: int, size: int) -> int:

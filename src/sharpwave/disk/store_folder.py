@@ -19,7 +19,7 @@ from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.format.features import check_names
 from sharpwave.native import descriptors
 from sharpwave.native.directory import UNWRITABLE, Directory, IrregularError, read_file
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
 FORMAT = 2

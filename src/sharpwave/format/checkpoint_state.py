@@ -23,7 +23,7 @@ from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.native import descriptors
 from sharpwave.native.descriptors import max_read_bytes
 from sharpwave.native.directory import Directory, open_file
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.offline.episodes import EpisodeSpan, frame_rows, survey
+from sharpwave.offline.surveys import EpisodeSpan, frame_rows, survey
 from sharpwave.spec import Spec
 
 

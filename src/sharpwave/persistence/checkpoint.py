@@ -24,7 +24,7 @@ from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.log.inventory import LogListener
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
 
 Packed = tuple[int, bytes, dict[tuple[int, int], bytes]]

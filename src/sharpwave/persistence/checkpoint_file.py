@@ -22,7 +22,7 @@ from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, MANIFEST_BYTES, 
 from sharpwave.errors import DamagedError, StoreInUseError
 from sharpwave.format.checkpoint_state import STATE
 from sharpwave.native.directory import Directory, open_file
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 SUFFIX = ".sharpwave"
 COPIED = 1 << 20

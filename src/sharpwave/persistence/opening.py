@@ -33,7 +33,7 @@ from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.region import Damage, Identity, Record
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
 from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, highest_slot, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings

@@ -20,7 +20,7 @@ from sharpwave.sampling.limiters import check_timeout
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, opening
 from sharpwave.serve.cluster_views import ClusterViews
-from sharpwave.serve.forks import temporary_folder
+from sharpwave.serve.forked_clients import temporary_folder
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards, ShardPlan
 from sharpwave.serve.members import Fleet, Members, ask_directory

@@ -18,7 +18,7 @@ from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import LOCK, Hold, lock_if_possible
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.wire import Request
 from sharpwave.spec import Spec

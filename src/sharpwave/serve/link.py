@@ -18,7 +18,7 @@ from sharpwave import errors
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, connect
 from sharpwave.serve.cut_batches import Dictionaries
-from sharpwave.serve.forks import follow
+from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.wire import FAILED, Frame, Part, Request
 
 REPLY_S = 60.0

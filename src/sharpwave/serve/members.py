@@ -16,7 +16,7 @@ from sharpwave.arguments import is_integer
 from sharpwave.errors import StoreInUseError
 from sharpwave.serve.addresses import HERE, Address, Security, machine, nearest, reachable
 from sharpwave.serve.cluster_folder import Manifest, cut
-from sharpwave.serve.forks import follow
+from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.link import Link, OtherShardLostError, ShardLostError
 from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, ShardPlan
 from sharpwave.serve.ray_cluster import RayShards

@@ -19,7 +19,7 @@ from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into
-from sharpwave.serve.forks import precede
+from sharpwave.serve.forked_clients import precede
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks

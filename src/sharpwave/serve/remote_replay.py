@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
-from sharpwave.serve.forks import follow
+from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members

@@ -18,7 +18,7 @@ from sharpwave.errors import LimiterTimeoutError, StoreInUseError, not_to_be_cop
 from sharpwave.format.segment import readdressed
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
-from sharpwave.serve.forks import follow
+from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.link import REPLY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.placement import home
 from sharpwave.serve.wire import Part, Request

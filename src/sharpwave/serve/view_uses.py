@@ -11,7 +11,7 @@ from itertools import chain
 from queue import SimpleQueue
 from typing import Any
 
-from sharpwave.serve.forks import follow
+from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.wire import Request
 

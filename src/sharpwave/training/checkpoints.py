@@ -25,7 +25,7 @@ import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS
 from sharpwave.agents.protocol import Agent
 from sharpwave.errors import NewerVersionError
-from sharpwave.training.files import read_regular, real_folder, sync, write_bytes, write_new
+from sharpwave.training.atomic_files import read_regular, real_folder, sync, write_bytes, write_new
 from sharpwave.training.folder import (
     BEST,
     LAST,

@@ -18,7 +18,7 @@ from torch import Tensor
 from sharpwave.serve import wire
 from sharpwave.serve.supervisor import Supervised, end, follow_parent, spawned
 from sharpwave.training import setup
-from sharpwave.training.files import discard_partial
+from sharpwave.training.atomic_files import discard_partial
 from sharpwave.training.held_out import Evaluation, measure
 from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe

@@ -24,7 +24,7 @@ from sharpwave.errors import NewerVersionError, NotRegisteredError
 from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory
 from sharpwave.training import figures
-from sharpwave.training.files import open_regular, read_regular, real_folder, sealed_json, write_bytes
+from sharpwave.training.atomic_files import open_regular, read_regular, real_folder, sealed_json, write_bytes
 from sharpwave.training.recipes.recipe import Recipe, resumable
 from sharpwave.training.text import quoted
 

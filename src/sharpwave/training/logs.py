@@ -19,8 +19,8 @@ from rich.text import Text
 
 from sharpwave.extras import install
 from sharpwave.showing import byte_text
+from sharpwave.training.atomic_files import RecordFile, real_folder
 from sharpwave.training.callbacks import Callback, Training
-from sharpwave.training.files import RecordFile, real_folder
 from sharpwave.training.folder import Config
 from sharpwave.training.progress import Metrics
 from sharpwave.training.recipes.recipe import Recipe

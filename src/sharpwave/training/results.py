@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from sharpwave.configuration import leaves
 from sharpwave.showing import byte_text, line_chart, table, titled
 from sharpwave.training import figures
-from sharpwave.training.files import write_bytes
+from sharpwave.training.atomic_files import write_bytes
 from sharpwave.training.folder import CURVE, METRICS, Config, read_config, read_metrics, read_summary
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import default_recipe

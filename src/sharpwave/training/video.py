@@ -18,9 +18,9 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.agents.saliency import ImageAgent, Saliency, image_name, saliency
 from sharpwave.extras import install
 from sharpwave.training import setup
+from sharpwave.training.atomic_files import real_folder, replacing
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.checkpoints import with_policy
-from sharpwave.training.files import real_folder, replacing
 from sharpwave.training.folder import chosen_checkpoint, read_config
 from sharpwave.training.measuring import EPSILON, ShowFrame, held_out_seed, play
 from sharpwave.training.recipes.recipe import Recipe

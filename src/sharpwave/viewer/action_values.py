@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.extras import install
-from sharpwave.offline.episodes import ENDED, EpisodeSpan
+from sharpwave.offline.surveys import ENDED, EpisodeSpan
 from sharpwave.spec import Field
 from sharpwave.training.folder import LAST, steps_of
 from sharpwave.viewer.memory import Memory, Snapshot

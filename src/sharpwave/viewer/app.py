@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
-from sharpwave.offline.episodes import EpisodeSpan
+from sharpwave.offline.surveys import EpisodeSpan
 from sharpwave.viewer import pictures, steps
 from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.distributions import of_view

@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.offline.episodes import EpisodeSpan, Following, Survey, frame_rows
 from sharpwave.offline.scan import Segment, part_of
+from sharpwave.offline.surveys import EpisodeSpan, Following, Survey, frame_rows
 from sharpwave.viewer.priorities import ViewItems, read_views
 from sharpwave.viewer.sources import ViewerSource
 from sharpwave.views.store_views import NO_STATE

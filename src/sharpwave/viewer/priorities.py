@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.offline.episodes import Survey
 from sharpwave.offline.scan import Segment, part_of
+from sharpwave.offline.surveys import Survey
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.rank import RankPrioritized
 from sharpwave.spec import START

@@ -12,7 +12,7 @@ import numpy as np
 
 from sharpwave.errors import DamagedError
 from sharpwave.extras import install
-from sharpwave.training.files import replacing
+from sharpwave.training.atomic_files import replacing
 from sharpwave.viewer import pictures, steps
 from sharpwave.viewer.action_values import ActionValues, NoValuesError, ValuesOf, curves_of
 from sharpwave.viewer.memory import MAX_READ_STEPS, Memory, Snapshot

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.escaping import escaped
-from sharpwave.offline.episodes import ENDED, EpisodeSpan
+from sharpwave.offline.surveys import ENDED, EpisodeSpan
 from sharpwave.spec import Field
 from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot, TooLargeError
 from sharpwave.viewer.pictures import is_picture

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.json_values import MAX_DEPTH, is_plain
-from sharpwave.training.files import read_regular
+from sharpwave.training.atomic_files import read_regular
 from sharpwave.training.folder import CONFIG, METRICS, SUMMARY
 
 EPISODE = ("steps", "minutes", "reward", "mean_reward", "episode_steps")

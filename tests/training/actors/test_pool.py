@@ -21,9 +21,9 @@ from sharpwave.agents.replay import RolloutSettings
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import MAX_BODY_BYTES
 from sharpwave.training import setup
-from sharpwave.training.actors.pace import ratio_limiter
 from sharpwave.training.actors.pool import ActorPool
 from sharpwave.training.actors.shared import Counters, shared_weights
+from sharpwave.training.actors.staleness import ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import sharpwave.store
 from sharpwave.native.directory import Directory
-from sharpwave.native.files import Files
+from sharpwave.native.file_operations import Files
 
 KINDS = ("EIO", "ENOSPC", "short write", "kill", "kill in a write")
 """Outcomes of a file operation, in the order of ``faults.c``: errors, and the process's end by SIGKILL."""

@@ -12,10 +12,10 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training.actor_callbacks import MakeActorCallback
 from sharpwave.training.actors.hub import Hub
-from sharpwave.training.actors.pace import Staleness, ratio_limiter, used_up
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.shared import Counters, shared_weights
+from sharpwave.training.actors.staleness import Staleness, ratio_limiter, used_up
 from sharpwave.training.actors.worker import ShardPlace
 from sharpwave.training.experience import Arrived
 from sharpwave.training.failures import CallbackError

@@ -24,8 +24,8 @@ from sharpwave.serve.budget import BYTES, Budget
 from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Frame, Request, WireError
-from sharpwave.training.actors.pace import most_steps, ratio_limiter
 from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
+from sharpwave.training.actors.staleness import most_steps, ratio_limiter
 from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import own_parts

@@ -26,8 +26,8 @@ from sharpwave.serve.supervisor import PARENT_GONE, follow_parent
 from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
 from sharpwave.training.actors.inference import Asking, Inference, InferenceServer, Stopped
-from sharpwave.training.actors.pace import ratio_limiter
 from sharpwave.training.actors.shared import Counters, SharedWeights, load
+from sharpwave.training.actors.staleness import ratio_limiter
 from sharpwave.training.actors.transport import Arrival, Failure, Outbox
 from sharpwave.training.failures import CallbackError
 from sharpwave.training.own_parts import OwnParts

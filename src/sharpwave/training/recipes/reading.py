@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.configuration import KIND, expect_effects, from_table, leaf, parsed
-from sharpwave.training.files import read_regular
+from sharpwave.training.atomic_files import read_regular
 from sharpwave.training.folder import CONFIG, check_imports, check_version
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
