@@ -1,4 +1,4 @@
-"""Admission to a full store: which segments are evicted for new ones, and whether the new one is kept itself."""
+"""Admission to a full store: decides which segments are evicted for a new one, and whether the new one is kept."""
 
 from __future__ import annotations
 
@@ -44,9 +44,10 @@ class Admission:
     An error midway leaves the store consistent: segments evicted by then are gone, and nothing else has changed.
 
     Args:
-        capacity: limit in steps; ``None``: none. ``ledger`` has the one in bytes, and ``compaction`` that of the disk.
+        capacity: limit in steps; ``None``: none. ``ledger`` has the limit in bytes, ``compaction`` the limit of the
+            disk.
         retention: chooses the segment to evict.
-        on_full: what to do when the disk cannot be written to, as for the store.
+        on_full: the store's policy when the disk cannot be written to.
 
     Attributes:
         capacity: limit in steps. ``disk``: the compaction's. ``retention``, ``space``, ``sealed``, ``inventory`` and
@@ -69,7 +70,7 @@ class Admission:
         self.space, self.sealed, self.inventory, self.ledger = space, sealed, inventory, ledger
         self._compaction = compaction
         self.disk = None if compaction is None else compaction.disk
-        self._interrupted = -1  # slot of a segment whose eviction an error interrupted: it is evicted next
+        self._interrupted = -1  # slot of a segment whose eviction an error interrupted; evicted next
         self.release: Callable[[int], bool] | None = None
 
     # for notes on disk (``disk_tier.Claims``)
@@ -107,7 +108,7 @@ class Admission:
             if newcomer is not None and slot == newcomer.slot:
                 return Made.NOT_KEPT
             self._interrupted = slot
-            self.inventory.changes += 1  # so that no append evicts another segment by itself before this one is gone
+            self.inventory.changes += 1  # until this one is evicted, no append may evict another segment by itself
         self._evict(slot)
         self._interrupted = -1
         return Made.ROOM
@@ -122,7 +123,7 @@ class Admission:
         self._remove(slot)
 
     def evict_one(self, slot: int) -> None:
-        """Evict the sealed segment in ``slot``, whatever the retention would choose."""
+        """Evict the sealed segment in ``slot``, regardless of the retention."""
         while self._interrupted >= 0:
             self.evict()
         self.retention.discard(slot)
@@ -131,7 +132,7 @@ class Admission:
         self._interrupted = -1
 
     def evict_all(self) -> None:
-        """Evict every sealed segment; the retention begins anew. A call that raised can be repeated."""
+        """Evict every sealed segment; the retention starts over. A call that raised can be repeated."""
         while self._interrupted >= 0:
             self.evict()
         for slot in self.retention.order()["slots"].tolist():
@@ -159,20 +160,19 @@ class Admission:
         return False
 
     def _note_not_kept(self) -> None:
-        """Note on disk that a segment is not kept: rows of it may have been flushed, and its ids were handed out."""
+        """Note on disk that a segment is not kept: its ids were handed out, and rows of it may have been flushed."""
         if self.disk is not None:
             self.disk.try_note()
 
     def make_room_for_steps(self, coming: int) -> bool:
-        """Evict until the capacity has room for ``coming`` steps; return False if no sealed segment is left to
-        evict."""
+        """Evict until the capacity has room for ``coming`` steps; return False once no sealed segment is left."""
         while self.capacity is not None and self.inventory.held_steps + coming > self.capacity:
             if self.evict() is Made.NOTHING:
                 return False
         return True
 
     def take_slot(self) -> int:
-        """Return a free slot, reset.  Raises: MemoryError: all of them hold open segments."""
+        """Return a free slot, reset.  Raises: MemoryError: all slots hold open segments."""
         index = self.space.index
         while (slot := index.take()) is None:
             if self.evict() is Made.NOTHING:
@@ -250,7 +250,7 @@ class Admission:
         return offsets
 
     def unstage(self, offsets: list[int]) -> None:
-        """Free what ``stage`` returned."""
+        """Free the result of ``stage``."""
         for offset in reversed(offsets):
             self.space.arena.free(offset, self.space.layout.open_bytes)
             self.space.staged -= 1
@@ -354,8 +354,10 @@ class Admission:
     def _with_room(
         self, compaction: Compaction, need: int, write: Callable[[], W], newcomer: Newcomer | None = None
     ) -> W | None:
-        """Make room for ``need`` bytes within the limit, and as ``on_full`` says on a full disk; return what ``write``
-        does. ``None``: the retention chose the ``newcomer``."""
+        """Make room for ``need`` bytes, on a full disk by the policy ``on_full``; return the result of ``write``.
+
+        Returns ``None`` if the retention chose the ``newcomer``.
+        """
         disk, copies = compaction.disk, True
         while True:
             refusal: OSError | None = None
@@ -379,7 +381,7 @@ class Admission:
                     raise refusal from error
             before = self.inventory.evicted_steps
             made = self.evict(newcomer) if refusal is None else self._drop(compaction, newcomer, copies)
-            copies = self.inventory.evicted_steps > before  # else copying made no room: evict next
+            copies = self.inventory.evicted_steps > before  # copying made no room: evict next
             if made is Made.NOT_KEPT:
                 return None
             if made is Made.NOTHING:
@@ -389,7 +391,7 @@ class Admission:
         """Evict until a file on a full disk could be deleted; count the steps as dropped.
 
         Args:
-            copies: a nearly empty file may be deleted behind a copy of what it holds.
+            copies: a nearly empty file may be deleted after its held records were copied.
         """
         disk, inventory = compaction.disk, self.inventory
         before, nbytes = inventory.evicted_steps, disk.nbytes
@@ -418,9 +420,9 @@ class Admission:
             inventory.dropped_steps += inventory.evicted_steps - before
 
     def _drop_region(self, compaction: Compaction, linked: frozenset[int]) -> Made:
-        """Delete the emptiest region: copy what it holds, or evict it where a full disk takes no copy.
+        """Delete the emptiest region: copy its held records, or evict them if a full disk takes no copy.
 
-        Segments that are evicted in order stay: the oldest go first.
+        With evictions in order nothing is evicted here: the oldest segments leave first.
 
         Args:
             linked: regions whose deletion frees nothing.
@@ -454,9 +456,9 @@ class Admission:
         return Made.ROOM if segment_cache.uncache_chunk() else Made.NOTHING
 
     def fit_memory(self, newcomer: Newcomer | None = None) -> bool:
-        """Limit the arena to the part of ``ram`` that nothing else takes, and free memory beyond it.
+        """Limit the arena to the free part of ``ram``, and free memory beyond it.
 
-        Returns False if that would evict the ``newcomer``.
+        Returns False if this would evict the ``newcomer``.
         """
         ram, space, arena = self.ledger.ram, self.space, self.space.arena
         if ram is None:

@@ -30,7 +30,7 @@ class BatchMemory:
         self.keep(0)
 
     def keep(self, batch_bytes: int) -> None:
-        """Reserve room for a batch of ``batch_bytes`` beside those held, under a new limit of memory."""
+        """Reserve room for a batch of ``batch_bytes`` beside the held batches, under a new limit of memory."""
         self._ledger.kept_for_batches = self._kept(self._ledger.ram or 0, batch_bytes)
 
     def _kept(self, ram: int, batch_bytes: int) -> int:
@@ -41,10 +41,10 @@ class BatchMemory:
         return min(int(ram * MAX_BATCH_SHARE), kept)
 
     def check_ram(self, ram: int | None, batch_bytes: int) -> None:
-        """Refuse a ``ram`` too small for what cannot be freed and a batch of ``batch_bytes`` beside those held.
+        """Refuse a ``ram`` too small for unevictable memory and a batch of ``batch_bytes`` beside the held batches.
 
         Raises:
-            ValueError: naming the least that suffices.
+            ValueError: naming the least sufficient ``ram``.
         """
         if ram is None:
             return
@@ -84,7 +84,7 @@ class BatchMemory:
         return lent
 
     def _make_room(self, sizes: tuple[int, ...], work_bytes: int) -> None:
-        """Make room for a batch beside those held.  Raises: MemoryError: impossible."""
+        """Make room for a batch beside the held batches.  Raises: MemoryError: impossible."""
         ram, arena, pool = self._ledger.ram, self._space.arena, self.pool
         assert ram is not None
         if pool.missing(sizes) + work_bytes <= self._room_bytes(ram):

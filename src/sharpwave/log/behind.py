@@ -26,7 +26,7 @@ NAME = "sharpwave-encoding"
 
 
 class Work:
-    """Work for a thread, or for whoever needs it done first."""
+    """Work for the thread, or for a caller that needs its result first."""
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work, self.done = work, False
@@ -44,14 +44,14 @@ class Work:
             self.done = True
 
     def result(self) -> None:
-        """Raise what it raised."""
+        """Raise the work's error."""
         if self._error is not None:
             raise self._error
 
 
 class Works:
-    """Works of one store, which are done one after the other, in order, whoever does them: what one chooses for its
-    segment depends on those before."""
+    """Works of one store, done one after the other, in order, by any thread: a segment's choices depend on the segments
+    before it."""
 
     def __init__(self) -> None:
         self._left: deque[Work] = deque()
@@ -66,7 +66,7 @@ class Works:
         self._left.append(work)
 
     def add_first(self, work: Work) -> None:
-        """Add one before the others that are left."""
+        """Add a work before the pending ones."""
         with self._doing:
             self._left.appendleft(work)
 
@@ -128,7 +128,7 @@ class _Thread:
             return True
 
     def ask(self, works: Works) -> None:
-        """Have it do the next one of ``works``; without memory to ask, it is left to whoever needs it done."""
+        """Have the thread do the next one of ``works``; if memory for that is lacking, a later caller does it."""
         with suppress(MemoryError):
             self._waiting.put(works)
 
@@ -136,7 +136,8 @@ class _Thread:
 def _serve(waiting: SimpleQueue[Works]) -> None:
     while True:
         works = waiting.get()
-        # A finalizer that the collector runs here may want the lock of a store whose owner waits for this thread.
+        # A finalizer that the collector runs here may take the lock of a store whose owner waits for this thread:
+        # deadlock.
         THREAD.stop_collector()
         try:
             works.advance()
@@ -152,13 +153,13 @@ if hasattr(os, "register_at_fork"):
 
 @dataclass
 class Pending:
-    """Segment that is being encoded. Its rows are raw, in memory of its own, and can be sampled.
+    """Segment that is being encoded. Its rows are raw, in separate memory, and can be sampled.
 
     Attributes:
-        lane, slot: its own. ``staging``: offset of its rows, as ``Lanes.staging``.
+        lane, slot: of the segment. ``staging``: offset of its rows, as ``Lanes.staging``.
         may_try: as for ``SegmentEncoder.encode``.
-        work: encodes it; ``None``: it failed, and the segment is still to be encoded.
-        packed, begins, columns, places: what ``Admission.keep`` takes, once the work is done.
+        work: encodes it; ``None``: the work failed, and the segment must still be encoded.
+        packed, begins, columns, places: arguments of ``Admission.keep``, once the work is done.
     """
 
     lane: int
@@ -175,12 +176,12 @@ class Pending:
 class Behind(LogListener):
     """Segments that are being encoded, in the order in which they became full, and memory for further ones.
 
-    Only appends that take the short way, and batches, find any: ``settle`` is called before whatever else uses the
-    store (``Lock.settle``), and before the next segments are sealed. So the steps held, and the bytes of segments, do
-    not depend on how fast the thread is.
+    Only batches and appends on the fast path see pending segments: every other use of the store, and the next sealing,
+    calls ``settle`` first (``Lock.settle``). So the number of held steps, and the bytes of segments, do not depend on
+    the thread's speed.
 
     Attributes:
-        pending: the segments. ``works``: those that encode them.
+        pending: the segments. ``works``: the works that encode them.
     """
 
     def __init__(self, opened: Lanes, admission: Admission, encoder: SegmentEncoder) -> None:
@@ -213,7 +214,7 @@ class Behind(LogListener):
             self.pending.pop()
             raise
         opened.move(lane, following, self._spare.pop())
-        self._space.index.sealed[slot] = 1  # no row follows in it, which is what readers ask for
+        self._space.index.sealed[slot] = 1  # no row follows in it; readers check this flag
         THREAD.ask(self.works)
         return True
 
@@ -253,9 +254,9 @@ class Behind(LogListener):
         one.packed, one.begins = self._opened.pack(one.lane, one.slot, one.columns)
 
     def settle(self) -> None:
-        """Seal every segment that is being encoded, once it is.
+        """Seal every segment that is being encoded, once its work is done.
 
-        Raises: MemoryError: there is no room; those left are sealed by the next call.
+        Raises: MemoryError: there is no room; the next call seals the rest.
         """
         while self.pending:
             one = self.pending[0]
@@ -267,7 +268,7 @@ class Behind(LogListener):
                 self.works.finish(one.work)
                 one.work.result()
             except BaseException:
-                if one.work is None or one.work.done:  # else an interrupt: the thread goes on
+                if one.work is None or one.work.done:  # otherwise after an interrupt: the thread goes on
                     self._sealed.drop_dictionaries(one.places)
                     one.work, one.columns, one.places = None, [], []
                 raise
@@ -280,7 +281,7 @@ class Behind(LogListener):
                 self._admission.drop(one.slot)
 
     def let_go(self) -> None:
-        """Free the memory for further segments, once those that are being encoded are sealed."""
+        """Free the memory for further segments, once the segments that are being encoded are sealed."""
         self.settle()
         begin = self._space.arena.begin_of(0)
         spare, self._spare = [begin + staging for staging in sorted(self._spare)], []

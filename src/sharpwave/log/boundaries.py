@@ -1,13 +1,13 @@
-"""Boundaries between episodes: notices transitions that never happened, by what is seen where episodes end.
+"""Boundaries between episodes: detects impossible transitions from the observations at the ends of episodes.
 
-An observation that comes twice, as the last of an episode and as the first of the next, is a sign of
+An observation that occurs twice, as an episode's last and as the next one's first, is a sign of
 
-- a row that is a reset and no step, in a loop that does not know that its vector resets with the next step (Gymnasium's
+- a row that is a reset and no step, in a loop that ignores that its vector resets with the next step (Gymnasium's
   ``NEXT_STEP``): the observation before it is the old episode's final one, and the reward 0; or
-- a final observation that is the reset's, of an environment that writes its observations into one array.
+- a final observation that belongs to the reset, in an environment that writes its observations into one array.
 
-Either may be true by chance, or in a constant or small world. What decides is which of two steps jumps: the one before
-the observation, or the one after it. The core compares and counts them (``boundaries.cpp``); here it is said.
+Either may happen by chance, or in a constant or small world. The jump decides: it is in the step before the
+observation, or in the step after it. The core compares and counts (``boundaries.cpp``); this module reports.
 """
 
 from __future__ import annotations
@@ -46,13 +46,12 @@ SHOWN = 4
 
 @dataclass
 class _Lane:
-    """Episodes of a lane that were broken off.
+    """Counts of a lane's episodes that were broken off.
 
     Attributes:
-        rounded: how many by rounding only. ``last``: numbers of the last steps before which that was.
-        broke, run: number of the step before which one was broken off last, and how many of one step each were in a
-            row.
-        said: kinds of what was warned of.
+        rounded: breaks by rounding only. ``last``: numbers of the last steps before such breaks.
+        broke, run: number of the step before the latest break, and number of consecutive one-step episodes.
+        said: kinds of warnings given.
     """
 
     rounded: int = 0
@@ -63,7 +62,7 @@ class _Lane:
 
 
 def checked_counts(said: Any) -> Counts:
-    """Return what a writer says that it counted, in the order of ``NOTICED``.  Raises: ValueError."""
+    """Return a writer's counts, in the order of ``NOTICED``.  Raises: ValueError."""
     whole = isinstance(said, (list, tuple)) and all(type(one) is int and 0 <= one < 1 << 32 for one in said)
     if not whole or len(said) != len(NOTICED):
         raise ValueError(f"a writer's counts {said!r:.100}, expected one for each of {', '.join(NOTICED)}")
@@ -71,18 +70,19 @@ def checked_counts(said: Any) -> Counts:
 
 
 class Boundaries(core.Boundaries):
-    """Detector of transitions that never happened.
+    """Detector of impossible transitions.
 
     Args:
         opened: the lanes' open segments.
 
     Attributes:
-        strict: whether they are an error; else a warning: of a kind one a lane, for ``MAX_WARNED`` lanes.
-        true_finals: lanes whose environments reset in the step that ends an episode, and say what it led to. Elsewhere
-            nothing is said of what a terminated episode ended with: programs give anything there, as its discount is 0.
-        counted: by name of ``NOTICED``, episodes that were broken off, as their next step observes something else;
-            such episodes of one step; those broken off by rounding only; steps that are resets, or follow a final
-            observation that is the reset's; and rows in which an environment only resets, which the writer left out.
+        strict: whether they are an error; otherwise a warning: one a lane of each kind, for ``MAX_WARNED`` lanes.
+        true_finals: lanes whose environments reset in the step that ends an episode, and give its final observation. In
+            other lanes a terminated episode's final observation is not judged: as its discount is 0, programs pass
+            anything.
+        counted: by name of ``NOTICED``: episodes broken off, as their next step observes something else; such episodes
+            of one step; breaks by rounding only; steps that are resets, or follow a reset's observation as the final
+            one; and rows in which an environment only resets, which the writer left out.
     """
 
     def __init__(self, opened: Lanes) -> None:
@@ -99,7 +99,7 @@ class Boundaries(core.Boundaries):
         return tuple(self.counted.values())
 
     def add(self, counts: Counts) -> None:
-        """Count what a writer elsewhere did, whose steps come encoded."""
+        """Add the counts of a remote writer, whose steps arrive encoded."""
         for name, more in zip(NOTICED, counts, strict=True):
             self.counted[name] += more
 
@@ -142,15 +142,18 @@ class Boundaries(core.Boundaries):
             )
 
     def nearly_equal(self, known: Mapping[int, Bytes], observed: Rows) -> bool:
-        """Return whether what a step led to, [size] by column, is what the next one observes, [1, *shape] by field, but
-        for rounding."""
+        """Return whether a step's next observation equals the next step's observation, up to rounding.
+
+        The former is [size] by column, the latter [1, *shape] by field.
+        """
         names = self._opened.layout.names
         pairs = ((one, observed[names[c]]) for c, one in known.items())
         return not any(compare(one.view(row.dtype).reshape(row.shape), row)[1][0] for one, row in pairs)
 
     def broke(self, lane: int, step: int, one_step: bool, nearly: bool) -> None:
-        """Take note that the lane's episode is about to be broken off before a step, as that observes something else
-        than the one before it led to.
+        """Note that the lane's episode is about to be broken off before a step.
+
+        The step's observation differs from the next observation of the step before.
 
         Args:
             one_step: whether the episode has one step so far. ``nearly``: whether the observations differ by rounding.
@@ -193,7 +196,7 @@ class Boundaries(core.Boundaries):
     def _say(self, lane: int, kind: str, text: str) -> None:
         text = f"extend: lane {lane}: {text}. stats() counts them; strict=True makes them errors"
         if self.strict:
-            self._opened.forget_end(lane)  # what comes after the step that is refused begins an episode
+            self._opened.forget_end(lane)  # the step after the refused one begins an episode
             raise ValueError(text.replace("; strict=True makes them errors", ""))
         self._warned[kind] += 1
         if self._warned[kind] == MAX_WARNED:

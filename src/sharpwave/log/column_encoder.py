@@ -54,7 +54,7 @@ def try_each(
     """Try codecs on ``rows``, each with the latest dictionary of other lanes and with a new one of this lane.
 
     Args:
-        shared: by codec, those dictionaries. ``current``: the lane's choice, which is tried whatever others leave.
+        shared: these dictionaries, by codec. ``current``: the lane's choice, which is tried in any case.
     """
     tried = [] if current is None else [current]
     for codec in candidates:
@@ -74,10 +74,10 @@ def try_each(
 
 
 class Trial:
-    """Trial of codecs on a copy of a segment's rows, whose outcome is for later segments of the lane.
+    """Trial of codecs on a copy of a segment's rows, for later segments of the lane.
 
     Attributes:
-        found: the tries, once it is made. ``finish``: waits until then.
+        found: the tries, once made. ``finish``: waits for them.
     """
 
     def __init__(self, candidates: Sequence[Codec], rows: Bytes, line_bytes: int, shared: Mapping[int, bytes]) -> None:
@@ -126,7 +126,7 @@ class ColumnEncoder:
         self._encoders: dict[int, Encoder] = {
             one.number: one.encoder(field.row_bytes, field.line_bytes, max_rows) for one in self.candidates
         }
-        # Those that keep something for each dictionary; asking takes a time that grows with the lanes.
+        # Encoders that keep state for each dictionary; asking takes time in proportion to the lanes.
         self._keepers = [one for one in self._encoders.values() if type(one).keep_only is not Encoder.keep_only]
         self.lanes = core.LaneCodecs(field.line_bytes, self._auto, SLOW_BYTES, table.references, table.uses)
         for one in self.candidates:
@@ -232,7 +232,7 @@ class ColumnEncoder:
         return self._take_best(state, rows, tried, {one.dictionary for one in tried if one.trained})
 
     def _take_best(self, state: core.LaneCodec, rows: Bytes, tried: Sequence[Try], new: set[bytes]) -> bytes | None:
-        """Make the best try whose dictionary has a place the lane's choice, and the leading one; return its payload.
+        """Choose the best try whose dictionary has a place, for its lane and as the leader; return its payload.
 
         Args:
             new: dictionaries that become the latest of other lanes if they win.
@@ -302,7 +302,7 @@ class SegmentEncoder:
         return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self.columns.items())
 
     def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
-        """Return whether what is done for the lane's next segment depends on segments of other lanes."""
+        """Return whether the encoding of the lane's next segment depends on segments of other lanes."""
         return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self.columns.items())
 
     def try_later(self, lane: int, rows: Sequence[Bytes]) -> bool:
@@ -316,7 +316,7 @@ class SegmentEncoder:
             encoder.try_elsewhere(begin)
 
     def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
-        """Return what ``encode`` of the same arguments takes as ``may_try``, later."""
+        """Return ``may_try`` for a later ``encode`` of the same arguments."""
         columns = self.columns
         return [c in columns and columns[c].lanes.reserve_trial(lane, len(data)) for c, data in enumerate(rows)]
 
@@ -337,7 +337,7 @@ class SegmentEncoder:
         references to these, also where this raises.
 
         Args:
-            may_try: by column, from ``reserve_trials``; ``None``: what the present call may make.
+            may_try: by column, from ``reserve_trials``; ``None``: the trials of the present call.
         """
         for c, data in enumerate(rows):
             if c not in self.columns:

@@ -22,11 +22,11 @@ CROWDED_BYTES = MAX_METADATA_BYTES - 2 * (MAX_EPISODE_BYTES + _ENTRY_BYTES)
 
 
 class EpisodeAnnotations:
-    """Annotations of episodes with steps in open segments, and of those that begin next, by lane and first step.
+    """Annotations of episodes with steps in open segments, and of the episodes that begin next, by lane and first step.
 
     Attributes:
-        nbytes: of all of them, as JSON.
-        heavy: lanes with so many that their open segments may be crowded.
+        nbytes: size of all annotations, as JSON.
+        heavy: lanes with so many annotations that their open segments may lack room.
     """
 
     def __init__(self) -> None:
@@ -45,8 +45,7 @@ class EpisodeAnnotations:
         """Add to, or replace by key, the annotations of the episode whose first step is the lane's step ``first``.
 
         Raises:
-            TypeError, ValueError: as ``encode``, or there is too much of it; then
-                nothing changed.
+            TypeError, ValueError: as ``encode``, or the annotations are too large; then nothing changed.
         """
         merged = merge(self.of(lane, first), encode(values, "annotate"))
         nbytes = len(json.dumps(merged, separators=(",", ":")))
@@ -121,7 +120,7 @@ class EpisodeAnnotations:
         return pack_metadata(here, following=self.of(lane, end) if with_next else {})
 
     def load(self, lane: int, header: Header, flags: npt.NDArray[np.uint8]) -> None:
-        """Restore what ``pack`` returned for the lane's open segment."""
+        """Restore the result of ``pack`` for the lane's open segment."""
         said = read_metadata(header.metadata, header.steps)
         for row, values in said.episodes:
             began_before = not row and not (header.steps and flags[0] & START)

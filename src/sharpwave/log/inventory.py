@@ -50,10 +50,10 @@ class Inventory:
     """Segments of every lane in order, and counts of their steps.
 
     Attributes:
-        counts: int64 [6], in the order of the six that follow; the core appends steps, evicts others and counts them at
+        counts: int64 [6], in the order of the next six; the core appends steps, evicts others and counts them at
             once.
         held_steps: steps held, open segments included. ``total_steps``: steps ever appended.
-        changes: incremented with every change of what is held, so that readers notice.
+        changes: incremented with every change of the held steps, so that readers notice.
         evicted_steps: steps evicted, or removed from open segments. ``evicted_segments``: segments evicted.
         sealed_bytes: of all sealed segments, on disk or in memory.
         dropped_steps: steps that ``on_full`` dropped.
@@ -78,7 +78,7 @@ class Inventory:
 
     @property
     def followers(self) -> list[core.Items] | None:
-        """Those of all listeners, in order; ``None``: one must be told of evictions by ``announce``."""
+        """All listeners' followers, in order; ``None``: ``announce`` must notify one of evictions."""
         found: list[core.Items] = []
         for listener in self.listeners:
             if (followers := listener.followers) is None:

@@ -1,4 +1,4 @@
-"""Columns of open segments, read: as arrays, and what a lane's next segment carries over from them."""
+"""Columns of open segments, read: as arrays, and the values that a lane's next segment carries over."""
 
 from __future__ import annotations
 
@@ -56,8 +56,10 @@ class OpenColumns:
         return rows - int(starts[-1]) if starts.size else int(index.episode_step[slot]) + rows
 
     def context_behind(self, slot: int) -> dict[int, Bytes]:
-        """Return copies of what the lane's next segment carries over from the episode under way, by column: its newest
-        frames, as many as a stack reaches back, and a sparse field's last value, unless the next step's is kept.
+        """Return copies of the values that the lane's next segment carries over from the current episode, by column.
+
+        These are its newest frames, as many as a stack reaches back, and a sparse field's last value, unless the next
+        step's value is kept.
         """
         layout, index = self._layout, self._index
         frames = int(index.frames[slot])

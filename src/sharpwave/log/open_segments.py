@@ -31,7 +31,7 @@ Rows = Mapping[str, npt.NDArray[Any]]
 
 # Marks of lanes, as ``steps.hpp`` of the core has them.
 WHOLE = 1 << 16
-"""Share of a segment's steps after which it is sealed, but for a lane's first: all of them."""
+"""Unit of shares, all steps of a segment: segments are sealed when full, except a lane's first."""
 SEALED_NEXT = 1
 """Share of a segment that is sealed before its lane's next step, however few steps it has, unless it has none."""
 JUST_ENDED = 1
@@ -40,7 +40,7 @@ given, and that the lane's next step is not compared with yet."""
 
 
 class Lanes:
-    """Open segments of all lanes. Knows nothing of sealed ones, nor of which are kept.
+    """Open segments of all lanes. Knows nothing of sealed segments or of retention.
 
     Attributes:
         slots: int32 [lanes], slot of each lane's open segment.
@@ -119,7 +119,7 @@ class Lanes:
         self.bare += len(lanes)
 
     def without_memory(self, lanes: Ints) -> Ints:
-        """Return those of ``lanes`` whose open segments have no memory; lanes that do not exist yet are among them."""
+        """Return the ``lanes`` whose open segments have no memory, including lanes that do not exist yet."""
         if not self.bare and (not lanes.size or lanes.max() < len(self)):
             return lanes[:0]
         there = np.minimum(lanes, len(self) - 1)
@@ -140,8 +140,9 @@ class Lanes:
     def reopen(
         self, lane: int, slot: int, context: Mapping[int, Bytes], going_on: bool, successor: Mapping[int, Bytes] | None
     ) -> None:
-        """Open the lane's next segment, in ``slot``, in the memory of its last. Allocates nothing once ``prepare``
-        was called: between the end of one segment and the next the lane has none.
+        """Open the lane's next segment, in ``slot``, in the memory of its last.
+
+        Allocates nothing once ``prepare`` was called: between the end of one segment and the next the lane has none.
 
         Args:
             context: from ``OpenColumns.context_behind``. ``going_on``: whether the episode goes on.
@@ -175,7 +176,7 @@ class Lanes:
         self.index.episode_step[slot] = number
 
     def running_episode(self, lane: int) -> int:
-        """Return the lane's number of the first step of the episode under way, or else of the next episode."""
+        """Return the lane's number of the first step of the current episode, or else of the next one."""
         going_on = not self.ended(lane)
         return int(self.steps[lane]) - (self.columns.next_episode_step(int(self.slots[lane])) if going_on else 0)
 
@@ -201,7 +202,7 @@ class Lanes:
         index = self.index
         index.lane[slots] = lanes
         index.first_step[slots] = steps
-        # An empty segment without memory: the bytes that lie where it begins are another's, and none of them is read.
+        # An empty segment without memory: the bytes at its offset belong to another segment, and none of them is read.
         index.offset[:, slots] = self.arena.begin_of(0) + np.maximum(staging, 0) + self.layout.column_starts[:, None]
         index.codec[:, slots] = RAW
         index.dictionary[:, slots] = 0
@@ -265,7 +266,7 @@ class Lanes:
         self.steps[lane] = self.index.first_step[self.slots[lane]] = step
 
     def full(self, lanes: Ints, max_rows: int) -> list[int]:
-        """Return the positions in ``lanes`` [n] of those whose segment must be sealed before another step.
+        """Return the positions in ``lanes`` [n] whose segment must be sealed before another step.
 
         Args:
             max_rows: steps at which a segment counts as full.
@@ -276,7 +277,7 @@ class Lanes:
         return positions
 
     def _crowded(self, lanes: Ints) -> npt.NDArray[np.bool_]:
-        """Return whose open segments lack room for a sparse field's value, or for annotations: bool [n]."""
+        """Return which open segments lack room for a sparse field's value, or for annotations: bool [n]."""
         crowded = self.columns.sparse_full(self.slots[lanes])
         if self.annotations:
             ends = self.steps[lanes].tolist()
@@ -305,8 +306,9 @@ class Lanes:
         return True
 
     def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
-        """Append one step to each of ``lanes`` [n] (distinct), none of them full. Memory is allocated before the first
-        is counted, so that a MemoryError changes nothing.
+        """Append one step to each of ``lanes`` [n] (distinct), none of them full.
+
+        Memory is allocated before any step is counted, so that a MemoryError changes nothing.
 
         Args:
             flags: uint8 [n]. ``rows``: ``reward`` float32 [n] and every field [n, *shape]; where a lane's successor is

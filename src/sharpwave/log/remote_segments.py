@@ -1,4 +1,4 @@
-"""Segments between logs: those sealed elsewhere are checked and entered as they are; copies bring another log up."""
+"""Segments between logs: checks and enters segments that were sealed elsewhere; copies segments to another log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from sharpwave.spec import ENDED, START
 from sharpwave.validation import MAX_LANES
 
 NEW_WRITER = "a new SegmentWriter on a lane with steps takes first_steps=store.lane_steps + 1"
-"""Remedy where a writer was replaced: unsent steps of the former one are lost, and the number skipped says so."""
+"""Remedy after a writer was replaced: its unsent steps are lost, which the skipped number shows."""
 
 
 def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> tuple[int, Header]:
@@ -109,8 +109,10 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
 
 
 def settle(log: StepLog) -> None:
-    """End the episode of every lane whose last step came from elsewhere and whose successor may be missing: the next
-    step begins a new one. For a store that was opened, or a lane that is appended to from now on."""
+    """End the episode of every lane whose last step came from elsewhere and whose successor may be missing.
+
+    The next step begins a new episode. For a store that was opened, or a lane that is appended to from now on.
+    """
     for lane in range(log.lanes):
         settle_lane(log, lane)
 
@@ -190,14 +192,14 @@ class Copy(NamedTuple):
 def sealed_after(log: StepLog, lane_steps: npt.NDArray[np.int64], max_bytes: int) -> list[Copy]:
     """Return the oldest segments that begin at or after ``lane_steps``, in the order in which they were appended.
 
-    One that cannot be read any more is left out. The store's lock is held.
+    Unreadable segments are left out. The store's lock is held.
 
     Args:
         log: with ``Fifo`` retention.
-        lane_steps: int64 [lanes], how many steps the other log has had of each lane; of lanes beyond, none.
-        max_bytes: of the segments returned, exceeded by the last one.
+        lane_steps: int64 [lanes], the other log's number of steps of each lane; 0 for further lanes.
+        max_bytes: limit of the returned segments, exceeded by the last one.
 
-    Cost: O(segments held), and a copy of what is returned.
+    Cost: O(segments held), and a copy of the returned segments.
     """
     index = log.index
     slots = log.admission.retention.order()["slots"]

@@ -11,16 +11,16 @@ TOLERANCE = 1e-6
 """Differences that are rounding: some eight units in the last place of float32, of a value's own magnitude, or of one
 that is ordinary for its component."""
 MEDIANS = 16
-"""Ordinary values are at most so many medians; a component whose values lie far from 0 was computed of larger ones."""
+"""Limit of ordinary values, in medians; a component whose values are large may be computed from larger ones."""
 MAX_SAMPLED = 1024
 """Limit of rows by which the typical magnitude is found."""
 
 
 def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Compare rows [n, *shape]; return which differ, and which by more than rounding, bool [n] each.
+    """Compare rows [n, *shape]; return which rows differ, and which differ by more than rounding, bool [n] each.
 
     NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the larger of both values, or of 16
-    times the component's median in ``others``: small values that are computed of larger ones are off by as much.
+    times the component's median in ``others``: small values computed from larger ones are off by as much.
     """
     one, other = (x.reshape(len(x), -1) for x in (some, others))
     rows: npt.NDArray[np.bool_] = (one != other).any(axis=1)
@@ -39,11 +39,11 @@ def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArr
 
 
 def _typical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return the large magnitude that is ordinary in each component of rows [n, m]: ``MEDIANS``, or less if none is
-    larger.
+    """Return the largest ordinary magnitude in each component of rows [n, m]: ``MEDIANS`` medians, or the maximum if
+    that is less.
 
-    The median is that of finite magnitudes above 0. Unlike the largest one it is not that of one diverged row, beside
-    which any difference is small.
+    The median is over finite magnitudes above 0. Unlike the maximum it ignores one diverged row, beside which any
+    difference is small.
 
     >>> _typical(np.array([[0.0, 1e7], [-3.0, 1.0], [2.0, 2.0], [np.inf, 3.0]])).tolist()
     [3.0, 32.0]

@@ -69,8 +69,9 @@ class Sealed:
         columns: Sequence[Column | Placed],
         places: Sequence[int],
     ) -> None:
-        """Copy a segment's bytes to its ``location`` in the arena, and mark it sealed in the index. Memory is allocated
-        first: until all of it is done, the segment is an open one.
+        """Copy a segment's bytes to its ``location`` in the arena, and mark it sealed in the index.
+
+        Memory is allocated first: until all of it is done, the segment is an open one.
 
         Args:
             placed: offset in ``packed`` of each of its columns. ``places``: of their dictionaries.
@@ -166,7 +167,7 @@ class Sealed:
     def truncate(self, slot: int) -> bool:
         """Truncate the episode after a segment's last step, with the successor's frame as the final one.
 
-        Returns whether it went on so far. The bytes on disk are left as they are; see ``rewrite_truncated``.
+        Returns whether the episode was unfinished so far. The bytes on disk are unchanged; see ``rewrite_truncated``.
         """
         index, memory = self._space.index, self._space.arena.memory
         last = index.offset[FLAGS, slot] + index.rows[slot] - 1
@@ -178,14 +179,14 @@ class Sealed:
         return True
 
     def rewrite_truncated(self, slots: Iterable[int], release: bool = False) -> OSError | None:
-        """Write the segments in ``slots``, of which ``truncate`` changed only what is in memory, to disk again.
+        """Write the segments in ``slots``, which ``truncate`` changed only in memory, to disk again.
 
-        A process that ended in mid-episode leaves a last segment whose episode goes on; what comes behind it, in a
-        later process, begins an episode and says so (START). From that alone the break is known, unless that segment is
-        evicted, or dropped. So a disk that refuses is no error, and ``rewrite_left`` tries again.
+        A process that ended in mid-episode leaves a last segment whose episode goes on; the lane's next segment, from a
+        later process, begins an episode (START). The break is known from START alone, unless that next segment is
+        evicted or dropped. So a refusing disk is no error, and ``rewrite_left`` tries again.
 
         Args:
-            release: the region of the old record goes if nothing in it is held; else it stays for now.
+            release: whether to delete the old record's region if nothing in it is held.
 
         Returns the error of a full disk, if it refused one.
         """
@@ -195,7 +196,7 @@ class Sealed:
         for slot in slots:
             self._unwritten.add(slot)
             try:
-                self._space.segment_cache.arrive(np.array([slot]))  # a read that is under way is of the old record
+                self._space.segment_cache.arrive(np.array([slot]))  # end reads under way, which return the old record
                 self._rewrite_truncated(self._disk, slot, release)
                 self._unwritten.discard(slot)
             except MemoryError:
@@ -215,7 +216,7 @@ class Sealed:
         region, nbytes = int(index.region[slot]), int(index.nbytes[slot])
         found = disk.regions.read_record(region, int(index.region_offset[slot]), nbytes)
         if found is None:
-            return  # it is damaged: nothing is made of it
+            return  # damaged: leave it as it is
         content = np.frombuffer(bytearray(found[1]), np.uint8)
         header = segment.parse(content, self._space.layout.spec)
         content[header.placed[FLAGS].offset + header.steps - 1] |= TRUNCATED
@@ -230,7 +231,7 @@ class Sealed:
         """Return a segment's bytes: from memory, or with a disk from its file.
 
         Args:
-            cached: take them from memory if the cache has them. What ``truncate`` changed may be missing there.
+            cached: take them from memory if the cache has them. Changes by ``truncate`` may be missing there.
 
         Raises: DamagedError: they cannot be read.
         """

@@ -23,13 +23,13 @@ Ints = npt.NDArray[np.int64]
 
 
 class Sealing:
-    """Change from one open segment of a lane to the next. An error leaves the lane with the segment that it had.
+    """Change from one open segment of a lane to the next. An error leaves the lane with its old segment.
 
     A segment is encoded by the core, together with those of other lanes, by a thread behind the caller, or at once.
 
     Attributes:
-        turnover: seals and evicts in the core, where neither trials of codecs nor a codec of Python's are needed;
-            ``None`` with a disk, sparse fields, or a retention other than ``Fifo``.
+        turnover: seals and evicts in the core, if neither trials of codecs nor a codec in Python are needed; ``None``
+            with a disk, sparse fields, or a retention other than ``Fifo``.
         behind: encodes behind the caller; ``None`` with a disk, or with a retention that is not in order.
     """
 
@@ -177,8 +177,10 @@ class Sealing:
         self.go_on(lane, following, kept, context, going_on, known)
 
     def _try_codecs(self, lane: int) -> bool:
-        """Take the outcome of a trial of codecs that is due before the lane's segment is sealed, and begin one whose
-        outcome is for later segments; return whether either was done."""
+        """Take the outcome of a trial of codecs that is due before the lane's segment is sealed, or begin a later one.
+
+        A trial that begins now is for later segments. Returns whether either was done.
+        """
         rows = self._opened.columns.all_so_far(int(self._opened.slots[lane]))
         if self._pending and self._encoder.depends_on_others(lane, rows):
             self.settle()
@@ -198,7 +200,7 @@ class Sealing:
         if self.behind is not None:
             if self.behind.take(lane, slot, following):
                 return True
-            self.behind.settle()  # those that were full before it are sealed, and one day evicted, before it
+            self.behind.settle()  # first seal the segments that became full earlier, as they are evicted earlier
         if not self._admission.admits(slot):
             return False
         columns: list[Column] = []
@@ -214,8 +216,10 @@ class Sealing:
     # in the core
 
     def in_core(self) -> tuple[core.Turnover | None, list[core.Items] | None]:
-        """Return what seals within the call that appends steps, and the items of views that it tells of evictions;
-        ``None``: the caller must seal, and evict. Both hold until the log has changed."""
+        """Return the core's sealer for the call that appends steps, and the views' items that it updates on evictions.
+
+        ``None``: the caller must seal, and evict. Both are valid until the log has changed.
+        """
         if self.turnover is None:
             return None, None
         admission = self._admission
@@ -224,8 +228,9 @@ class Sealing:
         return self.turnover if seals else None, None if told_here else self._inventory.followers
 
     def _seal_in_core(self, positions: Sequence[int], lanes: Ints, frames: Rows) -> Sequence[int]:
-        """Seal the open segments of the lanes at those ``positions``, one after the other, up to the first that is not
-        for the core to encode; return the positions that are left.
+        """Seal the open segments of the lanes at these ``positions``, in turn; return the remaining positions.
+
+        Stops at the first segment that the core cannot encode.
 
         Args:
             lanes: int64 [n]. ``frames``: observations of their next steps by field [n, *shape].
@@ -251,8 +256,10 @@ class Sealing:
         return positions
 
     def _release_in_core(self, slot: int) -> bool:
-        """Free an evicted segment and its slot; return whether that was the core's to do: not where a dictionary goes
-        with it."""
+        """Free an evicted segment and its slot in the core; return whether the core could.
+
+        It cannot if a dictionary is freed with the segment.
+        """
         if self.turnover is None or not self.turnover.release(*self._arrays(), slot):
             return False
         self._sealed.damaged.pop(slot, None)

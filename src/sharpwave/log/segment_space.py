@@ -1,4 +1,4 @@
-"""Memory of segments: the arena, the index, and the cache of those on disk, which grow together."""
+"""Memory of segments: the arena, the index, and the cache of segments on disk, which grow together."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ CACHE_CHUNK_BYTES = 3 << 19
 MAX_CHUNK_BYTES = 1 << 19
 """Largest chunk of segments in memory, unless a segment needs a larger one."""
 CHUNKS = 128
-"""Chunks of a store in memory, at least, unless a segment needs larger ones: the oldest is emptied before it is
+"""Least number of chunks of a store in memory, unless a segment needs larger ones: the oldest is emptied before it is
 reused."""
 MIN_CHUNKS = 32
 """Chunks for which ``ram`` has room at least, so that one can be freed while the others are in use."""
@@ -37,7 +37,7 @@ class SegmentSpace:
     Attributes:
         arena, index: the bytes of segments, and the arrays that describe them.
         segment_cache: cache of the disk's segments in the arena; ``None`` without a disk.
-        staged: open segments that have memory: those of lanes that steps were appended to here.
+        staged: number of open segments with memory: of lanes that received steps in this process.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SegmentSpace:
         return self.index.touched_bytes + spine_bytes + (self.segment_cache.nbytes if self.segment_cache else 0)
 
     def open_bytes(self, more: int = 0) -> int:
-        """Return an upper bound of the arena's bytes for open segments, those that have memory and ``more``."""
+        """Return an upper bound of the arena's bytes for open segments: the ones with memory and ``more``."""
         return self.layout.open_chunks(self.staged + more, self.arena.chunk_bytes) * self.arena.chunk_bytes
 
     def fits(self, reserve: int, slots: int) -> bool:
@@ -120,7 +120,7 @@ class SegmentSpace:
         return base
 
     def free_pages(self) -> bool:
-        """Free memory between segments that are evicted in any order; return False if no whole page is left there."""
+        """Free memory between segments that are evicted in any order; return False if no whole page is freed."""
         loose = not self._free_whole_chunks and hasattr(mmap, "MADV_DONTNEED")
         chunk = self.arena.loosest() if loose else None
         self._close_up(chunk)

@@ -31,10 +31,10 @@ class StepBlock:
         finals: [T, N, *shape] by field: the observations after steps that end an episode; ``None``: observations are
             repeated.
         nexts: [N, *shape] by field: the observations after the last steps; ``None``: unknown.
-        broken: bool [T, N]: the step's episode was broken off after it, and ``flags`` and ``finals`` say so.
-        one_episode: they are an episode of one lane, which has none under way. ``whole``: and are appended all or not
-            at all: in segments of their own, so that a part of them can be evicted.
-        done: int64 [N], how many steps of each lane are appended so far. ``ids``: int64 [T, N], their ids.
+        broken: bool [T, N]: the step's episode was broken off after it; ``flags`` and ``finals`` include this.
+        one_episode: they are an episode of one lane, which has none under way. ``whole``: appended all or not at all,
+            in segments of their own, so that a part of them can be evicted.
+        done: int64 [N], number of appended steps of each lane so far. ``ids``: int64 [T, N], their ids.
     """
 
     lanes: Ints
@@ -61,7 +61,7 @@ class StepBlock:
         return self._until(most) * len(self.lanes) - int(self.done.sum())
 
     def write(self, log: StepLog, most: int) -> None:
-        """Append the next steps of every lane: ``most`` times of them, and more where they fill a segment.
+        """Append the next steps of every lane: ``most`` times, and more if they fill a segment.
 
         An error leaves the steps that ``done`` counts; the call can be repeated.  Cost: as ``StepLog.write_run``.
         """
@@ -93,8 +93,11 @@ class StepBlock:
                 log.end_episode(lane, {name: values[done, j : j + 1] for name, values in self.rows.items()})
 
     def _until(self, most: int) -> int:
-        """Return up to which time the next part goes. The first time is a part of its own, as lanes may have to be
-        ended for it, and so is the last, if what follows is known."""
+        """Return the end of the next part, as a time.
+
+        The first time is its own part, as lanes may have to be ended for it; so is the last time, if its next
+        observation is known.
+        """
         begin, times = int(self.done.min(initial=len(self.flags))), len(self.flags)
         if begin == 0 and not self.one_episode:
             return min(1, times)
@@ -109,7 +112,7 @@ class StepBlock:
         log.boundaries.counted["broken_episodes"] += int(self.broken[at].sum())
 
     def _write_run(self, log: StepLog, j: int, begin: int, end: int) -> None:
-        """Append one lane's steps from ``begin`` up to before ``end``, all of one episode, or the first of them."""
+        """Append one lane's steps from ``begin`` up to before ``end``, all of one episode, or the first ones."""
         rows = {name: np.ascontiguousarray(values[begin:end, j]) for name, values in self.rows.items()}
         source = self.rows if self.finals is None else self.finals
         final = {name: values[end - 1, j : j + 1] for name, values in source.items()}
@@ -159,8 +162,10 @@ def _replaced(values: npt.NDArray[Any], others: npt.NDArray[Any], where: npt.NDA
 
 
 def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Return where rows [T, N, *shape] differ by value, bool [T, N]. Cost: a pass over the bits of both, and over the
-    values of those that differ."""
+    """Return where rows [T, N, *shape] differ by value, bool [T, N].
+
+    Cost: a pass over the bits of both, and over the values that differ.
+    """
     times, lanes = some.shape[:2]
     found = np.zeros((times, lanes), np.bool_)
     if not some.size:
@@ -199,7 +204,7 @@ def drop_steps(log: StepLog, lane: int, first: int, end: int) -> int:
 
     If the lane's last step is among them, its next begins an episode.
 
-    Returns how many were held.
+    Returns the number of steps that were held.
 
     Raises:
         ValueError: they share a segment with others; nothing changed.

@@ -49,10 +49,10 @@ class CheckpointWriter(Protocol):
 
 
 class ViewWriter(Protocol):
-    """Writer of what views remember to the store's folder.
+    """Writer of views' states to the store's folder.
 
     Attributes:
-        kept_bytes: of copies that are being written.
+        kept_bytes: size of the copies that are being written.
     """
 
     @property
@@ -76,15 +76,15 @@ class StepLog:
         codecs: codec name ("auto", ...) by field.
         capacity, ram: limits in steps and in bytes; ``None``: none.
         stride: limit of steps in a segment.
-        retention: chooses what is evicted.
-        disk: disk tier that every sealed segment is written to; the arena holds those that fit.
-        slots: minimum.
+        retention: chooses the segments to evict.
+        disk: disk tier that every sealed segment is written to; the arena caches segments.
+        slots: minimum number of slots.
         on_full: what an append does when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
 
     Attributes:
         layout: layout of segments.
-        opened, sealed: the lanes' open segments, and the others. ``inventory``: their counts and order.
-        boundaries: notices steps that never happened.
+        opened, sealed: the lanes' open segments, and the sealed ones. ``inventory``: their counts and order.
+        boundaries: detects impossible steps.
         space: memory of segments, with ``arena``, ``index`` and (with a disk) ``segment_cache``.
         ledger: division of ``ram``. ``batches``: memory of batches.
         sealing: seals open segments and opens the next. ``admission``: decides which segments to evict for new ones.
@@ -180,12 +180,13 @@ class StepLog:
     # lanes
 
     def open_lanes(self, count: int, written: Ints | None = None) -> None:
-        """Open lanes up to ``count``, and give memory to the open segments of those that are about to be ``written``
-        to: of lanes whose segments come from elsewhere they stay empty.
+        """Open lanes up to ``count``; give memory to open segments of lanes that are about to be ``written`` to.
+
+        Open segments stay empty in lanes whose segments arrive from elsewhere.
 
         Raises:
-            ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is, or there is no address space;
-                then no lane was added.
+            ValueError: the capacity is too small for so many.  MemoryError: ``ram`` is too small, or address space is
+                lacking; then no lane was added.
         """
         more = max(0, count - self.lanes)
         if not more and (written is None or not self.opened.bare):
@@ -252,10 +253,10 @@ class StepLog:
     # limits
 
     def resize(self, capacity: int | None, ram: int | None, disk_limit: int | None, batch_bytes: int = 0) -> None:
-        """Set other limits; ``keep_limits`` evicts what exceeds them.
+        """Set new limits; ``keep_limits`` evicts segments beyond them.
 
         Args:
-            batch_bytes: of the largest batch in use; there must be room for one beside those held.
+            batch_bytes: size of the largest batch in use; there must be room for one beside the held batches.
 
         Raises:
             ValueError: too small for the lanes; then nothing changed.  MemoryError: no address space; likewise.
@@ -273,7 +274,7 @@ class StepLog:
         self.inventory.changes += 1
 
     def keep_limits(self, files: bool = True) -> None:
-        """Evict whatever exceeds the limits of capacity, ``files`` or memory, and note that on disk."""
+        """Evict segments beyond the limits of capacity, ``files`` or memory, and note that on disk."""
         self.make_room_for_steps(0)
         if files:
             self.admission.fit_disk()
@@ -298,10 +299,10 @@ class StepLog:
         Args:
             flags: uint8 [n], TERMINATED and TRUNCATED bits.
             rows: ``reward`` float32 [n] and every field [n, *shape].
-            finals: final observations by field [n, *shape]; read only for rows that ended. ``None``: ``nexts``, or else
-                the observation is repeated.
-            nexts: observations after the steps by field [n, *shape]. An episode whose next step observes something else
-                is truncated there, and the next step begins another.
+            finals: final observations by field [n, *shape]; read only for rows that ended. ``None``: ``nexts``; without
+                it the observation is repeated.
+            nexts: observations after the steps by field [n, *shape]. An episode whose next step has a different
+                observation is truncated there, and the next step begins another.
 
         Cost: 2 to 3 us a lane for 84x84 frames, sealing included.
         """
@@ -315,7 +316,7 @@ class StepLog:
         inventory.append(len(lanes))
 
     def make_room(self, lanes: Ints, observed: Callable[[], Rows]) -> None:
-        """Seal what must be sealed before another step is appended to each of ``lanes`` [n], and evict.
+        """Seal full segments before another step is appended to each of ``lanes`` [n], and evict.
 
         Args:
             observed: returns the steps' observations by field [n, *shape].
@@ -350,12 +351,12 @@ class StepLog:
         return count
 
     def break_off(self, lane: int, observed: Rows | None = None) -> None:
-        """End the lane's episode, whose next step observes something else than the last one led to.
+        """End the lane's episode, whose next step's observation differs from the last step's next one.
 
         Args:
-            observed: [1, *shape] by field, what it observes.
+            observed: [1, *shape] by field, the next step's observation.
 
-        Raises: ValueError: if ``boundaries.strict``, where steps never lead to the next ones; nothing was changed.
+        Raises: ValueError: if ``boundaries.strict``, for steps that never lead to the next ones; nothing was changed.
         """
         step = int(self.opened.steps[lane])
         known = self.opened.successor(lane)
@@ -370,12 +371,13 @@ class StepLog:
         core.write_last_ids(lanes, self.opened.slots, index.rows, index.generation, index.stride, ids)
 
     def end_episode(self, lane: int, final: Rows | None) -> None:
-        """End the lane's episode, which goes on: its last step becomes truncated.
+        """End the lane's unfinished episode: its last step becomes truncated.
 
         Args:
             final: [1, *shape] by field, the true final observation. ``None``: the known successor; without one, the
-                last step cannot be learned from and is dropped: its observation becomes the final observation of the
-                one before.
+                last
+                step cannot be learned from and is dropped: its observation becomes the final observation of the step
+                    before.
         """
         opened, index, slot = self.opened, self.index, int(self.opened.slots[lane])
         self.inventory.changes += 1
@@ -443,14 +445,14 @@ class StepLog:
         return 0 if self.opened.full(np.array([lane]), most) else self.opened.room(lane, most)
 
     def clear(self) -> None:
-        """Evict every step, those of open segments too; each lane's next step begins an episode.
+        """Evict every step, also in open segments; each lane's next step begins an episode.
 
         Raises: OSError: files could not be deleted; their steps come back when the store is opened again.
         """
         for lane in np.flatnonzero(self.index.rows[self.opened.slots]).tolist():
             self.sealing.abandon(lane)
         self.admission.evict_all()
-        for lane in range(self.lanes):  # last: nothing is left that this could change
+        for lane in range(self.lanes):  # last: nothing remains that it could change
             if not self.opened.ended(lane):
                 self.end_episode(lane, None)
         if self.disk is not None:
