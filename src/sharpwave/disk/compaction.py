@@ -1,11 +1,11 @@
-"""Compaction: half-empty regions, and many small ones, are copied together.
+"""Compaction: merges half-empty regions, and many small ones.
 
-The records held of a region are copied unchanged behind the newest records, under the same ids and sequence numbers;
-the region's file is deleted once the copies are on disk. So a crash in between leaves some records twice, and loses
-none; opening takes either one.
+The held records of a region are copied unchanged behind the newest records, under the same ids and sequence numbers;
+the region's file is deleted once the copies are on disk. So a crash in between loses no record and leaves some twice;
+opening takes either one.
 
-Only regions of which a quarter or more is free are copied: at most three bytes are copied for each byte appended. So
-that there always is such a region, at most three quarters of the limit are held. Nothing is decoded.
+Only regions that are at least a quarter free are copied: at most three bytes are copied for each byte appended. At most
+three quarters of the limit are held, so that such a region always exists. Nothing is decoded.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ class Compaction:
     def compact(
         self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset(), before: int = MAX_NUMBER
     ) -> bool:
-        """Copy the records held of the emptiest region, and delete it; return False if none is empty enough.
+        """Copy the held records of the emptiest region, and delete it; return False if no region is empty enough.
 
         Args:
-            max_share: of the region that is held.  left_out: regions not to copy.
-            before: only regions of lower numbers. Whoever calls this again and again gives ``RegionFiles.next_number``
-                of the first call: where few records fit into a region, its copy is as empty, and this would never end.
+            max_share: limit of the region's held share.  left_out: regions not to copy.
+            before: only regions of lower numbers. A caller's loop passes the ``RegionFiles.next_number`` of its first
+                call: if few records fit into a region, its copy is as empty, and the loop would never end.
 
         Raises:
-            OSError: the disk is full or failing. Records copied by then count, and none is lost.
+            OSError: the disk is full or failing. Copies made by then are valid, and no record is lost.
         """
         left_out |= {number for number in self.disk.regions.regions if number >= before}
         number = self.disk.budget.emptiest(max_share, left_out)

@@ -1,8 +1,8 @@
-"""Budget of the region files: their total size, the records held in each, and which regions are worth compacting.
+"""Budget of the region files: their total size, the held records in each, and the choice of regions to compact.
 
 The end of a process, and a checkpoint, may leave a region of a few steps. Each takes a descriptor and, at every
-opening, time. So where there are ``MANY`` of one order of size, as many of them as fit into one region become one, of a
-higher order. So a byte is copied a few times in total, and there are some dozens of small regions at any time.
+opening, time. So ``MANY`` regions of one order of size are merged into one of a higher order, as far as they fit. A
+byte is copied a few times in total, and there are some dozens of small regions at any time.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ MAX_REGIONS = 256
 UNLIMITED_REGIONS = 64
 """Without a limit a region is at least this fraction of the store: a terabyte has some 400."""
 MAX_HELD_SHARE = 0.75
-"""Where segments are evicted in any order: limit of the held share of the files, and of a region to compact."""
+"""If segments are evicted in any order: limit of the held share of the files, and of a region to compact."""
 FULL_SHARE = 7 / 8
 """On a full disk that evicts, limit of the held share of a region to compact."""
 DROPPED_SHARE = 1 / 8
-"""Where a full disk evicts the oldest segments, limit of a new region as a share of all files: one region is deleted at
-a time, from the first few hundred KiB on."""
+"""If a full disk evicts the oldest segments: limit of a new region as a share of all files. One region is deleted at a
+time, from the first few hundred KiB on."""
 SPARE_BYTES = 64 << 10
 """Disk space held there for notes, and for the rest of a region that is nearly empty."""
 FRAGMENTED_SHARE = 0.25
@@ -33,7 +33,7 @@ FRAGMENTED_SHARE = 0.25
 MANY = 8
 """Small regions of one order of size that are merged; also the base of that order."""
 DEAD_SHARE = 0.75
-"""A region of another process is compacted when the store is opened if more than this share of it is dead."""
+"""Limit of the dead share of another process's region; beyond it the region is compacted when the store is opened."""
 MIN_COPY_BYTES = 1 << 18
 """Fewer dead bytes are not worth compacting a region for."""
 
@@ -112,12 +112,12 @@ class DiskBudget:
     def set_limit(self, limit_bytes: int | None, max_step_bytes: int | None) -> None:
         """Change the limit; existing regions keep their size.  Raises: OSError."""
         if self.limit_bytes is not None and (limit_bytes is None or limit_bytes < self.limit_bytes):
-            self._regions.finish()  # which frees what it had allocated in advance
+            self._regions.finish()  # frees its preallocated space
         self.limit_bytes, self._max_step_bytes = limit_bytes, max_step_bytes
         self._regions.region_bytes = region_bytes(limit_bytes, max_step_bytes, 32 if self.compacts else 8)
 
     def grow_regions(self) -> None:
-        """Fit the size of future regions to that of the store, where there is no limit or a full disk drops steps."""
+        """Fit the size of future regions to the store's size, if there is no limit or a full disk drops steps."""
         size = region_bytes(self.limit_bytes, self._max_step_bytes, 32 if self.compacts else 8)
         if self.limit_bytes is None:
             size = max(size, self._regions.nbytes // UNLIMITED_REGIONS)
@@ -133,8 +133,10 @@ class DiskBudget:
 
     @property
     def reserve_bytes(self) -> int:
-        """Disk space to hold for what a full disk must take before a file is deleted: notes and, where segments are
-        evicted in any order, a copy of a region."""
+        """Disk space to hold for writes on a full disk that precede a file's deletion.
+
+        These are notes and, if segments are evicted in any order, a copy of a region.
+        """
         return max(SPARE_BYTES, self._regions.region_bytes if self.compacts else 0)
 
     def emptied(self, left_out: frozenset[int] = frozenset()) -> int | None:
@@ -182,8 +184,8 @@ class DiskBudget:
     def fragmented(self) -> bool:
         """Whether so much of the files is dead that compacting frees room without an eviction.
 
-        Where segments are evicted in order, regions become empty one after another. But merged regions hold old
-        segments and new ones: nearly all would have to be evicted before such a region is empty.
+        If segments are evicted in order, regions become empty one after another. But merged regions hold old and new
+        segments: nearly all would have to be evicted before such a region is empty.
         """
         if self.limit_bytes is None:
             return False
@@ -225,12 +227,13 @@ class DiskBudget:
         return min(found, default=(0, None))[1]
 
     def small_ones(self, left_out: frozenset[int] = frozenset()) -> list[int]:
-        """Return small regions to merge into one, where there are many of them; none where there are few.
+        """Return small regions to merge into one, if there are many; otherwise none.
 
         Cost: O(regions).
         """
-        # A region with old and new steps is freed only when all of them are evicted: so it should be no large part of
-        # the held bytes, whatever the limit is now.
+        # A region with old and new steps is freed only when all of them are evicted: so it should be a small part of
+        # the held
+        # bytes, independent of the current limit.
         most = min(self._regions.region_bytes, max(self._held.total // 8, MIN_REGION_BYTES))
         groups: dict[int, list[tuple[int, int]]] = {}
         for number, nbytes in self._copyable(left_out):
@@ -245,7 +248,7 @@ class DiskBudget:
                     if chosen and total > most:
                         break
                     chosen.append(number)
-                if len(chosen) > 2:  # the copies lie in two at most; merging fewer would never end
+                if len(chosen) > 2:  # the copies fill at most two regions; merging fewer would never end
                     return chosen
         return []
 

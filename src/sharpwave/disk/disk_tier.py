@@ -68,16 +68,16 @@ class DiskTier:
 
     Args:
         path: of the folder, created if absent. ``identity``: of its region files.
-        limit: of the region files, in bytes; ``None``: none. ``max_step_bytes``: of all steps, unencoded.
+        limit: limit of the region files, in bytes; ``None``: none. ``max_step_bytes``: of all steps, unencoded.
         inspect: called with the folder once this process has locked it, before anything is created in it; may raise.
 
     Attributes:
         directory: the folder, open; all files are opened from it.
-        forked: this process was forked from the one that opened the folder, and leaves it alone.
-        reads: of segments. ``bytes_written``, ``failures``: of appending.
-        budget: the limit on the files, and what it leaves.
-        held: which records of which region are held: segments, and the newest rows of open ones.
-        ends: ends of the lanes' step numbers, as the files show. ``evictions``: evicted segments, likewise.
+        forked: this process was forked from the one that opened the folder, and leaves the folder alone.
+        reads: number of segments read. ``bytes_written``, ``failures``: of appending.
+        budget: the limit on the files, and the room that remains.
+        held: held records of each region: segments, and the newest rows of open ones.
+        ends: ends of the lanes' step numbers, from the files. ``evictions``: evicted segments, likewise.
         described: contents of ``store.json``.
         stuck: a region that holds nothing could not be deleted last time.
 
@@ -118,7 +118,7 @@ class DiskTier:
         self.described: dict[str, Any] = {}
 
     def begin(self, claims: Claims, stride: int, in_order: bool, drops: bool = False) -> None:
-        """Begin to serve a log, whose ``claims`` are recorded in notes.
+        """Begin to serve a log. Notes record its ``claims``.
 
         Args:
             stride: limit of steps in a segment.
@@ -142,10 +142,10 @@ class DiskTier:
         return self.regions.nbytes
 
     def share(self, folder: Directory) -> list[tuple[int, str]]:
-        """Link every region into ``folder`` under the same name, and write to it no more: one that holds no segment has
-        notes of what was evicted.
+        """Link every region into ``folder`` under the same name, and write to it no more.
 
-        Returns descriptors of those that cannot be linked, and the names to copy them to.  Raises: OSError.
+        Regions without held segments are included: they have notes of evictions. Returns descriptors of regions that
+        cannot be linked, and the names to copy them to.  Raises: OSError.
         """
         self.check_held()
         self.regions.check_named()
@@ -219,32 +219,35 @@ class DiskTier:
         except OSError as error:
             if not self.budget.drops or error.errno not in FULL:
                 raise
-            # Without any reserve a full disk takes the notes once the files are gone. A crash in between loses nothing
-            # that is held: some steps that were evicted would be back.
+            # Without any reserve a full disk takes the notes only after the files are deleted. A crash in between loses
+            # no held
+            # step: some evicted steps would return.
             self._note_later(numbers)
         self.regions.sync()  # replacements of their records are on disk before they are deleted
         for number in numbers:
             self.regions.delete(number)
             self.held.forget(number)
         if self._ends_due:
-            with contextlib.suppress(OSError):  # else before the next record
+            with contextlib.suppress(OSError):  # retried before the next record
                 self.note(always=True)
 
     def _note_later(self, numbers: list[int]) -> None:
-        """Prepare to note, after regions ``numbers`` are deleted, what their notes tell."""
+        """Prepare the next note to repeat the content of notes in regions ``numbers``, which are being deleted."""
         self.evictions.pending.update(dict.fromkeys(self._told_by(numbers).tolist()))
         self._ends_due = True
 
     def _told_by(self, numbers: list[int]) -> npt.NDArray[np.int64]:
-        """Return the ids of evicted segments that only notes in regions ``numbers`` tell, but of those that a sealed
-        segment replaces."""
+        """Return the ids of evicted segments that only notes in regions ``numbers`` record.
+
+        Ids that a sealed segment replaces are left out.
+        """
         slots = self.evictions.told_by(numbers)
         return self.evictions.ids(slots[self._claims.unsealed(slots)])
 
     def repeat_notes(self, numbers: list[int]) -> None:
-        """Write what records in regions ``numbers`` tell of evictions and of lanes' ends that no other file does.
+        """Write the evictions and lanes' ends that only records in regions ``numbers`` contain.
 
-        Evictions that no file tells yet are written with them.  Raises: OSError.
+        Evictions that no file records yet are written with them.  Raises: OSError.
         """
         again = self._told_by(numbers)
         if again.size or self.evictions.pending or self._noted.region in numbers:
@@ -266,9 +269,9 @@ class DiskTier:
         self.delete(list(self.regions.regions)[:-1])
 
     def evict(self, id_: int) -> None:
-        """Take note that a segment is about to be evicted: no record of it counts any more.
+        """Note that a segment is about to be evicted: its records are no longer valid.
 
-        It is written with the next record, or before a file is deleted.
+        The note is written with the next record, or before a file is deleted.
         """
         self.evictions.pending[id_] = None
 
@@ -287,7 +290,7 @@ class DiskTier:
         return space(Evicted().nbytes + 8 * len(self.evictions.pending)) if self._has_news else 0
 
     def note(self, always: bool = False, again: npt.NDArray[np.int64] = NO_IDS) -> None:
-        """Write a note of evictions and of the generations reserved, for opening.
+        """Write a note of evictions and of the reserved generations, for opening.
 
         Writes nothing if nothing changed, unless ``always``.  Raises: OSError; the evictions are in the next note.
 
@@ -328,9 +331,9 @@ class DiskTier:
         self.note(always=self._claims.evicted().counts != self.evictions.latest.counts)
 
     def begin_life(self) -> None:
-        """Write a note of what opening found, so that no id is ever reused, even after a crash.
+        """Write a note of the state found at opening, so that no id is ever reused, even after a crash.
 
-        A full disk does not keep a store closed: the note is then written before the next record.
+        A full disk does not prevent opening: the note is then written before the next record.
 
         Raises: OSError: for another reason.
         """
@@ -382,7 +385,7 @@ class DiskTier:
         """Write a record that does not count as held yet; return its region and offset.  Raises: OSError."""
         most = min(generation + GENERATIONS, MAX_GENERATION - 1)
         if kind == SEGMENT:
-            self.ends.make_room_for(payload)  # first: what was written counts
+            self.ends.make_room_for(payload)  # first: the written record counts
         region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence)
         if kind == SEGMENT:
             self.ends.reach_by(payload, region)
@@ -402,9 +405,9 @@ class DiskTier:
         """Write a segment, after a note of evictions that made room for it; return its region and offset.
 
         Args:
-            sequence: of the record that this one replaces; ``None``: a new record.
+            sequence: sequence number of the replaced record; ``None``: a new record.
 
-        Raises: OSError; then nothing is held of it.
+        Raises: OSError; then no part of it is held.
         """
         if not self.regions.room_for(len(packed)):
             self.budget.grow_regions()
@@ -432,7 +435,7 @@ class DiskTier:
     def has_tail(self, id_: int, packed: bytes) -> bool:
         """Return whether these very rows of an open segment were written already."""
         before = self._tails.get(id_)
-        # The stored CRC-32: that of bytes followed by their CRC-32 is a constant.
+        # Compare the stored CRC-32: the CRC-32 of bytes followed by their CRC-32 is a constant.
         return before is not None and before.checksum == checksum_of(packed)
 
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:

@@ -1,4 +1,4 @@
-"""Evictions that outlive the process: which records in region files are of evicted segments, and which note says so."""
+"""Evictions that outlive the process: which records in region files belong to evicted segments, by which note."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ Ints = npt.NDArray[np.int64]
 
 
 class Evictions:
-    """Generations evicted of each slot, as notes in region files tell, and the file whose note tells it.
+    """Generations evicted of each slot, by notes in region files, and the file with each note.
 
-    A slot holds one segment at a time, and its generation rises with each: so one number a slot says which of all
-    records were evicted, however long a store lives.
+    A slot holds one segment at a time, and its generation rises with each: so one number a slot identifies all evicted
+    records, over the whole life of a store.
 
     Args:
-        stride: limit of steps in a segment. ``max_slots``: of the store; ids beyond are not its own.
+        stride: limit of steps in a segment. ``max_slots``: of the store; ids beyond are foreign.
 
     Attributes:
-        pending: ids of evicted segments that no note tells yet; a dict keeps their order.
+        pending: ids of evicted segments that no note records yet; a dict keeps their order.
         latest: the latest note.
     """
 
@@ -61,10 +61,10 @@ class Evictions:
         return slot < len(self._generations) and int(self._generations[slot]) >= id_ >> LEAF_BITS
 
     def forget_all_but(self, slots: Ints) -> None:
-        """Forget what was evicted of slots of which no file has a record any more: no note need tell it again.
+        """Forget evictions of slots without records in any file: no note needs to repeat them.
 
         Args:
-            slots: those of all records.
+            slots: slots of all records.
         """
         left = np.zeros(len(self._generations), np.bool_)
         left[slots[slots < len(left)]] = True
@@ -76,7 +76,7 @@ class Evictions:
         return 8 * self._told[region]
 
     def told_by(self, regions: list[int]) -> Ints:
-        """Return the slots whose evictions notes in these regions tell."""
+        """Return the slots whose evictions are recorded in these regions' notes."""
         return np.flatnonzero(np.isin(self._regions, regions))
 
     def ids(self, slots: Ints) -> Ints:

@@ -106,7 +106,7 @@ def _partial_part(name: str, store: str) -> str:
 
 
 def remove_parts(directory: Directory, store: str, files: Files, *, kept: int = 0, named: int = 0) -> None:
-    """Remove all numbered folders but the one ``kept``, and unfinished ones, as ``remove_part`` does."""
+    """Remove all numbered folders except ``kept``, and unfinished ones, like ``remove_part``."""
     for name in directory.names():
         if re.fullmatch("[1-9][0-9]{0,17}", name) and int(name) != kept:
             remove_part(directory, name, store, files, named=int(name) == named)
@@ -153,7 +153,7 @@ def remove_part(directory: Directory, name: str, store: str, files: Files, *, na
 
 
 def remove_partial_manifests(directory: Directory, files: Files) -> None:
-    """Delete partial files of ``store.json`` that crashed processes left. The folder must be locked."""
+    """Delete partial files of ``store.json`` from crashed processes. The folder must be locked."""
     for name in directory.names():
         if _PARTIAL_MANIFEST.fullmatch(name) and directory.is_file(name):
             files.unlink(directory, name)
@@ -163,10 +163,10 @@ def check_empty(directory: Directory, store: bytes | None) -> None:
     """Check that a folder holds nothing but the remains of an interrupted creation of a store.
 
     Args:
-        store: regions of this store may be there: they were about to be linked from a checkpoint.
+        store: regions of this store are allowed: they were about to be linked from a checkpoint.
 
     Raises:
-        FileExistsError: naming what was found, and the remedy.
+        FileExistsError: naming the unexpected file, and the remedy.
     """
     for name in directory.names():
         status = directory.status(name)
@@ -216,7 +216,7 @@ def _is_linked(regions: Directory, name: str, store: bytes) -> bool:
 
 
 def check_apart(path: Path) -> None:
-    """Check that a folder does not lie inside a checkpoint's or a store's.
+    """Check that a folder is not inside a checkpoint's or a store's.
 
     Raises:
         FileExistsError: naming it.

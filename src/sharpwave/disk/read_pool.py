@@ -49,7 +49,7 @@ def _make(files: Files, memory: Bytes, read: Ints) -> bool:
 
 
 def _make_some(files: Files, memory: Bytes, queue: core.ReadQueue, reads: Ints) -> bool:
-    """Make the oldest read, and adjoining ones, with room for them in ``reads``; return whether there was any."""
+    """Do the oldest read, and adjoining ones, within the size of ``reads``; return whether there was any."""
     count = queue.take(reads)
     for read in reads[:count]:
         queue.settle(int(read[SLOT]), _make(files, memory, read))
@@ -57,7 +57,7 @@ def _make_some(files: Files, memory: Bytes, queue: core.ReadQueue, reads: Ints) 
 
 
 def _serve(files: Files, memory: Bytes, queue: core.ReadQueue, wakes: SimpleQueue[bool]) -> None:
-    """Make reads whenever woken, until told to end."""
+    """Do reads whenever woken, until the pool ends."""
     reads = _some()
     while wakes.get():
         while _make_some(files, memory, queue, reads):
@@ -74,8 +74,8 @@ class Readers:
 
     Args:
         memory: uint8 [bytes].
-        state: int64 [slots]; ``core.COMING`` while a slot is being read, then READ or SUSPECT: a read that failed, or
-            whose bytes do not match their checksum.
+        state: int64 [slots]; ``core.COMING`` while a slot is being read, then READ or SUSPECT: a failed read, or a
+            mismatch of the checksum.
         files: if its ``pread`` is the system's, reading takes no interpreter lock.
     """
 
@@ -124,7 +124,7 @@ class Readers:
                     self._work_or_nap()
 
     def close(self) -> None:
-        """Drop queued reads, wait for those under way, and end the threads."""
+        """Drop queued reads, wait for running ones, and end the threads."""
         self._queue.drop()
         while self._queue.pending:
             time.sleep(NAP_S)
@@ -206,7 +206,7 @@ class SegmentReads:
         return self._readers
 
     def read(self, number: int, offset: int, out: memoryview) -> str | None:
-        """Read a segment at once; return what is wrong with it, or ``None``."""
+        """Read a segment at once; return its damage, or ``None``."""
         region = self._regions.regions.get(number)
         try:
             self._regions.read(number, offset, out)

@@ -115,7 +115,7 @@ class RegionFiles:
         return newest is not None and not self._full(newest, need + (0 if note else self.note_room))
 
     def growth(self, nbytes: int) -> int:
-        """Return the disk space that a record of ``nbytes`` takes beyond what is allocated."""
+        """Return the disk space that a record of ``nbytes`` takes beyond the allocated space."""
         need, newest = RECORD.size + nbytes + ALIGNMENT + self.note_room, self.newest
         if newest is None or self._full(newest, need):
             return _extent(0, FIRST + need, max(self.region_bytes, FIRST + need))
@@ -151,7 +151,7 @@ class RegionFiles:
         try:
             region = self._region_for(need, generation)
         except OSError as error:
-            takes_spare = kind == NOTE or self._spare < 0  # or that of a process that crashed
+            takes_spare = kind == NOTE or self._spare < 0  # negative: a crashed process may have left the spare file
             if not takes_spare or error.errno not in FULL or not self.release_spare():
                 raise
             region = self._region_for(need, generation)
@@ -167,7 +167,7 @@ class RegionFiles:
         if region is None or self._full(region, need):
             if region is not None:
                 if region.size > self.region_bytes:
-                    self.finish()  # which frees what it had allocated in advance
+                    self.finish()  # frees its preallocated space
                 self._clean(region)
                 self.check_named()
                 self.sync()
@@ -192,7 +192,7 @@ class RegionFiles:
         self._spare, self.spare_bytes = descriptor, nbytes
 
     def release_spare(self) -> bool:
-        """Free the disk space of ``hold_spare``, or of that of a process that crashed; return whether any was held."""
+        """Free the disk space of ``hold_spare``, also a crashed process's; return whether any was held."""
         if self._spare < 0:
             name = partial_name(MAX_NUMBER, self.identity)
             left = self.directory.is_file(name)
@@ -392,7 +392,7 @@ class RegionFiles:
         return offset
 
     def _clean(self, region: Region) -> None:
-        """Overwrite with zeros the bytes that a failed write left.  Raises: OSError."""
+        """Overwrite the remains of a failed write with zeros.  Raises: OSError."""
         if region.spoiled > region.used:
             self.files.pwrite(region.descriptor, bytes(region.spoiled - region.used), region.used)
         region.spoiled = 0

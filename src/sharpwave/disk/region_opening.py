@@ -18,8 +18,8 @@ def open_regions(regions: RegionFiles, go_on: bool = False) -> tuple[list[tuple[
 
     Args:
         regions: without files so far.
-        go_on: append to the newest file, if it is as a store leaves it and no checkpoint shares it; else a new file is
-            begun. The newest file is not taken to be on disk before a sync.
+        go_on: append to the newest file, if a store left it intact and no checkpoint shares it; otherwise begin a new
+            file. The newest file is not assumed to be on disk before a sync.
 
     Raises:
         OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
@@ -51,7 +51,7 @@ def open_regions(regions: RegionFiles, go_on: bool = False) -> tuple[list[tuple[
         if not (region is newest and regions.goes_on):
             region.used = region.synced = region.size
             region.finished = True
-    if go_on and newest is not None:  # older ones were synced before it was created
+    if go_on and newest is not None:  # older files were synced before this one was created
         newest.synced = FIRST
     return found, damages
 
@@ -102,7 +102,7 @@ def _read(regions: RegionFiles, path: Path) -> tuple[Region | None, list[Record]
 
 
 def _continue(regions: RegionFiles, region: Region) -> None:
-    """Append to a file that another process left, of which only the header is known to be on disk."""
+    """Append to another process's file, of which only the header is known to be on disk."""
     name = region.path.name
     shared = os.fstat(regions.descriptor_of(region)).st_nlink > 1
     if region.finished or shared or region.used >= region.size:

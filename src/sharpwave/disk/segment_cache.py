@@ -1,8 +1,8 @@
 """Cache of sealed segments in the arena, in a store with a disk.
 
-A segment that is needed is read into the arena; where the arena is full, a whole chunk of others is uncached: of the
-oldest chunks, the one with the fewest pinned segments. Under random sampling recency predicts nothing, so the cache
-keeps what is known to be needed: segments of prefetched batches are pinned, and move elsewhere.
+A needed segment is read into the arena; if the arena is full, a whole chunk of others is uncached: of the oldest
+chunks, the one with the fewest pinned segments. Under random sampling recency predicts nothing, so the cache keeps
+segments that are known to be needed: segments of prefetched batches are pinned, and move elsewhere.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Int32s = npt.NDArray[np.int32]
 CANDIDATES = 4
 """Number of oldest chunks of which the one with the fewest pinned segments is freed."""
 DAMAGED = core.SUSPECT + 1
-"""State of a slot, beside those of reads: its segment is damaged."""
+"""State of a slot, beside the states of reads: its segment is damaged."""
 
 
 class SegmentCache:
@@ -61,7 +61,7 @@ class SegmentCache:
         self._reads.use(self._readers)
 
     def place(self, slot: int, base: int) -> None:
-        """Enter the segment in ``slot``, which lies at ``base`` of the arena.  Raises: MemoryError."""
+        """Enter the segment in ``slot``, at ``base`` of the arena.  Raises: MemoryError."""
         index, arena = self.index, self.arena
         slots = np.array([slot])
         index.base[slot] = base
@@ -109,7 +109,7 @@ class SegmentCache:
         self.arena.free(base, int(index.nbytes[slot]))
 
     def uncache_chunk(self) -> bool:
-        """Uncache a chunk's segments; return False if none is left that could be uncached.
+        """Uncache a chunk's segments; return False if no segment can be uncached any more.
 
         Pinned segments move elsewhere, and are uncached only as a last resort.
         """
@@ -126,30 +126,30 @@ class SegmentCache:
         core.pin(self._pins, slots, by)
 
     def fetch(self, slots: Ints) -> int:
-        """Start reads of those of ``slots`` [n] that are neither cached nor being read.
+        """Start reads of the ``slots`` [n] that are neither cached nor being read.
 
-        Returns how many of the first ones are cached or being read now: fewer than n where pinned segments leave no
-        room for all. Damaged ones count as cached and are in ``damaged``. Does not wait.
+        Returns how many of the first slots are cached or being read now: fewer than n if pinned segments leave no room
+        for all. Damaged ones count as cached and are in ``damaged``. Does not wait.
         """
         return self._fetch(slots, self._pins)
 
     def wait(self, slots: Ints) -> None:
-        """Wait for those of ``slots`` that are being read. May be called without the store's lock."""
+        """Wait for the ``slots`` that are being read. May be called without the store's lock."""
         self.stalls += bool((self._state[slots] == core.COMING).any())
         begin = time.perf_counter()
         self._reads.readers.wait(slots)
         self.waited_s += time.perf_counter() - begin
 
     def arrive(self, slots: Ints) -> None:
-        """Wait for those of ``slots`` that are being read, and enter them."""
+        """Wait for the ``slots`` that are being read, and enter them."""
         if self._coming:
             self.wait(slots)
             self._land(slots)
 
     def require(self, slots: Ints) -> int:
-        """Read the segments in ``slots`` [n] into the arena; return how many of the first ones are there now.
+        """Read the segments in ``slots`` [n] into the arena; return how many of the first slots are cached now.
 
-        Other callers' pinned segments are uncached where not even the first two would fit otherwise.
+        Other callers' pinned segments are uncached if otherwise not even the first two would fit.
         """
         if self.index.resident[slots].all():
             self.hits += len(slots)
@@ -233,7 +233,7 @@ class SegmentCache:
         held = self._lists.held_in(chunk)
         slots = np.empty(pinned, np.int64)
         self._lists.uncache_chunk(index.resident, chunk, index.base, index.nbytes, index.offset, pins, slots)
-        arena.free(arena.begin_of(chunk), held)  # what is there stays until something is written over it
+        arena.free(arena.begin_of(chunk), held)  # the bytes stay until they are overwritten
         nbytes = index.nbytes[slots]
         begins = np.cumsum(nbytes) - nbytes
         content = np.empty(int(nbytes.sum()), np.uint8)
@@ -255,7 +255,7 @@ class SegmentCache:
         return self._lists.choose(self.arena.live, pins, self.arena.current, CANDIDATES)
 
     def _land(self, slots: Ints) -> None:
-        """Enter those of ``slots`` whose reads have ended."""
+        """Enter the ``slots`` whose reads have ended."""
         picked = np.empty(len(slots), np.int64)
         read = picked[: core.pick(slots, self._state, core.READ, picked)]
         self._coming -= len(read)
@@ -265,13 +265,13 @@ class SegmentCache:
                 self._again(slot)
 
     def _enter(self, slots: Ints) -> None:
-        """Enter segments that lie at their ``base`` now. Takes no memory."""
+        """Enter segments at their ``base``. Takes no memory."""
         index, arena = self.index, self.arena
         first, chunk_bytes = arena.begin_of(0), arena.chunk_bytes
         self._lists.enter(index.resident, slots, index.base, index.nbytes, index.offset, first, chunk_bytes)
 
     def _again(self, slot: int) -> None:
-        """Repeat a read that failed or did not match its checksum; note what is wrong with the segment."""
+        """Repeat a read that failed or did not match its checksum; record the segment's damage."""
         index, slots = self.index, np.array([slot])
         base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         out = self.arena.memory[base : base + nbytes].data

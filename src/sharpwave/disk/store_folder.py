@@ -26,9 +26,9 @@ FORMAT = 2
 MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
 MANIFEST_BYTES = 1 << 20
 MAX_CHECKPOINT = (1 << 31) - (1 << 20)
-"""Checkpoint numbers lie below this."""
+"""Limit of checkpoint numbers."""
 WAIT_S = 10.0
-"""How long a checkpoint waits for readers of the one before, and readers for it."""
+"""Seconds that a checkpoint waits for readers of the previous one, and readers wait for it."""
 _NAME = re.compile("[0-9a-f]{32}")
 
 
@@ -44,9 +44,9 @@ class Hold:
     Both the lock file and the folder itself are locked: deleting the lock file by hand lets no other process in.
 
     Args:
-        directory: open, and kept open as long as the lock.
+        directory: open, and kept open while the lock is held.
         shared: take a lock that several readers may hold at once, and write nothing.
-        wait_s: how long to wait for other processes to release it.
+        wait_s: seconds to wait for other processes to release it.
 
     Raises:
         StoreInUseError: another process holds it.

@@ -1,4 +1,4 @@
-"""Files of views' states in a store's folder: what their samplers remember, for opening without a checkpoint."""
+"""Files of views' states in a store's folder: the memory of their samplers, for opening without a checkpoint."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def partial_of(name: str) -> str | None:
 
 
 def view_files(folder: Path) -> list[tuple[Path, str]]:
-    """Return the files in a store's folder that are named as those of views, each with the name of its store."""
+    """Return the files in a store's folder that are named like views' files, each with the name of its store."""
     place = folder / VIEWS
     if place.is_symlink() or not place.is_dir():
         return []
@@ -83,10 +83,10 @@ class ViewFiles:
                 self.disk.files.unlink(directory, name)
 
     def read(self, damages: list[str]) -> Iterator[dict[str, Any]]:
-        """Yield the states that earlier processes left; delete what they left half written.
+        """Yield the states of earlier processes; delete their half-written files.
 
         Args:
-            damages: files that cannot be read, or are not this store's, are added, and stay.
+            damages: files that cannot be read, or belong to another store, are added, and stay.
         """
         if self.disk.directory.status(VIEWS) is None:
             return
