@@ -33,7 +33,7 @@ class Recorded:
 
 
 def best_of(totals: Sequence[float], share: float) -> list[int]:
-    """Return the indices, rising, of the highest totals: that share of them, one at least; of equal ones the first."""
+    """Return the indices, rising, of the best share of totals, one at least; of equal totals the first is preferred."""
     count = max(1, int(share * len(totals)))
     return sorted(nlargest(count, range(len(totals)), key=lambda index: totals[index]))
 
@@ -41,16 +41,16 @@ def best_of(totals: Sequence[float], share: float) -> list[int]:
 class RecordedEpisodes:
     """The whole episodes of the store in ``folder``, or of a checkpoint there, in the order of their ends.
 
-    Iterating reads them; unfinished episodes are left out. Ends are told apart by their lanes' numbers of steps, of
-    equal ones by lane: segments need not be in the order of their steps, and those of a checkpoint are not.
+    Iterating reads them; unfinished episodes are left out. Ends are ordered by their lanes' numbers of steps, then by
+    lane: segments need not be in the order of their steps, and a checkpoint's are not.
 
     Args:
-        best_share: share of them that is read, those of the highest returns; one at least.
+        best_share: share of episodes to read, the highest returns first; one at least.
     Attributes:
-        spec: of the store. ``steps``: of the episodes that are read.
+        spec: of the store. ``steps``: number of steps of these episodes.
 
     Raises:
-        FileNotFoundError: no store there.  DamagedError: it is damaged; iterating raises it, too.
+        FileNotFoundError: no store there.  DamagedError: it is damaged; also raised while iterating.
     """
 
     def __init__(self, folder: Path, best_share: float = 1.0) -> None:
@@ -78,7 +78,7 @@ class RecordedEpisodes:
             begin, end = max(0, -first), min(one.header.steps, episode.steps - first)
             arrays = found.unpack(one, ("reward", *obs, *fields))
             frames = frame_rows(one, arrays["flags"])[begin:end]
-            last = first + end == episode.steps  # whose final observation is behind it
+            last = first + end == episode.steps  # the final observation follows it
             for name, parts in obs.items():
                 parts.append(arrays[name][frames[0] : frames[-1] + 1 + last])
             for name, parts in fields.items():

@@ -56,15 +56,15 @@ Progress = Callable[[int], None]
 """Receives the number of bytes read since the last call."""
 
 LOOK_AGAIN_S = 0.2
-"""How long a writing process has to finish a record."""
+"""Seconds that a writing process has to finish a record."""
 LOOKS = 5
-"""How often a checkpoint is read anew, where another has replaced it meanwhile: half of each was read."""
+"""Number of retries for a checkpoint that was replaced while it was read, so that half of each was read."""
 
 LIMITS = ("capacity", "ram", "disk_limit", "seed")
 
 
 def no_progress(total: int) -> Progress:
-    """Ignore the number of bytes to read, and of those read."""
+    """Ignore the number of bytes to read, and the numbers read."""
     return lambda nbytes: None
 
 
@@ -107,11 +107,11 @@ class Segment:
 
 @dataclass(frozen=True)
 class Chain:
-    """A lane's segments that count, in order, and where two of them do not adjoin.
+    """A lane's valid segments, in order, and their gaps and overlaps.
 
     Attributes:
         gaps: (first missing step, first step after it).
-        overlaps: segments whose first steps another has as well.
+        overlaps: segments whose first steps another segment holds, too.
     """
 
     segments: list[Segment]
@@ -142,8 +142,8 @@ def is_store(folder: Path) -> bool:
 
 
 def part_of(folder: Path) -> Path:
-    """Return the folder of the regions, and of the state of a checkpoint: the one that ``store.json`` names, or else
-    the one that exists."""
+    """Return the folder of the regions, and of a checkpoint's state: the one that ``store.json`` names, or else the
+    existing one."""
     try:
         number = int(read_manifest(folder).get("checkpoint", 0))
         return folder / str(number) if number else folder
@@ -158,7 +158,7 @@ def region_files(folder: Path) -> list[Path]:
 
 
 def irregular_folders(folder: Path) -> list[Damage]:
-    """Return damage for anything but folders in place of those of region files: links are not followed."""
+    """Return damage for anything but folders in the place of region folders: links are not followed."""
     part = part_of(folder)
     for path in dict.fromkeys((part, part / FOLDER)):
         if path != folder:
@@ -190,7 +190,7 @@ class Reader:
         begin: offset of the first record to look for. ``known``: dictionaries before it, found earlier.
 
     Attributes:
-        records: those found from ``begin`` on.
+        records: records found from ``begin`` on.
         damages: damage found in both of two reads.
 
     Raises:
@@ -227,7 +227,7 @@ class Reader:
 
     @property
     def described(self) -> Described:
-        """Description of the store, which is known."""
+        """Description of the store, which must be known."""
         assert self._described is not None
         return self._described
 
@@ -300,12 +300,12 @@ class FileScan:
 
     Attributes:
         final: whether no record will follow. ``next``: offset of the next one.
-        counts: intact records by kind. ``sound``: those that could be decoded, too.
-        file: ``None`` where its header cannot be trusted.
-        segments: those with steps, each with its outline.
+        counts: intact records by kind. ``sound``: decodable ones among them.
+        file: ``None`` if its header cannot be trusted.
+        segments: segments with steps, each with its outline.
         notes: of evictions, each with its record's sequence number.
-        torn: bytes that are no record; those behind the last record, which may have been half written, as of the last
-            read. ``undecodable``: segments.
+        torn: bytes outside records, as of the last read; bytes behind the last record may be a half-written one.
+            ``undecodable``: segments.
     """
 
     inode: int
@@ -327,7 +327,7 @@ class FileScan:
         return [*self.torn, *self.undecodable]
 
     def torn_with(self, damages: list[Damage]) -> list[Damage]:
-        """Return what is torn by another read, from ``next`` on: what is before it is not read again."""
+        """Return the torn bytes by another read, from ``next`` on: earlier bytes are not read again."""
         return [*(one for one in self.torn if one.offset >= FIRST and one.offset + one.nbytes <= self.next), *damages]
 
     def read(self, reader: Reader, look: Look | None, advance: Progress) -> None:
@@ -353,7 +353,7 @@ class FileScan:
                 except (DamagedError, OSError) as error:
                     self.undecodable.append(segment_damage(reader.path, record, error))
                     continue
-                if header.steps:  # else only frames of an episode under way
+                if header.steps:  # otherwise only frames of an episode under way
                     self.segments.append((Segment(reader.path, record, header), outline))
             self.sound[record.kind] += 1
         advance(max(0, nbytes - told))
@@ -380,7 +380,7 @@ class FolderScan:
         self.files: dict[Path, FileScan] = {}
 
     def update(self, described: Described | None, progress: Callable[[int], Progress] = no_progress) -> bool:
-        """Read what was written since the last call; return whether anything changed.  Cost: the new bytes."""
+        """Read data written since the last call; return whether anything changed.  Cost: the new bytes."""
         paths = region_files(self.folder)
         old = {path: file for path, file in self.files.items() if file.inode == _inode(path) and path in paths}
         changed = old.keys() != self.files.keys()  # deleted, or replaced
@@ -435,10 +435,10 @@ def _inode(path: Path) -> int:
 def chains(
     folder: Path, files: Mapping[Path, FileScan], stride: int, damages: list[Damage]
 ) -> tuple[dict[int, Chain], int]:
-    """Return the segments that count, by lane: those held, one record of each. And the number of superseded ones.
+    """Return the valid segments, by lane: held ones, one record of each. Also return the number of superseded records.
 
     Args:
-        damages: of a checkpoint are appended: its state, or segments that its files lack.
+        damages: damage of a checkpoint is appended: of its state, or segments that its files lack.
     """
     found = {(number, one.record): one for number, file in enumerate(files.values()) for one, _ in file.segments}
     ids = _checkpoint_ids(folder, damages)

@@ -153,8 +153,8 @@ class Shown:
     """Frame of an episode.
 
     Attributes:
-        step: its number in the episode; that of the final observation is the number of steps.
-        reward: its step's, which comes after it; ``None`` for the final observation.
+        step: its number in the episode; for the final observation, the number of steps.
+        reward: reward of its step, which follows the frame; ``None`` for the final observation.
         gained: sum of the rewards from the frame shown before to this one.
     """
 
@@ -202,10 +202,10 @@ class Following:
         self.survey = Survey(folder, describe(folder))
 
     def update(self, progress: Callable[[int], Progress] = no_progress) -> bool:
-        """Read what was written since the last call; return whether anything changed.
+        """Read new data; return whether anything changed.
 
         Raises:
-            FileNotFoundError, DamagedError: as the constructor; ``survey`` stays as it was.
+            FileNotFoundError, DamagedError: as in the constructor; ``survey`` is unchanged.
 
         Cost: reading the new bytes, and O(segments + episodes).
         """

@@ -63,10 +63,10 @@ def check(folder: Path, progress: Callable[[int], Progress] = no_progress) -> Ch
         progress: called with the number of bytes to read; returns a function that receives the numbers read.
 
     Raises:
-        FileNotFoundError: no store there. Anything else that is wrong is in ``damages``.
+        FileNotFoundError: no store there. All other problems are in ``damages``.
 
-    Takes the memory of the largest segment, encoded and decoded, of a file's dictionaries, and some 500 bytes for each
-    segment.
+    Takes the memory of the largest segment, encoded and decoded, of one file's dictionaries, and some 500 bytes for
+    each segment.
     """
     for _ in range(LOOKS):
         part, result = part_of(folder), _checked(folder, progress)
@@ -127,7 +127,7 @@ def _check_lanes(folder: Path, scan: FolderScan, stride: int, result: Check) -> 
 
 
 def _check_views(folder: Path, result: Check) -> None:
-    """Read the files of views' states: without them priorities and uses begin anew."""
+    """Read the files of views' states: without them priorities and uses start over."""
     for path in _of_views(folder):
         try:
             read_view(path)
@@ -150,7 +150,7 @@ def _of_views(folder: Path) -> list[Path]:
 
 
 def _strangers(folder: Path) -> list[Path]:
-    """Return the files in a store's folder that are no part of it, including those that recovery set aside."""
+    """Return the files in a store's folder that do not belong to it, including files that recovery set aside."""
     part, views = part_of(folder), folder / VIEWS
     known = {MANIFEST, LOCK, QUARANTINE, VIEWS, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]

@@ -76,7 +76,7 @@ def save(
             write_manifest(directory, settings | said, files)
         except BaseException:
             with suppress(OSError):
-                if _manifest(directory)["checkpoint"] != number:  # else only the sync after it failed
+                if _manifest(directory)["checkpoint"] != number:  # otherwise only the sync after it failed
                     remove_part(directory, str(number), identity, files)
             raise
         if before["checkpoint"]:
@@ -137,8 +137,7 @@ def _write_part(
 
 
 def _trim() -> None:
-    """Return the C library's free memory, left from copies, to the system: it counts towards the process, not
-    ``ram=``."""
+    """Return the C library's free memory to the system: it counts towards the process, not ``ram=``."""
     with suppress(AttributeError, OSError, TypeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -160,7 +159,7 @@ class SegmentCopier(LogListener):
     """Copier of segments in memory to a checkpoint's region files, while the store goes on.
 
     Attributes:
-        nbytes: of the copies in memory.
+        nbytes: size of the copies in memory.
     """
 
     def __init__(self, log: StepLog, regions: RegionFiles, tails: list[tuple[int, bytes]]) -> None:

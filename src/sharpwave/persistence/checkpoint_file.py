@@ -1,8 +1,8 @@
-"""Checkpoints in a single file: a zip archive, uncompressed, of the files that a checkpoint's folder has.
+"""Checkpoints in a single file: a zip archive, uncompressed, of the files in a checkpoint's folder.
 
 It is packed from a folder beside it, and renamed once it is complete. It is opened by unpacking it into a hidden folder
-beside it, or beside the store that it becomes, which is deleted again. Whatever is in it is read as a stranger's folder
-is.
+beside it, or beside the new store; that folder is deleted again. Its content is read as untrusted input, like a
+folder's.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def save_file(path: Path, save: Callable[[Path, Callable[[Directory], None]], No
         save(stage, pack)
     finally:
         with contextlib.suppress(OSError):
-            stage.rmdir()  # not if something is left in it that a process which crashed made, or another is making
+            stage.rmdir()  # fails if another process's file, of a crash or in use, is left in it
 
 
 def _check_ours(path: Path) -> None:
@@ -126,10 +126,10 @@ def folder_to_open(path: Path, disk: Path | None) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def folder_of(path: Path, disk: Path | None = None) -> Iterator[Path]:
-    """Provide the folder of a checkpoint: ``path`` itself, or if that is a file, what is in it, unpacked for as long.
+    """Provide the folder of a checkpoint: ``path`` itself, or the content of a file, unpacked for the duration.
 
     Args:
-        disk: the unpacked files lie beside this folder; default: beside the file, or where that cannot be written to in
+        disk: the unpacked files lie beside this folder; default: beside the file, or if that folder is not writable, in
             the system's temporary folder.
 
     Raises:

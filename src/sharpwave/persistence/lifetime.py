@@ -1,7 +1,7 @@
-"""Life of a store in its process: which folders have an open one, forks, and the end, when the last owner is freed.
+"""Life of a store in its process: the registry of open folders, forks, and closing when the last owner is freed.
 
-At the end everything appended is written, and the folder released. In a forked process the store's memory is a copy
-that goes on; its files stay the parent's.
+At the end all appended steps are written, and the folder is released. In a forked process the store's memory is a copy
+that goes on; its files remain the parent's.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from sharpwave.persistence.settings import Settings
 from sharpwave.persistence.snapshot import flush
 
 EXIT_WAIT_S = 10.0
-"""How long the end of the process waits for a thread that is using the store."""
+"""Seconds that the process waits, at exit, for a thread that is using the store."""
 FORK_WAIT_S = 10.0
-"""How long a fork waits for a thread that is changing a store."""
+"""Seconds that a fork waits for a thread that is changing a store."""
 MAY_CHANGE = {"capacity", "ram", "disk_limit", "on_full", "seed"}
-"""Settings that a store may be opened again with others of."""
+"""Settings that may differ when a store is opened again."""
 
 
 class Life:
-    """Token kept by a store and by its views, and by nothing that these keep: it dies with the last of them.
+    """Token held by a store and by its views, but by none of their parts: it is freed with the last of them.
 
-    Then, and when the interpreter exits, the store is closed if it was not. A forked process leaves that to the one
-    that opened the store.
+    Then, and at interpreter exit, an open store is closed. A forked process leaves that to the process that opened the
+    store.
     """
 
     def __init__(self, log: StepLog, lock: Any) -> None:
         self._end = weakref.finalize(self, _end, log, lock, os.getpid())
 
     def keep(self, store: Any) -> None:
-        """Keep what a store consists of, for ``store``. Again, once it is replaced."""
+        """Keep the parts of ``store``. Called again after they are replaced."""
         self._kind, self._store = type(store), weakref.ref(store)
         self._parts = {name: part for name, part in vars(store).items() if part is not self}
 
@@ -62,7 +62,7 @@ def close(log: StepLog) -> None:
     """Flush, and release the folder in any case. The lock is held.
 
     Raises:
-        OSError: naming what could not be written, and is lost.
+        OSError: naming the steps that could not be written, and are lost.
     """
     disk, closed = log.disk, log.closed
     log.closed = True
@@ -137,11 +137,11 @@ def was_left_in(folder: Path) -> bool:
 
 
 def check_same(now: Settings, was: Settings, folder: Path, *, is_open: bool, default_segments: bool = False) -> None:
-    """Check that a store has the settings that it is wanted with.
+    """Check that a store has the requested settings.
 
     Args:
-        is_open: whether it is open, else left in the folder, where what may change is not compared.
-        default_segments: whether ``segment_steps`` was not given, and is as it was.
+        is_open: whether it is open; in a folder, changeable settings are not compared.
+        default_segments: whether ``segment_steps`` was not given, and is unchanged.
 
     Raises: ValueError: naming what differs.
     """

@@ -1,4 +1,4 @@
-"""Opening of a log: a new one, one that another process left on disk, or one from a checkpoint."""
+"""Opening of a log: a new one, an existing one on disk, or one from a checkpoint."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ States = dict[int, dict[str, Any]]
 
 @dataclass
 class Left:
-    """Store that was left in a folder: one on disk, or a checkpoint, whose number is ``checkpoint`` (else 0).
+    """Store found in a folder: one on disk, or a checkpoint, whose number is ``checkpoint`` (otherwise 0).
 
     Attributes:
         directory: the folder, held open.
-        target: folder of the store that will be opened; ``None``: in memory.
+        target: folder of the store to open; ``None``: in memory.
         in_place: whether it is opened where it is.
-        writers_go_on: whether lanes are fed by writers elsewhere that go on: no episode ends because it is opened.
+        writers_go_on: whether remote writers feed the lanes and go on: opening ends no episode.
     """
 
     directory: Directory
@@ -66,7 +66,7 @@ class Left:
     @classmethod
     @contextlib.contextmanager
     def read(cls, folder: Path, disk: Path | None) -> Iterator[Left]:
-        """Read the store in a folder, whose checkpoint is not replaced meanwhile.
+        """Read the store in a folder. Its checkpoint is not replaced meanwhile.
 
         Raises:
             FileNotFoundError, DamagedError, StoreInUseError, OSError.
@@ -154,7 +154,7 @@ def begin(
 
     Args:
         folder: of the store on disk; ``None``: in memory.
-        left: the store to open; ``None``: a new store.
+        left: the existing store to open; ``None``: a new store.
 
     Raises:
         FileExistsError, StoreInUseError, OSError, MemoryError, NewerVersionError.
@@ -251,7 +251,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
     log.annotations = Annotations(left.manifest.get("annotations"))
     report.damages = [escaped(one) for one in (*damages, *report.damages)]
     report.differences = _differences(settings, left)
-    if left.in_place:  # nothing else has these steps
+    if left.in_place:  # no other store has these steps
         needed = 0 if disk is None else sum(map(disk.budget.needed_bytes, disk.regions.regions))
         _warn_of_evictions(settings, left, log.inventory.held_steps, needed)
     if disk is not None:
@@ -339,10 +339,10 @@ def _differences(settings: Settings, left: Left) -> list[str]:
 
 
 def _warn_of_evictions(settings: Settings, left: Left, steps: int, nbytes: int) -> None:
-    """Warn, before anything is evicted, where limits other than before have no room for what the store has.
+    """Warn, before anything is evicted, if changed limits have no room for the store's steps.
 
     Args:
-        steps, nbytes: that it holds, and that they take in its files.
+        steps, nbytes: number of held steps, and their size in its files.
     """
     for name, held, unit in (("capacity", steps, "steps"), ("disk_limit", nbytes, "bytes of files")):
         now, was = getattr(settings, name), left.manifest.get(name)

@@ -1,4 +1,4 @@
-"""Segments read from region files: their bytes and dictionaries, within the limits that a store's own segments keep.
+"""Segments read from region files: their bytes and dictionaries, within the limits of a store's own segments.
 
 Opening a store and the read-only tools read segments through this module, so both refuse the same ones.
 """
@@ -96,9 +96,9 @@ def max_slots(records: int) -> int:
 
 
 def ranked(found: Found, stride: int, evictions: Evictions) -> list[list[Place]]:
-    """Return, slot by slot in the order of writing, the record that counts and then earlier ones; none evicted.
+    """Return, slot by slot in the order of writing, the valid record and then earlier ones, without evicted segments.
 
-    Rows of open segments come last. An earlier record serves where a later one cannot be used: a power cut may leave a
+    Rows of open segments are last. An earlier record serves if a later one is unusable: a power cut may leave a
     segment without the dictionary that was written before it.
     """
     slots: dict[int, list[Place]] = {}

@@ -51,11 +51,11 @@ class Recovery:
 
     Attributes:
         segments, steps: restored.
-        cut_steps: flushed steps dropped at the end of an episode that went on: they cannot be learned from without
-            their successor. Their observation is the final one of the step before.
-        damages: bytes set aside, each with its file, its offset and what was expected.
-        differences: limits other than before, and their consequences.
-        views: names of the checkpoint's views that ``sharpwave.Store.transitions`` was not called for yet. They are
+        cut_steps: flushed steps dropped at the end of an unfinished episode: they cannot be learned from without their
+            successor. Their observation is the final one of the step before.
+        damages: bytes set aside, each with its file, its offset and the expected content.
+        differences: changed limits, and their consequences.
+        views: names of the checkpoint's views for which ``sharpwave.Store.transitions`` was not called yet. They are
             kept for the next checkpoint.
     """
 
@@ -68,18 +68,18 @@ class Recovery:
 
 
 class Adoption:
-    """Adoption of segments that lie in ``regions``, as the records ``found``.
+    """Adoption of segments in ``regions``, given as the records ``found``.
 
     Args:
         damages: damaged segments are appended.
         disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
         max_lanes: limit of the store's lanes.
-        writers_go_on: no episode is truncated at its lane's end, as the next segment may go on with it.
+        writers_go_on: no episode is truncated at its lane's end, as the next segment may continue it.
 
     Attributes:
         full: a segment did not fit into memory.  damaged: the last segment tried was damaged.
-        broken: slots of segments whose episode was broken off after them, which their bytes do not say.
-        ends: ends of the lanes' step numbers, as all records show them. ``evictions``: evicted segments, by notes.
+        broken: slots of segments whose episode was broken off after them, which their bytes do not show.
+        ends: ends of the lanes' step numbers, from all records. ``evictions``: evicted segments, from notes.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Adoption:
         return bytes(content)
 
     def _read_notes(self, found: Found) -> None:
-        """Take the ends of the lanes' step numbers, and the evictions, from all records, evicted and replaced ones too.
+        """Read the ends of the lanes' step numbers, and the evictions, from all records, also evicted or replaced.
 
         Cost: a read of each note and tail, and of the header of each segment.
         """
@@ -231,8 +231,8 @@ class Adoption:
     def link_lanes(self) -> None:
         """Chain the lanes' segments before their open ones, which exist already.
 
-        An episode under way is truncated where the next segment begins another. Where steps in between are not held,
-        it is not: they were evicted, or lost, and how it went on is unknown.
+        An unfinished episode is truncated if the next segment begins another. If steps in between are missing, it is
+        not: they were evicted or lost, and how the episode went on is unknown.
         """
         log, index = self.log, self.log.index
         for lane, slots in self._lanes.items():
@@ -293,8 +293,8 @@ def adopt_all(adoption: Adoption) -> Recovery:
     """Adopt every intact segment that was not evicted into the empty log; with a disk they stay there until they are
     sampled.
 
-    Afterwards every lane begins a new episode: where the lane's last known step did not end one, that episode is
-    truncated there, and the observation after that step is the final one.
+    Afterwards every lane begins a new episode: if the lane's last known step did not end one, that episode is truncated
+    there, and the observation after that step is the final one.
 
     Raises:
         OSError: a file cannot be written; then nothing is deleted or moved.
@@ -313,16 +313,16 @@ def adopt_all(adoption: Adoption) -> Recovery:
         log.retention.threshold = latest.threshold
     inventory = log.inventory
     inventory.evicted_segments, inventory.dropped_steps = latest.segments, latest.dropped_steps
-    adoption.link()  # which may write records, and a note of these counts before them
+    adoption.link()  # may write records, and before them a note of these counts
     inventory.evicted_steps = inventory.total_steps - inventory.held_steps
     return adoption.report
 
 
 def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
-    """Delete regions that hold nothing any more; move those of which nothing could be used to ``quarantine``.
+    """Delete regions without held records; move regions without usable records to ``quarantine``.
 
-    Only files that name this store; others stay where they are. What their notes tell is written again first; on a full
-    disk they stay until it can be.
+    Only files that name this store; others stay in place. The content of their notes is written again first; on a full
+    disk they stay until that succeeds.
 
     Raises: OSError.
     """

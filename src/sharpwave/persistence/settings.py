@@ -126,7 +126,7 @@ class Settings:
         """Return the settings in ``store.json``, overridden by those ``given`` that are not ``None``.
 
         Raises:
-            DamagedError: not as a store writes it.  ValueError: a given one.
+            DamagedError: no store wrote it.  ValueError: a given setting is invalid.
         """
         said = cls.said(folder, manifest)
         now: dict[str, Any] = {name: getattr(said, name) for name in (*LIMITS, "on_full", "seed")}

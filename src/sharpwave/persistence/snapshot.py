@@ -25,10 +25,10 @@ COUNTS = ("total_steps", "evicted_steps", "evicted_segments", "dropped_steps")
 
 
 def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
-    """Sync everything appended so far to disk, open segments included, and what ``views`` remember.
+    """Sync everything appended so far to disk, including open segments and the states of ``views``.
 
     Args:
-        evict: evict for the rows of open segments where the files' limit has no room; else exceed it, as opening does.
+        evict: evict to fit the rows of open segments into the files' limit; otherwise exceed it, as opening does.
 
     Raises: OSError.
     """
@@ -122,13 +122,13 @@ def slots_needed(state: dict[str, Any]) -> int:
 
 
 def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
-    """Restore everything into the empty log: with a disk the segments stay there, else they are read into memory.
+    """Restore everything into the empty log: with a disk the segments stay there, otherwise they are read into memory.
 
-    Segments that are not among the records found, are damaged, or no longer fit into memory are lost: those that
-    would be evicted first are the first not to be kept.
+    Segments that are missing, damaged, or no longer fit into memory are lost: the first to be evicted are the first to
+    be dropped.
 
     Raises:
-        KeyError, TypeError, ValueError, DamagedError: not from ``capture``.
+        KeyError, TypeError, ValueError, DamagedError: not a result of ``capture``.
     """
     log, report, found = adoption.log, adoption.report, adoption.found
     index, inventory, stride = log.index, log.inventory, log.stride
@@ -177,7 +177,7 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
 
 
 def _renew(generation: Ints, lost: Ints, state: dict[str, Any]) -> None:
-    """Give the slots ``lost`` [n] generations that were never used: ids of lost steps are not those of later ones."""
+    """Give the slots ``lost`` [n] new generations: so ids of lost steps are never ids of later ones."""
     generation[lost] = np.maximum(generation[lost] + 1, int(state["first_generation"]))
 
 
