@@ -14,7 +14,7 @@ from sharpwave.showing import contact_sheet, described, table, titled
 
 
 def needed(package: str) -> Any:
-    """Import a framework.  Raises: ModuleNotFoundError: saying what installs it."""
+    """Import a framework.  Raises: ModuleNotFoundError: naming the command that installs it."""
     try:
         return importlib.import_module(package)
     except ModuleNotFoundError as error:
@@ -33,7 +33,7 @@ def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
 
 
 class Arrays:
-    """Arrays of a batch, each an attribute of a dataclass; ``fields`` holds those of further fields by name."""
+    """Arrays of a batch, each an attribute of a dataclass; ``fields`` holds the further fields' arrays by name."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
     probabilities: Any
@@ -67,7 +67,7 @@ class Arrays:
         return f"{name} of {len(self)}" if getattr(self.ids, "shape", None) else name  # ``map`` may have left numbers
 
     def _parts(self) -> Iterator[tuple[str, Any]]:
-        """Yield each array by name, and what else there is."""
+        """Yield each array by name, and other values."""
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name == "fields":
@@ -103,9 +103,9 @@ class Arrays:
     def jax(self, device: Any = None) -> Self:
         """Return the same batch as JAX arrays on ``device``; by default on the CPU.
 
-        There they share the batch's memory from 64 KiB on, but not stacks of frames of transitions with ``n_step=1``,
-        as those of ``obs`` and ``next_obs`` overlap, nor numbers of 64 bits, which JAX cuts to 32 by default: those are
-        copied. ``ids``, ``lane`` and ``step`` stay numpy's, as they may need 64 bits.
+        From 64 KiB on they share the batch's memory. Copied are stacks of frames of transitions with ``n_step=1``, as
+        ``obs`` and ``next_obs`` overlap, and numbers of 64 bits, which JAX cuts to 32 by default. ``ids``, ``lane`` and
+        ``step`` stay numpy's, as they may need 64 bits.
         """
         jax = needed("jax")
         target = jax.devices("cpu")[0] if device is None else device
@@ -134,32 +134,33 @@ class Draws:
 
 @dataclass(repr=False)
 class Batch(Arrays):
-    """B transitions, in memory that is theirs for as long as an array, slice or CPU tensor over it is there.
+    """B transitions, in memory that is theirs while any array, slice or CPU tensor over it exists.
 
     Stacks of frames in ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but
-    one frame: a write to one changes the other. All other arrays are C-contiguous. All that takes less
-    than 256 bytes an item lies in one piece of memory.
-    What is held counts as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on
-    another device take memory of the process's own.
+    one frame: a write to one changes the other. All other arrays are C-contiguous. All arrays of less than 256 bytes an
+        item
+    lie in one piece of memory.
+    Held batches count as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on another
+    device take the process's own memory.
 
     Attributes:
         obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; in dicts and tuples, as the
             spec has them. ``next_obs`` is the observation after the last step that ``reward`` sums, the true final one
             where that step ended the episode.
-        action: [B, *shape], likewise.
-        reward: float32 [B], the discounted sum of up to n rewards; float32's largest value where the sum is beyond it.
-        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: what the value of ``next_obs`` counts for.
+        action: [B, *shape]; in dicts and tuples, as the spec has them.
+        reward: float32 [B], the discounted sum of up to n rewards, clipped to float32's largest value.
+        discount: float32 [B], ``gamma**n_used * (1 - terminated)``: factor of the value of ``next_obs``.
         weights: float32 [B], importance weights, 1 for uniform sampling.
-        probabilities: float64 [B], with which each was drawn.
-        ids: int64 [B], for ``update_priorities``. They know which store they are of, which refuses those of another.
+        probabilities: float64 [B], each item's probability in its draw.
+        ids: int64 [B], for ``update_priorities``. They are tagged with their store; another store refuses them.
         fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
-        source: int64 [B], which view of a ``Blend`` each is from; ``None`` where there is one.
-        terminated, truncated: bool [B], how the last step that ``reward`` sums ended the episode, if it did.
+        source: int64 [B], each item's view in a ``Blend``; ``None`` without a blend.
+        terminated, truncated: bool [B], whether the last step that ``reward`` sums ended the episode so.
         n: int64 [B], steps that ``reward`` sums.
         lane, step: int64 [B], the lane and the step's number in it (``Store.ids``).
-        relabelled: bool [B], which have a goal that their episode achieved, and its reward; ``None`` without
+        relabelled: bool [B], whether an item has a goal that its episode achieved, and its reward; ``None`` without
             ``relabel=``.
-        shards: int64 [B], the incarnation of the shard that each is from; ``None`` of a store in this process.
+        shards: int64 [B], the incarnation of each item's shard; ``None`` for a store in this process.
     """
 
     obs: Any
@@ -191,24 +192,24 @@ class SequenceBatch(Arrays):
 
     Attributes:
         obs: [B, T + n_step, *shape], or [B, T + n_step, stack, *shape] where the field has a stack; in dicts
-            and tuples, as the spec has them. Each step's observation, then those that returns bootstrap from; after an
-            episode's last step its true final one; zeros beyond.
-        action: [B, T, *shape], likewise.
+            and tuples, as the spec has them. Each step's observation, then the observations that returns bootstrap
+            from; after an episode's last step its true final one; zeros beyond.
+        action: [B, T, *shape]; in dicts and tuples, as the spec has them.
         reward: float32 [B, T], n-step returns: the discounted sum of up to n rewards, as of ``Batch``.
         step_reward: float32 [B, T], of each step alone.
-        discount: float32 [B, T], ``gamma**n_used * (1 - terminated)``: what the value of the observation in column
-            ``bootstrap`` counts for.
+        discount: float32 [B, T], ``gamma**n_used * (1 - terminated)``: factor of the value of the observation in column
+            ``bootstrap``.
         bootstrap: int64 [B, T], columns of ``obs``: a step's own plus n_used.
         mask: bool [B, T], a step. ``first``: bool [B, T], an episode's first one: a recurrent state is zero there.
         weights: float32 [B], importance weights, 1 for uniform sampling.
-        probabilities: float64 [B], with which each was drawn.
+        probabilities: float64 [B], each item's probability in its draw.
         ids: int64 [B], for ``update_priorities``.
         fields: the spec's further fields by name, [B, T, *shape]; a sparse one (``Field(every=k)``) [B, *shape], its
             value at the window's first step, where that step's number in its episode is a multiple of k, else at the
             last multiple before it. Also as ``batch["name"]``.
         burn_in: columns before the first trained one.
-        source: int64 [B], which view of a ``Blend`` each is from; ``None`` where there is one.
-        terminated, truncated: bool [B, T], how a step ended the episode, if it did.
+        source: int64 [B], each item's view in a ``Blend``; ``None`` without a blend.
+        terminated, truncated: bool [B, T], whether a step ended the episode so.
         n: int64 [B, T], steps that ``reward`` sums.
         lane, step: int64 [B], the lane and the first trained step's number in it (``Store.ids``).
         shards: int64 [B], as of a ``Batch``.

@@ -1,4 +1,4 @@
-"""Source of one view's batches: drawn and filled by one call of the core where it can be, else step by step."""
+"""Source of one view's batches: drawn and filled by one call of the core if possible, otherwise step by step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Floats = npt.NDArray[np.float64]
 Undo = Callable[[], None]
 
 MAX_LAYOUTS = 4
-"""Number of batch sizes whose layouts, with working memory, are kept."""
+"""Limit of batch sizes whose layouts, with working memory, are kept."""
 
 
 class BatchSource:
@@ -43,14 +43,14 @@ class BatchSource:
     Args:
         log: the store's log; ``gate``: where batches wait for steps.
         seed: as for ``numpy.random.default_rng``.
-        max_times_sampled: limit of the times that an item is sampled; ``None``: none.
+        max_times_sampled: limit of an item's samples; ``None``: none.
         limiter: bounds samples against inserts; ``None``: nothing waits.
 
     Attributes:
         items: items that can be drawn. ``rng``: generator of the draws. ``tag``: of the ids.
-        pace: what batches and appends wait for. ``unused``: draws of streams.
-        complete: ends the filling of a batch by a call of the user's, which needs the store's lock as ``sample`` does;
-            ``None``: the core does all.
+        pace: waiting of batches and appends. ``unused``: draws of streams.
+        complete: ends the filling of a batch by a call of the user's function, which needs the store's lock like
+            ``sample``; ``None``: the core does everything.
 
     Raises:
         ValueError, TypeError: naming the argument.
@@ -71,7 +71,7 @@ class BatchSource:
         check_limiter(view.kind, limiter, log.admission.capacity, None if uses is None else uses.max_uses)
         self.log, self.gate, self.view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
         self.rng, self._process = np.random.default_rng(seed), path()
-        self.items = Items(log, view, sampler, uses)  # last of what may fail: then the sampler can serve another view
+        self.items = Items(log, view, sampler, uses)  # last of the calls that may fail, as it binds the sampler
         self.unused = UnusedDraws(log, self.items)
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
         self.layouts: dict[int, BatchLayout] = {}  # by batch size, the latest
@@ -236,14 +236,15 @@ class BatchSource:
                 undo = self.draw(other, beta)
                 draw.items[gone], draw.probabilities[gone] = other.items, other.probabilities
                 draw.uniforms[gone] = other.uniforms
-                self.items.weigh(draw, beta)  # those of the resampled items were divided by their own largest
+                self.items.weigh(draw, beta)  # the resampled items' weights were divided by their own largest
             if self._filled(target, undo):
                 return undo
 
     def _filled(self, target: BatchTarget, undo: Undo) -> bool:
         """Fill a batch's memory with its draw. An error undoes the draw, and so does damage.
 
-        Returns False if segments were damaged: others can be sampled, and those no more.  Raises: DamagedError: none.
+        Returns False if segments were damaged, so that their items are excluded.  Raises: DamagedError: no items
+        remain.
         """
         try:
             self._fill(target)
@@ -323,12 +324,12 @@ class BatchSource:
             view.finish(target)
 
     def _resident(self, slots: Ints) -> int:
-        """Read the segments ``slots`` [n, k] of items into memory, for as many of the first items as there is room for.
+        """Read the segments ``slots`` [n, k] of items into memory, for as many of the first items as fit.
 
         Returns the number of those items.
 
         Raises:
-            MemoryError: not even one fits.  DamagedError: a segment read is damaged.
+            MemoryError: not even one fits.  DamagedError: a segment that was read is damaged.
         """
         cache = self.log.segment_cache
         assert cache is not None
@@ -348,7 +349,7 @@ class BatchSource:
     def _set_aside_damaged(self) -> bool:
         """Exclude the items of segments that cannot be read or decoded.
 
-        Returns False if there was none that was not excluded before, or if no item is left, not even a used-up one.
+        Returns False if all were excluded before, or if no item is left, not even a used-up one.
         """
         items, before = self.items, self.items.known
         for slot, problem in self.log.sealed.damaged.items():
@@ -393,19 +394,21 @@ def _nothing() -> None:
 
 
 def own_generator(inherited: np.random.Generator) -> np.random.Generator:
-    """Return a generator for the draws of a forked process, at the first of them.
+    """Return a generator for the draws of a forked process. Called at its first draw.
 
-    What it draws follows from the generator's state at the fork, from which fork this is and, in a worker of PyTorch's
-    DataLoader, from the worker's number and seed. So it differs in every fork, and is the same in a run that forks in
-    the same order and seeds torch.
+    Its seed combines the generator's state at the fork, the fork's number and, in a worker of PyTorch's DataLoader, the
+    worker's number and seed. So it differs in every fork, and is the same in a run that forks in the same order and
+    seeds torch.
     """
     state = inherited.integers(1 << 32, size=8, dtype=np.uint64).tolist()  # of this process's copy
     return np.random.default_rng(np.random.SeedSequence([*state, *_worker()], spawn_key=path()))
 
 
 def _worker() -> tuple[int, ...]:
-    """Return number and seed of the DataLoader's worker that this process is; empty: it is none. A worker is told
-    after the fork, so hooks of forks come too early to ask."""
+    """Return the number and seed of this DataLoader worker; empty in other processes.
+
+    A worker learns them after the fork, so fork hooks run too early for this.
+    """
     worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
     worker = None if worker_info is None else worker_info()
     return () if worker is None else (int(worker.id), int(worker.seed))

@@ -29,19 +29,19 @@ from sharpwave.views.view_parts import Choice, Part, Parts, Share
 B = TypeVar("B", bound=Arrays)
 
 MAY_DIFFER = frozenset({"stride", "eta"})
-"""Settings of views that say which items there are and what their priorities are, but not what an item holds."""
+"""Settings of views that determine the items and their priorities, but not the content of an item."""
 
 
 class Blend(Generic[B]):
-    """Batches of several views, of one store or of several: each item comes from a view with the view's share.
+    """Batches of several views, of one store or several: each view provides its share of the items.
 
-    That is how R2D3 learns from demonstrations and from its own experience (Paine et al. 2019, section 3).
+    R2D3 learns so from demonstrations and from its own experience (Paine et al. 2019, section 3).
 
     Args:
         parts: share and view of each part. A share is a number of at least 0, or a schedule: a function from the number
-            of items that this blend has drawn so far to such a number. Shares are divided by their sum. Each view is
-            there once; all are of one kind, with the same settings, ``stride`` and ``eta`` apart, and give arrays of
-            the same shapes.
+            of items that this blend has drawn so far to such a number. Shares are divided by their sum. Views are
+            distinct, of one kind, have the same settings, except ``stride`` and ``eta``, and give arrays of the same
+            shapes.
         seed: seed of the choice between views; each view draws by its own.
 
     Attributes:
@@ -95,14 +95,15 @@ class Blend(Generic[B]):
         return sum(counts) if whole else 0
 
     def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B:
-        """Draw a batch: arguments and errors as ``Replay.sample``, of each view that has a share.
+        """Draw a batch: arguments and errors as ``Replay.sample``, of each view with a share.
 
-        ``batch.source`` int64 [batch_size] says which view each item is from. ``probabilities`` are those of the blend,
-        the view's times its share; ``weights`` are each view's own, relative to its largest. The batch is memory of the
-        store whose view has the largest share: it counts in that store's ``stats()`` and against its ``ram``.
+        ``batch.source`` int64 [batch_size] gives each item's view. ``probabilities`` are the blend's: the view's times
+        its share; ``weights`` are each view's own, relative to its largest. The batch is memory of the store whose view
+        has the
+        largest share: it counts in that store's ``stats()`` and against its ``ram``.
 
-        All of a batch is drawn or, where an error or an interrupt comes first, nothing; but shards of a cluster draw
-        their part first, and it counts as sampled then. ``batch.shards`` is -1 for items of other views.
+        After an error or an interrupt nothing is drawn, except by shards of a cluster: they draw their part first,
+        which then counts as sampled. ``batch.shards`` is -1 for items of other views.
         """
         check_batch_size(batch_size)
         check_beta(beta)
@@ -121,17 +122,16 @@ class Blend(Generic[B]):
     ) -> Stream[B]:
         """Return an endless iterator over batches, each drawn ``lookahead`` batches ahead.
 
-        Arguments and errors are those of ``Replay.stream``, and so is what holds for the items of each view: segments
-        on disk are read meanwhile, priorities that change after the draw count from the next draw on, items evicted
-        since the draw are resampled. No part of a batch is drawn before all of it can be, also while other threads
-        sample from the same views. The shares of a batch are those at its draw. A cluster's view
-        is not looked ahead.
+        Arguments, errors and the rules for each view's items are as in ``Replay.stream``: segments on disk are read
+        meanwhile, later priority changes affect the next draw, items evicted since the draw are resampled. No part of a
+        batch is drawn before all of it can be, also while other threads sample from the same views. The shares of a
+        batch are its shares at the draw. A cluster's view is not drawn ahead.
         """
         check_stream(batch_size, lookahead, beta, timeout)
         self._source.check_limiters(int(batch_size), self.shares())
         self._streams = [ref for ref in self._streams if ref() is not None]
         resumed = self._resumed.pop(0) if self._resumed else []
-        ahead = 0 if self._source.remote else int(lookahead)  # nobody would give back what shards count as sampled
+        ahead = 0 if self._source.remote else int(lookahead)  # shards could not take draws back
         stream = Stream(self._source, int(batch_size), ahead, beta, timeout, resumed)
         self._streams.append(weakref.ref(stream))
         return stream
@@ -140,7 +140,7 @@ class Blend(Generic[B]):
         """Set the priorities of a batch's items, each in its own view; returns how many were stale.
 
         Raises:
-            TypeError: not a batch of a blend: ids alone do not say which view they are from.
+            TypeError: not a batch of a blend: ids alone do not name their view.
             ValueError: a batch of another blend, or as ``Replay.update_priorities``; then nothing changed.
         """
         source = getattr(batch, "source", None)
@@ -163,8 +163,8 @@ class Blend(Generic[B]):
         parts = [(view, part) for k, view in enumerate(self.views) if (part := source == k).any()]
         near: list[tuple[BatchSource, Any]] = [(view.source, part) for view, part in parts if not view.remote]
         stale = len(ids) - sum(int(np.count_nonzero(part)) for view, part in parts if view.remote)
-        with self._source.held():  # an interrupt comes before all of it, or after
-            for one, _ in near:  # what may fail
+        with self._source.held():  # an interrupt takes effect before all of it, or after
+            for one, _ in near:  # calls that may fail
                 one.log.check_open()
                 one.items.follow()
             stale -= sum(one.update(ids[part], errors[part]) for one, part in near)
@@ -174,9 +174,9 @@ class Blend(Generic[B]):
         return int(stale)
 
     def state(self) -> dict[str, Any]:
-        """Return what ``restore`` needs, as JSON has it; views are in their stores' checkpoints.
+        """Return the state for ``restore``, as JSON values; views are in their stores' checkpoints.
 
-        Save it with those, while no thread draws from the blend.
+        Save it with these, while no thread draws from the blend.
         """
         streams = [stream for ref in self._streams if (stream := ref()) is not None]
         ahead = [*([one.choice for one in stream.drawn] for stream in streams), *self._resumed]
@@ -212,13 +212,13 @@ class Blend(Generic[B]):
 
 
 def _settings(view: Part[Any]) -> dict[str, Any]:
-    """Return the kind of a view, and those of its settings that say what an item holds."""
+    """Return the kind of a view, and its settings that determine the content of an item."""
     settings = view.view.settings().items()
     return {"kind": view.view.kind} | {name: value for name, value in settings if name not in MAY_DIFFER}
 
 
 def _shapes(view: Part[Any]) -> dict[str, Any]:
-    """Return what the arrays of a view's items look like, by name, and which of their names are tuples."""
+    """Return the layout of a view's arrays by name, and which of their names are tuples."""
     shapes: dict[str, Any] = {
         name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()
     }
@@ -226,7 +226,7 @@ def _shapes(view: Part[Any]) -> dict[str, Any]:
 
 
 def _choice_of(state: dict[str, Any], views: int) -> Choice:
-    """Return the choice of a saved state.  Raises: ValueError: it is something else."""
+    """Return the choice in a saved state.  Raises: ValueError: invalid state."""
     try:
         source, shares = np.array(state["source"]), np.array(state["shares"], np.float64)
     except (KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
@@ -241,13 +241,13 @@ def _choice_of(state: dict[str, Any], views: int) -> Choice:
 
 
 def _rng_of(state: Mapping[str, Any]) -> Any:
-    """Return a generator's state of a saved one.  Raises: ValueError: it is something else."""
+    """Return the generator's state in a saved one.  Raises: ValueError: invalid state."""
     rng = np.random.default_rng(0).bit_generator
     try:
         rng.state = state["rng"]
         same = json.dumps(rng.state, sort_keys=True) == json.dumps(state["rng"], sort_keys=True)
     except (OverflowError, AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"Blend: rng of a saved state is none of a generator ({error!r})") from error
-    if not same:  # numpy makes integers of what are none
+    if not same:  # numpy converts other values to integers
         raise ValueError(f"Blend: rng of a saved state, {reprlib.repr(state['rng'])}, has other numbers than integers")
     return rng.state

@@ -1,6 +1,6 @@
-"""Batches in two places: encoded rows are cut out where the steps are, and decoded where the learner is.
+"""Remote batches: the shard extracts encoded rows, the learner decodes them.
 
-Fields of small rows are decoded at once: they are not encoded, and cost more to say than to send.
+Fields of small rows are decoded at once: they are not encoded, and their references would be larger than their rows.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ class CutRows:
     """Encoded rows of one column of a batch.
 
     Attributes:
-        field: number of the field. ``nbytes``: of the rows, in ``memory``.
+        field: number of the field. ``nbytes``: size of the rows, in ``memory``.
         used: uint8 [places], which of the field's dictionaries they need.
-        grow: as of ``RowCutter``.
-        pieces: of windows of different lengths, int64 [2, n]: the length of each, and the row of the column that its
-            first goes to; of each part of the batch, in order.
+        grow: as in ``RowCutter``.
+        pieces: for windows of different lengths, int64 [2, n]: the length of each, and the column's row for its first
+            one; of each part of the batch, in order.
     """
 
     field: int
@@ -150,7 +150,7 @@ class RowCutter:
 def _write_decoded(
     reader: FieldReader, slot: Ints, newest: Ints, first: Ints, length: Ints, out: Bytes, left: Ints
 ) -> None:
-    """Decode the rows of windows that are ``left``, where they go in ``out``, which has room for them.
+    """Decode the rows of the windows ``left`` to their places in ``out``, which has room for them.
 
     Raises: UndecodableError.
     """
@@ -192,13 +192,13 @@ class CutReader(RowReader):
         if checked < 0:
             raise DamagedError(f"cut rows: bytes follow the last of {count} windows")
         if checked < count:
-            by_number(int(self._codec[checked]))  # or else it is unknown here
+            by_number(int(self._codec[checked]))  # raises if the codec is unknown here
             raise DamagedError(f"cut rows: window {checked} of {count} is none, or of no codec that is cut")
         super().__init__(table, field)
 
     @property
     def counts(self) -> Int32s:
-        """Rows of each window: those that exist, of its length."""
+        """Number of existing rows of each window."""
         return self._counts
 
     def column(self) -> FieldColumn:

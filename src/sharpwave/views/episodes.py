@@ -103,7 +103,7 @@ class EpisodeReader:
     """Decoder of runs of one lane's steps, one part at a time under the store's lock.
 
     Args:
-        life: kept: the store is closed once nothing that it gave out is left.
+        life: kept: the store is closed only after everything that it gave out is freed.
     """
 
     def __init__(self, log: StepLog, lock: Any, life: object) -> None:
@@ -211,13 +211,13 @@ class EpisodeReader:
 
 @dataclass(frozen=True)
 class StoredEpisode:
-    """Episode of T steps of a store, as far as they are held. Arrays are decoded when they are asked for, each time.
+    """Episode of T steps of a store, as far as they are held. Each access to an array decodes it.
 
     Attributes:
         lane, first_step: the lane, and the number of the first step there, counted from 0 over all its episodes.
         length: T.
         total_reward: the undiscounted return of these steps.
-        begun: the first step is the episode's first; else its beginning was evicted.
+        begun: the first step is the episode's first; otherwise its beginning was evicted.
         ended: "terminated", "truncated" (not terminated), or ``None``: it is unfinished, or its end was evicted.
     """
 
@@ -246,8 +246,11 @@ class StoredEpisode:
 
     @property
     def obs(self) -> Any:
-        """Observations [T + 1, *shape], newest frames only, the final observation last; [T, *shape] if ``ended`` is
-        ``None``: the last step's successor may be unknown. Dicts and tuples of those where the spec has them."""
+        """Observations [T + 1, *shape], newest frames only, the final observation last.
+
+        [T, *shape] if ``ended`` is ``None``: the last step's successor may be unknown. In dicts and tuples, as the spec
+        has them.
+        """
         spec = self._reader.spec
         return spec.join_obs({name: self.observations(name) for name in spec.obs_names})
 
@@ -259,7 +262,7 @@ class StoredEpisode:
 
     @property
     def action(self) -> Any:
-        """Actions [T, *shape], or dicts and tuples of those."""
+        """Actions [T, *shape]; in dicts and tuples, as the spec has them."""
         spec = self._reader.spec
         return spec.join_action({name: self._reader.read(name, *self._where) for name in spec.action_names})
 
@@ -282,7 +285,7 @@ class StoredEpisode:
 
     @property
     def info(self) -> dict[str, Any]:
-        """Annotations of the episode; those of segments that were evicted are missing."""
+        """Annotations of the episode, without annotations in evicted segments."""
         return self._reader.annotations(*self._where)
 
     @property

@@ -36,7 +36,7 @@ CHUNK_BYTES = 1 << 18
 PIECE_ROWS = 5
 """Rows of ``Read.pieces``."""
 DECODED = np.frombuffer(core.decoded_codecs(), np.uint8)
-"""By codec number, whether the core decodes rows; those of other codecs their own decoders do."""
+"""By codec number, whether the core decodes its rows; other codecs have their own decoders."""
 
 
 def limits() -> tuple[int, int, int]:
@@ -56,7 +56,7 @@ class FieldColumn(NamedTuple):
         offset, codec, dictionary, counts: the column's arrays of the index; counts are the column's rows by slot.
         references: uint8 [places, size], dictionaries as long as a row.
         line: bytes from a pixel to the one below, 0 for none.
-        zeros: whether rows before an episode's first are zeros; else they are the first again.
+        zeros: whether rows before an episode's first are zeros; otherwise they repeat the first.
     """
 
     memory: Bytes
@@ -70,7 +70,7 @@ class FieldColumn(NamedTuple):
 
 
 class UndecodableError(DamagedError):
-    """Error of segments in memory whose payloads do not hold their rows, which only decoding finds.
+    """Error of segments in memory whose payloads do not hold their rows, found while decoding.
 
     Attributes:
         slots: their slots.
@@ -102,15 +102,15 @@ class _Payloads(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Rows of one field that a batch needs, and where they go.
+    """Rows of one field that a batch needs, and their places.
 
     Attributes:
         column: of the batch, uint8 [B, rows, size]. ``field``: number of the field.
         slot, newest, first: int64 [B], windows of as many rows as the column has: the segments, and the rows with which
             windows end and episodes begin.
-        pieces: int64 [5, n], C-contiguous, windows of different lengths instead: each one's segment, newest row and the
-            row with which its episode begins, its length, and the row of the column, as [B * rows, size], that its
-            first goes to.
+        pieces: int64 [5, n], C-contiguous, for windows of different lengths: each one's segment, newest row, the row
+            with which its episode begins, its length, and the row of the column, as [B * rows, size], for its first
+            one.
     """
 
     column: str
@@ -145,7 +145,7 @@ class RowReader(ABC):
         """Return where in memory the columns of ``slots`` end."""
 
     def decode(self, read: Read, out: Bytes) -> None:
-        """Decode what a batch needs into its column.
+        """Decode the rows of a batch into its column.
 
         Raises:
             UndecodableError: naming the segments that hold no rows.
@@ -160,7 +160,7 @@ class RowReader(ABC):
 
         Args:
             slot, newest, first: int64 [B]; the segments, and the rows with which windows end and episodes begin.
-            out: C-contiguous; or of a ``Column`` whose parts lie apart.
+            out: C-contiguous; or of a ``Column`` with parts that are apart.
 
         Raises:
             UndecodableError: naming the segments that hold no rows.
@@ -169,7 +169,7 @@ class RowReader(ABC):
             self.read_left_out(slot, newest, first, out)
 
     def read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
-        """Decode those of ``read``'s windows that the core leaves out.  Raises: UndecodableError."""
+        """Decode the windows of ``read`` that the core leaves out.  Raises: UndecodableError."""
         if out.flags.c_contiguous:
             self._read_left_out(slot, newest, first, out)
         else:
@@ -180,8 +180,8 @@ class RowReader(ABC):
         """Decode windows of different lengths into ``out`` uint8 [R, size], many bytes on several threads.
 
         Args:
-            pieces: int64 [5, n], C-contiguous: each window's segment, newest row and the row with which its episode
-                begins, its length, and the row of ``out`` that its first goes to.
+            pieces: int64 [5, n], C-contiguous: each window's segment, newest row, the row with which its episode
+                begins, its length, and the row of ``out`` for its first one.
 
         Raises:
             UndecodableError: naming the segments that hold no rows.
@@ -190,7 +190,7 @@ class RowReader(ABC):
         is painted once a window.
         """
         left_out = core.gather_pieces(self.arrays, pieces, out, THREADS, THREAD_BYTES, CHUNK_BYTES)
-        if left_out:  # row by row: a codec of Python's decodes no faster where rows come together
+        if left_out:  # row by row: a codec in Python decodes no faster in groups
             slot, newest, first, length, target = pieces
             rows = np.repeat(np.arange(len(slot)), length)
             back = length[rows] - 1 - (np.arange(len(rows)) - np.repeat(np.cumsum(length) - length, length))
@@ -202,7 +202,7 @@ class RowReader(ABC):
         """Decode the windows that the core left out, by codec and dictionary.
 
         Args:
-            places: in ``out``, where each window goes; ``None``: in order.
+            places: each window's place in ``out``; ``None``: in order.
         """
         column = self.column()
         codecs = column.codec[slot]
@@ -240,7 +240,7 @@ class RowReader(ABC):
 
 
 def make_arrays(column: FieldColumn, decoded: Bytes) -> core.Column:
-    """Return the column for the core, of whose codecs those ``decoded`` are. The arrays must outlive it."""
+    """Return the column for the core, which decodes the codecs ``decoded``. The arrays must outlive it."""
     memory, offset, codec, dictionary, counts, references, line, zeros = column
     return core.Column(memory, offset, codec, dictionary, counts, references, decoded, line, zeros)
 
@@ -254,7 +254,7 @@ class FieldReader(RowReader):
         number: of the field's column in a segment.
         counts: name of the index's array with the column's rows, by slot.
         table: the field's dictionaries.
-        sparse: number of the column among those of sparse fields, if it is one.
+        sparse: number of the column among the sparse fields' columns, if it is one.
     """
 
     def __init__(
@@ -277,7 +277,7 @@ class FieldReader(RowReader):
         return counts[self._sparse] if self._counted_by == "sparse" else counts
 
     def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
-        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last ones kept.
+        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last kept values.
 
         Args:
             slot, row: int64 [B], locations of the steps.
@@ -289,7 +289,7 @@ class FieldReader(RowReader):
         self.read(slot, row, row, out)
 
     def rows(self, slot: Ints, row: Ints) -> Ints:
-        """Return the rows of the field's column with the values of steps: of a sparse field with the last ones kept."""
+        """Return the rows of the field's column with the values of steps: of a sparse field the last kept ones."""
         if self._field.every is None:
             return row
         index, rows = self._index, np.empty(len(row), np.int64)
@@ -316,7 +316,7 @@ class FieldReader(RowReader):
 
 
 class LogArrays:
-    """A log's arrays as the core reads them, and readers of its fields: made anew when the log has grown."""
+    """Arrays of a log for the core, and readers of its fields: made anew after the log has grown."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log

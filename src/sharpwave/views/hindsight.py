@@ -34,8 +34,10 @@ GoalFunction = Callable[[Any, Any, Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Goals:
-    """Strategy of hindsight experience replay (Andrychowicz et al. 2017): ``k`` of ``k + 1`` sampled transitions get
-    a goal that was achieved in their own episode in place of the desired one, and the reward for that.
+    """Strategy of hindsight experience replay (Andrychowicz et al. 2017).
+
+    Relabels ``k`` of ``k + 1`` sampled transitions. A relabelled transition has a goal that was achieved in its own
+    episode instead of the desired one, and its reward.
 
     Args:
         k: relabelled transitions for each one as it was stored, at least 0: a transition is relabelled with
@@ -43,7 +45,7 @@ class Goals:
         reward_fn: ``reward_fn(achieved_goal, desired_goal, info)``, rewards [n] of n relabelled transitions at once, as
             ``compute_reward`` of Gymnasium-Robotics: their achieved goals after the step and their new desired ones,
             [n, *shape]; ``info`` is a dict of the spec's further fields, [n, *shape] by name, or ``None`` if there
-            are none. It is called while the store's lock is held; an error of it leaves everything undrawn.
+            are none. It is called while the store's lock is held; if it raises, nothing is drawn.
         terminated_fn: of the same arguments, bool [n], whether a relabelled step terminates its episode;
             ``None``: as it was stored.
         achieved_goal, desired_goal: keys of the observation; of one shape and dtype, without ``stack``.
@@ -81,7 +83,7 @@ class Goals:
         return float(self.k / (self.k + 1))
 
     def settings(self) -> dict[str, Any]:
-        """Return what identifies it in a checkpoint, as JSON values; functions are not part of it."""
+        """Return its identity in a checkpoint, as JSON values; functions are not part of it."""
         names = ("k", "achieved_goal", "desired_goal")
         own = {"strategy": self.kind, "terminated_fn": self.terminated_fn is not None}
         return {name: getattr(self, name) for name in names} | own
@@ -114,9 +116,9 @@ STRATEGIES = {"future": core.FUTURE, "final": core.FINAL, "episode": core.EPISOD
 class Hindsight(NStep):
     """View of one-step transitions, of which some are relabelled with goals achieved in their own episode.
 
-    An item is a step of an episode that has ended: then which goals it achieved is known. Where retention evicted steps
-    in mid-episode, an episode ends before them for this purpose, and begins after them; one whose beginning was evicted
-    still has all its later steps' goals.
+    An item is a step of an episode that has ended, as its achieved goals are known then. If retention evicted steps in
+    mid-episode, an episode ends before them for this purpose, and begins after them; an episode whose beginning was
+    evicted still has all its later steps' goals.
 
     Args:
         goals: strategy. ``n_step``: must be 1. ``gamma``: discount factor.
@@ -177,7 +179,7 @@ class Hindsight(NStep):
         return self._nothing
 
     def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
-        """Return the segment of each step, and that of its new goal."""
+        """Return the segments of each step and of its new goal."""
         slots = self.segments(items)
         goal, _ = self._chosen(items, uniforms)
         return np.concatenate([slots, np.where(goal < 0, slots[:, 0], goal)[:, None]], axis=1)
@@ -190,11 +192,11 @@ class Hindsight(NStep):
         return chosen
 
     def columns(self) -> Mapping[str, BatchColumn]:
-        """Return those of transitions, and which of them are relabelled."""
+        """Return the arrays of transitions, and which of them are relabelled."""
         return {**super().columns(), ".relabelled": BatchColumn(np.bool_)}
 
     def fill(self, target: BatchTarget) -> None:
-        """Fill as transitions are, then relabel those whose random numbers say so, without their rewards."""
+        """Fill them like transitions, then relabel them by their random numbers, without their rewards."""
         super().fill(target)
         columns, (slot, frame) = target.columns, self._chosen(target.draw.items, target.draw.uniforms)
         np.greater_equal(slot, 0, out=columns[".relabelled"])
@@ -218,8 +220,10 @@ class Hindsight(NStep):
         self._reward(rows, achieved, desired, info, columns["reward"], columns[".terminated"], columns["discount"])
 
     def info(self, lane: Array, step: Array, fields: dict[str, Array]) -> Any:
-        """Return what ``reward_fn`` gets as ``info`` of some steps, each in its ``lane`` [n] the ``step`` [n]: by
-        default their further ``fields`` [n], by name."""
+        """Return ``reward_fn``'s ``info`` of some steps: by default their further ``fields`` [n], by name.
+
+        Each is in its ``lane`` [n] the ``step`` [n].
+        """
         return fields or None
 
     def _values(self, name: str, rows: Array) -> Array:
@@ -234,7 +238,7 @@ class Hindsight(NStep):
         return None if names is None or self._nested else [*names, ".relabelled"]
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
-        """Return what fills whole batches but for rewards of new goals (``complete``), as of transitions."""
+        """Return the filler of whole batches, without rewards of new goals (``complete``), as for transitions."""
         ended, names = self._ended, [name for name, _, _ in self._windows]
         filler = core.HindsightFiller(
             *self.windows(), self.known, ended.cursor, ended.tail, spans, ended.runs, names.index(self._achieved),
@@ -255,7 +259,7 @@ class Hindsight(NStep):
     def _reward(
         self, rows: Ints, achieved: Array, desired: Array, info: Any, reward: Array, terminated: Array, discount: Array
     ) -> None:
-        """Reward the transitions in ``rows`` for the goals that they ``achieved`` [n] and those ``desired`` [n].
+        """Reward the transitions in ``rows`` for the goals ``achieved`` [n] and the goals ``desired`` [n].
 
         Args:
             info: of these steps, as ``info`` returns it.
@@ -298,7 +302,7 @@ def _check_goals(goals: Goals, spec: Spec) -> None:
 
 
 def _called(name: str, function: GoalFunction, achieved: Array, desired: Array, info: Any) -> Array:
-    """Return a function's values [n].  Raises: ValueError: it returned something else."""
+    """Return a function's values [n].  Raises: ValueError: it returned other values."""
     count, values = len(achieved), np.asarray(function(achieved, desired, info))
     if values.shape != (count,) or values.dtype.kind not in "buif":
         raise ValueError(

@@ -32,8 +32,8 @@ SEVERAL = object()
 class Ids(np.ndarray):
     """Array int64 [n] whose slices, copies, selections by index and concatenations keep its tag.
 
-    Results of other functions (``np.where``, ``rng.permutation``), ``np.asarray(ids)``, lists, tensors and what was
-    pickled are plain numbers, which no store can tell from its own.
+    Results of other functions (``np.where``, ``rng.permutation``), ``np.asarray(ids)``, lists, tensors and unpickled
+    ids are plain numbers, which no store can tell from its own.
 
     Attributes:
         tag: a ``Tag``; ``None``: unknown.
@@ -68,7 +68,7 @@ def tag_of(ids: Any) -> object | None:
 
 
 def check_tag(what: str, ids: Any, tag: Tag) -> None:
-    """Refuse ids that are known to number others than ``tag`` says.  Raises: ValueError."""
+    """Refuse ids whose known tag differs from ``tag``.  Raises: ValueError."""
     other = tag_of(ids)
     if other is None or other == tag:
         return

@@ -36,13 +36,13 @@ class Items(core.Items):
         uses: counts how often each item is sampled; ``None``: there is no limit.
 
     Attributes:
-        spans: int32 [slots, 2], the items of each slot that can be sampled, or could until they were used up.
-        count: items that can be sampled. ``samples``: how many were drawn so far.
+        spans: int32 [slots, 2], the items of each slot that can be sampled, or are used up.
+        count: items that can be sampled. ``samples``: number of items drawn so far.
         grew: items were inserted since someone set this to False.
         seen: the log's changes at the last call of ``follow``.
         found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
         sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
-        kept: ``keeping.Kept``, notified before what the sampler or the uses remember changes; ``None``: nobody.
+        kept: ``keeping.Kept``, notified before the state of the sampler or the uses changes; ``None``: nothing.
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
@@ -123,7 +123,7 @@ class Items(core.Items):
                 self._insert(runs[:, old])
             if self.uses is not None and given is not None:
                 held = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])[:, old]
-                used_up = self.uses.restore(given, _items_of(held, self._log.stride))  # without those lost by now
+                used_up = self.uses.restore(given, _items_of(held, self._log.stride))  # without lost items
                 if len(used_up):
                     self.sampler.exclude(used_up)
                     self.count -= len(used_up)
@@ -149,7 +149,7 @@ class Items(core.Items):
 
     def written(self) -> None:
         """Follow the log where the order of insertions matters, after it has changed."""
-        if self.sampler.in_order:  # else the next draw follows it
+        if self.sampler.in_order:  # otherwise the next draw follows it
             with contextlib.suppress(MemoryError):  # the steps were appended; the next draw finishes the rest
                 self.follow()
 
@@ -193,8 +193,10 @@ class Items(core.Items):
         return undo
 
     def take_back(self, ids: Ints) -> None:
-        """Make ``ids``, drawn for a batch that nobody gets, available again where their uses are limited; those that
-        were lost since stay so."""
+        """Make ``ids`` of a discarded batch available again if their uses are limited.
+
+        Items that were lost since stay lost.
+        """
         readmit: Callable[[Ints], bool] | None = getattr(self.sampler, "readmit", None)
         if self.uses is None or readmit is None:
             return
@@ -219,7 +221,7 @@ class Items(core.Items):
         core.write_ids(items, self._log.index.generation, self._log.stride, ids)
 
     def resolve(self, ids: Ints) -> tuple[Ints, Bools]:
-        """Return the items of ``ids`` [n], and bool [n], whether each is present; absent ones are item 0."""
+        """Return the items of ``ids`` [n], and bool [n], whether each is present; absent items are 0."""
         items, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
         core.resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
         return items, there
@@ -233,7 +235,7 @@ class Items(core.Items):
         return ids
 
     def update(self, ids: Ints, td_error: npt.NDArray[np.float64]) -> int:
-        """Set priorities by ``td_error`` [n, ...] for those of ``ids`` [n] that can be sampled; return their number."""
+        """Set priorities by ``td_error`` [n, ...] for the ``ids`` [n] that can be sampled; return their number."""
         if self.kept is not None:
             self.kept.note()
         items, there = self.resolve(ids)
@@ -269,8 +271,8 @@ class Items(core.Items):
         """Drop all items that need the segment in ``slot``. A call that raised is repeated.
 
         Args:
-            evicted: it is about to be evicted; else it is set aside, as it cannot be read now: its uses are kept, for
-                it may be readable when a checkpoint is opened.
+            evicted: it is about to be evicted; otherwise it is set aside as unreadable, and its uses are kept, for it
+                may be readable when a checkpoint is opened.
         """
         self._insert_found()
         if self.binds():
@@ -281,7 +283,7 @@ class Items(core.Items):
         self._exclude_lost(slot)
 
     def _exclude_lost(self, evicted: int = -1) -> None:
-        """Exclude the items that were lost, but for those of the slot ``evicted``, which are gone.
+        """Exclude lost items, except those of the slot ``evicted``, which are gone.
 
         A call that raised is repeated.
         """
@@ -312,13 +314,13 @@ class Items(core.Items):
             self.uses.clear(first, first + self._log.stride)
 
     def _lose(self, count: int, left: int) -> None:
-        """Subtract ``count`` items, which could still have been sampled ``left`` times."""
+        """Subtract ``count`` items, which had ``left`` uses left in total."""
         self.count -= count
         if self.uses is not None:
             self.uses.left -= left
 
     def grow(self, slots: int) -> None:
-        """Enlarge for ``slots`` slots; the log may come to have fewer.  Raises: MemoryError."""
+        """Enlarge for ``slots`` slots; the log may end up with fewer.  Raises: MemoryError."""
         if slots > len(self.spans):
             self.sampling = self._bound = None  # first: of arrays that are about to be replaced
             self.unbind()

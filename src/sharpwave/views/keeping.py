@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from sharpwave.views.replay import Replay
 
 PERIOD_S = 5.0
-"""Seconds between two writings while views are used: what a crash costs them, at most, where writing is quick."""
+"""Seconds between two writes while views are used: the most that a crash costs them if writing is quick."""
 MAX_SHARE = 0.01
 """Share of the time that copying and writing may take: where they take long, they are done less often."""
 
@@ -138,7 +138,7 @@ class Keeping:
             with contextlib.suppress(MemoryError):  # as the copies may: next time
                 items = kept.source.items
                 items.follow()
-                kept.changed |= items.grew  # a queue's order, and priorities that came with the steps
+                kept.changed |= items.grew  # the order of a queue, and the priorities of new steps
                 if kept.changed:
                     state = self._copy(kept)
                     if state is not None:
@@ -159,7 +159,7 @@ class Keeping:
             return None
 
     def _write(self, states: dict[str, dict[str, Any]]) -> str:
-        """Write states by name; return what failed. The lock need not be held."""
+        """Write states by name; return the failures. The lock need not be held."""
         began, failure = time.thread_time(), ""
         self._writing = sum(map(bytes_of, states.values()))
         try:

@@ -38,12 +38,11 @@ class BatchColumn:
 
     Attributes:
         dtype, shape: of an item, as the view fills it.
-        parts: arrays over the same memory that the batch has instead, by name: dtype, shape of an item, and the byte
-            offset of the item's. They may overlap. Without any the batch has the array itself.
-        field: number of the field whose rows it holds; ``None``: it holds something else.
-        apart: whether its parts, which are its rows then, lie one behind the other for all items, each an array
-            without gaps; what fills the column sees it in the same shape. A batch beyond numpy's limit has them item by
-            item.
+        parts: arrays over the same memory that replace it in the batch, by name: dtype, shape of an item, and byte
+            offset within an item. They may overlap. Without parts the batch has the array itself.
+        field: number of the field of its rows; ``None``: it holds other values.
+        apart: whether its parts, which are then its rows, each form a gapless array over all items, one behind the
+            other; the filler of the column sees the same shape. A batch beyond numpy's limit has them item by item.
     """
 
     dtype: npt.DTypeLike
@@ -68,7 +67,7 @@ class BatchColumn:
         )
 
     def all_items(self, size: int) -> np.dtype[Any]:
-        """Return the dtype of ``size`` items whose parts lie apart: each at a multiple of 64 bytes."""
+        """Return the dtype of ``size`` items with parts apart: each at a multiple of 64 bytes."""
         rows = len(self.parts)
         assert self.shape[0] == rows and self.dtype == np.uint8
         each = rounded(self.shape[1] * size, ALIGNMENT)
@@ -83,7 +82,7 @@ class BatchColumn:
         )
 
     def by_item(self, whole: Array, size: int) -> Array:
-        """Return the rows of parts that lie apart, [parts, bytes], as [size, parts, row bytes]."""
+        """Return the rows of parts that are apart, [parts, bytes], as [size, parts, row bytes]."""
         rows, row_bytes = self.shape
         return whole[:, : size * row_bytes].reshape(rows, size, row_bytes).transpose(1, 0, 2)
 
@@ -139,9 +138,9 @@ class BatchLayout:
 
     Attributes:
         sizes: bytes of a batch's blocks, the first for all small columns. ``roots``: shape and dtype of each.
-        work_bytes: of memory that is reused for every batch.
-        batches: maker of batches; ``None`` until two were made. ``filling``: for those that the core draws and fills at
-            once.
+        work_bytes: size of the memory that is reused for every batch.
+        batches: maker of batches; ``None`` until two were made. ``filling``: the same for batches that the core draws
+            and fills at once.
     """
 
     def __init__(self, columns: Mapping[str, BatchColumn], scratch_rows: int, size: int) -> None:
@@ -152,7 +151,7 @@ class BatchLayout:
         large: list[Root] = []
         self._inside: list[dict[str, tuple[BatchColumn, bool]]] = [
             {}
-        ]  # each block's columns, and whether parts lie apart
+        ]  # each block's columns, and whether parts are apart
         # The batch's arrays, by name, or by name and part: block, name in the block's dtype, and part.
         self._plain: list[tuple[str, int, str | None]] = [(name, 0, name) for name in small if name != "ids"]
         self._parts: list[tuple[tuple[str, str], int, str | None, str]] = []
@@ -189,8 +188,10 @@ class BatchLayout:
         self._used = self._places = False
 
     def _over(self, block: Block, number: int) -> tuple[BatchLayout, int, Any, dict[str, Array]]:
-        """Return the arrays over a block itself, which are kept with it; a block lent again may come from another
-        layout of the same size."""
+        """Return the arrays over a block itself, which are kept with it.
+
+        A block lent again may have been made by another layout of the same size.
+        """
         kept = block.arrays
         if kept is not None and kept[0] is self and kept[1] == number:
             arrays: tuple[BatchLayout, int, Any, dict[str, Array]] = kept
@@ -239,7 +240,7 @@ class BatchLayout:
     def _fill_at_once(
         self, view: Any, roots: Sequence[Array], draw: Draw, ids: Ints, columns: Mapping[str, Array]
     ) -> None:
-        """Say where the columns of a batch are, if the core fills all of them at once."""
+        """Return the places of a batch's columns, if the core fills all of them at once."""
         names = getattr(view, "filled_at_once", None)
         if names is not None:
             assert self.batches is not None and self._work is not None

@@ -45,7 +45,7 @@ class Pace:
         self.steps_before = log.inventory.total_steps - log.inventory.held_steps
 
     def sample_waits(self, batch_size: int) -> str | None:
-        """Return what a batch must wait for; ``None`` if it need not."""
+        """Return the reason why a batch must wait; ``None`` if it need not."""
         self._log.check_open()
         self._unused.forget_dropped()
         self._items.follow()
@@ -86,10 +86,10 @@ class Pace:
         return capacity is not None and uses is not None and batch_size > capacity * uses
 
     def append_waits(self, steps: int) -> str | None:
-        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not.
+        """Return the reason why an append of ``steps`` steps must wait; ``None`` if it need not.
 
-        It does not wait for a learner who finds too few uses left for a batch, and so waits for the writer, unless the
-        append would evict what a queue has to give out.
+        It does not wait for a learner that lacks uses for a batch, as that learner waits for the writer, unless the
+        append would evict promised items of a queue.
         """
         if self.limiter is None:
             return None
@@ -103,8 +103,10 @@ class Pace:
         return f"{reason} ({self.limiter}; {cursor})"
 
     def _evicts_unsampled(self, steps: int) -> str | None:
-        """Return what keeps ``steps`` more from being appended, if they would evict items that a ``Queue`` with
-        ``Fifo`` has promised to give out: they can be sampled, or a stream drew them and did not return them yet.
+        """Return the reason against appending ``steps`` more if they would evict promised items.
+
+        Promised items, of a ``Queue`` with ``Fifo``, can be sampled, or a stream drew them and has not returned them
+        yet.
 
         Cost: O(1) for each segment that is to be evicted, and for each batch drawn ahead.
         """
@@ -124,8 +126,10 @@ class Pace:
         return None
 
     def _sampled_later(self, slot: int) -> bool:
-        """Return whether items that can still be sampled need the oldest segment of a lane, those of later segments
-        for their burn-in among them."""
+        """Return whether items that can still be sampled need the oldest segment of a lane.
+
+        Items of later segments may need it for their burn-in.
+        """
         items, stride, later, between = self._items, self._log.stride, slot, 0
         assert items.uses is not None  # or Queue had refused the view
         while later >= 0:

@@ -64,7 +64,7 @@ class Replay(Generic[B]):
         self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
         self._log, self.lock, self._items = log, lock, self.source.items
         self._changing = lock.interruptible if self.source.complete is None else lock.unsettled
-        self.life: object = None  # of the store, which lives as long as this view
+        self.life: object = None  # the store's, which lives as long as this view
 
     @property
     def sampler(self) -> Sampler:
@@ -102,21 +102,26 @@ class Replay(Generic[B]):
             beta: overrides the sampler's.
             timeout: seconds to wait at most until the limiter admits it; default 60. Without a limiter nothing waits.
 
-        Returns a batch whose memory is the caller's while anything that derives from it lives (see ``Batch``). Its
-        items are
-        shuffled: each part of it is distributed like a smaller batch; not with ``Fifo()`` and ``Lifo()``, which keep
-            their order. Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.
+        Returns a batch whose memory is the caller's while any array derived from it lives (see ``Batch``). Its items
+        are
+        shuffled: each part of it is distributed like a smaller batch; ``Fifo()`` and ``Lifo()`` keep their order
+            instead.
 
-        With a disk, segments that are not in memory are read now. A segment that is damaged, or cannot be decoded, is
-        named in a RuntimeWarning and in ``stats()["damaged"]``, and no longer sampled.
+        Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.
+
+        With a disk, segments that are not in memory are read now. A damaged or undecodable segment is named in a
+        RuntimeWarning and in ``stats()["damaged"]``, and no longer sampled.
 
         Raises:
             EmptyError: no step can be sampled yet, or ``max_times_sampled`` leaves too few for the whole batch; then
-                nothing was drawn.
-            LimiterTimeoutError: the limiter did not admit it in time, or there were too few steps for so long.
-                ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never admit it.
-                DamagedError: nothing readable is left. MemoryError: ``ram`` leaves no room for the batch beside those
-                in use, or for a segment; no step is evicted for a batch.
+            nothing
+                was drawn.
+            LimiterTimeoutError: the limiter did not admit it in time, or steps were too few all that time.
+            ValueError: ``batch_size``, ``beta`` or ``timeout`` out of range, or the limiter can never admit it.
+            DamagedError: no readable segment is left.
+            MemoryError: ``ram`` has no room for the batch beside the batches in use, or for a segment; no step is
+            evicted
+                for a batch.
         """
         if type(batch_size) is not int or not 1 <= batch_size <= MAX_BATCH_SIZE:
             check_batch_size(batch_size)
@@ -151,14 +156,14 @@ class Replay(Generic[B]):
 
         With a disk, their segments are read meanwhile, and stay in memory until they are used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
-        probabilities are those of the draw. Items evicted since the draw are resampled, and the batch's weights
+        probabilities are as at the draw. Items evicted since the draw are resampled, and the batch's weights
         recomputed. A batch counts as sampled when it is drawn; the limiter delays only a batch that is not drawn yet.
-        Where the stream is closed or dropped, what it has drawn ahead no longer counts as sampled if
-        ``max_times_sampled`` limits that: it can be drawn again, with ``Fifo`` in its old order. Under a ``Queue``
-        nothing of that is evicted until then, so a stream that is kept and not used holds the writer up.
+        When the stream is closed or dropped, batches that it has drawn ahead no longer count as sampled if
+        ``max_times_sampled`` limits their uses: they can be drawn again, with ``Fifo`` in their old order. Under a
+        ``Queue`` none of their items is evicted until then, so an unused stream blocks the writer.
 
         Raises:
-            ValueError: an argument out of range.  ``next()`` raises what ``sample`` does.
+            ValueError: an argument out of range.  ``next()`` raises the errors of ``sample``.
         """
         check_stream(batch_size, lookahead, beta, timeout)
         return Stream(Parts[B]([self], [1.0], 0, alone=True), int(batch_size), int(lookahead), beta, timeout)
@@ -186,14 +191,14 @@ class Replay(Generic[B]):
     def fetch(self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise") -> B:
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
 
-        Of a view with ``relabel=`` they are as stored; with what ``draw`` returned, as ``sample`` had relabelled them.
+        Of a view with ``relabel=`` they are as stored; with the result of ``draw``, as ``sample`` had relabelled them.
 
         Args:
-            missing: what is done about items that were evicted, or cannot be sampled yet: "raise"; or "mask": their
-                part of the batch is all zeros, weights included, and their ``ids`` are -1.
+            missing: policy for items that were evicted, or cannot be sampled yet: "raise"; or "mask": their part of the
+                batch is all zeros, weights included, and their ``ids`` are -1.
 
         Raises:
-            KeyError: an id that is missing.  ValueError: ids of another store, or of a view of other items.
+            KeyError: a missing id.  ValueError: ids of another store, or of a view of other items.
             MemoryError: as ``sample``.
         """
         check_missing("fetch", missing)
@@ -211,17 +216,17 @@ class Replay(Generic[B]):
             return tagged(self._items.ids(), self.source.tag)
 
     def update_priorities(self, ids: npt.ArrayLike | B | Draws, td_error: npt.ArrayLike) -> int:
-        """Set priorities to ``|td_error| + eps`` for ``ids``, or for those of a batch; return how many were stale.
+        """Set priorities to ``|td_error| + eps`` for ``ids``, or for a batch's; return the number of stale ids.
 
-        An item that was evicted, or that cannot be sampled yet or not again, is stale: it is counted and skipped.
-        Of repeated ids the last wins; towards the largest priority so far, which new items get, all values count that
-        were not skipped.
+        An item that was evicted, or that cannot be sampled yet or not again, is stale: it is counted and skipped. Of
+        repeated ids the last wins. All values of items that are not skipped count towards the largest priority, which
+        new items get.
 
         Raises:
             TypeError: ``td_error`` is masked.
             ValueError: shapes differ, a value is no real number, NaN or beyond float32, or ``batch.ids`` (or slices,
-                copies, selections of them) are those of another store, or of a view of other items; then nothing
-                changed.
+            copies,
+                selections of them) belong to another store, or to a view of other items; then nothing changed.
         """
         checked = checked_ids("update_priorities", ids, self.source.tag)
         errors = checked_errors(td_error, checked.shape + self.view.error_shape)
@@ -291,9 +296,9 @@ def checked_errors(
 
 
 def checked_ids(what: str, ids: Any, tag: Tag | None) -> Ints:
-    """Return ids, or those of a batch, as a plain array; without ``tag``, of any store.
+    """Return ids, or a batch's ids, as a plain array; without ``tag``, of any store.
 
-    Raises: ValueError: no ids, or those of others.
+    Raises: ValueError: no ids, or foreign ones.
     """
     if getattr(ids, "source", None) is not None:
         raise ValueError(

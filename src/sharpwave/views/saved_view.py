@@ -45,7 +45,7 @@ class SavedView:
     @classmethod
     def of(cls, source: BatchSource, log: StepLog) -> SavedView:
         """Return a view's state, as copies, by its source; items that it has not found yet are new."""
-        source.unused.forget_dropped()  # which changes what follows
+        source.unused.forget_dropped()  # first, as this changes the state
         items, index = source.items, log.index
         used = slice(0, index.highest)
         state = {
@@ -67,7 +67,7 @@ class SavedView:
         """Return the view of a state from ``state``; ``log`` is as just restored.
 
         Raises:
-            KeyError, TypeError, ValueError: it is something else.
+            KeyError, TypeError, ValueError: invalid state.
         """
         for name, what in {"settings": "settings", "sampler": "sampler", "remembered": "sampler's state"}.items():
             if not isinstance(state[name], dict):
@@ -113,7 +113,7 @@ class SavedView:
         values, largest = self.remembered.get("values"), self.remembered.get("max_priority")
         alpha = self.sampler.get("alpha")
         if not isinstance(values, np.ndarray) or values.ndim != 1 or values.dtype != np.float64:
-            return None  # a damaged state: the view will begin anew
+            return None  # a damaged state: the view will start over
         if not (isinstance(largest, float) and 0 < largest <= MAX_TD_ERROR and isinstance(alpha, float) and alpha <= 1):
             return None
         if self._by_slot is None:
@@ -155,12 +155,12 @@ class SavedView:
 
 
 def recovered(state: dict[str, Any], log: StepLog) -> dict[str, Any]:
-    """Return a state from a file for the log as it was just opened: it is of the segments that are the same still.
-    What was appended after it was written counts as inserts.
+    """Return a state from a file for the log as it was just opened, limited to unchanged segments.
 
-    Ids alone do not tell: those of steps that a crash took may be given again, to others.
+    Steps appended after the file was written count as inserts. Ids alone do not identify segments: ids of steps that a
+    crash lost may have been given to others.
 
-    Raises: KeyError, TypeError, ValueError: not such a state.
+    Raises: KeyError, TypeError, ValueError: invalid state.
     """
     index, before = log.index, state["generation"]
     used = slice(0, min(len(before), index.slots))

@@ -45,17 +45,17 @@ NUMBERS = {
 """Columns of a batch that are made of flags and rewards, a value a step, in the core's order; with a dot, as fields may
 have these names."""
 PLACE = (".lane", ".step")
-"""Columns that say where in the log a window is."""
+"""Columns that locate a window in the log."""
 
 
 class Windows(StepView[SequenceBatch]):
-    """View of a store as windows of steps: an item is a window, named by the step that is trained first in it.
+    """View of a store as windows of steps: an item is a window, identified by its first trained step.
 
     Args:
-        length: steps that are trained, at most.
+        length: maximum number of trained steps.
         burn_in: steps before them.
-        stride: windows begin with steps whose number in their episode is a multiple of it; ``None``: ``length``.
-        n_step: steps that ``reward`` sums, at most.
+        stride: windows begin at steps whose number in their episode is a multiple of it; ``None``: ``length``.
+        n_step: maximum number of steps that ``reward`` sums.
         gamma: discount factor, 0 to 1.
         eta: share of the largest TD error in a window's priority, 0 to 1 (Kapturowski et al. 2019, section 2.3).
 
@@ -101,7 +101,7 @@ class Windows(StepView[SequenceBatch]):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory; of the arrays by slot, which the system gives when they are written, those in use."""
+        """Bytes of memory; of the arrays by slot only the used part, as pages are allocated on the first write."""
         return super().nbytes + self._found.nbytes + self._runs.nbytes + 8 * self._log.index.highest
 
     def settings(self) -> dict[str, Any]:
@@ -132,19 +132,19 @@ class Windows(StepView[SequenceBatch]):
     def find(self, spans: Int32s) -> Ints:
         """Find the windows that became whole."""
         steps = self.known.find(self._steps)
-        # Where there may be more, as many runs as steps have, empty ones too: the caller calls again then.
+        # If there may be more, return as many runs as steps have, padded with empty ones: the caller then calls again.
         keep = steps.shape[1] == MAX_RUNS
         log, runs, found = self._arrays.current(), self.known.runs, steps.shape[1]
         count = core.windows_of_steps(log, runs, found, self.stride, self.burn_in, spans, self._found, keep)
         return self._found[:, :count]
 
     def finder(self) -> core.Finder:
-        """Return the finder of lost windows: earlier ones for returns, later ones for their burn-in."""
+        """Return the finder of lost windows: earlier windows for returns, later ones for their burn-in."""
         reach = self.length + self.n_step - 1
         return core.KnownWindows(self.known, self._steps, reach, self.burn_in, self.stride)
 
     def first_errors(self, runs: Ints) -> tuple[Ints, Floats] | None:
-        """Return the windows of ``runs`` of which the TD errors of all trained steps are known."""
+        """Return the windows of ``runs`` for which the TD errors of all trained steps are known."""
         if not self.expected:
             return None
         group, following, rows = self._log.stride, self._log.index.next, self._log.index.rows
@@ -230,7 +230,7 @@ class Windows(StepView[SequenceBatch]):
         return [*NUMBERS, *PLACE, *self._spec.fields]
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
-        """Return what fills whole batches, its runs, and by object and name the arrays with which it is outdated."""
+        """Return the filler of whole batches, its runs, and the arrays, by object and name, that can outdate it."""
         known, columns = self.known, [reader.arrays for reader in self._arrays.readers()]
         filler = core.WindowFiller(
             self._arrays.current(), columns, self._stacks, known, self._steps, known.runs, spans, self._found,

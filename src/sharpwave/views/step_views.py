@@ -1,4 +1,4 @@
-"""Views that the core finds and fills: which of a log's steps are known, and what transitions and windows share."""
+"""Views that the core finds and fills: the known steps of a log, and the code shared by transitions and windows."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ ARRAY_BYTES = 160
 
 
 class KnownSteps(core.KnownSteps):
-    """Steps of which the ``reach`` steps that begin with each are known, or those up to their episode's end.
+    """Steps whose next ``reach`` steps, themselves included, are known, up to their episode's end.
 
-    ``spans`` int32 [slots, 2] says which rows of each segment those are (:class:`.view.View`).
+    ``spans`` int32 [slots, 2] gives the rows of these steps in each segment (:class:`.view.View`).
 
     Args:
-        foresees: the ``next_obs`` of a lane's last step makes it known, though nothing was appended after it.
+        foresees: the ``next_obs`` of a lane's last step makes it known before any later step is appended.
 
     Attributes:
-        runs: int64 [3, MAX_RUNS], of which ``find`` returns the first.
+        runs: int64 [3, MAX_RUNS]; ``find`` returns the first ones.
     """
 
     def __init__(self, log: StepLog, arrays: LogArrays, reach: int, foresees: bool) -> None:
@@ -61,7 +61,7 @@ class EndedSteps:
     """Steps whose episode has ended, or whose later steps were evicted before it did.
 
     Attributes:
-        spans: those of the last call. ``runs``: as of ``KnownSteps``.
+        spans: spans at the last call. ``runs``: as in ``KnownSteps``.
         cursor, tail: int32 [lanes], slots of the segments from which on each lane is followed, and searched.
     """
 
@@ -106,7 +106,7 @@ class StepView(DividedView[B], Generic[B]):
     places_arrays = True
 
     def serve(self, log: StepLog, reach: int, foresees: bool = False) -> None:
-        """Begin to serve a log, of which steps are known as of ``KnownSteps``."""
+        """Begin to serve a log, whose steps are known as in ``KnownSteps``."""
         self._log, self._spec, self._arrays = log, log.spec, LogArrays(log)
         self.known = KnownSteps(log, self._arrays, reach, foresees)
         self.expected: dict[int, npt.NDArray[np.float32]] = {}
@@ -142,5 +142,5 @@ class StepView(DividedView[B], Generic[B]):
 
 
 def numbers(arrays: Arrays, names: tuple[str, ...]) -> dict[str, Any]:
-    """Return the arrays of a draw, and those with ``names``, by their attribute of a batch."""
+    """Return the arrays of a draw, and the arrays with ``names``, by their attribute of a batch."""
     return {name.removeprefix("."): arrays[name] for name in ("weights", "probabilities", "ids", *names)}

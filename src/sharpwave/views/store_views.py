@@ -34,7 +34,7 @@ R = TypeVar("R", bound=Replay[Any])
 MAX_NAME_CHARACTERS = 100
 DAMAGED = "is damaged"
 MAX_GONE = 4
-"""Views kept in a store's folder of whose steps none is left."""
+"""Limit of views kept in a store's folder without any held steps."""
 NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, AttributeError)
 """Errors of restoring a state that is not one."""
 
@@ -42,15 +42,15 @@ NO_STATE = (KeyError, TypeError, ValueError, IndexError, OverflowError, Attribut
 class Views(LogListener):
     """Views in use, in the order of making; the store keeps none alive. Its lock is held throughout.
 
-    A checkpoint knows views by name. A view that was not requested since the store was opened stays plain data, and is
-    saved again unchanged.
+    A checkpoint identifies views by name. A view that was not requested since the store was opened stays plain data,
+    and is saved again unchanged.
 
     Args:
         log: the store's log; ``lock`` guards it; ``gate``: where batches wait for steps.
         seed: the store's. ``life``: of the store, which lives as long as any of its views.
 
     Attributes:
-        passive: whether no view needs to be told of steps when they are appended, nor makes an append wait.
+        passive: whether no view must be notified of appended steps, nor makes an append wait.
         unclaimed: names of the views of a checkpoint, or of the store's folder, that were not requested yet.
         keeping: of views' states in the store's folder; ``None`` without one.
     """
@@ -61,7 +61,7 @@ class Views(LogListener):
         self._made = 0
         self.passive = True
         self.unclaimed: list[str] = []
-        self._saved: dict[str, tuple[int, SavedView]] = {}  # by name, with the number that the view gets; those are < 0
+        self._saved: dict[str, tuple[int, SavedView]] = {}  # by name, with the view's future number, which is < 0
         self._claimed: set[str] = set()  # names of restored views in use
         self._views: dict[int, weakref.KeyedRef[int, Replay[Any]]] = {}  # by number, ascending
         self._dropped: deque[Any] = deque()  # references to deleted views, appended by any thread
@@ -99,11 +99,11 @@ class Views(LogListener):
         self.unclaimed.append(name)
 
     def keep_in(self, files: ViewFiles, damages: list[str], of_checkpoint: bool) -> None:
-        """Keep views' states in the store's folder from now on, and those that are in it until they are requested.
+        """Keep views' states in the store's folder from now on, and states already there until they are requested.
 
         Args:
-            damages: files that are of no use are added, also later.
-            of_checkpoint: the store was opened from a checkpoint, whose views count, and are written to the folder.
+            damages: useless files are added, also later.
+            of_checkpoint: the store was opened from a checkpoint, whose views are valid, and are written to the folder.
         """
         self._damages = damages
         self.keeping = keeping = Keeping(self._log, files)
@@ -132,7 +132,7 @@ class Views(LogListener):
     def write(self) -> None:
         """Write the states of views to the store's folder, if it has one."""
         if self.keeping is not None:
-            for _ in self:  # those that were dropped too
+            for _ in self:  # also dropped views
                 pass
             self.keeping.write()
 
@@ -220,7 +220,7 @@ class Views(LogListener):
         return replay
 
     def _restored(self, replay: Replay[Any], saved: SavedView) -> str | None:
-        """Restore a new view from a saved one; return why it begins anew, if it does."""
+        """Restore a new view from a saved one; return the reason if it starts over."""
         settings = {"kind": replay.view.kind, **as_json(replay.view.settings())}
         wrong = saved.differences(settings, described(replay.sampler), replay.max_times_sampled)
         if wrong:
@@ -255,7 +255,7 @@ class Views(LogListener):
         return {str(k): saved.state(self._log) | {"name": name} for k, (name, (_, saved)) in enumerate(ordered)}
 
     def append_waits(self, steps: int) -> str | None:
-        """Return what an append of ``steps`` steps must wait for; ``None`` if it need not."""
+        """Return the reason why an append of ``steps`` steps must wait; ``None`` if it need not."""
         for view in self:
             reason = view.source.pace.append_waits(steps)
             if reason is not None:
@@ -284,7 +284,7 @@ class Views(LogListener):
 
         Raises:
             KeyError: an item whose first step was evicted.
-            ValueError: ids of another store, or of a view that is gone.
+            ValueError: ids of another store, or of a view that was freed.
         """
         tag, found = Tag(self._log.tag, STEPS), np.asarray(getattr(ids, "ids", ids))
         other = tag_of(getattr(ids, "ids", ids))
@@ -333,7 +333,7 @@ class Views(LogListener):
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory of the views, beside their batches, and of those saved in a checkpoint."""
+        """Bytes of memory of the views, without their batches, and of views saved in a checkpoint."""
         return sum(view.nbytes for view in self) + sum(saved.nbytes for _, saved in self._saved.values())
 
     @property

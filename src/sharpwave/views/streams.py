@@ -101,7 +101,7 @@ class DrawsAhead:
 
     @property
     def inherited(self) -> bool:
-        """Whether the draws are those of the parent of this process, a fork that did not call ``clear`` yet."""
+        """Whether the draws belong to the parent of this process, a fork that did not call ``clear`` yet."""
         return self._process is not path()
 
     def clear(self) -> None:
@@ -144,7 +144,7 @@ class Stream(Generic[B]):
         self._parts = parts
         self._size, self._lookahead = batch_size, lookahead
         self._beta, self._timeout = beta, timeout
-        self._turn = turn()  # taken before that of the parts
+        self._turn = turn()  # taken before the parts' locks
         self._ahead = {k: DrawsAhead(view) for k, view in enumerate(parts.views) if not view.remote}
         self.drawn: deque[BatchAhead] = deque()
         if parts.alone:
@@ -226,7 +226,7 @@ class Stream(Generic[B]):
             self._ahead[k].go_on(part)
 
     def _resume(self, choices: Sequence[Choice]) -> bool:
-        """Join the parts that the views resumed to batches; return whether they are those of ``choices``."""
+        """Join the parts that the views resumed to batches; return whether they match ``choices``."""
         parts = {k: iter(list(ahead.drawn)) for k, ahead in self._ahead.items()}
         for choice in choices:
             found = {k: next(parts[k], None) for k in choice.counts}
@@ -239,7 +239,7 @@ class Stream(Generic[B]):
     def close(self) -> None:
         """Discard batches that were drawn and not used. With ``max_times_sampled`` their items can be drawn again.
 
-        It does not wait for a thread that waits for steps in ``next``, which goes on to.
+        It does not wait for a thread that waits for steps in ``next``; that thread goes on.
         """
         with (
             contextlib.suppress(LimiterTimeoutError),  # it waits, and has drawn nothing

@@ -48,7 +48,7 @@ class NStep(StepView[Batch]):
     Args:
         n_step: limit of the steps that ``reward`` sums.
         gamma: discount factor, 0 to 1.
-        newest: a lane's last step can be sampled at once where it came with ``next_obs``; else once another follows.
+        newest: whether a lane's last step can be sampled at once if it has ``next_obs``; otherwise after the next step.
 
     Attributes:
         stacks: whether a field of the observation has a stack.
@@ -101,7 +101,7 @@ class NStep(StepView[Batch]):
         return self.known.find(spans)
 
     def first_errors(self, runs: Ints) -> tuple[Ints, npt.NDArray[np.float64]] | None:
-        """Return the steps of ``runs`` whose TD errors are known."""
+        """Return the steps of ``runs`` with known TD errors."""
         if not self.expected:
             return None
         items, errors = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
@@ -195,7 +195,7 @@ class NStep(StepView[Batch]):
         return [*NUMBERS, *(name for name, _, _ in self._windows)]
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
-        """Return what fills whole batches, its runs, and by object and name the arrays with which it is outdated."""
+        """Return the filler of whole batches, its runs, and the arrays, by object and name, that can outdate it."""
         known, settings = self.known, (self.n_step, self.gamma, self.stacks)
         filler = core.TransitionFiller(*self.windows(), known, spans, known.runs, *settings, *gather.limits())
         return filler, known.runs, []

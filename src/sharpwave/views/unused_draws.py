@@ -1,4 +1,4 @@
-"""Draws of streams whose batches were not returned yet: checkpoints keep them, closing gives their items back."""
+"""Draws of streams whose batches were not returned yet: checkpoints keep them, closing returns their items."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class UnusedDraws:
         self.resumed: list[list[dict[str, Any]]] = []
 
     def add(self, stream: Any, drawn: deque[Drawn]) -> None:
-        """Register a new stream, whose draws will be in ``drawn``; it continues one from a checkpoint, if any is left.
+        """Register a new stream, whose draws will be in ``drawn``; it resumes one from a checkpoint, if any is left.
 
         Batches of other sizes are resumed as well.
         """
@@ -114,7 +114,7 @@ class UnusedDraws:
 
 
 def checked(batch: Any) -> dict[str, Any]:
-    """Return a batch of ``UnusedDraws.state``.  Raises: ValueError: it is something else."""
+    """Return a batch of ``UnusedDraws.state``.  Raises: ValueError: invalid state."""
     names = [name for name in ARRAYS if name != "uniforms" or (isinstance(batch, dict) and name in batch)]
     found = {name: checked_array(batch, name, ARRAYS[name]) for name in names}
     if "uniforms" in found and not ((found["uniforms"] >= 0) & (found["uniforms"] <= 1)).all():

@@ -57,7 +57,7 @@ class Uses:
     def draw(self, sampler: Sampler, draw: Draw, rng: np.random.Generator) -> tuple[int, Callable[[], None]]:
         """Fill ``draw`` with at most as many items as there are uses left; exclude steps at their last use.
 
-        Items drawn too often are resampled from the steps left, with the probabilities of that draw.
+        Items drawn too often are resampled from the remaining steps, with the probabilities of that draw.
 
         Returns how many steps have no use left now, and a function that undoes all of it.
         """
@@ -76,7 +76,7 @@ class Uses:
                 part = draw.part(taken, count)
                 sampler.draw(part, rng)
                 kept, found = core.count_uses(part.items, part.probabilities, self._given, self.max_uses, full)
-                if not kept:  # the first item of a part has a use left, or the sampler should not know it
+                if not kept:  # the first item of a part has a use left, otherwise the sampler should not know it
                     raise RuntimeError(
                         f"{type(sampler).__name__}: drew items that were excluded, which have no use left"
                     )
@@ -100,7 +100,7 @@ class Uses:
         return self._given[:items].copy()
 
     def restore(self, given: npt.NDArray[np.int32], items: Ints) -> Ints:
-        """Restore a checkpoint's counts for ``items``, present both then and now; return those used up.
+        """Restore a checkpoint's counts for ``items``, present both then and now; return the used-up ones.
 
         Raises:
             ValueError: counts out of range.

@@ -26,30 +26,31 @@ STEPS = "steps"
 
 
 def fills_at_once(view: Any) -> bool:
-    """Return whether a view is filled as its class says whose ``filler`` it has: none derived from that is."""
+    """Return whether a view's own class defines ``filler``: a derived class may fill in another way."""
     return "filler" in vars(type(view))
 
 
 class View(Protocol[Batch_co]):
-    """Kind of items in a store's log: which there are, the segments that each needs, and how a batch of them is filled.
+    """Kind of items in a store's log: its items, the segments that each needs, and the filling of a batch.
 
     ``sharpwave.views.replay.Replay`` does the rest: drawing, waiting, priorities, streams, limits, checkpoints.
     An instance is constructed with its settings and serves one replay. The store's lock is held during every call.
 
     An item belongs to the segment in which it begins; item k of the segment in slot s has the number
     ``s * stride + k``. A segment's items are found in order, from 0 on, and are at most as many as its steps.
-    ``spans`` int32 [slots, 2] says which there are: ``spans[s, 0] <= k < spans[s, 1]``.
+    ``spans`` int32 [slots, 2] gives its items: ``spans[s, 0] <= k < spans[s, 1]``.
 
     Attributes:
         kind: name of the view's class, and default name of its replays.
-        waits_for: what a step must wait for before it is part of an item, for error messages.
+        waits_for: requirement for a step to be part of an item, for error messages.
         scratch_rows: rows of int64 [rows, batch size] that ``fill`` works in.
         error_shape: shape of an item's values in ``update_priorities``.
         reach_back: steps before an item's first one that it may need.
-        id_space: what ids number, in words. Views of one store that share it may use each other's ids.
-        draws_uniforms: whether what an item holds depends on chance: ``draw.uniforms`` float64 [n] then has a number
-            of each, uniform over 0 to 1, when it is filled; 1, which is never drawn, where it was not sampled.
-        places_arrays: in the class that has ``batch``, whether that only places the arrays it is given.
+        id_space: meaning of ids, in words. Views of one store that share it may use each other's ids.
+        draws_uniforms: whether the content of an item depends on chance: ``draw.uniforms`` float64 [n] then has a
+            number of each, uniform over 0 to 1, when it is filled; 1, which is never drawn, marks an item that was not
+            sampled.
+        places_arrays: in the class that defines ``batch``, whether it only places its arrays.
     """
 
     kind: str
@@ -86,20 +87,22 @@ class View(Protocol[Batch_co]):
         """Find the items that became known since the last call, and raise the ends of their spans.
 
         Returns int64 [3, runs]: slots, begins and ends of runs of items, the slots distinct. At most ``MAX_RUNS``;
-        called again after as many. Items below the begin of their span, raised now, exist no longer.
+        after as many it is called again. Items below the begin of their span, raised now, no longer exist.
         """
         raise NotImplementedError
 
     def lose(self, slot: int, spans: Int32s) -> Ints:
         """Narrow the spans of other segments, as the segment in ``slot`` is about to be evicted.
 
-        Returns their items, ascending, that need it; those of its own span are dropped anyway.
+        Returns the other segments' items that need it, ascending; items of its own span are dropped anyway.
         """
         raise NotImplementedError
 
     def lost_by(self) -> tuple[core.Finder, dict[int, Any]] | None:
-        """Return the finder of what ``lose`` finds, and the dict from which it drops a slot; ``None`` where it does
-        more. They stay the same until ``grow`` is called."""
+        """Return the finder that ``lose`` uses, and the dict from which it drops a slot; ``None`` if it does more.
+
+        They stay the same until ``grow`` is called.
+        """
         return None
 
     def segments(self, items: Ints) -> Ints:
@@ -116,7 +119,7 @@ class View(Protocol[Batch_co]):
     def first_steps(self, items: Ints) -> Ints:
         """Return the number of each item's first step, its segment's slot times the stride plus its row: int64 [n].
 
-        The segments are held; the items may be ones that cannot be sampled yet, or no more.
+        The segments are held; items that cannot be sampled yet, or no more, are allowed.
         """
         return items
 
@@ -150,7 +153,7 @@ class View(Protocol[Batch_co]):
 
 
 class DividedView(View[Batch_co], Protocol[Batch_co]):
-    """View whose ``fill`` has two steps, for shards: ``locate`` where the steps are, ``decode`` where the learner is.
+    """View whose ``fill`` has two steps, for shards: ``locate`` runs in the shard, ``decode`` in the learner.
 
     Attributes:
         decode_rows: rows of ``Target.scratch`` that ``decode`` reads, the first ones.

@@ -37,7 +37,7 @@ Ints = npt.NDArray[np.int64]
 Share = float | Callable[[int], float]
 
 POLL_S = 0.01
-"""Between two looks at what a thread does that keeps a turn longer than another would wait for steps."""
+"""Seconds between checks of a thread that keeps its turn for longer than another would wait for steps."""
 
 _made: weakref.WeakSet[InterruptLock] = weakref.WeakSet()
 
@@ -46,7 +46,7 @@ class Part(Protocol[B_co]):
     """View that gives items to a batch: ``replay.Replay``, or a cluster's view.
 
     Attributes:
-        remote: shards draw its items: then ``source`` and ``lock`` are those of an empty store of the same spec, which
+        remote: shards draw its items; ``source`` and ``lock`` then belong to an empty store of the same spec, which
             lends memory.
     """
 
@@ -124,7 +124,7 @@ class Parts(Generic[B]):
         self.samples = 0
         self._fixed: npt.NDArray[np.float64] | None = None
         self._turn = turn()  # of the next choice
-        self._waits = 0  # the process, while the thread whose turn it is waits for steps; a fork has another
+        self._waits = 0  # process id while the thread that has the turn waits for steps; a fork has another
         self._locks = sorted({view.lock for view in views}, key=lambda lock: lock.number)  # as forks take them
         self.tag = object()
         if not is_integer(seed) or seed < 0:
@@ -161,20 +161,21 @@ class Parts(Generic[B]):
         timeout: float | None,
         wait: bool = True,
     ) -> T | None:
-        """Choose a batch, and return what ``make`` makes of the choice once each view can draw its part.
+        """Choose a batch, and return the result of ``make`` for the choice, once each view can draw its part.
 
-        Shards draw theirs first, which count as sampled even where another view fails.
+        Shards draw their parts first, which count as sampled even if another view fails.
 
         Args:
-            make: called while all locks are held, so that nothing is drawn from any view if it raises and undoes what
-                it drew; ``None`` if steps had to be evicted first.
-            wait: for steps, and for another thread that does.
+            make: called while all locks are held, so that no view has drawn if it raises and undoes its draws; ``None``
+                if steps had to be evicted first.
+            wait: whether to wait for steps, and for another thread that does.
 
         Returns ``None`` if it would have to wait, but may not.
 
         Raises:
-            EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and what ``make`` does. Then it was not
-                drawn, and the same is chosen again.
+            EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and errors of ``make``. Then nothing was
+            drawn,
+                and the next call repeats the choice.
         """
         left = seconds = check_timeout("sample", timeout)
         end = time.monotonic() + seconds
@@ -262,14 +263,14 @@ class Parts(Generic[B]):
         return None if batch is None else self._of_several(batch, source)
 
     def _of_several(self, batch: Any, source: Ints) -> Any:
-        """Say where the items of a batch are from; ids of several stores have no tag."""
+        """Record the views of a batch's items; ids of several stores have no tag."""
         batch.ids, batch.source = np.asarray(batch.ids), tagged(source, self.tag)
         return batch
 
     def check_limiters(self, batch_size: int, shares: npt.NDArray[np.float64]) -> None:
-        """Refuse a batch all of whose items may be from one view, where its limiter admits no part as large.
+        """Refuse a batch whose items may all be from one view, if that view's limiter never admits as large a part.
 
-        Parts are of random size: it would be refused some time, and then always.  Raises: ValueError.
+        Parts are of random size: such a batch would be refused eventually, and then always.  Raises: ValueError.
         """
         if not self._limited:
             return
@@ -289,7 +290,7 @@ class Parts(Generic[B]):
         return None
 
     def sample(self, choice: Choice, beta: float | None) -> B | None:
-        """Return a new batch, all parts of it drawn now; ``None`` if steps were evicted for its memory, too many."""
+        """Return a new batch, all parts of it drawn now; ``None`` if making room for it evicted too many steps."""
         target = self._lend(choice)
         if self._waiting(choice) is not None:
             return None
@@ -379,24 +380,27 @@ def _float(value: Any) -> float:
 
 
 def _part(target: BatchTarget, begin: int, end: int) -> BatchTarget:
-    """Return the items ``begin <= i < end`` of a batch, with working memory of their own: that of ``target`` belongs to
-    the store that lent it, and is used under its lock."""
+    """Return the items ``begin <= i < end`` of a batch, with their own working memory.
+
+    ``target``'s working memory belongs to the store that lent it, and is used under that store's lock.
+    """
     part, own = target.part(begin, end), Draw.of(end - begin)
     part.draw = Draw(own.items, part.draw.probabilities, part.draw.weights, own.rest, own.uniforms)
     return part
 
 
 def _moves(source: Ints) -> tuple[Ints, Ints]:
-    """Return the items to move, and where to, so that items grouped by view lie as ``source`` says: as few as can be.
+    """Return the items to move, and their destinations, to order items grouped by view as in ``source``.
 
-    Both int64 [n], permutations of each other. With shares of 1/4 and 3/4, three items of eight are moved.
+    As few as possible. Both int64 [n], permutations of each other. With shares of 1/4 and 3/4, three items of eight are
+    moved.
     """
     wrong = np.flatnonzero(np.sort(source) != source)
     return wrong, wrong[np.argsort(source[wrong], kind="stable")]
 
 
 def _order(source: Ints) -> tuple[Ints, Ints]:
-    """Return such moves of all items that those of each view keep their order."""
+    """Return such moves of all items, which keep the order of each view's items."""
     return np.arange(len(source)), np.argsort(source, kind="stable")
 
 
@@ -411,7 +415,7 @@ def _all_held(locks: Sequence[InterruptLock]) -> Iterator[None]:
 def turn() -> InterruptLock:
     """Return a lock for ``held``, taken before any store's. In a forked child it is free.
 
-    What it guards is changed under the stores' locks: a fork waits for those, and not for this one, which a thread may
+    The guarded state changes under the stores' locks: a fork waits for those, and not for this one, which a thread may
     hold while it waits for steps.
     """
     made = InterruptLock()
@@ -423,10 +427,11 @@ class held:
     """Hold a lock, which another thread may keep while it waits for steps.
 
     Args:
-        waits: whether it does; ``seconds`` are for that only, not for what another thread draws meanwhile.
+        waits: returns whether the lock's holder waits for steps; ``seconds`` limits that time only, not another's
+            draws.
 
     Raises:
-        LimiterTimeoutError: it waits for steps, and ``seconds`` are over.
+        LimiterTimeoutError: the holder waits for steps, and ``seconds`` are over.
     """
 
     __slots__ = ("_lock", "_seconds", "_waits", "_what")
