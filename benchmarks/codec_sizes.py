@@ -25,8 +25,8 @@ import runner
 
 import sharpwave as sw
 from sharpwave.bench.played import LANES
-from sharpwave.codecs.codec import Packed
-from sharpwave.codecs.registered import by_name
+from sharpwave.codecs.protocol import Packed
+from sharpwave.codecs.registry import by_name
 
 GAMES = ("pong", "breakout", "qbert", "seaquest")
 COLUMN = 128

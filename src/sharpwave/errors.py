@@ -38,7 +38,7 @@ class UnknownCodecError(NewerVersionError):
         RuntimeError.__init__(
             self,
             f"{what}; install the package that brings the codec, or register it first "
-            "(sharpwave.codecs.registered.register), or upgrade sharpwave if a later release wrote this. Nothing was "
+            "(sharpwave.codecs.registry.register), or upgrade sharpwave if a later release wrote this. Nothing was "
             "changed",
         )
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer
-from sharpwave.codecs.registered import codec_choice
+from sharpwave.codecs.registry import codec_choice
 from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain
 from sharpwave.nesting import Structure, tree_of
 

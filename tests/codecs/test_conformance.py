@@ -12,10 +12,10 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.cli import main
-from sharpwave.codecs import registered
-from sharpwave.codecs.codec import Codec, Competition, Packed
+from sharpwave.codecs import registry
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.predict import Predict
+from sharpwave.codecs.protocol import Codec, Competition, Packed
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import DamagedError, UnknownCodecError
@@ -109,10 +109,10 @@ class TestNibbles(CodecSuite):
 
 @pytest.fixture
 def toy() -> Iterator[None]:
-    registered.register(Toy())
+    registry.register(Toy())
     yield
-    if registered.is_known("toy"):
-        registered.unregister("toy")
+    if registry.is_known("toy"):
+        registry.unregister("toy")
 
 
 def write(folder: Path, codec: str) -> None:
@@ -137,13 +137,13 @@ def test_a_store_whose_codec_is_not_registered_is_refused_and_left_as_it_is(
     folder = tmp_path / "s"
     write(folder, codec)
     before = {path: path.read_bytes() for path in folder.rglob("*.region")}
-    registered.unregister("toy")
+    registry.unregister("toy")
     said = r"field 'obs' is packed with codec 'toy'" if codec == "toy" else r"obs: codec number 200, expected one of 0"
     with pytest.raises(UnknownCodecError, match=rf"{said}.*sharpwave\.codecs\.registry\.register"):
         sw.Store.open(folder)
     assert exit_code("verify", folder) == 2
-    assert "registered.register" in "".join(capsys.readouterr())
-    registered.register(Toy())
+    assert "registry.register" in "".join(capsys.readouterr())
+    registry.register(Toy())
     assert {path: path.read_bytes() for path in folder.rglob("*.region")} == before
     with sw.Store.open(folder) as store:
         assert store.stats()["codecs"]["obs"]["toy"] > 8
@@ -164,7 +164,7 @@ def test_names_and_numbers_are_taken_once() -> None:
     ):
         Other.name, Other.number = name, number
         with pytest.raises(ValueError, match=why):
-            registered.register(Other())
-    assert not registered.is_known("mine")
+            registry.register(Other())
+    assert not registry.is_known("mine")
     with pytest.raises(ValueError, match="'mine'"):
-        registered.unregister("mine")
+        registry.unregister("mine")

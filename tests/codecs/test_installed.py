@@ -9,7 +9,7 @@ from pathlib import Path
 
 CODEC = """
 import numpy as np
-from sharpwave.codecs.codec import Codec
+from sharpwave.codecs.protocol import Codec
 
 class Plain(Codec):
     name, number = "plain", 200

@@ -28,9 +28,9 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from sharpwave.codecs.codec import Packed
 from sharpwave.codecs.dictionaries import key_of
-from sharpwave.codecs.registered import by_name, by_number
+from sharpwave.codecs.protocol import Packed
+from sharpwave.codecs.registry import by_name, by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format import region, region_notes, segment
 from sharpwave.format.annotations import pack_metadata

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave.codecs.delta import Delta
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registered import by_name
+from sharpwave.codecs.registry import by_name
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
 from tests.support.examples import examples

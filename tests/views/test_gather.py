@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs.registered import by_name
+from sharpwave.codecs.registry import by_name
 from sharpwave.testing.columns import ColumnsInMemory, naive_window
 from sharpwave.views import gather as gather_module
 

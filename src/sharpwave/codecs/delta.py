@@ -13,7 +13,7 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.codec import Codec, Competition, Encoder, Packed, as_bytes, read_offsets
+from sharpwave.codecs.protocol import Codec, Competition, Encoder, Packed, as_bytes, read_offsets
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 

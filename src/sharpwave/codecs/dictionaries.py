@@ -7,8 +7,8 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.codec import Decoder
-from sharpwave.codecs.registered import by_number
+from sharpwave.codecs.protocol import Decoder
+from sharpwave.codecs.registry import by_number
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 

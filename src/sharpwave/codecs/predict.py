@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.codec import Codec, Competition, Decoder, Packed, read_offsets
+from sharpwave.codecs.protocol import Codec, Competition, Decoder, Packed, read_offsets
 from sharpwave.codecs.zstd import compressor, decompressor, pack, unpack, unpack_many
 from sharpwave.errors import DamagedError
 from sharpwave.native import core

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.codec import Codec, Packed
+from sharpwave.codecs.protocol import Codec, Packed
 from sharpwave.errors import DamagedError
 
 Bytes = npt.NDArray[np.uint8]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from sharpwave.codecs.codec import Codec, Competition, Decoder, Encoder, Packed, as_bytes, read_offsets
+from sharpwave.codecs.protocol import Codec, Competition, Decoder, Encoder, Packed, as_bytes, read_offsets
 from sharpwave.errors import DamagedError
 
 Bytes = npt.NDArray[np.uint8]

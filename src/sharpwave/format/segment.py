@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.codec import Packed
+from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registered import by_number
+from sharpwave.codecs.registry import by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
 from sharpwave.format.features import check_required

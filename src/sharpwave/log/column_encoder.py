@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs import registered as codecs
-from sharpwave.codecs.codec import Codec, Encoder
+from sharpwave.codecs import registry as codecs
 from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.protocol import Codec, Encoder
 from sharpwave.codecs.raw import RAW
 from sharpwave.format.segment import Column
 from sharpwave.memory.segment_layout import SegmentLayout

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registered import MIN_AUTO_BYTES
+from sharpwave.codecs.registry import MIN_AUTO_BYTES
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.format.segment import FLAGS, Column
 from sharpwave.memory.arena import Arena

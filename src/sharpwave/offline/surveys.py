@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.registered import name_of
+from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import read_metadata
 from sharpwave.format.region import Damage, Record

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from sharpwave.codecs.registered import max_dictionary_bytes
+from sharpwave.codecs.registry import max_dictionary_bytes
 from sharpwave.disk.evictions import Evictions
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import SEGMENT, TAIL, Damage, Record

@@ -24,8 +24,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.codecs import registered
-from sharpwave.codecs.codec import Codec, Packed, as_bytes
+from sharpwave.codecs import registry
+from sharpwave.codecs.protocol import Codec, Packed, as_bytes
 from sharpwave.errors import DamagedError
 from sharpwave.offline.verify import check
 from sharpwave.testing.columns import ColumnsInMemory, naive_window, pictures
@@ -52,12 +52,12 @@ class CodecSuite:
     @pytest.fixture(autouse=True)
     def _registered(self) -> Iterator[None]:
         codec = self.make_codec()
-        if registered.is_known(codec.name):
+        if registry.is_known(codec.name):
             yield
             return
-        registered.register(codec)
+        registry.register(codec)
         yield
-        registered.unregister(codec.name)
+        registry.unregister(codec.name)
 
     # results of encode()
 
@@ -196,7 +196,7 @@ class CodecSuite:
         for in_core in (True, False):
             with pytest.MonkeyPatch.context() as patch:
                 if not in_core:
-                    patch.setattr("sharpwave.views.gather.DECODED", np.zeros(registered.NUMBERS, np.uint8))
+                    patch.setattr("sharpwave.views.gather.DECODED", np.zeros(registry.NUMBERS, np.uint8))
                 np.testing.assert_array_equal(memory.read(slot, newest, first, window), expected)
         np.testing.assert_array_equal(memory.cut(slot, newest, first, window), expected, "cut rows")
 

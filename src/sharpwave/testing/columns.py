@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import strategies as st
 
-from sharpwave.codecs.codec import Codec
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
+from sharpwave.codecs.protocol import Codec
 from sharpwave.format import segment
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex

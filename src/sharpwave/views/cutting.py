@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
-from sharpwave.codecs.registered import MIN_AUTO_BYTES, by_number
+from sharpwave.codecs.registry import MIN_AUTO_BYTES, by_number
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
 from sharpwave.spec import Field

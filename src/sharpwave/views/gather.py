@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registered import name_of
+from sharpwave.codecs.registry import name_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
 from sharpwave.memory.arena import Arena

@@ -59,7 +59,7 @@ class Codec(ABC):
     """Way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
 
     A codec is stateless: whatever is worth keeping between calls lives in its encoders and decoders. To add one, write
-        a subclass and pass an instance to ``sharpwave.codecs.registered.register``; the conformance suite is
+        a subclass and pass an instance to ``sharpwave.codecs.registry.register``; the conformance suite is
         ``sharpwave.testing.codec``.
 
     Attributes:

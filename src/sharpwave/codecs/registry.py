@@ -21,9 +21,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from sharpwave.codecs.codec import Codec
 from sharpwave.codecs.delta import Delta, Patches
 from sharpwave.codecs.predict import Predict
+from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import UnknownCodecError
@@ -104,7 +104,7 @@ def codec_choice(name: Any, where: str) -> str:
         known = ", ".join(repr(one) for one in ("auto", *reversed(_by_name)))
         raise ValueError(
             f"{where}: codec {name!r}, expected one of {known}; register a codec of your own first "
-            f"(sharpwave.codecs.registered.register){not_loaded()}"
+            f"(sharpwave.codecs.registry.register){not_loaded()}"
         )
     return name
 
