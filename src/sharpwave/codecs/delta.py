@@ -1,9 +1,9 @@
 """Codecs ``delta`` and ``patches``: frames as patches over a background common to the column's frames.
 
-Payload of delta: uint32 offsets [n + 2], then patches (``src/core/patches.hpp``): first those that turn the reference
-row, which is the dictionary, into the column's background, then those that turn the background into each row.
+Payload of delta: uint32 offsets [n + 2], then patches (``src/core/patches.hpp``): first patches that turn the reference
+row, which is the dictionary, into the column's background, then patches that turn the background into each row.
 
-That of patches: uint32 offsets [n + 3], then a table of patches that return, then the same entries with codes.
+Payload of patches: uint32 offsets [n + 3], then a table of recurring patches, then the same entries with codes.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class _Painted(Codec):
             raise DamagedError(f"{self.name} column: the reference has {nbytes} bytes, expected {column.size}")
 
     def _refuse(self, damaged: int, column: Packed, payload: Bytes) -> None:
-        """Raise what the core has found, unless a column is sound.  Raises: DamagedError."""
+        """Raise the core's finding, unless a column is sound.  Raises: DamagedError."""
         if damaged == core.SOUND:
             return
         offsets, _ = read_offsets(self.name, payload, column.count + 2 + self.coded)
@@ -103,11 +103,11 @@ class Delta(_Painted):
 
 
 class Patches(_Painted):
-    """Codec of patches over a background, those that return coded by a table.
+    """Codec of patches over a background, with recurring patches coded by a table.
 
-    ``auto`` takes it where it leaves at most 35 % of a row: a patch has some two bytes and takes 5 ns to paint,
-    so larger payloads slow batches down several times for little gain (``counts`` in benchmarks/codec_sizes.py). It
-    decodes several times faster than zstd, so it may take three times the bytes.
+    ``auto`` takes it if it leaves at most 35 % of a row: a patch has some two bytes and takes 5 ns to paint, so larger
+    payloads slow batches down several times for little gain (``counts`` in benchmarks/codec_sizes.py). It decodes
+    several times faster than zstd, so it may take three times the bytes.
     """
 
     name, number, coded = "patches", 4, True

@@ -1,8 +1,8 @@
-"""Codec ``predict``: images as differences from what their surroundings, or a reference row, predict, in zstd frames.
+"""Codec ``predict``: images as differences from predictions by their surroundings, or a reference row, in zstd frames.
 
-Payload: uint32 offsets [n + 1], then a zstd frame for each row, which holds a filtered row
-(``src/core/predict.hpp``). For what cameras see, where no two frames have equal bytes: 40 to 60 % of zstd's
-bytes on photographs and on noise. Decoding takes 10 to 40 times as long as copying.
+Payload: uint32 offsets [n + 1], then a zstd frame for each row, which holds a filtered row (``src/core/predict.hpp``).
+For camera images, in which no two frames have equal bytes: 40 to 60 % of zstd's bytes on photographs and on noise.
+Decoding takes 10 to 40 times as long as copying.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 MIN_SAVED_BYTES = 512
-"""As zstd's, whose frames these are."""
+"""The same as zstd's, since the frames are zstd's."""
 MAX_TRAINED_ROWS = 33
 """Rows of which the reference is the median: more take longer, and change little."""
 
@@ -57,7 +57,7 @@ class Predict(Codec):
         return payload if len(payload) < rows.nbytes else None
 
     def check(self, column: Packed) -> None:
-        """Check the offsets and the reference. What frames hold is checked when they are decoded."""
+        """Check the offsets and the reference. The content of frames is checked when they are decoded."""
         read_offsets(self.name, column.payload, column.count + 1)
         if len(column.dictionary) not in (0, column.size):
             raise DamagedError(
@@ -121,7 +121,7 @@ class _Decoder(Decoder):
 
 
 def _line(size: int, line_bytes: int) -> int:
-    """Return the bytes of a line: the whole row where nothing lies below another."""
+    """Return the bytes of a line: the whole row if no pixel is below another."""
     return line_bytes if line_bytes and size % line_bytes == 0 else size
 
 

@@ -25,7 +25,7 @@ class Packed:
         payload: bytes from ``Codec.encode``.
         count, size: number of rows, and bytes of each.
         dictionary: dictionary that the rows were encoded with.
-        line_bytes: bytes from a pixel to the one below (``Field.line_bytes``); 0: nothing lies below another.
+        line_bytes: bytes from a pixel to the one below (``Field.line_bytes``); 0: no pixel is below another.
     """
 
     payload: bytes | memoryview | Bytes
@@ -37,15 +37,15 @@ class Packed:
 
 @dataclass(frozen=True)
 class Competition:
-    """Conditions on which ``codec="auto"`` takes a codec.
+    """Conditions for ``codec="auto"`` to take a codec.
 
     Attributes:
         max_share: largest payload, as a share of the rows' bytes.
         min_saved_bytes: bytes to save per row.
-        preference: how many times the bytes the codec may take of another whose preference is 1.
-        tried_above: the codec is not tried where another leaves at most this share of the rows' bytes: a trial takes
-            as long as encoding a segment.
-        images: the codec is only for rows in which a pixel lies below another (``Packed.line_bytes``).
+        preference: allowed bytes, as a multiple of the bytes of a codec whose preference is 1.
+        tried_above: the codec is not tried if another leaves at most this share of the rows' bytes: a trial takes as
+            long as encoding a segment.
+        images: the codec is only for rows in which a pixel is below another (``Packed.line_bytes``).
     """
 
     max_share: float
@@ -58,17 +58,16 @@ class Competition:
 class Codec(ABC):
     """Way to pack a column: rows of bytes in, one payload out, every row decodable on its own.
 
-    A codec is stateless: whatever is worth keeping between calls lives in its encoders and decoders. To add one, write
-        a subclass and pass an instance to ``sharpwave.codecs.registry.register``; the conformance suite is
-        ``sharpwave.testing.codec``.
+    A codec is stateless: state between calls is in its encoders and decoders. To add one, write a subclass and pass an
+    instance to ``sharpwave.codecs.registry.register``; the conformance suite is ``sharpwave.testing.codec``.
 
     Attributes:
         name: as in ``Field(codec=)`` and in ``store.json``.
         number: as in a segment's column table: 0 to 127 are reserved for Sharpwave, 128 to 255 are for others.
         competition: conditions on which ``codec="auto"`` takes it; ``None``: only by name.
         decoder_bytes: memory of a decoder beside its dictionary.
-        slow: whether encoding takes 2 us a row and more, most of it without the interpreter's lock: it is done behind
-            the caller, where that can be.
+        slow: whether encoding takes 2 us a row and more, mostly without the interpreter's lock: then it runs behind the
+            caller if possible.
     """
 
     name: ClassVar[str]
@@ -91,10 +90,10 @@ class Codec(ABC):
 
     @abstractmethod
     def check(self, column: Packed) -> None:
-        """Check what ``decode_rows``, and the core for its own codecs, rely on without a check of their own.
+        """Check the properties that ``decode_rows``, and the core for its own codecs, assume without a check.
 
         Raises:
-            DamagedError: naming what is wrong and what was expected.
+            DamagedError: naming the damage and the expected value.
         """
 
     @abstractmethod
@@ -115,7 +114,7 @@ class Codec(ABC):
         """Decode all rows: uint8 [count, size].
 
         Raises:
-            DamagedError: the payload does not hold them. No input raises anything else, or takes more memory than
+            DamagedError: the payload does not hold them. No input raises another error, or takes more memory than
                 ``count * size`` bytes beside the payload and a row.
         """
         self.check(column)
@@ -160,7 +159,7 @@ class Encoder:
         return self._codec.encode(rows, dictionary, self._line_bytes)
 
     def keep_only(self, dictionaries: Collection[bytes]) -> None:
-        """Free what is kept for other dictionaries than these."""
+        """Free state that is kept for other dictionaries than these."""
 
 
 class Decoder:

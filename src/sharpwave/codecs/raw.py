@@ -1,6 +1,6 @@
 """Codec ``raw``: rows as they are, for open segments and for columns that do not compress.
 
-The one codec that kernels know by its number: they copy its rows themselves.
+The only codec that kernels know by its number: they copy its rows themselves.
 """
 
 from __future__ import annotations

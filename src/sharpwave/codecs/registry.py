@@ -1,4 +1,4 @@
-"""Registry of codecs, by name and by number, and of those that ``codec="auto"`` chooses from.
+"""Registry of codecs, by name and by number, and of the codecs that ``codec="auto"`` chooses from.
 
 ======= ====== ================================ ===========================================================
 codec   number dictionary                       payload
@@ -39,7 +39,7 @@ saved."""
 
 GROUP = "sharpwave.codecs"
 """Entry points of other packages that are codecs, classes or instances: ``mine = "my_package.codecs:Mine"``. They are
-imported where a codec is asked for that is not known, and never by what a store's files say."""
+imported when an unknown codec is requested, and never because of a store's files."""
 
 _by_name: dict[str, Codec] = {}
 _by_number: dict[int, Codec] = {}
@@ -48,7 +48,7 @@ _broken: dict[str, str] = {}  # entry points that could not be loaded, and why
 
 
 def register(codec: Codec) -> None:
-    """Make a codec known to stores of this process. Whoever reads their data must register it, too.
+    """Make a codec known to stores of this process. Readers of their data must register it, too.
 
     Raises:
         ValueError: its name or number is taken or invalid.
@@ -72,8 +72,8 @@ def unregister(name: str) -> None:
 
 
 def load_installed() -> None:
-    """Register the codecs that installed packages bring, if that was not done yet; a broken one is left out."""
-    from importlib.metadata import entry_points  # 17 ms, and a codec that nobody knows is rare
+    """Register the codecs of installed packages, if that was not done yet; broken ones are left out."""
+    from importlib.metadata import entry_points  # 17 ms, and unknown codecs are rare
 
     for point in set(entry_points(group=GROUP)) - _looked_at:
         _looked_at.add(point)

@@ -44,7 +44,7 @@ class Zstd(Codec):
         if len(rows) < 8 or rows.shape[1] < 16 or rows.nbytes < 4096:
             return b""
         size = min(MAX_DICTIONARY_BYTES, rows.nbytes // 8)
-        # The trainer's own search for settings takes long, and memory beyond ram=, and finds worse ones.
+        # The trainer's own search for settings is slow, takes memory beyond ram=, and finds worse settings.
         settings = {"k": max(16, size // 4), "d": 8, "f": 16, "accel": 1}
         try:
             return zstandard.train_dictionary(size, [row.tobytes() for row in rows], level=LEVEL, **settings).as_bytes()
@@ -77,7 +77,7 @@ class Zstd(Codec):
         return rows
 
     def memorized_bytes(self, payload: bytes, count: int) -> int:
-        """Return by how much the odd rows' frames exceed the even ones', which the dictionary was trained on."""
+        """Return the excess of the odd rows' frames over the even rows', on which the dictionary was trained."""
         sizes = np.diff(np.frombuffer(payload, np.uint32, count + 1).astype(np.int64))
         return max(0, int(sizes[1::2].sum()) - int(sizes[::2].sum()))
 

@@ -30,13 +30,13 @@ class Annotations:
     """Annotations of a store and of its lanes.
 
     Attributes:
-        store: the store's own. ``lanes``: by lane, where there are any.
-        changed: whether they changed since they were last saved; whoever saves them resets it.
-        nbytes: size of all of them in ``store.json``.
+        store: the store's own. ``lanes``: annotations by lane, if any.
+        changed: whether they changed since they were last saved; saving resets it.
+        nbytes: size of all annotations in ``store.json``.
     """
 
     def __init__(self, said: Any = None) -> None:
-        """Read what ``manifest`` returned; ``None``: no annotations.  Raises: ValueError: it is something else."""
+        """Read the result of ``manifest``; ``None``: no annotations.  Raises: ValueError: invalid value."""
         self.store: dict[str, Any] = {}
         self.lanes: dict[int, dict[str, Any]] = {}
         self.changed, self.nbytes = False, 0
@@ -119,8 +119,8 @@ def read_metadata(packed: bytes, steps: int) -> Metadata:
     """Parse the metadata of a segment of ``steps`` steps. Unknown keys are ignored.
 
     Raises:
-        DamagedError: naming what is wrong. No input raises anything else, or takes more than 100 times its bytes of
-            memory.
+        DamagedError: naming the damage. No input raises another error, or takes more than 100 times its bytes of
+        memory.
     """
     if not packed:
         return Metadata()

@@ -1,7 +1,7 @@
-"""A checkpoint's ``state.npz``: all state of a store but its segments, as a tree of arrays and numbers.
+"""A checkpoint's ``state.npz``: a store's state without its segments, as a tree of arrays and numbers.
 
-The file has NumPy's format in an uncompressed zip, with checksums and without pickle; NumPy can read it. It may come
-from a stranger. So it does not go through the zip module, which trusts a file's own sizes: only the bytes that
+The file has NumPy's format in an uncompressed zip, with checksums and without pickle; NumPy can read it. It is
+untrusted input. So it does not go through the zip module, which trusts a file's own sizes: only the bytes that
 ``write_tree`` writes are accepted, and reading takes no more memory than the file has bytes.
 """
 
@@ -190,7 +190,7 @@ def _members(descriptor: int, size: int) -> dict[str, _Member]:
 
 
 def _array(descriptor: int, member: _Member) -> np.ndarray[Any, Any]:
-    """Read an array whose shape and bytes agree."""
+    """Read an array, and check that its shape and bytes agree."""
     begin, nbytes, checksum = member
     if _checksum(descriptor, begin, begin + nbytes) != checksum:
         raise DamagedError(f"byte {begin:,}: an array does not match its checksum")

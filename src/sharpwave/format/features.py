@@ -1,4 +1,4 @@
-"""Feature flags: what a reader must know beyond the format's version, and what it may ignore.
+"""Feature flags: requirements for readers beyond the format's version, and features that readers may ignore.
 
 A segment's header has a word of 64 bits: a reader refuses a segment with an unknown bit among the lower 32, and ignores
 the upper 32. ``store.json`` names the required features under ``requires``, so that the refusal can name them.
@@ -27,7 +27,7 @@ def features_of(spec: Spec) -> int:
 
 
 def required_names(spec: Spec) -> list[str]:
-    """Return the names of the features that a reader of such a store must know."""
+    """Return the names of the features that a reader of such a store must support."""
     word = features_of(spec)
     return [name for bit, name in NAMES.items() if bit & REQUIRED and word & bit]
 

@@ -33,8 +33,8 @@ ALIGNMENT = 8
 ROOM = 1 << 20
 MAX_NUMBER, MAX_GENERATION, MAX_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
 MAX_ID = MAX_GENERATION << 32
-"""Region numbers, generations, sequence numbers and ids lie below these; a file with larger ones is damaged, and none
-are ever written. ``ROOM``: what is counted in memory meanwhile still fits its integers."""
+"""Limits of region numbers, generations, sequence numbers and ids: a file with larger ones is damaged, as none are ever
+written. ``ROOM``: margin for counting in memory, so that counts still fit their integers."""
 FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
 MAX_PAYLOAD_BYTES = 1 << 30
 """Limit for a record's payload."""
@@ -78,13 +78,13 @@ class Damage:
 
 @dataclass
 class Region:
-    """Region file. ``used`` is where the next record goes, ``size`` how large the file is on disk.
+    """Region file. ``used`` is the offset of the next record, ``size`` the file's size on disk.
 
     Attributes:
         synced: everything before this offset is on disk.
         spoiled: a failed write may have left bytes up to this offset.
-        unsure: a sync failed: the system may since count as written what it could not write, and report success.
-        shared: bytes of the dictionaries in it.
+        unsure: a sync failed: the system may then drop unwritten data, and report success for it later.
+        shared: size of the dictionaries in it.
         allocated: bytes of disk space in use; the rest, up to ``size``, is a hole.
     """
 
@@ -128,18 +128,18 @@ def space(nbytes: int) -> int:
 def read_region(
     path: Path, identity: Identity | None = None, directory: Directory | None = None, begin: int = FIRST
 ) -> tuple[Region | None, list[Record], list[Damage]]:
-    """Open a region's file for reading and find its records; ``None`` where its header cannot be trusted.
+    """Open a region's file for reading and find its records; return ``None`` if its header cannot be trusted.
 
     Every record's checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
 
     Args:
         directory: folder to open the file from; by default ``path``'s.
-        begin: offset of the first record to find; those before it are known already.
+        begin: offset of the first record to find; earlier ones are known already.
 
     Raises:
         IrregularError: not a regular file.  OSError.
     """
-    # A file that another process left is never appended to.
+    # Another process's file is never appended to.
     descriptor = open_file(path) if directory is None else directory.open_file(path.name)
     try:
         return _read_region(path, descriptor, identity, begin)
@@ -240,7 +240,7 @@ def _scan(path: Path, descriptor: int, size: int, begin: int) -> Iterator[Record
 
 
 def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
-    """Return what is wrong with a payload, or "". It is read in parts: a record may claim any size."""
+    """Return the damage of a payload, or "". It is read in parts: a record may claim any size."""
     if kind == DICTIONARY:
         digest = hashlib.blake2b(digest_size=KEY_BYTES)
         for part in _parts(descriptor, begin, end):

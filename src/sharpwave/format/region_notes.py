@@ -1,8 +1,8 @@
-"""Notes in region files: what opening a store must know, and can no longer read from the segments on disk.
+"""Notes in region files: facts for opening a store that are no longer in the segments on disk.
 
 Each note's id is the highest generation of ids so far. One kind holds evictions: ids of segments whose records may
-still be in the files, counts, and the retention's threshold. The other holds, lane by lane, the end of the step numbers
-in use; it is written before the last record that shows one of them is deleted.
+still be in the files, counts, and the retention's threshold. The other holds, lane by lane, the end of the used step
+numbers; it is written before the last record that shows such an end is deleted.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class StepEnds:
             self.ends[lane], self._regions[lane] = end, region
 
     def make_room_for(self, packed: bytes | memoryview) -> None:
-        """Make room for what a sealed segment shows, which begins with these bytes.  Raises: MemoryError."""
+        """Make room for the ends in a sealed segment that begins with these bytes.  Raises: MemoryError."""
         self._make_room(_WHERE.unpack_from(packed, _WHERE_AT)[0])
 
     def _make_room(self, lane: int) -> None:
@@ -139,7 +139,7 @@ class StepEnds:
             self.reach(lane, int(ends[lane]), region)
 
     def rest_on(self, regions: list[int]) -> bool:
-        """Return whether some lane's end is known from those files alone."""
+        """Return whether some lane's end is recorded in those files only."""
         return bool(np.isin(self._regions, regions).any())
 
     def behind(self, ends: Ints) -> bool:
@@ -148,7 +148,7 @@ class StepEnds:
         return bool((ends[: len(known)] > known).any() or ends[len(known) :].any())
 
     def joined(self, ends: Ints) -> Ints:
-        """Return the larger end of each lane, of those known and of ``ends`` [lanes]."""
+        """Return the larger end of each lane, of the known ends and ``ends`` [lanes]."""
         merged = np.zeros(max(len(self.ends), len(ends)), np.int64)
         merged[: len(self.ends)] = self.ends
         merged[: len(ends)] = np.maximum(merged[: len(ends)], ends)

@@ -1,7 +1,7 @@
 """The segment: a run of one lane's consecutive steps, columnar, encoded, checksummed.
 
-The same bytes lie in the arena, on disk and on the wire. ``docs/format.md`` specifies them; this module implements
-the specification. All functions are pure.
+The same bytes are in the arena, on disk and on the wire. ``docs/format.md`` specifies them; this module implements the
+specification. All functions are pure.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ ALIGNMENT = 8
 MAX_STEPS = 1 << 16
 ROOM = 1 << 20
 MAX_NUMBER = (1 << 62) - ROOM
-"""Limits: steps in a segment; lanes and step numbers. They leave room to count on from what a file says; nothing is
-written beyond them, as it could not be read again."""
+"""Limits: steps in a segment; lanes and step numbers. They leave margin for counting on from a file's numbers; larger
+ones are never written, as they could not be read again."""
 DECODED_BYTES = 1 << 30
 """Default limit of the bytes that ``unpack`` decodes."""
 
@@ -134,9 +134,9 @@ def begins_episode(packed: bytes) -> bool:
 
 
 def readdressed(packed: bytes, lane: int, first_step: int) -> bytes:
-    """Return a segment's bytes with its steps as those of another lane, from its step ``first_step`` on.
+    """Return a segment's bytes with its steps in another lane, from its step ``first_step`` on.
 
-    Nothing else in a segment depends on them: annotations are by row.
+    The rest of a segment does not depend on them: annotations are by row.
     """
     data = bytearray(packed)
     struct.pack_into("<QQ", data, _LANE_OFFSET, lane, first_step)
@@ -175,7 +175,7 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
     """Parse and check a segment's header, column table and checksum. Payloads and metadata stay packed.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.  NewerVersionError: also for a feature unknown to this
+        DamagedError: naming the damage and the expected value.  NewerVersionError: also for a feature unknown to this
             release.
     """
     data = _view(data)
@@ -257,13 +257,13 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
 
 
 def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
-    """Check that a sealed segment of any origin can be sampled in place, where nothing is checked again.
+    """Check that a sealed segment of any origin can be sampled in place, without further checks.
 
     Beyond ``parse``: flags and rewards are raw, every step and every episode's end has a frame, the metadata can be
     parsed, and each payload's rows lie within it (``Codec.check``).
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.  NewerVersionError, UnknownCodecError.
+        DamagedError: naming the damage and the expected value.  NewerVersionError, UnknownCodecError.
 
     Cost: 70 us for 128 steps of 84x84 frames, beside the checksum.
     """
@@ -290,7 +290,7 @@ def verify(
     """Decode a segment, sealed or open, row by row; return its header and its flags.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected.
+        DamagedError: naming the damage and the expected value.
 
     Takes no more memory than one row and the dictionaries beside its arguments.
     """
@@ -329,11 +329,11 @@ def unpack(
     Args:
         dictionary: maps keys to bytes of the dictionaries that columns refer to; may raise KeyError.
         only: names of the columns to decode; ``None``: all.
-        limit: bound on the bytes of decoded rows. Nothing larger is allocated, whatever ``data`` says, except for three
+        limit: bound on the bytes of decoded rows. For any ``data``, no larger allocation is made, except for three
             times the bytes of ``data`` and of the dictionaries.
 
     Raises:
-        DamagedError: naming what is wrong and what was expected. No input raises anything else.
+        DamagedError: naming the damage and the expected value. No input raises another error.
     """
     header = parse(data, spec)
     view = _view(data)

@@ -1,4 +1,4 @@
-"""Header of a segment: whose steps it holds, how many, where its columns lie, and how many rows each must have."""
+"""Header of a segment: the lane and number of its steps, the places of its columns, and their numbers of rows."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Header:
 
     Attributes:
         schema: ``Spec.schema_hash`` of the store that wrote it.
-        lane, first_step: the lane of the steps, and the lane's number of the first of them, counted from 0.
-        steps: number of steps, and rows of every column but those of observations and of sparse fields.
+        lane, first_step: the steps' lane, and the lane's number of the first step, counted from 0.
+        steps: number of steps, and rows of every column except columns of observations and of sparse fields.
         frames: rows of the observation's columns: ``context`` frames before the first step, one frame a step, the final
             observation after each step that ended an episode, and the successor's frame after the last step if it
             did not.
-        nbytes: of the whole segment, checksum included.
+        nbytes: size of the whole segment, checksum included.
         placed: the columns.
         episode_step: number of the first step in its episode, counted from 0.
         features: see ``sharpwave.format.features``.

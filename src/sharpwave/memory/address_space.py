@@ -55,18 +55,18 @@ class AddressSpace:
         return False
 
     def committer(self) -> Callable[[int, int], None] | None:
-        """Return what prepares a range, by its begin and size, to be written to, and a page behind it, which kernels
-        may read; it may raise MemoryError. ``None``: nothing is to be done.
+        """Return the function that prepares a range, by its begin and size, for writing; ``None``: none is needed.
 
-        It is the core's, as it is called amid an append: the step would be lost if a signal handler appended there.
+        It also prepares a page behind the range, which kernels may read; it may raise MemoryError. It is the core's, as
+        it is called amid an append: the step would be lost if a signal handler appended there.
         """
         return None if self._ahead is None else self._ahead.commit
 
     def committed_behind(self, end: int) -> int:
-        """Return the bytes committed behind ``end``, the end of what was written: those of a huge page that reaches
-        across, and those touched ahead.
+        """Return the bytes committed behind ``end``, the end of the written bytes.
 
-        0 where the system does not say.  Cost: a system call.
+        These are the rest of a huge page across the end, and bytes touched ahead. 0 if the system does not report them.
+        Cost: a system call.
         """
         begin = -(-end // PAGE) * PAGE
         address = self.memory.ctypes.data
@@ -86,7 +86,7 @@ class AddressSpace:
 
 
 class _Windows(AddressSpace):
-    """Range of which only committed pages can be touched: a page file for all of it would have to exist."""
+    """Range of which only committed pages can be touched: otherwise a page file would have to hold all of it."""
 
     def __init__(self, nbytes: int) -> None:
         self._ahead = None

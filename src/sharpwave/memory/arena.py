@@ -1,9 +1,9 @@
 """The RAM tier: one flat range of address space that holds all encoded segments and all open rows.
 
 The space is reserved at once and costs nothing until it is written to. It is divided into chunks of equal size;
-segments are laid one behind the other into the current chunk, and a chunk whose last segment was freed is reused.
-Under FIFO retention this is a ring, and a segment may lie across the border of two neighbours, so that no chunk has an
-unused end. Where segments are freed in another order, chunks that are half empty are compacted and refilled.
+segments are placed one behind the other in the current chunk, and a chunk whose last segment was freed is reused.
+Under FIFO retention this is a ring, and a segment may cross the border of two adjacent chunks, so that no chunk has an
+unused end. If segments are freed in another order, half-empty chunks are compacted and refilled.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ class Arena(core.Ranges):
     The core allocates ranges, by their offsets; this reserves the memory and returns it to the system.
 
     Args:
-        reserve_bytes: address space to reserve; bounds what the arena can ever hold.
+        reserve_bytes: address space to reserve; bounds the arena's content.
         chunk_bytes: size of a chunk, and of the largest range; a multiple of the page size.
         head_bytes: bytes before the first chunk, the caller's own, and not counted here.
-        huge_pages: request them, where little is released again: they are committed as a whole. Not for the first
-            chunk, which the open segments of few lanes have to themselves.
-        across: whether a range from ``allocate`` may lie across chunks; not where chunks are compacted.
+        huge_pages: request them, if little is released again: they are committed as a whole. Not for the first chunk,
+            which few lanes' open segments have to themselves.
+        across: whether a range from ``allocate`` may cross chunks; false if chunks are compacted.
 
     Attributes:
         memory: uint8 [head_bytes + reserve_bytes], rounded up; all offsets refer to it.
         floats: the same as float32.
         used_bytes: bytes allocated and not freed.
-        committed_bytes: bytes written to and not released to the system: what the arena costs in RAM.
+        committed_bytes: bytes written to and not released to the system: the arena's cost in RAM.
         limit_bytes: limit of the bytes of memory that are committed (touched); settable at any time.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Memory of batches: lent in blocks, and reused once the last array or tensor over a block is gone."""
+"""Memory of batches: lent in blocks, and reused once the last array or tensor over a block is freed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Block = core.Block
 Root = tuple[tuple[int, ...], np.dtype[Any]]
 """Shape and dtype of the array over a lent block."""
 SMALL = 1 << 16
-"""Smaller blocks come from the heap: a mapping, and at least a page, would be too much for a few hundred bytes."""
+"""Bytes below which blocks come from the heap: a mapping, and at least a page, would be too much for them."""
 
 
 def _memory(nbytes: int) -> Any:
@@ -35,15 +35,15 @@ def _memory(nbytes: int) -> Any:
 class Pool(core.Pool):
     """Blocks of one store's batches.
 
-    A block is lent as an array; whatever derives from it - slices, reshaped arrays, tensors - keeps it alive, and when
-    the last is gone, the block returns. So memory that was touched once is reused: fresh memory costs a page fault for
-    every 4 KiB, as much time as decoding into it. After every 256 blocks lent, those unused since the last time are
-    released to the system.
+    A block is lent as an array; every derived object - slices, reshaped arrays, tensors - keeps it alive, and when the
+    last is freed, the block returns. So touched memory is reused: fresh memory costs a page fault for every 4 KiB, as
+    much time as decoding into it. After every 256 blocks lent, blocks unused since the last time are released to the
+    system.
 
-    ``lend`` and methods that release memory run under the store's lock; arrays may die in any thread at any time.
+    ``lend`` and methods that release memory run under the store's lock; arrays may be freed in any thread at any time.
 
     Args:
-        memory: returns an object with a buffer of so many bytes, or raises MemoryError.
+        memory: returns an object with a buffer of the given size in bytes, or raises MemoryError.
     """
 
     def __init__(self, memory: Callable[[int], Any] = _memory) -> None:

@@ -1,4 +1,4 @@
-"""Division of ``ram`` between encoded segments, batches, and everything else."""
+"""Division of ``ram`` between encoded segments, batches, and the rest."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ MAX_BATCH_SHARE = 0.5
 class MemoryLedger:
     """Account of a store's memory by part, each with a function that returns its bytes.
 
-    The arena of segments gets the part of ``ram`` that nothing else takes.
+    The arena of segments gets the rest of ``ram``.
 
     Attributes:
         ram: limit of all parts together in bytes; ``None``: none.
-        kept_for_batches: bytes reserved for batches even while these take less.
+        kept_for_batches: bytes reserved for batches even while batches take less.
     """
 
     def __init__(self, ram: int | None) -> None:
@@ -43,7 +43,7 @@ class MemoryLedger:
 
     @property
     def batch_bytes(self) -> int:
-        """Memory of batches: those held, free blocks, and working memory."""
+        """Memory of batches: held ones, free blocks, and working memory."""
         return sum(nbytes() for nbytes in self._of_batches)
 
     def arena_bytes(self, ram: int) -> int:

@@ -36,9 +36,9 @@ class SegmentIndex:
 
     Attributes:
         rows: int32 [slots], steps in the segment; 0 for a free slot.
-        generation: int64 [slots], how many segments the slot has held before.
-        lane, next, previous: int32 [slots], the segment's lane, and the slots of the lane's following segment (-1: none
-            yet) and of the one before (-1: none), of those held.
+        generation: int64 [slots], number of segments that the slot held before.
+        lane, next, previous: int32 [slots], the segment's lane, and the slots of the lane's next held segment (-1: none
+            yet) and previous held segment (-1: none).
         gap: uint8 [slots], whether steps between the segment and the following one were evicted.
         sparse: int32 [sparse columns, slots], rows of the columns of sparse fields.
         context, frames: int32 [slots], rows of the observation's columns before the first step, and in total.
@@ -47,14 +47,14 @@ class SegmentIndex:
         codec: uint8 [columns, slots].
         dictionary: int32 [columns, slots], place of the column's dictionary in its field's table.
         base, nbytes: int64 [slots], the sealed segment's offset in the arena, and its size.
-        resident: uint8 [slots], whether the segment lies in the arena; where it does not, ``offset`` of the fields'
-            columns counts from the segment's beginning.
+        resident: uint8 [slots], whether the segment is in the arena; if not, ``offset`` of the fields' columns counts
+            from the segment's beginning.
         region, region_offset: int32, int64 [slots], the sealed segment's region file, and its offset there, if it is
             on disk.
         first_step: int64 [slots], the lane's number of the first step.
         episode_step: int64 [slots], the number of the first step in its episode.
         latest_generation: the highest generation of any id so far.
-        arrays: those by slot, for the core.
+        arrays: the arrays by slot, for the core.
     """
 
     def __init__(self, slots: int, stride: int, columns: int, sparse: int = 0) -> None:
@@ -100,7 +100,7 @@ class SegmentIndex:
 
     @property
     def highest(self) -> int:
-        """Slots used so far: those behind it were never touched."""
+        """Slots used so far: later slots were never touched."""
         return self.free.highest
 
     @highest.setter

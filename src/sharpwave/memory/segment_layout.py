@@ -1,4 +1,4 @@
-"""Layout of segments, as the spec determines it: where an open one's columns lie, and how much memory they take."""
+"""Layout of segments, from the spec: the places of an open segment's columns, and their memory."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from sharpwave.spec import Spec
 Ints = npt.NDArray[np.int64]
 
 DEFAULT_STRIDE, SHORT_STRIDE = 128, 64
-"""Steps in a segment, and in one of a store on disk or of large steps. Sampling an item from disk reads its whole
-segment for a few frames of it. A lane's open segment of large steps takes half the memory; games' frames take at most
-15 % more, mostly 5 (``benchmarks/codec_sizes.py --segments``)."""
+"""Steps in a segment: the default, and the number for a store on disk or for large steps. Sampling an item from disk
+reads its whole segment for a few frames of it. A lane's open segment of large steps takes half the memory; games'
+frames take at most 15 % more, mostly 5 (``benchmarks/codec_sizes.py --segments``)."""
 LARGE_STEP_BYTES = 4 << 10
 MIN_CHUNK_BYTES = 64 * 1024
 """Small segments fill a chunk but for part of one."""
@@ -147,7 +147,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
         chunk_bytes=max(MIN_CHUNK_BYTES, rounded(int(starts[-1]) + overhead, PAGE)),
-        # With a disk, flags and rewards of all segments lie before the chunks: sampleable steps, and their
-        # returns, are known without reading.
+        # With a disk, flags and rewards of all segments precede the chunks: sampleable steps, and their returns, are
+        # known without reading.
         spine_bytes=rounded(5 * stride, ALIGNMENT) if on_disk else 0,
     )

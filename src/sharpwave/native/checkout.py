@@ -1,4 +1,4 @@
-"""Native core of a checkout: built anew where its sources have changed since, before it is imported."""
+"""Native core of a checkout: rebuilt if its sources have changed since the last build, before it is imported."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROGRAM = ROOT / "build_backend" / "sharpwave_build.py"
 def refresh_core() -> None:
     """Build the core if its sources are newer; an installed package has none. Cost: 0.2 ms.
 
-    Raises: ImportError, with what the compiler said.
+    Raises: ImportError, with the compiler's output.
     """
     if not PROGRAM.exists() or not _outdated():
         return

@@ -26,8 +26,8 @@ except ImportError:  # every other system
 
 _one_at_a_time = threading.Lock()  # where a file's position must be moved
 LOCKED_FROM, READERS = 1 << 30, 64
-"""Bytes that are locked on Windows, beyond any content, as nobody else can read what is locked there: a writer locks
-all, a reader one of its own."""
+"""Bytes to lock on Windows, beyond any content, as other processes cannot read locked bytes: a writer locks all, a
+reader one of its own."""
 
 FAR = 1 << 24
 """Offset behind the end of a small file."""
@@ -76,12 +76,12 @@ def sync(descriptor: int) -> None:
 
 
 def lock(descriptor: int, *, shared: bool) -> bool:
-    """Lock an open file or folder until it is closed; return whether no other descriptor's lock forbids it.
+    """Lock an open file or folder until it is closed; return False if another descriptor's lock forbids it.
 
     True without effect on systems without locks.
 
     Args:
-        shared: allow others that are shared too; at most READERS of them on Windows.
+        shared: allow other shared locks; at most READERS of them on Windows.
 
     Raises:
         OSError: the file system cannot lock.

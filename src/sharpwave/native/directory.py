@@ -73,7 +73,7 @@ class Directory:
         return os.path.samestat(os.stat(path), self._status())
 
     def names_directory(self, name: str, directory: Directory) -> bool:
-        """Return whether ``name`` is still that of another open folder."""
+        """Return whether ``name`` still names another open folder."""
         found = self.status(name)
         return found is not None and os.path.samestat(found, directory._status())
 
@@ -128,7 +128,7 @@ class Directory:
             return None
 
     def is_file(self, name: str) -> bool:
-        """Return whether the name is that of a regular file."""
+        """Return whether the name belongs to a regular file."""
         found = self.status(name)
         return found is not None and stat.S_ISREG(found.st_mode)
 
@@ -143,7 +143,7 @@ class Directory:
         return _opened(target, base, self.path / name, _CREATE)
 
     def names_file(self, name: str, descriptor: int) -> bool:
-        """Return whether ``name`` is still that of an open file."""
+        """Return whether ``name`` still names an open file."""
         found = self.status(name)
         return found is not None and os.path.samestat(found, os.fstat(descriptor))
 

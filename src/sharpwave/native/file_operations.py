@@ -1,4 +1,4 @@
-"""File operations, in one class so that a test can make each of them fail."""
+"""File operations, in one class so that a test can make each fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Files:
     def make_folder(self, path: Path) -> Directory:
         """Open a folder; create it and its parents if absent, and sync their names.
 
-        Raises: FileExistsError: it, or what would be a parent, is a file.  OSError.
+        Raises: FileExistsError: it, or a parent, is a file.  OSError.
         """
         path = path.absolute()
         absent = [one for one in (path, *path.parents) if not one.exists()]
@@ -104,7 +104,7 @@ class Files:
 
     def sync(self, directory: Directory, name: str) -> None:
         """Sync a file's content to disk."""
-        descriptor = directory.open_file(name, writable=os.name == "nt")  # Windows syncs what may be written
+        descriptor = directory.open_file(name, writable=os.name == "nt")  # Windows syncs only writable files
         try:
             self.fsync(descriptor)
         finally:
@@ -148,10 +148,10 @@ class Files:
             os.fsync(directory.descriptor)
 
     def replace(self, directory: Directory, name: str, content: bytes | memoryview, partial: str) -> None:
-        """Write a file atomically: as ``partial``, a name that nobody else uses, synced, then renamed.
+        """Write a file atomically: as ``partial``, a name of this process only, synced, then renamed.
 
-        A regular file ``partial`` was left by a process that crashed, and is overwritten. Anything but a regular file
-        under either name is an error.
+        A regular file ``partial`` was left by a crashed process, and is overwritten. Anything but a regular file under
+        either name is an error.
         """
         for one in (name, partial):
             found = directory.status(one)

@@ -1,4 +1,4 @@
-"""Forks: which of them this process is."""
+"""Forks: the identity of this process among them."""
 
 from __future__ import annotations
 

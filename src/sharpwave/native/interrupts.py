@@ -26,10 +26,10 @@ except ImportError:
     from signal import signal as set_handler
 
 HANGS_S = {"SIGINT": 2.0, "SIGTERM": 2.0, "SIGHUP": 2.0, "SIGALRM": 30.0, "SIGUSR1": 30.0, "SIGUSR2": 30.0}
-"""When a change of the store counts as one that hangs, and a signal is handled amid it, by the signal's name.
+"""Seconds after which a change of the store counts as hung, so that a signal is handled amid it, by the signal's name.
 
-Who presses Ctrl-C again wants an end. A timer does not know that a slow disk, or the first call, which compiles, takes
-its time.
+A second Ctrl-C requests an end. A timer cannot know that a slow disk, or the first call, which compiles, takes its
+time.
 """
 DEFERRED = {int(getattr(signal, name)): seconds for name, seconds in HANGS_S.items() if hasattr(signal, name)}
 TIMER = getattr(signal, "SIGALRM", None)
@@ -58,11 +58,11 @@ class Handlers:
         if get_ident() != self._main:
             return
         if not self._depth:
-            if self._came:  # an interrupt came between the end of the last change and their handlers
+            if self._came:  # an interrupt arrived between the end of the last change and these lines
                 self._pass_on()
             for number in DEFERRED:
                 handler = getsignal(number)
-                if handler is self._own:  # an interrupt came right here the last time
+                if handler is self._own:  # an interrupt arrived at this line the last time
                     continue
                 self._others.pop(number, None)
                 if callable(handler):
@@ -84,9 +84,9 @@ class Handlers:
                 self._restore([*self._others.items()])
 
     def _restore(self, handlers: list[tuple[int, Callable[[int, FrameType | None], Any]]]) -> None:
-        """Set the handlers again, then run those of the signals that arrived; all, also where one raises meanwhile.
+        """Set the handlers again, then run the handlers of all signals that arrived, even if one raises meanwhile.
 
-        One left for later would make the first signal of a later change look like one that came again.
+        A signal left for later would make the first signal of a later change look like a repeated one.
         """
         try:
             if self._reminds:  # while SIGALRM is still deferred: one that arrives right now is not a second one
@@ -94,7 +94,7 @@ class Handlers:
                 self._reminds = False
             while handlers:
                 number, handler = handlers.pop()
-                set_handler(number, handler)  # it may raise before: then _later goes on to run the handler
+                set_handler(number, handler)  # it may raise before: _later then goes on to run the handler
         finally:
             if handlers:
                 self._restore(handlers)
@@ -104,7 +104,7 @@ class Handlers:
     def _pass_on(self) -> None:
         """Run the handlers of signals that arrived, in Python's order.
 
-        A handler that runs between any two lines here, and uses a store, passes on those that are left itself.
+        A handler that runs between any two lines here, and uses a store, runs the remaining handlers itself.
         """
         try:
             while (number := min(self._came, default=None)) is not None:
@@ -153,13 +153,12 @@ class InterruptLock:
     """Reentrant lock; while the main thread holds it, it is not interrupted unless it waits for a condition.
 
     Attributes:
-        number: in the order of making, by which those are sorted that are held at once.
-        settle: returns a function, while there is one, that is called by whoever takes the lock, unless that is a
-            thread that holds it already. If it raises, the lock is not taken. A ``weakref.WeakMethod``: a lock keeps
-            no store.
-        unsettled: the lock for those who do without: a context.
-        interruptible: the lock itself, of ``threading``, which defers nothing and costs a tenth: for changes made by
-            one call of compiled code, in which no handler runs.
+        number: order of creation, by which locks that are held together are sorted.
+        settle: returns a function, if it still exists, that every taker of the lock calls, except a thread that already
+            holds it. If it raises, the lock is not taken. A ``weakref.WeakMethod``: a lock keeps no store alive.
+        unsettled: context that takes the lock without that call.
+        interruptible: the plain lock of ``threading``, which defers nothing and costs a tenth: for changes made by one
+            call of compiled code, in which no handler runs.
     """
 
     _numbers = itertools.count()

@@ -1,7 +1,7 @@
 """Arrays of zeros that take no memory until they are written to.
 
-``numpy.zeros`` promises that only for memory fresh from the system: in a process that has freed large arrays, the C
-library reuses heap memory for them, and clears it, all of it.
+``numpy.zeros`` promises this only for memory fresh from the system: in a process that has freed large arrays, the C
+library reuses heap memory for them, and clears all of it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 MIN_BYTES = 1 << 16
-"""Smaller arrays come from the heap: a mapping of their own would save less than it costs."""
+"""Bytes below which arrays come from the heap: a mapping would save less than it costs."""
 HUGE_BYTES = 4 << 20
 """Arrays from this size on request huge pages where asked to, as numpy's do."""
 HUGE_PAGE = 2 << 20

@@ -1,6 +1,6 @@
-"""What only Windows needs: files that can be renamed and deleted while they are open, and memory committed in parts.
+"""Functions for Windows only: files that can be renamed and deleted while open, and memory committed in parts.
 
-Written by Microsoft's documentation of these functions; the tests run the callers elsewhere, with stand-ins for them.
+Written by Microsoft's documentation of these functions; tests run the callers on other systems, with stand-ins.
 """
 
 from __future__ import annotations
