@@ -232,8 +232,7 @@ class DiskBudget:
         Cost: O(regions).
         """
         # A region with old and new steps is freed only when all of them are evicted: so it should be a small part of
-        # the held
-        # bytes, independent of the current limit.
+        # the held bytes, independent of the current limit.
         most = min(self._regions.region_bytes, max(self._held.total // 8, MIN_REGION_BYTES))
         groups: dict[int, list[tuple[int, int]]] = {}
         for number, nbytes in self._copyable(left_out):

@@ -220,8 +220,7 @@ class DiskTier:
             if not self.budget.drops or error.errno not in FULL:
                 raise
             # Without any reserve a full disk takes the notes only after the files are deleted. A crash in between loses
-            # no held
-            # step: some evicted steps would return.
+            # no held step: some evicted steps would return.
             self._note_later(numbers)
         self.regions.sync()  # replacements of their records are on disk before they are deleted
         for number in numbers:

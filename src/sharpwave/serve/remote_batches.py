@@ -159,8 +159,7 @@ class RemoteBatches:
 
         Shards that share the memory must know it when they are asked. Other batches take memory once their shares have
         arrived: the memory of the batch before last is then in the processor's cache, and memory of all batches ahead
-            would
-        not fit there.
+        would not fit there.
         """
         if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
             self._renew()

@@ -141,8 +141,7 @@ class Shard:
         """Draw items at points of the mass; decode them into shared memory, or send them, encoded if ``cut``.
 
         ``points``: float64 [n]. ``batch``: the batch's number of items; ``begin``: its first item here. ``blocks``:
-            numbers of
-        the batch's blocks of shared memory; new blocks arrive as file descriptors.
+        numbers of the batch's blocks of shared memory; new blocks arrive as file descriptors.
         """
         number, replay = self.views.of(frame)
         points = _points(frame)

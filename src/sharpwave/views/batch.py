@@ -138,8 +138,7 @@ class Batch(Arrays):
 
     Stacks of frames in ``obs`` and ``next_obs`` of a view with ``n_step=1`` share memory, as they overlap by all but
     one frame: a write to one changes the other. All other arrays are C-contiguous. All arrays of less than 256 bytes an
-        item
-    lie in one piece of memory.
+    item lie in one piece of memory.
     Held batches count as the store's memory, in ``stats()`` and against ``ram=``; ``copy`` and ``torch`` on another
     device take the process's own memory.
 

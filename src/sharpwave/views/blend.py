@@ -99,8 +99,7 @@ class Blend(Generic[B]):
 
         ``batch.source`` int64 [batch_size] gives each item's view. ``probabilities`` are the blend's: the view's times
         its share; ``weights`` are each view's own, relative to its largest. The batch is memory of the store whose view
-        has the
-        largest share: it counts in that store's ``stats()`` and against its ``ram``.
+        has the largest share: it counts in that store's ``stats()`` and against its ``ram``.
 
         After an error or an interrupt nothing is drawn, except by shards of a cluster: they draw their part first,
         which then counts as sampled. ``batch.shards`` is -1 for items of other views.

@@ -103,8 +103,7 @@ class Replay(Generic[B]):
             timeout: seconds to wait at most until the limiter admits it; default 60. Without a limiter nothing waits.
 
         Returns a batch whose memory is the caller's while any array derived from it lives (see ``Batch``). Its items
-        are
-        shuffled: each part of it is distributed like a smaller batch; ``Fifo()`` and ``Lifo()`` keep their order
+        are shuffled: each part of it is distributed like a smaller batch; ``Fifo()`` and ``Lifo()`` keep their order
             instead.
 
         Cost: drawing is O(log8 items) an item; decoding a window of five 84x84 frames takes 3 us.

@@ -173,9 +173,8 @@ class Parts(Generic[B]):
         Returns ``None`` if it would have to wait, but may not.
 
         Raises:
-            EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and errors of ``make``. Then nothing was
-            drawn,
-                and the next call repeats the choice.
+            EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``; and errors of ``make``. Then the batch
+                was not drawn, and the next call repeats the choice.
         """
         left = seconds = check_timeout("sample", timeout)
         end = time.monotonic() + seconds
