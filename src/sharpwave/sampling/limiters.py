@@ -24,11 +24,11 @@ class Cursor:
     """Progress of a view: inserts, samples, and steps that can be sampled.
 
     Attributes:
-        inserts: steps held when the view was made, plus those appended since.
+        inserts: steps held when the view was made, plus later appended steps.
         samples: transitions drawn.
         size: steps that can be sampled now.
-        uses: how often those can be sampled in total; infinite without ``max_times_sampled``.
-        windows: whether windows are sampled: then ``samples``, ``size`` and ``uses`` are theirs.
+        uses: total of remaining uses; infinite without ``max_times_sampled``.
+        windows: whether windows are sampled: then ``samples``, ``size`` and ``uses`` count windows.
     """
 
     inserts: int
@@ -45,22 +45,22 @@ class Cursor:
 class Limiter(Protocol):
     """Rate limiter: decides whether a view's next batch, or the store's next steps, must wait.
 
-    Stateless: the counts are in the cursor. With ``max_times_sampled`` a batch that finds too few uses left waits for
-    the writer; until there are enough, steps are appended whatever ``append_waits`` says, or both sides would wait.
+    Stateless: the counts are in the cursor. With ``max_times_sampled`` a batch that lacks uses waits for the writer;
+    until there are enough, steps are appended regardless of ``append_waits``, or both sides would wait.
     """
 
     def check(self, capacity: int | None, max_times_sampled: int | None) -> None:
         """Refuse a store and view with which the limiter can never be satisfied.  Raises: ValueError."""
 
     def sample_waits(self, batch_size: int, cursor: Cursor) -> str | None:
-        """Return what a batch must wait for, and which side must act; ``None`` if it need not wait.
+        """Return the reason why a batch must wait, and the side that must act; ``None`` if it need not wait.
 
         Raises:
             ValueError: it would wait forever.
         """
 
     def append_waits(self, steps: int, cursor: Cursor) -> str | None:
-        """Return what an append of ``steps`` steps must wait for, as ``sample_waits``."""
+        """Return the reason why an append of ``steps`` steps must wait, like ``sample_waits``."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,14 @@ class SamplesPerInsert:
     appended an insert. Batches of B and appends of R rows never wait for each other as long as
     ``B + ratio * R <= 2 * error_buffer``.
 
-    With ``max_times_sampled`` there may be fewer uses than the ratio asks for: steps are lost before they were sampled
-    so often (episodes broken off, evictions), or windows begin only every few steps. Then samples fall short of the
-    ratio, by more than ``error_buffer``: writing waits only while there are uses left for a batch of the size asked for
-    last.
+    With ``max_times_sampled`` there may be fewer uses than the ratio needs: steps are lost before all their uses
+    (episodes broken off, evictions), or windows begin only every few steps. Then samples fall short of the ratio, by
+    more than ``error_buffer``: writing waits only while there are uses for a batch of the last size.
 
     Args:
         ratio: samples for each step appended, positive.
-        min_size: steps that must be there to be sampled before sampling begins.
-        error_buffer: how many samples either side may be ahead, at least ``max(1, ratio)``.
+        min_size: steps that must be sampleable before sampling begins.
+        error_buffer: number of samples that either side may be ahead, at least ``max(1, ratio)``.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -174,17 +173,18 @@ class SamplesPerInsert:
 class Queue:
     """Limiter that bounds the steps waiting to be sampled to ``size``; sampling waits for a whole batch.
 
-    For views with ``max_times_sampled``: with that and ``Fifo``, in a store whose retention is ``Fifo`` too, every step
-    is sampled so many times, in order. None that can be sampled, or was drawn ahead by a stream, is evicted for the
-    ``capacity``: writing waits instead. (For a limit in bytes it is.) Of a view of windows ``size`` counts those.
+    For views with ``max_times_sampled``: with it and ``Fifo``, in a store whose retention is ``Fifo`` too, every step
+    is sampled so many times, in order. No step that can be sampled, or was drawn ahead by a stream, is evicted for the
+    ``capacity``: writing waits instead. (For a limit in bytes it is evicted.) For a view of windows ``size`` counts
+        windows.
 
-    What cannot be sampled yet does not count, and is evicted like any step: the capacity should exceed ``size`` (for
-    windows ``size * stride``, and in either case the largest batch), for each lane by what may wait to be known,
-    ``burn_in + length + n_step`` steps, and by three segments. A lane that pauses while others fill the capacity loses
-    its steps that wait. Several may become known at once, at an episode's end, so ``size`` may be exceeded by up to
-    ``n_step`` steps a lane, or by the windows of ``length + n_step`` steps. Where a full queue leaves too few uses for
-    a batch, it is exceeded until there are enough; with batches of B and appends of R steps, never if
-    ``B + R <= size + 1``. A store on disk that is opened without a checkpoint gives out what it holds once more.
+    Steps that cannot be sampled yet do not count, and are evicted like any step: the capacity should exceed ``size``
+    (for windows ``size * stride``, and in either case the largest batch), for each lane by the steps that may wait for
+    their successors, ``burn_in + length + n_step``, and by three segments. A lane that pauses while others fill the
+    capacity loses its waiting steps. Several may become known at once, at an episode's end, so ``size`` may be exceeded
+    by up to ``n_step`` steps a lane, or by the windows of ``length + n_step`` steps. If a full queue leaves too few
+    uses for a batch, it is exceeded until there are enough; with batches of B and appends of R steps, never if
+    ``B + R <= size + 1``. A store on disk that is opened without a checkpoint gives out its steps once more.
     """
 
     size: int
@@ -245,7 +245,8 @@ class Gate:
         """Wait until ``waits()`` is ``None``; the lock is held from that check on.
 
         Raises:
-            LimiterTimeoutError: naming what it still waits for.  ValueError: ``timeout`` is not a number of seconds.
+            LimiterTimeoutError: naming the condition it still waits for.  ValueError: ``timeout`` is not a number of
+            seconds.
         """
         seconds = check_timeout(side, timeout)
         reason = waits()

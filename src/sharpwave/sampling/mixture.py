@@ -18,13 +18,13 @@ class Mixture:
     """Sampler that shares each batch among several: ``Mixture([(0.75, Prioritized()), (0.25, Uniform())])``.
 
     Of a batch of n a sampler of share s draws s n items, rounded at random so that this holds on average. An item's
-    probability is the mixture's, ``sum_k s_k P_k``, whichever sampler drew it, and importance weights follow from that.
+    probability is the mixture's, ``sum_k s_k P_k``, regardless of the sampler that drew it; importance weights follow.
     A ``Fifo`` or ``Lifo`` that draws m items has probability 1/m for each of them and 0 for all others. The samplers'
     items are shuffled together.
 
     Args:
         parts: (share, sampler); shares are positive, and divided by their sum.
-        beta: how much of the bias weights undo, 0 to 1. ``sample(beta=)`` overrides it.
+        beta: share of the bias that weights undo, 0 to 1. ``sample(beta=)`` overrides it.
 
     Raises:
         ValueError, TypeError: naming the argument.

@@ -14,7 +14,7 @@ from sharpwave.sampling.protocol import Draw, Floats, Ints, check_unbound, check
 from sharpwave.sampling.retention import Newcomer, Priorities
 
 SLACK = 1024
-"""Removed entries may outnumber those that remain by this many before the order is compacted."""
+"""Limit of removed entries beyond the remaining ones; then the order is compacted."""
 
 
 @dataclass
@@ -129,7 +129,7 @@ class _InOrder:
             raise ValueError(f"{type(self).__name__}: state: order names an item twice, expected each at most once")
         order = np.concatenate([before, there[~np.isin(there, before)]])
         self._arrange(order)
-        self._rank[order] = np.arange(self._last + 1, self._last + len(order) + 1)  # those that are used up were before
+        self._rank[order] = np.arange(self._last + 1, self._last + len(order) + 1)  # used-up items were before them
         self._last += len(order)
 
     @property
@@ -142,14 +142,14 @@ class _InOrder:
 class Fifo(_InOrder):
     """First in, first out: as a sampler the oldest items, as a retention the oldest segment.
 
-    ``transitions(sampler=Fifo())``: a batch of n is the n steps that became sampleable first, oldest first; where there
-    are fewer, it starts again at the oldest. The sampler keeps no record of what it drew: the next batch is the same,
+    ``transitions(sampler=Fifo())``: a batch of n is the n steps that became sampleable first, oldest first; if there
+    are fewer, it starts again at the oldest. The sampler keeps no record of its draws: the next batch is the same,
     unless ``max_times_sampled`` retired the steps. ``probabilities`` 1/n, ``weights`` 1.
 
     ``Store(retention=Fifo())``: evicts the segment that was sealed first.
 
-    Steps are in the order in which they became sampleable: by call, and by lane within a call; those held when the view
-    was made come first, lane by lane.
+    Steps are in the order in which they became sampleable: by call, and by lane within a call; steps held when the view
+    was made precede, lane by lane.
     """
 
     _segments: core.SlotQueue = field(default_factory=core.SlotQueue, init=False, repr=False, compare=False)

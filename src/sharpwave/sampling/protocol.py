@@ -53,13 +53,13 @@ class Draw:
 class Sampler(Protocol):
     """Strategy that chooses the items of one view.
 
-    Items are integers in groups of equal size: item k of group g is ``g * group_size + k``. What an item stands for is
-    the view's concern. A group's items are inserted in order, from the first on, and removed together; some may be
+    Items are integers in groups of equal size: item k of group g is ``g * group_size + k``. Their meaning is the view's
+    concern. A group's items are inserted in order, from the first on, and removed together; some may be
     excluded before. A sampler is constructed with its settings, and given its size by ``bind``.
     Arrays are C-contiguous.
 
     Attributes:
-        beta: exponent of the importance weights where ``sample(beta=)`` gives none; 0: all weights are 1.
+        beta: exponent of the importance weights if ``sample(beta=)`` gives none; 0: all weights are 1.
         in_order: whether the order of insertions matters; if so, the view follows the store with every step appended.
         keeps_order: whether the order of drawn items matters. Otherwise the view shuffles them, so that every part of a
             batch is distributed like a smaller batch.
@@ -89,8 +89,8 @@ class Sampler(Protocol):
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Remove distinct items, all present, ahead of their group.
 
-        Returns a function that undoes this, as long as nothing else was called in between but ``draw`` and further
-        calls of ``exclude``, undone in reverse.
+        Returns a function that undoes this, provided that only ``draw`` was called in between and further calls of
+        ``exclude``, undone in reverse.
         """
 
     def draw(self, draw: Draw, rng: np.random.Generator) -> None:
@@ -100,14 +100,14 @@ class Sampler(Protocol):
         """Return the probability with which the last ``draw`` drew each of ``items``, all present: float64 [n]."""
 
     def update(self, items: Ints, td_error: Floats) -> None:
-        """Update the priorities of items, all present; of repeated ones the last wins."""
+        """Update the priorities of items, all present; of repeated items the last wins."""
 
     def settings(self) -> dict[str, Any]:
         """Return the JSON values that ``state`` depends on; only a sampler of the same class and settings restores
         it."""
 
     def state(self) -> dict[str, Any]:
-        """Return what ``restore`` needs: copies of arrays, numbers, strings, lists and dicts of those."""
+        """Return the state for ``restore``: copies of arrays, numbers, strings, lists and dicts of them."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore the ``state`` of a sampler of the same class and settings.
@@ -135,7 +135,7 @@ class DrawsByMass(Protocol):
     def mass(self) -> float: ...
 
     def draw_at(self, draw: Draw, points: Floats) -> None:
-        """Fill ``draw.items`` and ``draw.probabilities``, which are those of a point that is drawn uniformly.
+        """Fill ``draw.items`` and ``draw.probabilities``: an item's probability for a uniformly drawn point.
 
         Args:
             points: float64 [n] from 0 to below 1, in any order: shares of the mass, in the order of its items.
@@ -143,10 +143,10 @@ class DrawsByMass(Protocol):
 
 
 class DrawsByTree(Protocol):
-    """Sampler whose draws the core can make, together with all else that a batch takes, to the same results.
+    """Sampler whose draws the core can make, together with all other parts of a batch, to the same results.
 
-    One whose tree is over items has the attributes ``alpha``, ``eps`` and ``max_priority`` of ``Prioritized``; others
-    have no priorities.
+    A sampler whose tree is over items has the attributes ``alpha``, ``eps`` and ``max_priority`` of ``Prioritized``;
+    others have no priorities.
     """
 
     def tree(self) -> core.Leaves:
@@ -157,9 +157,9 @@ class Readmits(Protocol):
     """Sampler that takes excluded items back, which a stream has drawn ahead and not returned."""
 
     def readmit(self, items: Ints) -> bool:
-        """Add distinct items that were excluded, and whose groups were not removed since; return whether it can.
+        """Add distinct excluded items, whose groups were not removed since; return whether the sampler can.
 
-        Samplers that keep an order put them where they were, others count them as new.
+        Samplers that keep an order restore the items' places, others count them as new.
         """
 
 
@@ -178,7 +178,7 @@ def draws_by_tree(sampler: Any) -> bool:
 
 
 def check_sampler(argument: str, sampler: Any) -> None:
-    """Refuse what lacks an attribute of a sampler.  Raises: TypeError: naming it."""
+    """Refuse an object that lacks an attribute of a sampler.  Raises: TypeError: naming it."""
     there = dir(sampler)  # evaluates no property: an unbound sampler has no memory yet
     missing = [name for name in METHODS if name not in there]
     if isinstance(sampler, type) or len(missing) == len(METHODS):

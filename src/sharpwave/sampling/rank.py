@@ -103,7 +103,7 @@ class RankPrioritized:
     def readmit(self, items: Ints) -> bool:
         """Take excluded items back, with the largest priority so far. Cost: O(n log2 count)."""
         assert self._heap is not None
-        self._weigh(self._count + len(items))  # more may have come while these were excluded
+        self._weigh(self._count + len(items))  # items may have been added while these were excluded
         values = np.full(len(items), self.max_priority)
         self._count = core.heap_put_back(self._heap, self._place, self._priority, self._count, items, values)
         self._changes += len(items)

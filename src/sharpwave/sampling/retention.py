@@ -34,7 +34,7 @@ class Retention(Protocol):
 
     @property
     def threshold(self) -> float:
-        """Threshold of segments' keys, in [0, 1): those with a key at or above it were evicted. 1 without keys."""
+        """Threshold of segments' keys, in [0, 1): segments with a key at or above it were evicted. 1 without keys."""
 
     def admits(self, id_: int) -> bool:
         """Return whether the segment whose first step is ``id_`` is kept while there is room."""
@@ -43,27 +43,27 @@ class Retention(Protocol):
         """Add a segment that ``admits`` accepts."""
 
     def choose(self, newcomer: Newcomer | None, priorities: Priorities) -> int:
-        """Remove and return the slot whose segment is to be evicted; at least one segment is held.
+        """Remove and return the slot of the segment to evict; at least one segment is held.
 
         Args:
             newcomer: an accepted segment that was not added yet; its slot is returned if it is to be evicted itself.
-            priorities: of the steps in slots, by the views.
+            priorities: returns the priorities of the steps in slots, by the views.
         """
 
     def discard(self, slot: int) -> None:
         """Undo the last ``add``."""
 
     def clear(self) -> None:
-        """Forget all segments: the store was emptied, and begins anew."""
+        """Forget all segments: the store was emptied, and starts over."""
 
     def settings(self) -> dict[str, Any]:
         """Return the constructor's arguments as JSON values."""
 
     def order(self) -> dict[str, Any]:
-        """Return the state for ``restore_order``: ``slots`` int64 [segments], and whatever else it needs."""
+        """Return the state for ``restore_order``: ``slots`` int64 [segments], and other arrays of the retention."""
 
     def restore_order(self, order: dict[str, Any]) -> None:
-        """Restore the state that ``order`` returned; called before anything else.  Raises: ValueError."""
+        """Restore the result of ``order``; called before any other method.  Raises: ValueError."""
 
     def __len__(self) -> int:
         """Return the number of segments held."""
@@ -73,9 +73,9 @@ class Retention(Protocol):
 class Reservoir:
     """Reservoir sampling of segments: of n sealed segments each is held with the same probability, k/n for k held.
 
-    Each segment has a random key; the store holds those below a threshold, which drops to the largest key held whenever
-    room is needed. So a segment may be evicted as soon as it is sealed. This is Vitter's reservoir (1985) for any k, as
-    bottom-k sampling. Steps whose n-step return reaches into an evicted segment can no longer be sampled.
+    Each segment has a random key; the store holds the segments below a threshold, which drops to the largest held key
+    when room is needed. So a segment may be evicted as soon as it is sealed. This is Vitter's reservoir (1985) for any
+    k, as bottom-k sampling. Steps whose n-step return reaches into an evicted segment can no longer be sampled.
 
     A key is a hash of the seed and of the segment's id, which is never reused.
 
@@ -151,7 +151,7 @@ class Reservoir:
 
 @dataclass
 class LowestPriority:
-    """Retention that evicts the segment of the lowest mean priority (``p^alpha``), of equal ones the oldest.
+    """Retention that evicts the segment of the lowest mean priority (``p^alpha``), of equal segments the oldest.
 
     By the priorities of the store's first view with ``Prioritized``; without one, it evicts the oldest. Steps that were
     sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet is kept longest. Steps
@@ -163,7 +163,7 @@ class LowestPriority:
     _slots: dict[int, None] = field(default_factory=dict, init=False, repr=False)
 
     def admits(self, id_: int) -> bool:
-        """Return True: a segment's priority is known only beside the others'."""
+        """Return True: a segment's priority is meaningful only beside the others'."""
         return True
 
     def add(self, slot: int, id_: int) -> None:

@@ -57,11 +57,11 @@ class SumTree:
         return 8 * (inner * self.sums.highest // max(1, self.size) + self.sums.highest) + self.starts.nbytes
 
     def set(self, leaves: Ints, values: Floats) -> None:
-        """Set leaves; of repeated ones the last wins. Cost: O(n log8 size)."""
+        """Set leaves; of repeated leaves the last wins. Cost: O(n log8 size)."""
         self.sums.set(leaves, values)
 
     def swap(self, leaves: Ints, values: Floats) -> Callable[[], None]:
-        """Set distinct leaves as ``set`` does; returns what undoes that, and takes no memory."""
+        """Set distinct leaves like ``set``; return a function that undoes it, and takes no memory."""
         leaves, before = leaves.copy(), self.get(leaves)
         self.sums.set(leaves, values)
         return lambda: self.sums.set(leaves, before)
@@ -112,7 +112,7 @@ class SumTree:
 
 
 class TreeSampler:
-    """Base of samplers that draw in proportion to a sum tree, over items or over groups of them."""
+    """Base of samplers that draw in proportion to a sum tree, over items or over groups."""
 
     in_order: ClassVar[bool] = False
     keeps_order: ClassVar[bool] = False
