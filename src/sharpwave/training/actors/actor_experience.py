@@ -30,8 +30,8 @@ class ActorExperience:
     Episodes continue across checkpoints; steps that actors have not sent yet are not part of a checkpoint.
 
     Args:
-        view: of the store, that the learner samples. progress: the run's progress, read only.
-        say: called with a sentence about each actor that is silent or replaced.
+        view: view of the store, from which the learner samples. progress: the run's progress, read only.
+        say: called with a message about each silent or replaced actor.
         callbacks: factories of actor callbacks, called in each actor's process.
     """
 
@@ -131,14 +131,15 @@ class ActorExperience:
         """Return how often items were sampled."""
         first_step, first_update = self._progress.ratio_since
         samples = (self._progress.updates - first_update) * self._batch_size
-        # Actors count from the run's first step: those that shards have lost count as sampled as often as they should.
+        # Actors count from the run's first step: so steps that shards have lost count as fully sampled.
         return samples + math.ceil((first_step - self._first_step) * self._ratio)
 
     def _not_waiting(self, queue: Any) -> int:
-        """Return the samples that the arrived steps call for, less those of windows that wait behind the next batch.
+        """Return the number of samples due for the arrived steps.
 
-        What was sampled would not do: an episode's last window is short, so that steps make more windows than their
-        number divided by a window's length, and actors that went by it would fill the queue without end.
+        Samples of windows that wait behind the next batch are subtracted. The number of drawn samples is no substitute:
+        an episode's last window is short, so that steps make more windows than their number divided by a window's
+        length, and actors that followed it would fill the queue without end.
         """
         arrived = self._progress.steps - self._first_step
         waiting = max(0, len(queue) - self._batch_size)
@@ -155,7 +156,7 @@ class ActorExperience:
         A lane that has steps skips one number, which marks a gap: unsent steps of its previous actor may be lost.
         """
         if isinstance(self._store, sw.Cluster):
-            return [0] * lanes  # the shard says
+            return [0] * lanes  # the shard knows them
         known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
         return [step + (step > 0) for step in known]
 

@@ -1,7 +1,7 @@
-"""Hub: the learner's end of actors on other machines. Nodes join it, play its actors, and ask for progress and weights.
+"""Hub: the learner's end of actors on other machines. Nodes join it, run its actors, and request progress and weights.
 
-Steps go from actors into shards. A node tells the hub how many, and hears what its actors may do; weights go out once
-a node, which shares them among its actors.
+Steps go from actors into shards. A node reports their number to the hub, and receives its actors' allowance; weights
+are sent once to a node, which shares them among its actors.
 """
 
 from __future__ import annotations
@@ -35,19 +35,19 @@ from sharpwave.training.scores import EpisodeScore
 GONE_S = 30.0
 """Time without a word from a node after which its actors are free for others."""
 LEAVE_S = STOP_S + 5.0
-"""How long nodes may take to stop their actors at the end of the run."""
+"""Seconds that nodes may take to stop their actors at the end of the run."""
 LONELY_S = 15.0
 """Time without a node after which that is said."""
 
 
 @dataclass
 class _Node:
-    """What is known of a node.
+    """State of a node.
 
     Attributes:
-        actors: the run's actors that it plays, with ``lanes`` environments in all.
-        made: steps that they made. ``granted``: steps that they may make. ``received``: steps that are in shards.
-        number: of its last report. ``restarts``: of its actors. ``heard``: when it last asked.
+        actors: the run's actors that it runs, with ``lanes`` environments in all.
+        made: number of steps made. ``granted``: number of steps allowed. ``received``: number of steps in shards.
+        number: number of its last report. ``restarts``: of its actors. ``heard``: time of its last request.
     """
 
     name: str
@@ -62,16 +62,16 @@ class _Node:
 
 
 class Hub:
-    """Actors of a run on nodes, which may come, go and come back. A context manager that stops them on exit.
+    """Actors of a run on nodes, which may join, leave and return. A context manager that stops them on exit.
 
     Args:
         store: cluster whose shards take the steps.
-        run_steps: steps of the run when this process began; ``inserts``: those that count towards the replay ratio.
-        say: called with a sentence about each node that comes or goes.
-        listen: where nodes join.
+        run_steps: steps of the run when this process began; ``inserts``: steps that count towards the replay ratio.
+        say: called with a message about each node that joins or leaves.
+        listen: address where nodes join.
 
     Attributes:
-        address: where nodes join. ``restarts``: actors restarted so far. ``budget``: of what connections make it hold.
+        address: where nodes join. ``restarts``: actors restarted so far. ``budget``: memory budget of connections.
 
     Raises:
         ValueError, OSError: it cannot listen there.
@@ -131,7 +131,7 @@ class Hub:
             return self._version
 
     def receive(self, timeout_s: float) -> Iterator[Arrival | EpisodeScore]:
-        """Yield what nodes have told, waiting up to ``timeout_s`` for the first.
+        """Yield the nodes' reports, waiting up to ``timeout_s`` for the first.
 
         Raises:
             ProcessDiedError: actors of the last node died more often than ``actor_restarts`` allows.
@@ -167,14 +167,14 @@ class Hub:
             return len(self._lanes) - sum(len(node.actors) for node in self._nodes.values())
 
     def joined(self) -> list[str]:
-        """Return what the nodes call themselves."""
+        """Return the names of the nodes."""
         with self._changed:
             return [node.name for node in self._nodes.values()]
 
     # the nodes' side
 
     def about(self) -> dict[str, Any]:
-        """Return what nodes are told when they connect."""
+        """Return the greeting to nodes that connect."""
         return {"hub": self._run}
 
     def left(self, client: Client) -> None:
@@ -225,7 +225,7 @@ class Hub:
         }
 
     def _hear(self, node: _Node, frame: Frame) -> None:
-        """Take over a node's report, once: one whose reply was lost is sent again."""
+        """Apply a node's report, once: a report whose reply was lost is sent again."""
         node.heard = time.monotonic()
         head = frame.head
         number, node.made, node.restarts = _whole(head, "number"), _whole(head, "made"), _whole(head, "restarts")

@@ -1,4 +1,4 @@
-"""Central inference: one process computes the networks of all actors, which ask it through shared memory.
+"""Central inference: one process computes the networks of all actors, which send requests through shared memory.
 
 An actor still draws its own random numbers and keeps its own acting state, recurrent ones included; only
 ``Agent.infer`` is computed elsewhere. So the process has no state but the weights, and can be replaced at any time.
@@ -27,7 +27,7 @@ ASKED, ANSWERED, VERSION, GENERATION = 0, 1, 2, 3
 """Words of an actor's cache line: numbers of its last request and of the last answer, and the answer's version of the
 weights. Of the first line: how many processes have answered so far."""
 WAIT_S = 0.1
-"""Longest wait for a request or an answer; whether the run goes on is looked up in between."""
+"""Longest wait for a request or an answer; in between it is checked whether the run goes on."""
 NAP_S = 0.001
 ALIGNMENT = 64
 
@@ -45,7 +45,7 @@ class RowPart(NamedTuple):
 
 
 class InferenceLayout(NamedTuple):
-    """What is asked and answered of a lane."""
+    """Arrays of a lane's request and answer."""
 
     obs: tuple[RowPart, ...]
     memory: tuple[RowPart, ...]
@@ -57,7 +57,7 @@ class Stopped(Exception):
 
 
 def layout_of(agent: Agent) -> InferenceLayout:
-    """Return the layout of what ``agent`` asks of its networks in order to act.
+    """Return the layout of the requests by which ``agent`` acts.
 
     Raises:
         ValueError: its networks cannot be computed for many actors at once.
@@ -88,7 +88,7 @@ def layout_of(agent: Agent) -> InferenceLayout:
 
 
 def _sampled(agent: Agent, rows: int) -> Obs:
-    """Sample observations of so many lanes, of real numbers normal ones: bounds may be those of the dtype."""
+    """Return sample observations of so many lanes; real numbers are normal: bounds may be the dtype's."""
     assert agent.inference_space is not None
     space, rng = copy.deepcopy(agent.inference_space), np.random.default_rng(0)
     space.seed(0)
@@ -149,12 +149,12 @@ class Inference:
 
 
 class Asking:
-    """``Agent.infer`` of an actor: asks the process that computes all networks.
+    """``Agent.infer`` of an actor: requests it from the process that computes all networks.
 
     Args:
         goes_on: called while waiting; returns whether the run goes on.
     Attributes:
-        version: of the weights that computed the last answer.
+        version: version of the weights that computed the last answer.
     """
 
     def __init__(self, inference: Inference, actor: int, goes_on: Callable[[], bool]) -> None:
@@ -188,7 +188,7 @@ class Asking:
 
 
 class InferenceServer:
-    """Computation of all actors' networks. It waits for nobody: whoever has asked meanwhile is answered together.
+    """Computation of all actors' networks. It waits for no actor: pending requests are answered together.
 
     Args:
         number: its line of ``counters``.
@@ -212,7 +212,7 @@ class InferenceServer:
         while not counters.stop and not self._take_weights():
             self._beat()
             time.sleep(NAP_S)
-        for semaphore in shared.asked:  # what was asked of a process before this one is asked again
+        for semaphore in shared.asked:  # drop requests to the previous process: actors repeat them
             while semaphore.acquire(False):
                 pass
         shared.words[0, GENERATION] += 1
@@ -265,10 +265,10 @@ def _rows(lanes: Sequence[slice]) -> slice | npt.NDArray[np.int64]:
 def computes_rows_alike(
     agent: Agent, layout: InferenceLayout, lanes: Sequence[slice], beat: Callable[[], None] = lambda: None
 ) -> bool:
-    """Return whether a lane's results are the same bits for an actor's own lanes as among those of any actors.
+    """Return whether a lane's results are bit-identical for an actor's own lanes and among lanes of any actors.
 
     Libraries add up in another order for matrices of few rows than of many: with torch 2.13 on x86, fewer than 4. So
-    it is tried out, with noise on the weights, since a fresh policy's may be zero. The agent's own are lost.
+    this is tested, with noise on the weights, since a fresh policy's may be zero. The agent's own weights are lost.
     """
     rng = np.random.default_rng(0)
     tensors = agent.policy_tensors(explore=True)

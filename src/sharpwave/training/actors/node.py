@@ -32,7 +32,7 @@ POLL_S = 0.1
 SPARE_S = 2.0
 """Time between two attempts to join a run that has no actor to give."""
 LINK_S = 30.0
-"""How long the hub may take to answer."""
+"""Seconds that the hub may take to answer."""
 PATIENCE_S = 300.0
 
 
@@ -41,17 +41,17 @@ class HubLostError(ConnectionError):
 
 
 class Node:
-    """Some of the actors of a learner's run, on this machine.
+    """Share of the actors of a learner's run, on this machine.
 
     Args:
-        hub: where the learner's hub listens.
-        actors: how many to run at most.
-        say: called with a sentence about what happens.
-        connect: address of the shards' directory as this machine reaches it; "": the addresses that the hub says.
+        hub: address of the learner's hub.
+        actors: maximum number of actors to run.
+        say: called with a message about each event.
+        connect: address of the shards' directory as this machine reaches it; "": the hub's addresses.
         trust: import the modules that the run names.
-        patience_s: how long to wait for a hub that cannot be reached.
-        label: by which the hub speaks of this node; "": the machine's name.
-        stopped: asked several times a second; ``True`` ends the node.
+        patience_s: seconds to wait for an unreachable hub.
+        label: name of this node in the hub's messages; "": the machine's name.
+        stopped: called several times a second; ``True`` ends the node.
     """
 
     def __init__(
@@ -123,7 +123,7 @@ class Node:
             ) from error
 
     def _played(self, said: Mapping[str, Any]) -> bool:
-        """Play actors of a run; return whether it is over. Otherwise the hub does not know this node any more."""
+        """Play actors of a run; return whether it is over. Otherwise the hub no longer knows this node."""
         recipe, own = self._recipe(said)
         weights, counters = SharedWeights(said["weights"]), Counters(recipe.actors.count)
         counters.set_limit(0)  # until the hub grants some
@@ -138,7 +138,7 @@ class Node:
             recipe,
             counters,
             weights,
-            lambda lane, lanes: [0] * lanes,  # the shard says
+            lambda lane, lanes: [0] * lanes,  # the shard knows them
             said["steps"],
             said["inserts"],
             say=self._say,
@@ -163,7 +163,7 @@ class Node:
         return recipe, own
 
     def _relayed(self, pool: ActorPool, counters: Counters, weights: SharedWeights) -> bool:
-        """Carry what actors have to say to the hub, and its answers to them, until it stops them."""
+        """Carry the actors' messages to the hub, and its answers to them, until it stops them."""
         report = _Report()
         asked, heard = 0.0, time.monotonic()
         while True:
@@ -211,7 +211,7 @@ class Node:
 
 
 class _Report:
-    """What actors have said since the last report that the hub has."""
+    """Messages of actors since the last report that reached the hub."""
 
     def __init__(self) -> None:
         self._number = 1

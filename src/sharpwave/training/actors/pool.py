@@ -1,4 +1,4 @@
-"""Actor pool: the processes of actors, what they have sent, and which of them hang."""
+"""Actor pool: the actors' processes, their messages, and the detection of hung ones."""
 
 from __future__ import annotations
 
@@ -61,17 +61,17 @@ class ActorPool:
     Args:
         first_steps: function (first lane, number of lanes) -> the numbers of their next steps.
         run_steps: steps of the run when this process began.
-        inserts: those of them that count towards the replay ratio.
+        inserts: those run steps that count towards the replay ratio.
         hung_s: seconds without a heartbeat after which an actor is killed and replaced.
-        say: called with a sentence about each actor that is silent or replaced.
+        say: called with a message about each silent or replaced actor.
         callbacks: factories of actor callbacks, called in each actor's process.
         shards: function (actor) -> ``Task.shard``.
-        numbers: the run's actors that are run here; None: all.
-        own: what the learner's program has registered; None: this process is the learner.
-        inference: where a process of the pool computes the networks of all actors; None: each actor computes its own.
+        numbers: numbers of the run's actors to run here; None: all.
+        own: registrations of the learner's program; None: this process is the learner.
+        inference: arrays of a pool process that computes the networks of all actors; None: each actor computes its own.
 
     Attributes:
-        callback_failure: the error of the first actor callback that raised; None: none did.
+        callback_failure: the error of the first actor callback that raised; None: none raised.
     """
 
     def __init__(
@@ -130,13 +130,13 @@ class ActorPool:
         return self.weights.publish(parts)
 
     def receive(self, timeout_s: float) -> Iterator[Arrival | EpisodeScore]:
-        """Yield what the actors have sent, waiting up to ``timeout_s`` for the first message.
+        """Yield the actors' messages, waiting up to ``timeout_s`` for the first.
 
         The messages of a dead actor are received to the last before the next call replaces it.
 
         Raises:
             ProcessDiedError: an actor died more often than ``actor_restarts`` allows.
-            CallbackError: an actor died of a callback that raised, which it would do again.
+            CallbackError: an actor died of a callback that raised, which would happen again.
         """
         for seat in self.seats:
             if seat.due:
@@ -221,7 +221,7 @@ class ActorPool:
         return process
 
     def close(self) -> None:
-        """Stop all actors, by force those that do not end by themselves in time."""
+        """Stop all actors; kill actors that do not end in time."""
         self.counters.set_stop()
         for seat in self.seats:
             if seat.alive and not seat.plays:  # still importing, or making its environments
@@ -242,7 +242,7 @@ class ActorPool:
 
     def _note(self, seat: _Seat, message: Message | None) -> None:
         for _ in self._heard(seat, message):
-            pass  # steps and episodes that come too late
+            pass  # steps and episodes that arrive too late
 
 
 def lanes_of_actors(recipe: Recipe) -> list[Any]:
@@ -251,7 +251,7 @@ def lanes_of_actors(recipe: Recipe) -> list[Any]:
 
 
 def central_inference(recipe: Recipe, agent: Agent) -> Inference | None:
-    """Allocate what the actors of agents like ``agent`` need for central inference; None: the recipe has it not."""
+    """Allocate the shared arrays for central inference of agents like ``agent``; None: the recipe does not use it."""
     if not recipe.actors.central:
         return None
     return Inference(layout_of(agent), [slice(lanes[0], lanes[-1] + 1) for lanes in lanes_of_actors(recipe)])

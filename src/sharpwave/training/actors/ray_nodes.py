@@ -18,15 +18,15 @@ from sharpwave.training.actors.node import Node
 from sharpwave.training.recipes.recipe import Recipe
 
 LOOK_S = 1.0
-"""Time between two looks at what is free and what has ended."""
+"""Seconds between checks for free resources and ended nodes."""
 
 
 class RayNode:
     """Actor of Ray that plays some of a run's actors."""
 
     def __init__(self, secret: str) -> None:
-        os.environ["SHARPWAVE_SECRET"] = secret  # for the processes that play, too
-        # Or each of them would import the main module of Ray's workers, and Ray with it.
+        os.environ["SHARPWAVE_SECRET"] = secret  # also for the processes of actors
+        # Otherwise each of them would import the main module of Ray's workers, and Ray with it.
         sys.modules["__main__"].__dict__.pop("__file__", None)
 
     def run(self, hub: str, actors: int, label: str) -> None:
@@ -48,9 +48,9 @@ class _Placed:
 class RayHub(Hub):
     """Hub whose nodes Ray runs: as many actors on each as it has processors, in proportion.
 
-    Actors that are free, at first or because a node went, are placed on the nodes that are there.
+    Free actors, at first or after a node has left, are placed on the present nodes.
 
-    Args: as of ``Hub``, which listens at this node's address.
+    Args: as for ``Hub``, which listens at this node's address.
     """
 
     def __init__(

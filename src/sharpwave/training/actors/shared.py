@@ -88,7 +88,7 @@ class Counters:
 
     @property
     def made(self) -> int:
-        """Steps that all actors have made since this learner process began, unsent ones included."""
+        """Number of steps of all actors since this learner process began, including unsent ones."""
         return int(self._words[1:, 0].sum())
 
     def add_made(self, actor: int, steps: int) -> None:
@@ -96,7 +96,7 @@ class Counters:
         self._words[1 + actor, 0] += steps
 
     def set_made(self, actor: int, steps: int) -> None:
-        """Correct the steps of an actor that has died to those received from it. Called by the learner."""
+        """Correct the steps of a dead actor to the number received from it. Called by the learner."""
         self._words[1 + actor, 0] = steps
 
     def beats(self, actor: int) -> int:
@@ -150,10 +150,10 @@ class SharedWeights:
         """Publish tensors, concatenated, and return the number of their version.
 
         Args:
-            version: larger than those before; 0: the next one.
+            version: larger than all earlier versions; 0: the next one.
 
         Raises:
-            ValueError: they do not hold ``count`` numbers in all.
+            ValueError: their size differs from ``count`` numbers.
         """
         version = version or self.latest + 1
         number = int(self._headers[0, VERSION] == self.latest)  # the slot that nobody reads

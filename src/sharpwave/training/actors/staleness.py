@@ -11,20 +11,22 @@ from sharpwave.training.progress import Metrics, Progress
 from sharpwave.training.recipes.recipe import Recipe
 
 MAX_VERSIONS = 4096
-"""Versions whose steps are remembered; older weights count as the oldest of these."""
+"""Number of versions whose steps are remembered; older weights count as the oldest of these."""
 
 
 def used_up(recipe: Recipe, replay: ViewSettings) -> bool:
-    """Return whether the learner learns all that it can from each step, so that what waits for it is a queue."""
+    """Return whether the learner uses up each step, so that waiting steps form a queue."""
     return replay.most_samples <= replay.batch_size / recipe.training.update_every
 
 
 def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
-    """Make the rate limiter that bounds how far actors may run ahead of the learner.
+    """Make the rate limiter that bounds the actors' lead over the learner.
 
     They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
-    The learner is never ahead: it makes only the updates that the arrived steps call for, and, where items are used up,
-    that there are items for. Of these a batch and what is unsealed may wait (``ActorExperience`` says how many do).
+    The
+    learner is never ahead: it makes only the updates due for the arrived steps and, if items are used up, only with
+        enough
+    items. One batch and the unsealed steps may wait (``ActorExperience`` computes the number).
     """
     ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
     lanes, unsealed = recipe.env.num_envs, recipe.actors.segment_steps + 2
@@ -68,7 +70,7 @@ class Staleness:
         self._steps += steps * (self._progress.steps - then)
 
     def report(self) -> Metrics:
-        """Return means since the last report; if no steps arrived since, those of that report, at first ``None``.
+        """Return means since the last report; if no steps arrived since, the last report's means, at first ``None``.
 
         ``stale_versions``, ``stale_steps``: age of the weights that made a step, in versions and in steps of the run.
         ``replay_ratio``: transitions sampled for each step that arrived.

@@ -21,7 +21,7 @@ from sharpwave.training.scores import EpisodeScore
 ARRIVAL, EPISODE, FAILURE = 1, 2, 3
 """Kinds of frames."""
 MAX_DICTIONARIES = 64
-"""Dictionaries that both ends remember. With more, both forget all of them before the next segment."""
+"""Limit of dictionaries that both ends remember. Beyond it, both forget all of them before the next segment."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Outbox:
         self._sent: set[int] = set()  # keys of dictionaries
 
     def send(self, message: Message) -> None:
-        """Send a message, with those of its dictionaries that the learner does not have.
+        """Send a message, with the dictionaries that the learner lacks.
 
         Raises:
-            OSError: the learner has ended.  ValueError: the segment is larger than a frame may be.
+            OSError: the learner has ended.  ValueError: the segment exceeds the limit of a frame.
         """
         head: dict[str, Any]
         parts: dict[str, Any] = {}

@@ -37,7 +37,7 @@ from sharpwave.training.scores import EpisodeSums, game_result
 NAP_S = 0.001
 """Polling period of an actor that waits for the learner to catch up."""
 ASK_S = 5.0
-"""How long a directory may take to say where a shard is."""
+"""Seconds that a directory may take to locate a shard."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class ShardPlace:
     """Shard that takes an actor's steps.
 
     Attributes:
-        address: of the shard. ``lanes``: the name of the actor's lanes there, with which its successor goes on.
-        directory, number: address of the directory that says where the shard of this number is, if it has moved, and
-            which others there are; "": it does not move.
+        address: of the shard. ``lanes``: name of the actor's lanes there, which its successor resumes.
+        directory, number: address of the directory that locates the shard of this number, if it has moved, and lists
+            the others; "": it does not move.
     """
 
     address: str
@@ -57,10 +57,10 @@ class ShardPlace:
 
     @classmethod
     def of(cls, actor: int, player: str, shards: Sequence[Any], directory: str) -> ShardPlace:
-        """Return the place of an actor's steps among the addresses of all shards.
+        """Return the destination of an actor's steps among the addresses of all shards.
 
         Args:
-            player: name of the learner or the node whose actor it is.
+            player: name of the learner or the node that runs the actor.
         """
         number = actor % len(shards)
         return cls(str(shards[number]), f"{player}-actor-{actor}", directory, number)
@@ -94,8 +94,8 @@ class Task:
         seed: seed of its environments and of its exploration.
         inserts: steps that count towards the replay ratio and were made before this learner process began.
         callbacks: factories of actor callbacks.
-        shard: where its steps go; ``None``: to the learner.
-        own: what the learner's program has registered.
+        shard: destination of its steps; ``None``: the learner.
+        own: registrations of the learner's program.
     """
 
     recipe: Recipe
@@ -246,12 +246,12 @@ class _Actor:
             if granted and limiter.append_waits(self.lanes, Cursor(made, counters.samples, made, 0)) is None:
                 return True
             if self._delivery is not None:
-                self._delivery.hear()  # a refusal: the learner may wait for what was refused
+                self._delivery.hear()  # receive a refusal: the learner may wait for the refused segment
             time.sleep(NAP_S)
         return False
 
     def _goes_on(self) -> bool:
-        """Whether the run goes on, asked while this actor waits for what it has asked for."""
+        """Whether the run goes on; checked while this actor waits for an answer."""
         self.counters.beat(self.task.actor)
         return not self.counters.stop
 
