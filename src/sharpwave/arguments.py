@@ -22,7 +22,7 @@ def is_number(value: Any) -> bool:
 def as_array(name: str, value: Any) -> npt.NDArray[Any]:
     """Return ``value`` as an array, aligned as the core reads it.
 
-    Raises: TypeError: it is masked; what lies under a mask is not meant.
+    Raises: TypeError: it is masked; values under a mask are not meant.
     """
     # A masked array's owner has imported its module; another thread may be about to.
     masked = getattr(sys.modules.get("numpy.ma"), "MaskedArray", None)
@@ -32,4 +32,4 @@ def as_array(name: str, value: Any) -> npt.NDArray[Any]:
             f"{name}.filled(value), with what stands for the masked elements"
         )
     array = np.asarray(value)
-    return array if array.flags.aligned else array.copy()  # of a buffer with something else before it
+    return array if array.flags.aligned else array.copy()  # a buffer may hold other data before it

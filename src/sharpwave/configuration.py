@@ -60,8 +60,8 @@ def check(settings: Any) -> None:
     """Check every value against its field's choices and bounds; meant for ``__post_init__``.
 
     Raises:
-        ValueError: naming the option, the value and what is expected.
-        NotRegisteredError: the value is none of the choices, to which others may add.
+        ValueError: naming the option, the value and the expected values.
+        NotRegisteredError: the value is none of the choices, which other packages may extend.
     """
     for field in dataclasses.fields(settings):
         if "help" in field.metadata:
@@ -78,13 +78,13 @@ def expect(settings: Any, name: str, holds: bool, expected: str, error: type[Val
 
 
 def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) -> None:
-    """Check that each setting of ``paths`` has an effect in ``after``, unless it has its default or is as ``before``.
+    """Check that each setting of ``paths`` has an effect in ``after``, unless it is the default or as in ``before``.
 
-    Settings whose class has a method ``unused`` name those of their fields that have none, and what these need:
+    Settings whose class has a method ``unused`` name their fields without effect, and the requirement of each:
     ``def unused(self) -> Iterator[tuple[str, str]]``.
 
     Raises:
-        ValueError: naming the option, the value and what it needs.
+        ValueError: naming the option, the value and its requirement.
     """
     known, paths = {one.path: one.value for one in leaves(before)}, frozenset(paths)
     for one in leaves(after):
@@ -99,7 +99,7 @@ def expect_effects(before: Any, after: Any, paths: Iterable[tuple[str, ...]]) ->
 
 
 def _unmet(field: dataclasses.Field[Any], value: Any) -> str:
-    """Return what a field expects of an invalid value; "" for a valid one."""
+    """Return the expected values of a field for an invalid value; "" for a valid one."""
     bounds, named = field.metadata["bounds"], choices(field)
     if value is None:
         return ""
@@ -175,8 +175,10 @@ def leaf(settings: Any, key: str) -> Leaf:
 
 
 def _close(key: str, known: list[Leaf]) -> list[str]:
-    """Return at most three keys that ``key`` may mean: by last name, by option, or by the first words of the help
-    ("learning rate of Adam": learning_rate); else the most similar ones."""
+    """Return at most three keys that ``key`` may mean, otherwise the most similar ones.
+
+    Matches are by last name, by option, or by the first words of the help ("learning rate of Adam": learning_rate).
+    """
     asked = key.rpartition(".")[2].replace("-", "_").lower()
     aliases: dict[str, list[str]] = {}
     for one in known:

@@ -1,4 +1,4 @@
-"""Kinds of environments that a recorder takes: how each is reset and stepped, and which classes a wrapper of it has."""
+"""Kinds of environments that a recorder takes: resetting and stepping each, and the classes of its wrapper."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WRAPPER_MODES = {"Autoreset": "NextStep", "AutoResetWrapper": "SameStep"}
 
 
 class Kind(Protocol):
-    """How a recorder speaks to its environment.
+    """Protocol of a recorder with its environment.
 
     Attributes:
         mode: how it resets finished sub-environments, one of ``MODES``.
-        assumed: whether that is assumed, as the environment does not say.
+        assumed: whether the mode is assumed, as the environment does not declare it.
     """
 
     mode: str
@@ -33,14 +33,14 @@ class Kind(Protocol):
         """Reset; return the observation, the seed of each lane (or of the first, or ``None``), and the result."""
 
     def outcome(self, result: Any) -> Result:
-        """Return what a step returned, as Gymnasium has it."""
+        """Return the result of a step in Gymnasium's form."""
 
     def env_id(self) -> Any:
         """Return the environment's id, or ``None``."""
 
 
 class GymnasiumKind:
-    """Environment or vector as Gymnasium defines them, and whatever is stepped in the same way."""
+    """Environment or vector as Gymnasium defines them, or with the same ``step``."""
 
     def __init__(self, env: Any) -> None:
         self.env = env
@@ -83,7 +83,7 @@ class VecEnvKind:
         return obs, reward, done & ~truncated, truncated, infos
 
     def env_id(self) -> Any:
-        envs = getattr(self.env.unwrapped, "envs", None)  # those of other processes are not asked
+        envs = getattr(self.env.unwrapped, "envs", None)  # environments in other processes are not asked
         return getattr(getattr(envs[0], "spec", None), "id", None) if envs else None
 
 
@@ -132,7 +132,7 @@ def _autoreset(env: Any) -> tuple[str, bool]:
 
 
 def layers(env: Any) -> Iterator[Any]:
-    """Yield an environment and those that it wraps."""
+    """Yield an environment and the environments that it wraps."""
     while env is not None:
         yield env
         env = getattr(env, "__dict__", {}).get("env")
@@ -173,8 +173,8 @@ def framework_wrapper(env: Any) -> type | None:
 
 
 FORWARDED = ("metadata", "spec", "render_mode", "np_random")
-"""Attributes that are the environment's own. Gymnasium 0.29's wrapper of vectors has those of ``Env`` instead; other
-wrappers have a ``spec`` of their own, but nothing can be made from one with a store in it."""
+"""Attributes of the environment itself. Gymnasium 0.29's wrapper of vectors has those of ``Env`` instead; other
+wrappers have a ``spec`` of their own, but no environment can be made from one with a store in it."""
 
 _CLASSES: dict[tuple[type, type], type] = {}
 

@@ -13,16 +13,16 @@ from sharpwave.teams import ACTION_MASK
 
 
 def step_spec(env: Any, **extra: Field) -> Spec:
-    """Return the ``Spec`` of a step of ``env``: its observations and actions, in dicts and tuples where they are.
+    """Return the ``Spec`` of a step of ``env``: its observations and actions, in the environment's dicts and tuples.
 
-    Of a stack of frames the newest frame is stored. What the environment's infos say of every step, it declares as
-    ``metadata["info_fields"]``, spaces by name; they become further fields, which a ``Recorder`` fills.
+    Of a stack of frames the newest frame is stored. Values in the infos of every step are declared by the environment
+    as ``metadata["info_fields"]``, spaces by name; they become further fields, which a ``Recorder`` fills.
 
     Args:
         env: a Gymnasium environment or vector, whose observations and actions are arrays or numbers, or nested dicts
             and tuples of those (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
             Stable-Baselines3.
-        extra: further fields; one of the name of an info takes its place.
+        extra: further fields; a field with the name of an info replaces it.
 
     Parts of a dict or tuple that are text, or of varying length (Text, Sequence, Graph), are left out, with a
     warning that names them: a store has no field for them, and a tuple is stored without their places. ``Recorder``
@@ -67,8 +67,10 @@ def step_spec(env: Any, **extra: Field) -> Spec:
 
 
 def info_spaces(env: Any) -> Mapping[str, Any]:
-    """Return the spaces of what the environment's infos say of every step, by name; it declares them as
-    ``metadata["info_fields"]``, which wrappers and vectors pass on."""
+    """Return the spaces of the values in every step's infos, by name.
+
+    The environment declares them as ``metadata["info_fields"]``, which wrappers and vectors pass on.
+    """
     found: Mapping[str, Any] = (getattr(env, "metadata", None) or {}).get("info_fields", {})
     return found
 

@@ -11,7 +11,7 @@ class DamagedError(ValueError):
 
 
 class DuplicateError(DamagedError):
-    """Error raised for a segment whose steps the lane has already. Nothing was changed."""
+    """Error raised for a segment whose steps the lane holds already. Nothing was changed."""
 
 
 class EmptyError(LookupError):
@@ -62,7 +62,7 @@ def not_to_be_copied(what: object, instead: str = OF_A_STORE) -> TypeError:
     """Make the error for pickling or copying ``what``, whose locks, memory and files belong to this process.
 
     Args:
-        instead: what another process does.
+        instead: remedy in another process.
     """
     return TypeError(
         f"{type(what).__name__}: cannot be pickled or copied, so it cannot be passed to a spawned process. There, "

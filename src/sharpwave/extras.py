@@ -1,4 +1,4 @@
-"""Extras of this package: what installs them."""
+"""Extras of this package: the commands that install them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Plain values that users attach to what they store, as JSON.
+"""Plain values that users attach to stored data, as JSON.
 
-They are strings, numbers, booleans, ``None``, bytes, and lists and dicts of those. JSON has no bytes: they are stored
+They are strings, numbers, booleans, ``None``, bytes, and lists and dicts of these. JSON has no bytes: they are stored
 as ``{"$bytes": BASE64}``; other keys that begin with ``$`` are reserved.
 """
 

@@ -29,13 +29,13 @@ from sharpwave.validation import checked_episode
 from sharpwave.views.episodes import StoredEpisode
 
 FLUSH_S = 10.0
-"""Seconds between flushes: what a power failure may cost. A killed process costs the steps in the open segment."""
+"""Seconds between flushes: the most that a power failure costs. A killed process loses its open segment's steps."""
 IMPORTS, IMPORT = "imports", "import"
 """Annotations of the store and of episodes: which data sets were imported, and which of their episodes each is."""
 OF_STEPS = re.compile(r"[\d,]+ (of [\d,]+ )?(steps|episodes|rows)\b|(steps|episodes|rewards):")
-"""Beginning of what is said of steps, episodes and rewards that are left out."""
+"""Beginning of messages about steps, episodes and rewards that are left out."""
 MAX_NOTES = 16
-"""Limit of what an import lists in words."""
+"""Limit of an import's lists in messages."""
 
 
 def load(
@@ -54,36 +54,39 @@ def load(
 
     Args:
         source: format and place: ``"minari:NAME"`` (a local Minari data set), ``"hdf5:FILE"`` (the layout of D4RL,
-            robomimic, ManiSkill or d3rlpy, whichever it has), ``"hdf5:FOLDER"`` (ALOHA), ``"npz:FILE"`` (D4RL's),
+            robomimic, ManiSkill or d3rlpy, detected by content), ``"hdf5:FOLDER"`` (ALOHA), ``"npz:FILE"`` (D4RL's),
             ``"parquet:FILE"`` (an export), ``"lerobot:FOLDER"``, ``"rlds:FOLDER"``, ``"zarr:FOLDER"`` or
             ``"zarr:ARCHIVE"`` (diffusion policy's ``ReplayBuffer``).
         into: store whose spec the data fits: fields of the data that it lacks are left out. ``None``: a new one, with
             the data's spec, room for all its steps, and ``settings``.
-        lane: lane that the episodes are appended to; default: that of an earlier import of the same data set, or else a
-            new one.
-        progress: show it; default: in a terminal, if rich is installed. A function receives steps done and in total.
-        trust: lift the bounds on what a data set may make of the bytes of its files (``SECURITY.md``), and follow links
+        lane: lane for the episodes; default: the lane of an earlier import of the same data set, or else a new one.
+        progress: show progress; default: in a terminal, if rich is installed. A function receives steps done and in
+            total.
+        trust: lift the bounds on the expansion of a data set's files (``SECURITY.md``), and follow links
             in its folder: for files whose writer you know.
-        last: what the step with ``is_last`` of RLDS is: "step", one with an action and a reward, as templates of
-            builders write it; "final", the final observation only, as RLDS defines it; "auto": "step" if any episode
-            has a reward or an action other than 0 there. Which was chosen, and why, is in the notes.
+        last: meaning of RLDS's step with ``is_last``: "step", one with an action and a reward, as templates of builders
+            write it; "final", the final observation only, as RLDS defines it; "auto": "step" if any episode has a
+            reward or an action other than 0 there. The notes name the choice and its reason.
         skip_damaged: leave out episodes that are damaged, and list them in the notes; default: refuse the data set.
-        episodes: which to import, by their numbers from 0 in the data set: ``range(10)``, ``[0, 3]``,
-            ``slice(-5, None)`` or ``"0:10,15"``; or a name that it has for some of them: a filter key of robomimic, a
+        episodes: episodes to import, by their numbers from 0 in the data set: ``range(10)``, ``[0, 3]``,
+            ``slice(-5, None)`` or ``"0:10,15"``; or the data set's name for some of them: a filter key of robomimic, a
             file of ALOHA. Default: all. Each is imported once, in the order of the data set.
-        settings: of the new store, as for ``Store``: ``capacity``, ``ram``, ``disk`` and others. If the folder ``disk``
-            holds a store, that is opened, and ``settings`` may change its limits.
+        settings: settings of the new store, as for ``Store``: ``capacity``, ``ram``, ``disk`` and others. If the folder
+            ``disk`` holds a store, that store is opened, and ``settings`` may change its limits.
 
-    An import that was broken off, by Ctrl-C or SIGKILL, goes on where it stopped when it is repeated: no episode is
-    imported twice or lost. What was imported is noted in the store's annotations, ``store.annotations()["imports"]``,
-    with what was left out, how the data were understood, and an audit: episodes, steps, the sum of rewards and how many
-    episodes ended how, in the source and in the store, which are compared episode by episode. Rewards become float32;
+    An interrupted import, by Ctrl-C or SIGKILL, resumes when it is repeated: no episode is imported twice or lost. The
+    import is noted in the store's annotations, ``store.annotations()["imports"]``, with the omissions, the
+    interpretation
+    of the data, and an audit: episodes, steps, the sum of rewards and the number of episodes by kind of end, in the
+        source
+    and in the store, which are compared episode by episode. Rewards become float32;
     all other values keep their dtypes, unless ``into`` declares others.
 
     Raises:
-        ValueError: an unknown format; data that is damaged, makes more of its files' bytes than the bounds allow, leads
-            out of its folder, does not fit the store, or has changed since an earlier import.
-        FileNotFoundError, ModuleNotFoundError: naming what is missing.
+        ValueError: an unknown format; data that is damaged, expands beyond the bounds, leads out of its folder, does
+        not
+            fit the store, or has changed since an earlier import.
+        FileNotFoundError, ModuleNotFoundError: naming the missing file or module.
         MemoryError, OSError, LimiterTimeoutError: as ``Store.add_episode``; whole episodes remain.
 
     Cost: an episode is in memory at a time.
@@ -106,7 +109,7 @@ def load_noting(
     episodes: Episodes | None = None,
     **settings: Any,
 ) -> tuple[Store, dict[str, Any]]:
-    """Import as ``load``; return the store, and what it notes about the import, with the source's name."""
+    """Import as ``load``; return the store, and the import's notes, with the source's name."""
     shown_opening = False if callable(progress) else progress
     opened = open_source(source, trust=trust, progress=shown_opening, last=last, skip_damaged=skip_damaged)
     made: Store | None = None
@@ -152,7 +155,7 @@ def check(
     skip_damaged: bool = False,
     episodes: Episodes | None = None,
 ) -> dict[str, Any]:
-    """Read a data set as ``load`` does, and return what an import of it would note, without writing anything."""
+    """Read a data set like ``load``, and return the notes of such an import, without writing anything."""
     opened = open_source(source, trust=trust, progress=progress, last=last, skip_damaged=skip_damaged)
     try:
         fit = Fit(opened.spec, opened.spec, opened.name)
@@ -223,7 +226,7 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         _doubt(note, [escaped(one) for one in episode.doubts], source.place(number))
         return episode
     except (ValueError, FileNotFoundError) as error:
-        if not skip_damaged or REMEDY in str(error):  # what exceeds the bounds may be sound
+        if not skip_damaged or REMEDY in str(error):  # data beyond the bounds may be sound
             raise
         note["skipped_episodes"] += 1
         note["skipped_steps"] += source.length(number)
@@ -232,14 +235,14 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
 
 
 def _doubt(note: dict[str, Any], said: list[str], place: str) -> None:
-    """Count what speaks against an episode."""
+    """Count an episode's doubts."""
     for one in said:
         count, first = note["doubts"].get(one, (0, place))
         note["doubts"] = note["doubts"] | {one: [count + 1, first]}
 
 
 def _name_left_out(source: Source, note: dict[str, Any]) -> None:
-    """Note what is in doubt, and what was left out, of episodes once all are read; warn of the latter once."""
+    """Note doubts and omissions of episodes once all are read; warn of omissions once."""
     doubts = [f"{one}: {count:,} episodes, the first is {first}" for one, (count, first) in note["doubts"].items()]
     note["notes"] = _listed([*note["notes"], *(one for one in doubts if one not in note["notes"])])
     found = {one: f"text that varies within {count:,} episodes" for one, count in note["varying"].items()}
@@ -252,11 +255,11 @@ def _name_left_out(source: Source, note: dict[str, Any]) -> None:
 
 
 class _Audit:
-    """Comparison of the episodes that were read with those that the store has.
+    """Comparison of the source's episodes with the store's.
 
     Attributes:
-        read, stored, evicted: sums over the episodes that were read; of those, of the ones that the store was seen to
-            hold, and of the ones that its limits had evicted by then.
+        read, stored, evicted: sums over the episodes that were read; over the ones among them seen in the store; and
+            over the ones that its limits had evicted by then.
     """
 
     def __init__(self, source: Source, note: dict[str, Any], selection: Selection) -> None:
@@ -269,12 +272,12 @@ class _Audit:
         self.read, self.stored, self.evicted = (Totals(**before.get(one, {})) for one in ("read", "store", "evicted"))
 
     def add(self, number: int, episode: Episode, note: dict[str, Any]) -> None:
-        """Count an episode that was read.  Raises: ValueError: there are more steps than the data set says."""
+        """Count an episode that was read.  Raises: ValueError: there are more steps than the data set declares."""
         if (content := _sums(episode)) in self._seen:
             _doubt(note, ["has the values of an earlier one in all steps"], self._source.place(number))
         self._seen.add(content)
         self.read.add(episode.reward, episode.terminated, episode.truncated)
-        if self.read.steps > self._source.steps:  # a new store has room for so many, and would evict the first ones
+        if self.read.steps > self._source.steps:  # a new store has room for its number, and would evict the first ones
             raise ValueError(
                 f"{self._source.place(number)}: its episodes to number {number} have {self.read.steps:,} steps, "
                 f"expected the {self._source.steps:,} that it says of all; is its metadata of another version? Fetch "
@@ -283,7 +286,7 @@ class _Audit:
         self._pending[number] = replace(episode, obs=None, action=None, fields={})
 
     def check_steps(self, note: dict[str, Any]) -> None:
-        """Check that there are as many steps as the data set says, once all were read.  Raises: ValueError."""
+        """Check that the number of steps is the data set's, once all were read.  Raises: ValueError."""
         if self._unselected.episodes or note["skipped_episodes"]:
             return
         if self._whole and self.read.steps != self._source.steps:
@@ -326,7 +329,7 @@ class _Audit:
             raise ValueError(f"{place}: terminated and truncated are {ended} at its end, but {found} in the store")
 
     def described(self) -> dict[str, dict[str, Any]]:
-        """Return what is noted."""
+        """Return the notes."""
         left = self._source.left
         found = {"source": self.read.plus(left).plus(self._unselected), "read": self.read, "left_out": left}
         found |= {"unselected": self._unselected} if self._unselected.episodes else {}
@@ -348,7 +351,7 @@ def _sums(episode: Episode) -> tuple[int, int, int]:
 
 
 class Fit:
-    """How the episodes of a data set become those of a store's spec.
+    """Conversion of a data set's episodes to a store's spec.
 
     Attributes:
         left_out: fields of the data that the store lacks, in words.
@@ -401,7 +404,7 @@ class Fit:
 
 
 def _note(source: Source, store: Store, lane: int | None, left_out: list[str], selection: Selection) -> dict[str, Any]:
-    """Return what the store notes about the import of this source, after noting that it began.
+    """Return the store's notes about the import of this source, after noting that it began.
 
     Raises: ValueError: the source has changed, or the lane is another.
     """
@@ -428,7 +431,7 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str], s
 
 
 def _first_note(source: Source, number: int, lane: int, left_out: list[str], selection: Selection) -> dict[str, Any]:
-    """Return what is noted of an import that begins."""
+    """Return the notes of an import that begins."""
     left = len(source) - len(selection.numbers)
     unselected = [f"{left:,} of {len(source):,} episodes: not selected; selected are {selection.text}"] if left else []
     return {
@@ -451,14 +454,14 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str], sel
 
 
 def _listed(said: list[str]) -> list[str]:
-    """Return what is said; if too much, first what is said of steps, rewards and episodes."""
+    """Return the messages; if too many, first the ones about steps, rewards and episodes."""
     if len(said) > MAX_NOTES:
         said = sorted(said, key=lambda one: not OF_STEPS.match(one))
     return said if len(said) <= MAX_NOTES else [*said[: MAX_NOTES - 1], f"{len(said) - MAX_NOTES + 1:,} more"]
 
 
 def _notes(store: Store) -> dict[str, Any]:
-    """Return what a store notes about imports, by source.  Raises: ValueError: it is something else."""
+    """Return a store's notes about imports, by source.  Raises: ValueError: other content."""
     said = store.annotations().get(IMPORTS, {})
     numbers = ("number", "lane", "episodes", "of", "steps")
     if not isinstance(said, dict) or not all(
@@ -499,7 +502,7 @@ def _mark(info: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> bool:
-    """Append an episode; return whether all that the data set says of it became annotations."""
+    """Append an episode; return whether all its metadata in the data set became annotations."""
     arrays = fit.arrays(episode)
     said = {key: value for key, value in _plain(episode.info).items() if key != IMPORT}
     said |= {escaped(key): text for key, text in episode.texts.items() if text is not None and key != IMPORT}
@@ -508,7 +511,7 @@ def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -
     whole = True
     try:
         store.annotate(lane, said | {IMPORT: mark}, episode=True)
-    except ValueError:  # too much of it
+    except ValueError:  # too large
         whole = False
         store.annotate(lane, {IMPORT: mark}, episode=True)
     store.add_episode(lane=lane, whole=True, **arrays)
@@ -516,7 +519,7 @@ def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of a data set's description can be an annotation."""
+    """Return the part of a data set's description that can be an annotation."""
     found: dict[str, Any] = {}
     for key, value in info.items():
         value = value.tolist() if isinstance(value, np.ndarray) else value
@@ -528,7 +531,7 @@ def _plain(info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _save(store: Store, source: Source, note: dict[str, Any], episodes: int, audit: _Audit) -> None:
-    """Make what was imported durable, compare it, and only then note it."""
+    """Make imported episodes durable, compare them, and only then note them."""
     store.flush()
     audit.compare(store, note)
     note["episodes"], note["audit"] = episodes, audit.described()

@@ -47,8 +47,8 @@ class _Part:
     """Dict or tuple within a structure.
 
     Attributes:
-        where: what follows the root in its name: ".images".
-        keys: of a dict, or indices. ``parts``: flat name of a column, or part, for each of them.
+        where: path from the root in its name: ".images".
+        keys: of a dict, or indices. ``parts``: for each, flat name of its column or part.
     """
 
     where: str
@@ -85,14 +85,14 @@ class Structure:
             self._flat = dict(zip(self._top.keys, names, strict=True)) if len(names) == len(self.names) else None
 
     def split(self, value: Any, what: str, opened: Callable[[Any], Any] | None = None) -> dict[str, Any]:
-        """Split a value into its arrays by flat name, which are not looked at.
+        """Split a value into its arrays by flat name, without checking the arrays.
 
         Args:
             what: name of the value, in errors.
-            opened: returns the dict or tuple of a part that is none itself, as a space of Gymnasium.
+            opened: returns the dict or tuple of a part that is neither, such as a space of Gymnasium.
 
         Raises:
-            ValueError: a part is missing, unknown, or no dict or tuple; the message says which.
+            ValueError: a part is missing, unknown, or no dict or tuple; the message names it.
         """
         if self.is_array:
             return {self.root: value}
@@ -139,7 +139,7 @@ def _join(part: str | _Part, arrays: Mapping[str, Any]) -> Any:
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
-    """Return nested dicts and tuples with ``function`` applied to what is at their ends."""
+    """Return nested dicts and tuples with ``function`` applied to their leaves."""
     if isinstance(tree, dict):
         return {key: map_leaves(function, one) for key, one in tree.items()}
     if isinstance(tree, tuple):
@@ -148,7 +148,7 @@ def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def _structure(root: str, tree: Any) -> tuple[str | _Part, dict[str, Any], tuple[str, ...]]:
-    """Return the outermost part, what is at the ends by flat name, and the names of tuples."""
+    """Return the outermost part, the leaves by flat name, and the names of tuples."""
     ends: dict[str, Any] = {}
     tuples: list[str] = []
 
@@ -176,7 +176,7 @@ def _structure(root: str, tree: Any) -> tuple[str | _Part, dict[str, Any], tuple
 
 
 def tree_of(root: str, ends: Mapping[str, Any], tuples: Iterable[str]) -> Any:
-    """Return nested dicts and tuples of what is at their ends, by flat name; ``tuples`` are the names of the tuples.
+    """Return nested dicts and tuples of leaves by flat name; ``tuples`` are the names of the tuples.
 
     Raises:
         ValueError: these are not the names of one structure.

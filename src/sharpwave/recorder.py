@@ -183,20 +183,20 @@ class Recorder:
                 self._said[row] = said
 
     def _annotate_ends(self, info: Any, rows: list[int]) -> list[int]:
-        """Annotate episodes that end with this step with their statistics; return the rows of those that have any."""
+        """Annotate episodes that end with this step with their statistics; return the rows with statistics."""
         found = {row: said for row in rows if (said := statistics_of(info, row if self._vector else None))}
         for row, said in found.items():
             self._annotate_episode(row, said)
         return list(found)
 
     def _forget_ends(self, rows: list[int]) -> None:
-        """Take statistics off the episode that comes next, if the one that they are of has no step in the store."""
+        """Remove statistics from the lane's next episode, if their own episode has no step in the store."""
         for row in rows:
             self._annotate_episode(row, None)
 
     def _annotate_episode(self, row: int, statistics: dict[str, Any] | None) -> None:
         lane, said = int(self._lanes[row]), {"statistics": statistics}
-        with contextlib.suppress(TypeError, ValueError):  # too much of it
+        with contextlib.suppress(TypeError, ValueError):  # too large
             if isinstance(self.store, Store):
                 self.store.annotate(lane, said, episode=True)
             else:
@@ -208,15 +208,16 @@ class Recorder:
         Args:
             timeout: seconds to wait for rate limiters, as for ``Store.extend``.
             fields: values of the spec's further fields for this step; with a leading axis for a vector environment.
-                Those that the environment's ``metadata["info_fields"]`` declares may be left out: they are what the
-                step's info says under their name, as rewards of several agents.
+                Fields in the environment's ``metadata["info_fields"]`` may be left out: their values are then in the
+                step's
+                    info under their name, such as rewards of several agents.
 
         Raises:
             ValueError: before the first reset, after an episode's end, after the environment raised, or for an invalid
                 ``timeout``.
-            KeyError: a field that is not in the spec, or one that is missing; the environment was not stepped.
+            KeyError: an unknown field, or a missing one; the environment was not stepped.
             ValueError, TypeError, LimiterTimeoutError, OSError, MemoryError: from ``Store.extend``: the environment has
-                stepped, but the step is not stored. ``error.result`` is what this call would have returned, and the
+                stepped, but the step is not stored. ``error.result`` is the result of the environment's step, and the
                 next step begins an episode in the store. If only some lanes of a vector were refused, the message
                 names them, and the other lanes' steps are stored.
         """
@@ -318,7 +319,7 @@ class Recorder:
             raise ValueError("Recorder.step: called before reset(); reset the environment first")
         if self._begun is not None:
             raise ValueError("Recorder.step: the previous step has not been waited for; call step_wait() first")
-        if self._stepping or np.count_nonzero(self._lost):  # a seventh of what any() takes
+        if self._stepping or np.count_nonzero(self._lost):  # a seventh of the time of any()
             raise ValueError(
                 "Recorder.step: the environment raised an error, so its observation is unknown; call reset() first"
             )
@@ -349,7 +350,7 @@ class Recorder:
         self._begun = action, values, timeout
 
     def step_wait(self) -> Any:
-        """Wait for the step, record it, and return what ``step`` does.
+        """Wait for the step, record it, and return the result of ``step``.
 
         Raises:
             ValueError: no step was begun; otherwise as for ``step``.
@@ -375,7 +376,7 @@ class Recorder:
         return self.env.close(**settings)
 
     def _or_lose_track(self, call: Callable[..., Any], *args: Any) -> Any:
-        """Return what a call does; if it raises, mark the newest observations as unknown."""
+        """Return the result of a call; if it raises, mark the newest observations as unknown."""
         try:
             return call(*args)
         except BaseException:
@@ -385,11 +386,11 @@ class Recorder:
 
     def _break_off(self, lanes: npt.NDArray[np.int64]) -> None:
         for lane in lanes.tolist():
-            with contextlib.suppress(Exception):  # of a closed store, say: the original error says more
+            with contextlib.suppress(Exception):  # of a closed store, for example: the original error is more useful
                 self.store.break_episode(lane)
 
     def _record(self, result: Any, values: Frames, timeout: float | None) -> BaseException | None:
-        """Store a step's rows; return the error that some of them were refused with.
+        """Store a step's rows; return the error of refused rows.
 
         Args:
             result: of the environment's step. ``values``: action and further fields, [lanes, *shape].
@@ -459,7 +460,7 @@ class Recorder:
         return error
 
     def _without_final(self, absent: npt.NDArray[np.bool_], cut: npt.NDArray[np.bool_]) -> ValueError:
-        """Return the error about lanes whose final observation is ``absent``, of which some were ``cut`` by time."""
+        """Return the error about lanes without a final observation (``absent``), of which ``cut`` were truncated."""
         said = "Recorder: a SameStep environment ended an episode without info['final_obs']"
         if self._kind.assumed:
             return ValueError(said + _ASSUMED)
@@ -512,8 +513,9 @@ class Recorder:
                 self._spare[name] = np.array(array, order="C")
 
     def _check_stacks(self, obs: Any, begun: npt.NDArray[np.bool_]) -> None:
-        """Check that the environment's stacks are those that the store rebuilds: where episodes have ``begun``, and in
-        the first steps after ``reset``.  Raises: ValueError.
+        """Check that the environment's stacks equal the store's rebuilt ones.
+
+        Checks where episodes have ``begun``, and the first steps after ``reset``.  Raises: ValueError.
         """
         if begun.any():
             self._observations.check_begun(obs, np.flatnonzero(begun))
@@ -527,5 +529,5 @@ class Recorder:
 
 
 def _of_lanes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Return values with an axis of lanes, which those of a single environment lack."""
+    """Return values with an axis of lanes, which a single environment's values lack."""
     return values if values.ndim else values[None]

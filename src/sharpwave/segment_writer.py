@@ -24,7 +24,7 @@ from sharpwave.validation import MAX_LANES, check_flag, checked_final, checked_r
 
 @dataclass(frozen=True)
 class SealedSegment:
-    """Sealed segment as ``sharpwave.Store.add_segment`` takes it.
+    """Sealed segment, for ``sharpwave.Store.add_segment``.
 
     Attributes:
         lane: the store's number of the lane.
@@ -32,7 +32,7 @@ class SealedSegment:
         steps: number of steps.
         packed: the segment's bytes (docs/format.md).
         dictionaries: the dictionaries that it refers to, by key.
-        noticed: what the writer counted since the segment before, as ``Boundaries.counts``.
+        noticed: the writer's counts since the previous segment, as ``Boundaries.counts``.
     """
 
     lane: int
@@ -109,9 +109,9 @@ class SegmentWriter:
         hand_over: called with each sealed segment, in the order of each lane's steps. If it raises, the step that is
             being appended is not taken.
         first_lane: the store's number of lane 0.
-        first_steps: int [lanes], the store's number of each lane's first step; default 0. For lanes that have steps,
-            as of an earlier writer, pass ``Store.lane_steps`` + 1: the number skipped tells the store that unsent
-            steps are lost, and it truncates the episode that they belonged to.
+        first_steps: int [lanes], the store's number of each lane's first step; default 0. For lanes with steps of an
+            earlier writer, pass ``Store.lane_steps`` + 1: the skipped number tells the store that unsent steps are
+            lost, and it truncates their episode.
         codec: as for ``Store``.
         segment_steps: steps in a segment; at most those of the store's segments.
         strict: as for ``Store``; lanes are named by their numbers here.

@@ -1,4 +1,4 @@
-"""How stores, views, batches and episodes look in a notebook: tables, bars of bytes, contact sheets."""
+"""Appearance of stores, views, batches and episodes in a notebook: tables, bars of bytes, contact sheets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_PICTURES = 32
 MAX_POINTS = 300
 """Limit of the points of a line in a chart."""
 MIN_SIDE, MAX_SIDE = 8, 256
-"""Pixels of a side of what is shown as a picture."""
+"""Least number of pixels of a side of an array shown as a picture."""
 COLORS = ("#3f6fb5", "#69a84f", "#d2903c", "#b0514f", "#7d62a8", "#4c9aa3", "#8b8b8b", "#c7a93f", "#5f5f5f")
 
 
@@ -29,7 +29,7 @@ def byte_text(count: float) -> str:
 
 
 def described(value: Any) -> str:
-    """Describe an array by dtype and shape: "uint8 [32, 4, 84, 84]"; anything else by its text."""
+    """Describe an array by dtype and shape: "uint8 [32, 4, 84, 84]"; describe other values by their text."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
     return f"{value!r:.40}"
@@ -48,7 +48,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 
 def bar(parts: Mapping[str, int], limit: int | None = None) -> str:
-    """Return a bar of bytes by use, and what its colors mean; the bar is as long as ``limit``, or as their sum."""
+    """Return a bar of bytes by use, with a legend; the bar is as long as ``limit``, or as their sum."""
     parts = {name: nbytes for name, nbytes in parts.items() if nbytes > 0}
     total = max(1, sum(parts.values()), limit or 0)
     pieces, names = [], []
@@ -61,10 +61,10 @@ def bar(parts: Mapping[str, int], limit: int | None = None) -> str:
 
 
 def line_chart(lines: Mapping[str, Sequence[tuple[float, float]]], across: str) -> str:
-    """Return an SVG picture of lines by name, points [(x, y)] with x ascending; "" where no line has two points.
+    """Return an SVG picture of lines by name, points [(x, y)] with x ascending; "" if no line has two points.
 
     Args:
-        across: name of what is on the x axis.
+        across: name of the x axis.
     """
     drawn = {name: points[:: -(-len(points) // MAX_POINTS)] for name, points in lines.items() if len(points) > 1}
     if not drawn:
@@ -104,7 +104,7 @@ def contact_sheet(rows: Any) -> str:
     """Return pictures of the first rows of an array, or of a tensor on any device; "" where they are none, or Pillow is
     not installed."""
     if not getattr(rows, "shape", None) or str(rows.dtype).removeprefix("torch.") != "uint8":
-        return ""  # numpy cannot read all else that there is: bfloat16, tensors with a gradient
+        return ""  # numpy cannot read all kinds: bfloat16, tensors with a gradient
     first = rows[:MAX_PICTURES]
     there = np.asarray(first.cpu() if hasattr(first, "cpu") else first)
     pictures = [picture for row in there if (picture := picture_of(row)) is not None]

@@ -19,7 +19,7 @@ def parts_of(space: Any) -> dict[Any, Any]:
 
 
 def stored_parts_of(space: Any) -> dict[Any, Any]:
-    """Return those of ``parts_of`` a space that fields hold, at least in part."""
+    """Return the ``parts_of`` a space that fields can hold, at least in part."""
     return {key: one for key, one in parts_of(space).items() if _is_stored(one)}
 
 
@@ -36,8 +36,10 @@ def variable_parts(space: Any, name: str = "obs") -> list[str]:
 
 
 def stored_space(space: Any) -> Any:
-    """Return a space without its ``variable_parts``, and without dicts and tuples of nothing else; in a tuple the parts
-    that are left follow one another. A space of nothing else is returned as it is."""
+    """Return a space without its ``variable_parts``, and without dicts and tuples of such parts only.
+
+    In a tuple the remaining parts move up. A space of variable parts only is returned as it is.
+    """
     if not variable_parts(space) or not _is_stored(space):
         return space
     kept = {key: stored_space(one) for key, one in stored_parts_of(space).items()}
@@ -45,7 +47,7 @@ def stored_space(space: Any) -> Any:
 
 
 def stored_values(space: Any, obs: Any) -> Any:
-    """Return an observation without its ``variable_parts``; what the space doesn't have stays, to be refused."""
+    """Return an observation without its ``variable_parts``; parts that the space lacks stay, to be refused."""
     parts, kept = parts_of(space), stored_parts_of(space)
     if parts and isinstance(obs, Mapping):
         return {key: stored_values(parts.get(key), one) for key, one in obs.items() if key in kept or key not in parts}

@@ -25,7 +25,7 @@ TERMINATED, TRUNCATED, START = 1, 2, 4
 ENDED = TERMINATED | TRUNCATED
 
 MAX_REWARD = float(np.finfo(np.float32).max)
-"""Limit of rewards, and of n-step returns: what is beyond it is cut to it."""
+"""Limit of rewards and n-step returns; larger values are clipped to it."""
 
 RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", "lane", "next_obs", "timeout"} | {
     "discount",
@@ -48,11 +48,11 @@ class Field:
     Args:
         shape: shape of one step's value; for pixels one frame, without the stack.
         dtype: a numpy boolean, integer or floating dtype.
-        stack: how many consecutive frames a batch carries on an axis before ``shape``; ``None``: no such axis.
+        stack: number of consecutive frames that a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
         pad: padding of a stack before an episode's first frame: that frame repeated ("repeat") or zeros ("zeros").
-        codec: codec of this field instead of the store's: "auto", "patches", "delta", "zstd", "predict", "raw" or a
-            registered one.
+        codec: codec of this field instead of the store's: "auto", "patches", "delta", "zstd", "predict", "raw" or the
+            name of a registered one.
         every: store only the values of steps 0, k, 2k, ... of each episode, for recurrent states: ``extend`` takes a
             value for every step, a batch has the last stored one. ``None``: store every value. Not for observations
             and actions.
@@ -122,7 +122,7 @@ class Field:
         """Bytes of an image line; 0 for fewer than two dimensions."""
         if len(self.shape) < 2:
             return 0
-        # [H, W, 3] interleaves channels; anything else has its lines on the last axis.
+        # [H, W, 3] interleaves channels; other shapes have lines on the last axis.
         line = self.shape[1:] if len(self.shape) == 3 and self.shape[2] <= 4 else self.shape[-1:]
         return int(np.prod(line)) * np.dtype(self.dtype).itemsize
 
@@ -195,16 +195,16 @@ Fields = Field | Mapping[str, Any] | Sequence[Any]
 class Spec:
     """Schema of a step: ``obs`` and ``action``, each a field, or dicts and tuples of fields, nested; further fields.
 
-    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always stored and are not declared. Whatever takes
-    or gives an observation or action has the structure that is declared here; a list counts as a tuple.
+    ``reward`` (float32), ``terminated`` and ``truncated`` (bool) are always stored and are not declared. Every argument
+    and result with an observation or action has the structure declared here; a list counts as a tuple.
 
     Attributes:
-        fields: every declared field by its flat name, which is the path to it: ``"obs.<key>"`` in a dict,
+        fields: every declared field by its flat name, which is its path: ``"obs.<key>"`` in a dict,
             ``"action.0"`` in a tuple, ``"obs.images.top"``; a dot in a key is written ``\\.`` (``sharpwave.nesting``).
         tuples: flat names of the parts that are tuples.
 
     Raises:
-        ValueError, TypeError: a field or key that cannot be.
+        ValueError, TypeError: an invalid field or key.
     """
 
     fields: dict[str, Field]
@@ -296,7 +296,7 @@ class Spec:
         return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
 
     def to_json(self) -> str:
-        """Return the schema as canonical JSON, without codecs. A segment's schema hash is that of this text."""
+        """Return the schema as canonical JSON, without codecs. A segment's schema hash is the hash of this text."""
         fields = {
             name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
             | ({} if field.every is None else {"every": field.every})

@@ -1,4 +1,4 @@
-"""What the infos of a step say: values of fields, and of episodes that ended true final observations and statistics."""
+"""Infos of a step: values of fields and, for episodes that ended, true final observations and statistics."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sharpwave.spec import Field
 FINALS = ("final_obs", "final_observation", "terminal_observation")
 """Names of the true final observation: of Gymnasium from 1.1 on, of 0.29, and of Stable-Baselines3."""
 FINAL_INFO = "final_info"
-"""Name of the infos of an episode's last step, where those beside it are of the reset that followed."""
+"""Name of the infos of an episode's last step, if the infos beside it belong to the following reset."""
 STATISTICS = "episode"
-"""Name of what Gymnasium's ``RecordEpisodeStatistics`` and SB3's ``Monitor`` say: r(eturn), l(ength), t(ime)."""
+"""Name of statistics by Gymnasium's ``RecordEpisodeStatistics`` and SB3's ``Monitor``: r(eturn), l(ength), t(ime)."""
 
 
 def final_frames(
@@ -58,7 +58,7 @@ def final_frames(
 
 
 def statistics_of(info: Any, row: int | None) -> dict[str, Any]:
-    """Return what the infos say of the episode that ended: numbers and strings by name; {} if nothing.
+    """Return the statistics in the infos of the episode that ended: numbers and strings by name; {} if there are none.
 
     Args:
         row: of the environment, in a vector's infos; ``None``: they are of one environment.
@@ -75,11 +75,10 @@ def statistics_of(info: Any, row: int | None) -> dict[str, Any]:
 def info_rows(
     info: Any, name: str, field: Field, vector: bool, stepped: npt.NDArray[np.bool_], ended: npt.NDArray[np.bool_]
 ) -> npt.NDArray[Any]:
-    """Return what the infos of a step say under ``name``, [lanes, *shape]; rows of lanes that have not ``stepped`` are
-    zero.
+    """Return the values under ``name`` in a step's infos, [lanes, *shape]; zeros for lanes that have not ``stepped``.
 
     Raises:
-        ValueError: they say nothing of a lane that has stepped, or a value of another shape.
+        ValueError: a lane that has stepped has no value, or a value of another shape.
     """
     given = info.get(name) if isinstance(info, Mapping) else None
     if vector and isinstance(given, np.ndarray) and given.dtype != object and stepped.all() and not ended.any():
@@ -102,11 +101,11 @@ def info_rows(
 
 
 def info_value(info: Any, name: str, row: int | None, ended: bool) -> Any:
-    """Return what the infos say under ``name`` of one environment's step; ``None``: nothing.
+    """Return the value under ``name`` in the infos of one environment's step; ``None``: there is none.
 
     Args:
         row: of the environment, in a vector's infos; ``None``: they are of one environment.
-        ended: its episode ended with the step: what its final info says, where it has one.
+        ended: its episode ended with the step: its final info has precedence, if there is one.
     """
     if row is not None and not isinstance(info, Mapping):
         info, row = info[row], None
@@ -146,7 +145,7 @@ def _at(values: Any, row: int, otherwise: Any = None) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return a number, boolean or string as Python has it; ``None``: it is something else, or not finite."""
+    """Return a number, boolean or string as a Python value; ``None``: another value, or not finite."""
     if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
         value = value.item()
     if isinstance(value, (bool, int, str)):

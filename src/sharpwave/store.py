@@ -87,30 +87,30 @@ class Store:
         disk: a new or empty folder, to which every sealed segment is written; ``ram`` then bounds the cache. Needs
             ``capacity`` or ``disk_limit``.
         disk_limit: limit in bytes of the files in that folder: a number, or "50GiB".
-        on_full: behaviour of an append when the disk is full or fails: "raise" an OSError and leave the store
+        on_full: behavior of an append when the disk is full or fails: "raise" an OSError and leave the store
             unchanged; "block" for up to 60 s, then raise; "drop_oldest", evict steps until a full disk has room;
             "drop_newest", drop the segment that could not be written. ``stats()`` counts failures and dropped steps.
-        codec: "auto" (measured on the data) or the name of a codec; or a dict of those by field name, in which absent
+        codec: "auto" (measured on the data) or the name of a codec; or a dict of these by field name, in which absent
             fields have "auto". ``Field(codec=)`` takes precedence.
         retention: policy that chooses which segments a full store evicts: ``Fifo()`` (the oldest; default),
             ``Reservoir()`` or ``LowestPriority()``.
         seed: seed of sampling: the same calls give the same batches.
         segment_steps: steps in a segment, the unit of encoding, reading and eviction. Default 128, with a disk or for
             steps of 4 KiB and more 64; less if the capacity or ``ram`` is small.
-        strict: refuse steps that never happened, with a ValueError, where a lane shows several: resets taken for steps,
-            final observations that are the next episode's, ``next_obs`` that never lead on, or all but do. Else each
-            lane warns once (``stats()["repeated_finals"]``, ``["unchained_steps"]``, ``["rounded_breaks"]``). Not kept
-            on disk.
-        exist_ok: go on with the store that is in ``disk`` already. One that is open in this process is returned itself,
-            so that a notebook's cell may run again; one that was closed, or whose process ended, is opened, as by
-            ``open``, with the limits that are given here; where there is none it is made.
+        strict: refuse impossible steps, with a ValueError, once a lane shows several: resets taken for steps, final
+            observations that belong to the next episode, ``next_obs`` that never, or almost never, equal the next
+            ``obs``. Otherwise each lane warns once (``stats()["repeated_finals"]``, ``["unchained_steps"]``,
+            ``["rounded_breaks"]``). Not kept on disk.
+        exist_ok: use an existing store in ``disk``. A store that is open in this process is returned itself, so that a
+            notebook's cell may run again; one that was closed, or whose process ended, is opened as by ``open``, with
+            the given limits; without a store a new one is made.
 
     All methods may be called from several threads. In a forked process a store in memory is a copy, whose views draw
     as learners of their own, and others in each fork; a store on disk remains the parent's.
 
     Raises:
-        ValueError, TypeError: an invalid argument; or, with ``exist_ok``, the store there has other settings: a spec,
-            ``codec``, ``retention`` or ``segment_steps``, and of one that is open also limits, ``on_full`` or ``seed``.
+        ValueError, TypeError: an invalid argument; or, with ``exist_ok``, the store there has other settings: ``spec``,
+            ``codec``, ``retention`` or ``segment_steps``; if it is open also limits, ``on_full`` or ``seed``.
     """
 
     def __new__(cls, *_: Any, disk: Any = None, exist_ok: bool = False, **__: Any) -> Self:
@@ -164,7 +164,7 @@ class Store:
         self._log.boundaries.strict = bool(strict)
 
     def _begin(self, settings: Settings, folder: Path | None, left: Left | None) -> None:
-        """Set up the store, empty or with the contents that another process ``left``."""
+        """Set up the store, empty or with the content ``left`` by another process."""
         self.spec, self._settings = settings.spec, settings
         self._lock = InterruptLock()
         self._gate = Gate(self._lock)
@@ -194,11 +194,11 @@ class Store:
         if folder is not None:
             self._life.keep(self)
             remember(folder, self._life)
-        # Files that a closed store left within its limit may have grown by what opening wrote: appending makes room.
+        # Opening may have enlarged the files of a store closed within its limit: appending makes room.
         same_files = left is not None and left.manifest.get("disk_limit") == settings.disk_limit
         self._log.keep_limits(files=not same_files)
         if self._log.disk is not None and left is not None and not settings.manifest().items() <= left.manifest.items():
-            self._log.disk.describe(self._manifest())  # what was given now are the next life's previous values
+            self._log.disk.describe(self._manifest())  # the given settings are the next life's previous values
 
     @classmethod
     def open(
@@ -217,16 +217,17 @@ class Store:
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
-        **A checkpoint** is restored exactly, views included: see ``transitions``. That of a store in memory is read
-        into memory and left unchanged. That of a store on disk becomes a store on disk again: in the new or empty
-        folder ``disk``, to which its files are linked; or else in its own folder, which is then no longer a checkpoint.
-        One in a single file is left unchanged; of a store on disk it needs ``disk``.
+        **A checkpoint** is restored exactly, views included: see ``transitions``. The checkpoint of a store in memory
+            is read
+        into memory and left unchanged. The checkpoint of a store on disk becomes a store on disk again: in the new or
+        empty folder ``disk``, to which its files are linked; or else in its own folder, which is then no longer a
+        checkpoint. A checkpoint in a single file is left unchanged; of a store on disk it needs ``disk``.
         Unfinished episodes stay open: a writer whose environment is reset first calls ``break_episode`` on each lane,
         or gives ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does it.
 
         **A store on disk** keeps every intact segment with its ids, and every flushed step except the last one of an
         unfinished episode (its successor is unknown). Every lane begins a new episode. Its views have the priorities
-        and uses that they had when they were last written to the folder: by ``flush`` or ``close``, or every 5 seconds.
+        and uses of their last write to the folder: by ``flush`` or ``close``, or every 5 seconds.
 
         ``store.recovery`` reports how many steps were restored, what is damaged or missing, and which limits differ;
         damaged files are moved to the folder ``quarantine``.
@@ -235,7 +236,7 @@ class Store:
             capacity, ram, disk_limit, on_full, seed: as for ``Store``; default: the store's previous values.
             strict: as for ``Store``.
             writers_go_on: segment writers in other processes outlived the store, and go on with ``add_segment``:
-                the episodes of their lanes are not ended, and go on with the next segment.
+                episodes in their lanes are not ended, and continue with the next segment.
             exist_ok: return the store that is open in this process in the folder, if there is one.
 
         Raises:
@@ -306,8 +307,10 @@ class Store:
 
     @property
     def total_steps(self) -> int:
-        """Number of steps ever appended, those evicted since included; also those that ``break_episode`` dropped, until
-        the store is opened again."""
+        """Number of steps ever appended, including steps evicted since.
+
+        Until the store is opened again it also counts steps that ``break_episode`` dropped.
+        """
         return self._log.inventory.total_steps
 
     def stats(self) -> dict[str, Any]:
@@ -364,7 +367,7 @@ class Store:
                 lane's next ``obs`` has another value anywhere, the episode was broken off: the earlier step becomes
                 truncated, with this as its final observation, and the later one begins an episode
                 (``stats()["broken_episodes"]``). NaN equals itself, -0.0 equals 0.0; values that were rounded differ,
-                which is warned of. Without it, consecutive steps are assumed to follow each other.
+                which causes a warning. Without it, consecutive steps are assumed to follow each other.
             lanes: int [rows], all different. Default 0, 1, ...; new lanes are created.
             timeout: seconds to wait for the views' rate limiters; default 60.
 
@@ -459,15 +462,16 @@ class Store:
             truncated: whether it was truncated there, in case both hold; default: ``not terminated``.
             whole: leave nothing of it after an error. It begins in a segment of its own if it does not fit into the
                 lane's open one, so that ``drop_steps`` can remove what a killed process left of it.
-            timeout: as for ``extend``, for each of the parts in which it is appended.
+            timeout: as for ``extend``, for each part of the append.
 
         Returns:
             int64 [T], the steps' ids.
         Raises:
             ValueError, TypeError, KeyError: an argument does not fit the spec, or the lane's episode is unfinished;
                 nothing was changed.
-            LimiterTimeoutError, MemoryError, OSError: as for ``extend``. Unless ``whole``, what was appended by then
-                remains, as an episode that was truncated there; a note at the error says how much.
+            LimiterTimeoutError, MemoryError, OSError: as for ``extend``. Unless ``whole``, the steps appended by then
+            remain, as
+                an episode that was truncated there; a note at the error gives their number.
 
         Cost: a copy of the arrays, and encoding: a tenth of ``append``'s time for vectors (benchmarks/episodes.py).
         """
@@ -501,14 +505,14 @@ class Store:
         """Append a segment of a ``SegmentWriter``, in this process or another, without decoding it.
 
         The segment contains its lane and the number of its first step. A lane's segments must arrive in order; if some
-        are missing, the episode is truncated there. Nothing else may append to the lane meanwhile.
+        are missing, the episode is truncated there. No other steps may be appended to the lane meanwhile.
 
         Args:
             packed: the segment, of at most ``segment_steps`` steps. It is validated before anything is changed.
             dictionaries: the dictionaries that it refers to, by key; others are ignored.
             td_error: [steps], the steps' initial priorities, applied once they can be sampled; default: the largest
                 priority so far. A checkpoint taken before that does not contain them.
-            noticed: the segment's, as the writer has it: it is counted in ``stats()``.
+            noticed: the segment's counts by its writer, which are added to ``stats()``.
             timeout: as for ``extend``.
 
         Raises:
@@ -564,9 +568,9 @@ class Store:
     def clear(self) -> None:
         """Evict every step; limits, views and annotations of the store and its lanes stay.
 
-        Steps go on being counted, so no id and no lane's step number is used again. A lane's next step begins an
-        episode: reset environments first, or use a ``Recorder`` and call its ``reset``. With a disk the files are
-        deleted; of those shared with a checkpoint only the store's names.
+        Counts go on, so no id and no lane's step number is used again. A lane's next step begins an episode: reset
+        environments first, or use a ``Recorder`` and call its ``reset``. With a disk the files are deleted; of files
+        shared with a checkpoint only the store's names.
 
         Raises:
             OSError: files could not be deleted: their steps come back when the store is opened again. Call it again.
@@ -614,10 +618,12 @@ class Store:
             seed: seed of the view; default: derived from the store's seed and the number of views made before.
 
         In a store opened from a checkpoint this restores the view of that name, and ``seed`` is ignored; steps evicted
-        since are missing from it, those appended since are new. A warning names what is lost if the settings differ or
+        since are missing from it, steps appended since are new. A warning names the losses if the settings differ or
         the view was restored before. Views that are not restored yet are listed in ``recovery.views`` and remain in the
-        next checkpoint. A store on disk that is opened without a checkpoint restores its views likewise, without a
-        warning: after a clean exit and a ``flush`` exactly, after a crash as they were some seconds before.
+        next checkpoint. A
+        store on disk that is opened without a checkpoint restores its views likewise, without a warning: after a clean
+            exit
+        and a ``flush`` exactly, after a crash as they were some seconds before.
 
         Raises:
             ValueError, TypeError: an invalid argument.
@@ -648,13 +654,13 @@ class Store:
         the n-step returns of all its steps are known, and until a step of it is evicted, its burn-in included.
 
         Args:
-            length: steps that are trained; fewer at an episode's end.
-            burn_in: steps before them, from which a recurrent state is computed; fewer at an episode's start.
+            length: maximum number of trained steps; fewer at an episode's end.
+            burn_in: number of steps before them, from which a recurrent state is computed; fewer at an episode's start.
             stride: default ``length``: windows don't overlap; at most that, so that every step is trained.
             n_step: rewards that each step's return sums, at most.
             eta: a window's priority is ``eta max |td_error| + (1 - eta) mean |td_error|`` over its trained steps
                 (Kapturowski et al. 2019): ``update_priorities(ids, td_error)`` takes float [B, length], and ignores
-                what is beyond an episode's end.
+                values beyond an episode's end.
             name: default "sequences". ``gamma`` and all else is as for ``transitions``; ``max_times_sampled=1`` with
                 ``Fifo()`` makes a queue of windows.
 
@@ -693,7 +699,7 @@ class Store:
     # steps and episodes
 
     def ids(self, lanes: npt.ArrayLike, steps: npt.ArrayLike, *, missing: Missing = "raise") -> Ids:
-        """Find the ids of steps by where they are in the log, as ``batch.lane`` and ``batch.step`` say.
+        """Find the ids of steps by lane and number, such as ``batch.lane`` and ``batch.step``.
 
         Args:
             lanes, steps: integers [n], or one for all: the lane, and the step's number in it, counted from 0 over all
@@ -718,7 +724,7 @@ class Store:
         return tagged(found, self._step_tag)
 
     def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
-        """Find the episodes of which steps are held, those under way included.
+        """Find the episodes with held steps, including unfinished ones.
 
         Args:
             order: "return" (the highest first), "length" (the longest first), "newest" (the fewest steps of its lane
@@ -726,8 +732,8 @@ class Store:
             lanes: number of a lane, or several; default all.
 
         Returns:
-            a sequence of ``StoredEpisode``, of what was there at the time of the call. Finding them reads flags and
-            rewards, which are always in memory; observations and fields are decoded when they are asked for.
+            a sequence of ``StoredEpisode``, as of the time of the call. Finding them reads flags and rewards, which are
+            always in memory; observations and fields are decoded on access.
         Raises:
             ValueError, TypeError: an invalid argument.
 
@@ -748,23 +754,23 @@ class Store:
         lanes: Any = None,
         progress: bool | Callable[[int, int], None] | None = None,
     ) -> int:
-        """Write the whole episodes as a data set; those without their first or last step are left out.
+        """Write the whole episodes as a data set; episodes without their first or last step are left out.
 
         Args:
             target: format and place: ``"minari:NAME"`` (a new local data set), ``"npz:FILE"`` and ``"hdf5:FILE"`` (the
                 D4RL layout, with ``next_observations``), ``"parquet:FILE"`` (a row a step, and one for the final
-                observation). Nothing that exists is overwritten, and nothing has the name before it is complete.
+                observation). No existing file is overwritten, and the name appears only once the file is complete.
             order, lanes: as for ``episodes``.
-            progress: show it; default: in a terminal, if rich is installed. A function receives steps done and in
+            progress: show progress; default: in a terminal, if rich is installed. A function receives steps done and in
                 total.
 
         Returns:
-            how many episodes were written.
+            number of written episodes.
         Raises:
-            FileExistsError: there is something of that name.
+            FileExistsError: the name exists already.
             ValueError: an unknown format, or there are no whole episodes.
             KeyError: an episode was evicted meanwhile.
-            ModuleNotFoundError, OSError: naming what is missing or fails. Then nothing was written.
+            ModuleNotFoundError, OSError: naming the missing module or the failure. Then nothing was written.
 
         Cost: an episode is in memory at a time.
         """
@@ -775,11 +781,11 @@ class Store:
     def drop_steps(self, lane: int, first: int, end: int) -> int:
         """Evict the lane's steps ``first`` to ``end - 1``: an episode that is not whole.
 
-        They lie in segments of their own, as those of ``add_episode(whole=True)`` do. If the lane's last step is among
-        them, its next begins an episode; its number goes on counting.
+        They are in segments of their own, as by ``add_episode(whole=True)``. If the lane's last step is among them, its
+        next begins an episode; step numbers go on.
 
         Returns:
-            how many of the steps were held.
+            number of these steps that were held.
         Raises:
             ValueError: an invalid argument, or other steps share a segment with these; nothing was changed.
             OSError: the disk is full or fails; the steps may be back when the store is opened after a crash.
@@ -854,7 +860,7 @@ class Store:
 
         Raises:
             KeyError: a step was evicted.
-            ValueError: ids of another store, or of windows of a view that is gone.
+            ValueError: ids of another store, or of windows of a view that was freed.
             DamagedError: a segment cannot be read.
         """
         with self._lock:
@@ -872,12 +878,12 @@ class Store:
     # durability
 
     def flush(self, *, views: bool = True) -> None:
-        """Write all appended steps to disk, open segments included, and what views remember, and sync.
+        """Write all appended steps to disk, including open segments, and views' states, and sync.
 
         Without a disk: do nothing.
 
         Args:
-            views: write what views remember: 8 bytes for each of their items. Else that is some seconds old after a
+            views: write views' states: 8 bytes for each of their items. Otherwise they are some seconds old after a
                 crash.
 
         ``close`` does the same. Without either, a crash loses the steps that were not sealed yet (at most
@@ -901,12 +907,12 @@ class Store:
         system), and take space until both names are deleted. Without a disk, all steps are written.
 
         Args:
-            path: of the folder. A name that ends in ".sharpwave" is that of a single file, to be moved and shared; it
+            path: path of the folder. A name that ends in ".sharpwave" means a single file, to be moved and shared; it
                 is packed from a folder beside it, and so takes the space twice while it is written.
 
         Raises:
             OSError: the disk is full or fails; an earlier checkpoint there is unchanged.
-            FileExistsError: the folder holds a store that is not a checkpoint, or the file is none.
+            FileExistsError: the folder holds a store that is not a checkpoint, or the file is no checkpoint.
             StoreInUseError: another process has locked the folder.
         """
         folder = checked_folder("checkpoint", path)

@@ -82,6 +82,6 @@ def _taken(log: StepLog) -> dict[str, int]:
 
 
 def _copied(log: StepLog) -> int:
-    """Return the bytes of copies for what is being written: a checkpoint, or views' states."""
+    """Return the bytes of copies for pending writes: a checkpoint, or views' states."""
     kept = 0 if log.keeping is None else log.keeping.kept_bytes
     return kept + (0 if log.copying is None else log.copying.nbytes)

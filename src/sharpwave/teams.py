@@ -1,7 +1,7 @@
 """Layout of a team's steps: several agents act at once, and a step of the team is one row of one lane.
 
-An observation is a dict of what the agents see and of which actions are legal for each; the action has a number for
-each agent. The reward is the team's, the sum of its agents' own, which the step's info holds.
+An observation is a dict of the agents' views and of the legal actions of each; the action has a number for each agent.
+The reward is the team's, the sum of its agents' own rewards, which are in the step's info.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 AGENTS = "agents"
-"""Part of the observation: what each agent sees, [N, ...]."""
+"""Part of the observation: each agent's own view, [N, ...]."""
 ACTION_MASK = "action_mask"
 """Part of the observation: bool or 0 and 1, [N, A]: which actions are legal. An agent with none is absent."""
 STATE = "state"

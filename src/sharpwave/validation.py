@@ -22,7 +22,7 @@ _FLOAT32 = np.dtype(np.float32)
 Rows = dict[str, npt.NDArray[Any]]
 Ints = npt.NDArray[np.int64]
 Missing = Literal["raise", "mask"]
-"""What is done where an item asked for is not held: a KeyError, or a place that says so."""
+"""Policies for requested items that are not held: a KeyError, or a marked place."""
 Steps = tuple[Rows, npt.NDArray[np.uint8], Rows | None, Rows | None]
 """Result of ``checked_steps``."""
 
@@ -102,7 +102,7 @@ def checked_rows(
     next_obs: Any,
     extra: Mapping[str, npt.ArrayLike],
 ) -> tuple[npt.NDArray[np.int64], Steps]:
-    """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each of them."""
+    """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each lane."""
     first = obs if spec.array_obs else next(iter(spec.split_obs(obs).values()))
     count = len(first) if np.ndim(first) else 0
     numbers = lane_numbers(lanes, count)
@@ -188,7 +188,7 @@ def checked_episode(
 
 
 def checked_places(lanes: npt.ArrayLike, steps: npt.ArrayLike) -> tuple[Ints, Ints]:
-    """Return lanes and step numbers int64 [n], one of them repeated where it is a single one.
+    """Return lanes and step numbers int64 [n]; a single number is repeated.
 
     Raises: TypeError, ValueError.
     """

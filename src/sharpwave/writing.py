@@ -1,6 +1,6 @@
 """Writing: changes of a store's log, made under its lock once rate limiters admit them; then views are notified.
 
-Small steps, which nothing waits for, take a short way through the core; all else is validated before, and reported."""
+Small steps that wait for nothing take a fast path through the core; all others are validated before, and reported."""
 
 from __future__ import annotations
 
@@ -32,17 +32,19 @@ OTHERWISE = core.OTHERWISE
 
 
 class SmallSteps(core.Appender):
-    """Appender of small steps: those whose arrays fit the spec as they are are checked, written and counted by one call
-    of the core. The plain lock is held throughout (``Lock.interruptible``).
+    """Appender of small steps.
 
-    ``append``, ``extend`` and ``record`` are one call of the core each; ``again`` removes what hindered one.
+    One call of the core checks, writes and counts steps whose arrays fit the spec unchanged. The plain lock is held
+    throughout (``Lock.interruptible``).
+
+    ``append``, ``extend`` and ``record`` are one call of the core each; ``again`` removes the hindrance of one.
 
     Args:
         lock: the store's. ``ids_type``, ``tag``: of arrays of ids.
 
     Attributes:
-        serves: False where every step takes the other way: with sparse fields, whose columns may be full, and where a
-            failing disk is waited for.
+        serves: False if every step takes the other path: with sparse fields, whose columns may be full, and if appends
+            wait for a failing disk.
     """
 
     def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
@@ -54,15 +56,16 @@ class SmallSteps(core.Appender):
         self.serves = not log.opened.sparse and log.admission.on_full != "block"
 
     def again(self, hindrance: int, call: Callable[..., Any], lanes: Any, obs: Any, *others: Any) -> Any:
-        """Remove what hindered a ``call`` of ``append`` or ``extend``, and call it again; return what it does.
+        """Remove the hindrance of a ``call`` of ``append`` or ``extend``, and call it again; return its result.
 
         Args:
-            lanes: of ``append`` one, of ``extend`` int64 [n] or ``None`` for 0, 1, ... ``others``: from ``given`` on.
+            lanes: for ``append`` one, for ``extend`` int64 [n] or ``None`` for 0, 1, ... ``others``: arguments from
+                ``given`` on.
 
         Raises: MemoryError, OSError: nothing was appended.
         """
         log = self._log
-        changes, found = log.inventory.changes, hindrance  # first: what a handler changes from here on is seen
+        changes, found = log.inventory.changes, hindrance  # first: so a signal handler's later change is noticed
         if found == core.OUTDATED and not log.closed:
             self._bind(changes)
             found = call(lanes, obs, *others)
@@ -91,10 +94,10 @@ class SmallSteps(core.Appender):
             self._log.make_room(numbers, observed)
 
     def _bind(self, changes: int) -> None:
-        """Give the core the log's arrays, which are what they are until it has had more ``changes``."""
+        """Give the core the log's arrays, which are valid until the log has had more ``changes``."""
         log = self._log
         index, opened, capacity = log.index, log.opened, log.admission.capacity
-        opened.any_known = True  # a step may come with its successor, unseen here
+        opened.any_known = True  # a step may have its successor, which is not checked here
         self.bind(
             log.arena.memory, index.arrays, opened.arrays, log.inventory.counts, log.stride,
             log.max_rows(len(opened)), log.layout.max_frames - 3, -1 if capacity is None else capacity, changes,
@@ -109,8 +112,8 @@ class Writing:
         tag: of the ids of steps.
 
     Attributes:
-        appending: appends small steps by one call of the core each, where ``takes_small_steps``.
-        fed: lanes whose last steps came with ``segment``.
+        appending: appends small steps by one call of the core each, if ``takes_small_steps``.
+        fed: lanes whose last steps arrived by ``segment``.
     """
 
     def __init__(self, log: StepLog, lock: InterruptLock, gate: Gate, views: Views, tag: Tag) -> None:
@@ -213,9 +216,10 @@ class Writing:
         self._change(write, steps, timeout)
 
     def end_episode(self, lane: int, final: dict[str, npt.NDArray[Any]] | None) -> bool:
-        """End a lane's unfinished episode, by its final observation or as ``break_episode`` does, with the lock held.
+        """End a lane's unfinished episode, by its final observation or like ``break_episode``, with the lock held.
 
-        Returns whether it had one. With a final observation that of segments is broken off nevertheless.
+        Returns whether it had one. With a final observation, an episode that arrives in segments is broken off all the
+        same.
         """
         if self.settle(lane):
             return True
@@ -226,7 +230,7 @@ class Writing:
         return True
 
     def break_off(self, lane: int) -> None:
-        """Do as ``break_episode``, where the lane's next step observes something else than the last one led to."""
+        """Act as ``break_episode``, when the lane's next step's observation differs from the last step's next one."""
         with self._lock:
             self._log.check_open()
             if lane < self._log.lanes and not self.settle(lane) and not self._log.opened.ended(lane):
@@ -268,7 +272,7 @@ class Writing:
             time.sleep(RETRY_S)  # without the lock, so that other threads continue
 
     def _waits(self, steps: int) -> str | None:
-        """Return what ``steps`` steps must wait for; ``None``: nothing. Raises if the store is closed."""
+        """Return the reason why ``steps`` steps must wait; ``None``: they need not. Raises if the store is closed."""
         self._log.check_open()
         if not steps:
             return None
