@@ -76,16 +76,13 @@ def load(
 
     An interrupted import, by Ctrl-C or SIGKILL, resumes when it is repeated: no episode is imported twice or lost. The
     import is noted in the store's annotations, ``store.annotations()["imports"]``, with the omissions, the
-    interpretation
-    of the data, and an audit: episodes, steps, the sum of rewards and the number of episodes by kind of end, in the
-        source
-    and in the store, which are compared episode by episode. Rewards become float32;
+    interpretation of the data, and an audit: episodes, steps, the sum of rewards and the number of episodes by kind of
+    end, in the source and in the store, which are compared episode by episode. Rewards become float32;
     all other values keep their dtypes, unless ``into`` declares others.
 
     Raises:
         ValueError: an unknown format; data that is damaged, expands beyond the bounds, leads out of its folder, does
-        not
-            fit the store, or has changed since an earlier import.
+            not fit the store, or has changed since an earlier import.
         FileNotFoundError, ModuleNotFoundError: naming the missing file or module.
         MemoryError, OSError, LimiterTimeoutError: as ``Store.add_episode``; whole episodes remain.
 

@@ -209,8 +209,7 @@ class Recorder:
             timeout: seconds to wait for rate limiters, as for ``Store.extend``.
             fields: values of the spec's further fields for this step; with a leading axis for a vector environment.
                 Fields in the environment's ``metadata["info_fields"]`` may be left out: their values are then in the
-                step's
-                    info under their name, such as rewards of several agents.
+                step's info under their name, such as rewards of several agents.
 
         Raises:
             ValueError: before the first reset, after an episode's end, after the environment raised, or for an invalid

@@ -218,10 +218,9 @@ class Store:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
         **A checkpoint** is restored exactly, views included: see ``transitions``. The checkpoint of a store in memory
-            is read
-        into memory and left unchanged. The checkpoint of a store on disk becomes a store on disk again: in the new or
-        empty folder ``disk``, to which its files are linked; or else in its own folder, which is then no longer a
-        checkpoint. A checkpoint in a single file is left unchanged; of a store on disk it needs ``disk``.
+        is read into memory and left unchanged. The checkpoint of a store on disk becomes a store on disk again: in the
+        new or empty folder ``disk``, to which its files are linked; or else in its own folder, which is then no longer
+        a checkpoint. A checkpoint in a single file is left unchanged; of a store on disk it needs ``disk``.
         Unfinished episodes stay open: a writer whose environment is reset first calls ``break_episode`` on each lane,
         or gives ``next_obs``, or uses a ``Recorder``, whose first ``reset()`` does it.
 
@@ -470,8 +469,7 @@ class Store:
             ValueError, TypeError, KeyError: an argument does not fit the spec, or the lane's episode is unfinished;
                 nothing was changed.
             LimiterTimeoutError, MemoryError, OSError: as for ``extend``. Unless ``whole``, the steps appended by then
-            remain, as
-                an episode that was truncated there; a note at the error gives their number.
+                remain, as an episode that was truncated there; a note at the error gives their number.
 
         Cost: a copy of the arrays, and encoding: a tenth of ``append``'s time for vectors (benchmarks/episodes.py).
         """
@@ -620,10 +618,8 @@ class Store:
         In a store opened from a checkpoint this restores the view of that name, and ``seed`` is ignored; steps evicted
         since are missing from it, steps appended since are new. A warning names the losses if the settings differ or
         the view was restored before. Views that are not restored yet are listed in ``recovery.views`` and remain in the
-        next checkpoint. A
-        store on disk that is opened without a checkpoint restores its views likewise, without a warning: after a clean
-            exit
-        and a ``flush`` exactly, after a crash as they were some seconds before.
+        next checkpoint. A store on disk that is opened without a checkpoint restores its views likewise, without a
+        warning: after a clean exit and a ``flush`` exactly, after a crash as they were some seconds before.
 
         Raises:
             ValueError, TypeError: an invalid argument.
