@@ -32,7 +32,7 @@ HELLO, PROOF, WELCOME = 1, 2, 3
 
 @dataclass(frozen=True)
 class Address:
-    """Where a shard listens: ``unix:PATH`` or ``tcp://HOST:PORT``.
+    """Address of a listener: ``unix:PATH`` or ``tcp://HOST:PORT``.
 
     Attributes:
         kind: ``UNIX`` or ``TCP``. ``path``: the socket's path. ``host``, ``port``: port 0 means any free port.

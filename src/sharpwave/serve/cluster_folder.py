@@ -44,7 +44,7 @@ class Manifest:
     Attributes:
         spec: schema of a step. ``shards``: their number. ``on_disk``: whether their stores are on disk.
         cut: number of the valid checkpoint; 0: the folder is the cluster itself.
-        replicas: copies of each shard, kept by its neighbour: 0 or 1. ``new``: limits and options of a shard's store.
+        replicas: copies of each shard, kept by its neighbor: 0 or 1. ``new``: limits and options of a shard's store.
         checkpoint: name, in hexadecimal digits, that the cuts of this folder bear; "": the cuts bear none.
         opening: checkpoint from which the shards are being copied, so that they are not valid yet; "": they are valid.
         parts: number of shards by which limits are divided, which is the first number of shards; 0: unknown.

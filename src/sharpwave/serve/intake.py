@@ -75,7 +75,7 @@ class Intake:
         """Give a writer lanes: its old ones if its name is known, else new ones.
 
         The reply gives the steps of each lane, and how many are acknowledged: with ``durable``, on the disk; with a
-        neighbour, also there. Lanes of a failed lease are freed.
+        neighbor, also there. Lanes of a failed lease are freed.
         """
         name, lanes = frame.head.get("name"), frame.head.get("lanes")
         if type(name) is not str or type(lanes) is not int or not 1 <= lanes <= MAX_LANES:
@@ -90,7 +90,7 @@ class Intake:
                     self.keep_leases()
             return self._given(client, frame, name, first, lanes)
         except BaseException:
-            if new and self.neighbour is None:  # the neighbour keeps the lease, too
+            if new and self.neighbour is None:  # the neighbor keeps the lease, too
                 self._give_back(client, name)
             raise
 

@@ -51,8 +51,8 @@ class ShardPlan:
         begins_from: folder of a checkpoint, with a folder of each shard; ``merges``: number of these folders: shard k
             takes every ``shards``-th, from the k-th on.
         opens: whether their stores exist already: ``None`` leaves a limit as it was.
-        replicas: copies of each shard, kept by its neighbour: 0 or 1.
-        replicas: of each shard, kept by its neighbour: 0 or 1.
+        replicas: copies of each shard, kept by its neighbor: 0 or 1.
+        replicas: of each shard, kept by its neighbor: 0 or 1.
         new: limits and options of a store that must be made while others are opened.
         parts: number of shards by which the limits are divided; 0: ``shards``.
     """

@@ -202,7 +202,7 @@ def once_free(make: Callable[[], T]) -> T:
 
 
 def _stay_level(neighbour: Neighbour, over: threading.Event) -> None:
-    """See that this shard and its neighbour have the same, also while no writer is here to notice."""
+    """See that this shard and its neighbor have the same, also while no writer is here to notice."""
     while not over.is_set():
         try:
             neighbour.replicate()

@@ -1,4 +1,4 @@
-"""Replicas: each shard's segments are kept by its neighbour too, so that a lost disk costs nothing acknowledged."""
+"""Replicas: each shard's segments are kept by its neighbor too, so that a lost disk costs nothing acknowledged."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Neighbour:
     After every connection, each shard first gets the segments that only the other has; only then are any acknowledged.
 
     Args:
-        number: of this shard. ``leases``: returns this shard's leases. ``adopt``: called with the neighbour's leases.
+        number: of this shard. ``leases``: returns this shard's leases. ``adopt``: called with the neighbor's leases.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Neighbour:
 
     @property
     def level(self) -> bool:
-        """Whether this shard has all segments of the neighbour."""
+        """Whether this shard has all segments of the neighbor."""
         return self._made_level >= 0
 
     def replicate(
@@ -123,7 +123,7 @@ class Neighbour:
         patience_s: float = 0.0,
         gone: Callable[[], bool] = lambda: False,
     ) -> list[int]:
-        """Wait until the neighbour has these segments and this shard's leases; return its number of steps of each lane.
+        """Wait until the neighbor has these segments and this shard's leases; return its number of steps of each lane.
 
         Args:
             patience_s: seconds to retry while it cannot be reached. ``gone``: returns whether the caller has given up.

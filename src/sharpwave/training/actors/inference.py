@@ -106,7 +106,7 @@ def _sampled(agent: Agent, rows: int) -> Obs:
 class Inference:
     """Shared memory of a run's actors and the process that computes their networks.
 
-    Of every argument and result there is one array with a row for each of the run's lanes; an actor's are neighbours.
+    Of every argument and result there is one array with a row for each of the run's lanes; an actor's are neighbors.
     A request is written there, then its number, then two semaphores are raised: the actor's and the server's.
 
     Args:
@@ -256,7 +256,7 @@ class InferenceServer:
 
 
 def _rows(lanes: Sequence[slice]) -> slice | npt.NDArray[np.int64]:
-    """Return the rows of several actors, in one piece if they are neighbours."""
+    """Return the rows of several actors, in one piece if they are neighbors."""
     if all(one.stop == after.start for one, after in pairwise(lanes)):
         return slice(lanes[0].start, lanes[-1].stop)
     return np.concatenate([np.arange(one.start, one.stop) for one in lanes])
