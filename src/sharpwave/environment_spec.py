@@ -20,7 +20,7 @@ def step_spec(env: Any, **extra: Field) -> Spec:
 
     Args:
         env: a Gymnasium environment or vector, whose observations and actions are arrays or numbers, or nested dicts
-            and tuples of those (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
+            and tuples of them (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
             Stable-Baselines3.
         extra: further fields; a field with the name of an info replaces it.
 

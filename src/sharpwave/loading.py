@@ -294,7 +294,7 @@ class _Audit:
             )
 
     def compare(self, store: Store, note: dict[str, Any]) -> None:
-        """Compare episodes read since the last time with those in the store.  Raises: ValueError: they differ."""
+        """Compare episodes read since the last time with the store's.  Raises: ValueError: they differ."""
         lane = note["lane"]
         for one in store.episodes(order="newest", lanes=lane) if lane < store.lanes else []:
             import_number, number, _ = _mark(one.info)

@@ -86,7 +86,7 @@ class Observations:
         return {name: array for name, part, array in self._arrays(obs, self.vector) if part.stacked}
 
     def check_begun(self, obs: Any, lanes: npt.NDArray[np.int64]) -> None:
-        """Check that the first stacks of episodes, those of ``lanes`` in ``obs``, are padded as the store pads them.
+        """Check that the first stacks of episodes, in ``lanes`` of ``obs``, are padded as the store pads them.
 
         Raises: ValueError.
         """

@@ -113,7 +113,7 @@ class SegmentWriter:
             earlier writer, pass ``Store.lane_steps`` + 1: the skipped number tells the store that unsent steps are
             lost, and it truncates their episode.
         codec: as for ``Store``.
-        segment_steps: steps in a segment; at most those of the store's segments.
+        segment_steps: steps in a segment; at most the store's.
         strict: as for ``Store``; lanes are named by their numbers here.
 
     Raises:

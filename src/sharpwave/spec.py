@@ -56,7 +56,7 @@ class Field:
         every: store only the values of steps 0, k, 2k, ... of each episode, for recurrent states: ``extend`` takes a
             value for every step, a batch has the last stored one. ``None``: store every value. Not for observations
             and actions.
-        metadata: a dict of strings, numbers, booleans, bytes, and lists and dicts of those, such as units or names of
+        metadata: a dict of strings, numbers, booleans, bytes, and lists and dicts of these, such as units or names of
             components; kept in ``store.json``.
 
     Raises:

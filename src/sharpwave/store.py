@@ -228,7 +228,7 @@ class Store:
         unfinished episode (its successor is unknown). Every lane begins a new episode. Its views have the priorities
         and uses of their last write to the folder: by ``flush`` or ``close``, or every 5 seconds.
 
-        ``store.recovery`` reports how many steps were restored, what is damaged or missing, and which limits differ;
+        ``store.recovery`` reports the number of restored steps, damage and losses, and changed limits;
         damaged files are moved to the folder ``quarantine``.
 
         Args:
@@ -272,7 +272,7 @@ class Store:
                 ) from error
         return store
 
-    # what it holds
+    # content
 
     @property
     def capacity(self) -> int | None:
@@ -290,7 +290,7 @@ class Store:
         return self._settings.disk_limit
 
     def __len__(self) -> int:
-        """Return the number of steps held, including those in open segments."""
+        """Return the number of held steps, including open segments."""
         return self._log.inventory.held_steps
 
     @property
@@ -316,8 +316,8 @@ class Store:
         """Return the store's contents and costs, with every byte accounted for.
 
         ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
-        ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, those of one step,
-        and ``rounded_breaks``, those by rounding only; ``repeated_finals``: steps, since then, that look like resets or
+        ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, of one step each,
+        and ``rounded_breaks``, by rounding only; ``repeated_finals``: steps, since then, that look like resets or
         follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
         environment only reset, and that a ``Recorder`` or a drop-in passed over; ``bytes`` by use: ``arena_used``
         (sealed segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
@@ -354,10 +354,10 @@ class Store:
         """Append one step to each of several lanes, or with a leading axis of time several. Everything is copied.
 
         Args:
-            obs: [rows, *shape] (or dicts and tuples of those, as the spec has them): the newest frame of the
+            obs: [rows, *shape] (or dicts and tuples of these, as the spec has them): the newest frame of the
                 observation the action was chosen for. All arguments but ``lanes`` may be [T, rows, *shape] instead, as
                 a rollout is: then T steps a lane.
-            action: [rows, *shape], or dicts and tuples of those.
+            action: [rows, *shape], or dicts and tuples of these.
             reward, terminated, truncated, extra: [rows, *shape]: the action's outcome, and further fields. Floats are
                 rounded to the field's dtype (a reward's is float32); integers must be exact in it; no array is masked.
             final_obs: [rows, *shape], the true observation after the step; read in rows where an episode ended, and
@@ -454,13 +454,13 @@ class Store:
         """Append a whole episode of T steps to one lane, which has no unfinished one.
 
         Args:
-            obs: [T + 1, *shape], or dicts and tuples of those: the newest frame of each observation, the final one
+            obs: [T + 1, *shape], or dicts and tuples of these: the newest frame of each observation, the final one
                 last.
             action, extra: [T, *shape]. ``reward``: [T].
             terminated: whether the last step terminated the episode; else it was truncated there.
             truncated: whether it was truncated there, in case both hold; default: ``not terminated``.
             whole: leave nothing of it after an error. It begins in a segment of its own if it does not fit into the
-                lane's open one, so that ``drop_steps`` can remove what a killed process left of it.
+                lane's open one, so that ``drop_steps`` can remove a killed process's part of it.
             timeout: as for ``extend``, for each part of the append.
 
         Returns:
@@ -810,7 +810,7 @@ class Store:
 
         Args:
             lane: number of the lane; ``None``: annotate the store.
-            values: strings, numbers, booleans, bytes, and lists and dicts of those. They are merged into earlier
+            values: strings, numbers, booleans, bytes, and lists and dicts of these. They are merged into earlier
                 annotations: a key replaces its earlier value, and ``None`` removes it.
             episode: annotate the lane's unfinished episode, or else its next one. Segments that are sealed from now on
                 carry the annotations.

@@ -482,7 +482,7 @@ class Admission:
             while budget.crowded() and self.evict() is Made.ROOM:
                 pass
             while budget.over_limit:
-                # Evictions in order free whole regions, except those that are older than a lowered limit.
+                # Evictions in order free whole regions, except regions older than a lowered limit.
                 share = MAX_HELD_SHARE if budget.compacts else MAX_HELD_OF_COPIED
                 if not (budget.fits and compaction.compact(share, before=before)) and self.evict() is Made.NOTHING:
                     break

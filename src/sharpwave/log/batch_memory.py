@@ -65,7 +65,7 @@ class BatchMemory:
 
         Args:
             roots: shape and dtype of the array over each block.
-            work_bytes: working memory for making the batch, beyond what the ledger counts.
+            work_bytes: working memory for making the batch, beyond the ledger's count.
 
         Raises:
             MemoryError: ``ram`` has no room for it; then nothing changed.

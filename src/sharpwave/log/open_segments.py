@@ -54,7 +54,7 @@ class Lanes:
         staging: int64 [lanes], offset of each lane's rows from the arena's first chunk; -1: its open segment is empty
             and has no memory, as no step was appended here. ``bare``: how many such lanes there are.
         first_lane: number of lane 0 in segments.
-        watch: uint8 [lanes], what ``Boundaries`` must look at (``JUST_ENDED``). ``fresh``: int64 [lanes],
+        watch: uint8 [lanes], lanes that ``Boundaries`` must check (``JUST_ENDED``). ``fresh``: int64 [lanes],
             episodes that began with another observation than the one before had ended with.
         annotations: of the episodes in open segments. ``columns``: their columns, read. ``sparse``: whether there
             are sparse fields.

@@ -25,7 +25,7 @@ Ints = npt.NDArray[np.int64]
 class Sealing:
     """Change from one open segment of a lane to the next. An error leaves the lane with its old segment.
 
-    A segment is encoded by the core, together with those of other lanes, by a thread behind the caller, or at once.
+    A segment is encoded by the core, together with other lanes' segments, by a thread behind the caller, or at once.
 
     Attributes:
         turnover: seals and evicts in the core, if neither trials of codecs nor a codec in Python are needed; ``None``

@@ -79,7 +79,7 @@ class StepLog:
         retention: chooses the segments to evict.
         disk: disk tier that every sealed segment is written to; the arena caches segments.
         slots: minimum number of slots.
-        on_full: what an append does when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
+        on_full: policy of an append when the disk cannot be written to: "raise", "block", "drop_oldest", "drop_newest".
 
     Attributes:
         layout: layout of segments.
@@ -392,7 +392,7 @@ class StepLog:
         opened.begin_episode(lane)
         self.sealing.settle()
         if before >= 0 and not index.gap[before] and self.sealed.truncate(before):
-            # With the frame that is there: what came next when it was sealed.
+            # Its final frame is already there: the next observation when it was sealed.
             self.sealed.rewrite_truncated([before], release=True)
 
     def _drop_last(self, lane: int, slot: int) -> None:

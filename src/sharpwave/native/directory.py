@@ -34,7 +34,7 @@ _KINDS = {
 class IrregularError(OSError):
     """File name of the store that belongs to a link, a FIFO, a device or a folder.
 
-    Nothing is read or changed; ``what`` names the kind found and the one expected.
+    Nothing is read or changed; ``what`` names the found kind and the expected kind.
     """
 
     def __init__(self, path: Path, mode: int, expected: str = "a regular file") -> None:

@@ -143,7 +143,7 @@ def check_same(now: Settings, was: Settings, folder: Path, *, is_open: bool, def
         is_open: whether it is open; in a folder, changeable settings are not compared.
         default_segments: whether ``segment_steps`` was not given, and is unchanged.
 
-    Raises: ValueError: naming what differs.
+    Raises: ValueError: naming the difference.
     """
     passed = {"schema"} | (set() if is_open else MAY_CHANGE) | ({"segment_steps"} if default_segments else set())
     there, here = was.manifest(), now.manifest()

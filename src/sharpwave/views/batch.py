@@ -185,7 +185,7 @@ class Batch(Arrays):
 class SequenceBatch(Arrays):
     """B windows of T = ``burn_in + length`` steps, in memory as a ``Batch``'s.
 
-    Columns ``burn_in`` ... T - 1 are trained; those before only prepare a recurrent state. A window that begins less
+    Columns ``burn_in`` ... T - 1 are trained; earlier ones only prepare a recurrent state. A window that begins less
     than ``burn_in`` steps after its episode is padded at the left, one that reaches beyond its episode's end at the
     right. Where ``mask`` is false all arrays are zero, ``bootstrap`` apart.
 

@@ -326,7 +326,7 @@ class BatchSource:
     def _resident(self, slots: Ints) -> int:
         """Read the segments ``slots`` [n, k] of items into memory, for as many of the first items as fit.
 
-        Returns the number of those items.
+        Returns their number.
 
         Raises:
             MemoryError: not even one fits.  DamagedError: a segment that was read is damaged.

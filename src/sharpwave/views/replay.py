@@ -1,4 +1,4 @@
-"""Replay of a view: sampling, independent of what the items are."""
+"""Replay of a view: sampling, independent of the kind of items."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Replay(Generic[B]):
         return f"<{type(self).__name__} {self.name!r}: {self._items.count:,} items when last sampled, {kind}>"
 
     def __len__(self) -> int:
-        """Return the number of items that can be sampled now, without those sampled ``max_times_sampled`` times."""
+        """Return the number of items that can be sampled now, without items sampled ``max_times_sampled`` times."""
         with self.lock:
             self.source.unused.forget_dropped()
             self._items.follow()

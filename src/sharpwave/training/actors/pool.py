@@ -61,7 +61,7 @@ class ActorPool:
     Args:
         first_steps: function (first lane, number of lanes) -> the numbers of their next steps.
         run_steps: steps of the run when this process began.
-        inserts: those run steps that count towards the replay ratio.
+        inserts: number of run steps that count towards the replay ratio.
         hung_s: seconds without a heartbeat after which an actor is killed and replaced.
         say: called with a message about each silent or replaced actor.
         callbacks: factories of actor callbacks, called in each actor's process.
