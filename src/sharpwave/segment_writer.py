@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.format.segment import Column
+from sharpwave.format.segment import SegmentColumn
 from sharpwave.log.boundaries import NOTICED, Counts
 from sharpwave.log.open_segments import Rows
 from sharpwave.log.sealing import Sealing
@@ -54,7 +54,7 @@ class _HandOver(Sealing):
     def seal(self, lane: int, slot: int, following: int) -> bool:
         """Encode the lane's open segment and hand it over."""
         log = self._log
-        columns: list[Column] = []
+        columns: list[SegmentColumn] = []
         places: list[int] = []
         try:
             log.encoder.encode(lane, log.opened.columns.all_so_far(slot), columns, places)

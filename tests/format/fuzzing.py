@@ -63,11 +63,11 @@ def packed(codec: str) -> bytes:
     payload = rows.tobytes() if codec == "raw" else by_name(codec).encode(rows, DICTIONARIES[key], 8)
     assert payload is not None
     columns = [
-        segment.Column(0, STEPS, flags),
-        segment.Column(0, STEPS, bytes(4 * STEPS)),
-        segment.Column(by_name(codec).number, len(rows), payload, key),
-        segment.Column(0, STEPS, bytes(8 * STEPS)),
-        segment.Column(0, 2, bytes(6)),
+        segment.SegmentColumn(0, STEPS, flags),
+        segment.SegmentColumn(0, STEPS, bytes(4 * STEPS)),
+        segment.SegmentColumn(by_name(codec).number, len(rows), payload, key),
+        segment.SegmentColumn(0, STEPS, bytes(8 * STEPS)),
+        segment.SegmentColumn(0, 2, bytes(6)),
     ]
     said = pack_metadata([(0, {"policy": 7, "notes": ["a", {"b": None}]}), (3, {"x": 1.5})])
     about = (SPEC.schema_hash, 1, 40, STEPS, len(rows), 0)

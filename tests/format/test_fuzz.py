@@ -47,15 +47,15 @@ def sound(codec: int) -> tuple[bytes, int]:
     key = {RAW: 0, ZSTD: 3, DELTA: key_of(REFERENCE)}[codec]
     rows = {"obs": PICTURES, "action": np.arange(5).reshape(5, 1), "serial": np.arange(5).reshape(5, 1)}
     columns = [
-        segment.Column(RAW, 5, bytes([4, 0, 0, 0, 0])),
-        segment.Column(RAW, 5, np.zeros(5, np.float32).tobytes()),
+        segment.SegmentColumn(RAW, 5, bytes([4, 0, 0, 0, 0])),
+        segment.SegmentColumn(RAW, 5, np.zeros(5, np.float32).tobytes()),
     ]
     for name in spec.fields:
         data = np.ascontiguousarray(rows[name]).view(np.uint8).reshape(len(rows[name]), -1)
         mine = codec if name == "obs" else RAW
         payload = by_number(mine).encode(data, dictionary(key), LINE) if mine != RAW else data.tobytes()
         assert payload is not None
-        columns.append(segment.Column(mine, len(data), payload, key if name == "obs" else 0))
+        columns.append(segment.SegmentColumn(mine, len(data), payload, key if name == "obs" else 0))
     metadata = pack_metadata([(0, {"policy": 7, "notes": ["a", {"b": None}]})])
     return segment.pack(spec.schema_hash, 1, 40, 5, 6, 0, columns, episode_step=0, metadata=metadata)[0], key
 

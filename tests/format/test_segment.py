@@ -42,7 +42,7 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
     for name, one in spec.fields.items():
         rows = frames if name in spec.obs_names else steps
         arrays[name] = rng.integers(0, draw(st.sampled_from([2, 200])), (rows, *one.shape)).astype(one.dtype)
-    columns: list[segment.Column] = []
+    columns: list[segment.SegmentColumn] = []
     dictionaries: dict[int, bytes] = {}
     for name, array in arrays.items():
         packed = array.reshape(len(array), -1).view(np.uint8)
@@ -55,7 +55,7 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
         key = len(dictionaries) + 7 if shared else 0
         if shared:
             dictionaries[key] = shared
-        columns.append(segment.Column(codec.number, len(packed), payload, key))
+        columns.append(segment.SegmentColumn(codec.number, len(packed), payload, key))
     head = (draw(st.integers(0, 2**40)), draw(st.integers(0, 2**40)), steps, frames, context)
     made: Any = segment.pack(spec.schema_hash, *head, columns, episode_step=0)
     return spec, arrays, bytes(made[0] if isinstance(made, tuple) else made), dictionaries, head
@@ -85,10 +85,10 @@ def small_segment() -> bytes:
     payload = Delta().encode(frames, b"", 8)
     assert payload is not None
     columns = [
-        segment.Column(RAW, 6, bytes(6)),
-        segment.Column(RAW, 6, bytes(24)),
-        segment.Column(Delta.number, 7, payload),
-        segment.Column(RAW, 6, bytes(48)),
+        segment.SegmentColumn(RAW, 6, bytes(6)),
+        segment.SegmentColumn(RAW, 6, bytes(24)),
+        segment.SegmentColumn(Delta.number, 7, payload),
+        segment.SegmentColumn(RAW, 6, bytes(48)),
     ]
     made: Any = segment.pack(SPEC.schema_hash, 3, 40, 6, 7, 1, columns, episode_step=0)
     return bytes(made[0] if isinstance(made, tuple) else made)
@@ -134,10 +134,10 @@ def test_a_dictionary_that_is_not_known_is_named() -> None:
     payload = Delta().encode(rows, rows[0].tobytes(), 0)
     assert payload is not None
     columns = [
-        segment.Column(RAW, 6, bytes(6)),
-        segment.Column(RAW, 6, bytes(24)),
-        segment.Column(RAW, 6, bytes(144)),
-        segment.Column(Delta.number, 6, payload, 0xABCDEF),
+        segment.SegmentColumn(RAW, 6, bytes(6)),
+        segment.SegmentColumn(RAW, 6, bytes(24)),
+        segment.SegmentColumn(RAW, 6, bytes(144)),
+        segment.SegmentColumn(Delta.number, 6, payload, 0xABCDEF),
     ]
     made: Any = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns, episode_step=0)
     data = bytes(made[0] if isinstance(made, tuple) else made)
@@ -146,7 +146,9 @@ def test_a_dictionary_that_is_not_known_is_named() -> None:
 
 
 def test_a_codec_that_is_not_registered_is_refused_with_the_remedy() -> None:
-    columns = [segment.Column(number, 6, bytes(size)) for number, size in ((RAW, 6), (RAW, 24), (201, 144), (RAW, 48))]
+    columns = [
+        segment.SegmentColumn(number, 6, bytes(size)) for number, size in ((RAW, 6), (RAW, 24), (201, 144), (RAW, 48))
+    ]
     data = segment.pack(SPEC.schema_hash, 0, 0, 6, 6, 0, columns, episode_step=0)[0]
     for read in (segment.unpack, segment.check, segment.verify):
         with pytest.raises(UnknownCodecError, match=r"obs: codec number 201, expected one of 0 \(raw\).*register"):

@@ -16,7 +16,7 @@ from sharpwave.codecs import registry
 from sharpwave.codecs.dictionaries import DictionaryTable, key_of
 from sharpwave.codecs.protocol import Codec, Competition
 from sharpwave.codecs.raw import RAW
-from sharpwave.format.segment import Column
+from sharpwave.format.segment import SegmentColumn
 from sharpwave.log import column_encoder
 from sharpwave.log.column_encoder import ColumnEncoder
 from sharpwave.native import core
@@ -132,8 +132,8 @@ class Model:
             self.trials_left -= 1
         return allowed
 
-    def pack(self, lane: int, rows: Array, may_try: bool | None) -> tuple[Column, int]:
-        raw = Column(RAW, len(rows), rows.tobytes())
+    def pack(self, lane: int, rows: Array, may_try: bool | None) -> tuple[SegmentColumn, int]:
+        raw = SegmentColumn(RAW, len(rows), rows.tobytes())
         if may_try is None:
             self.look(lane, rows)
         state = self.lanes.setdefault(lane, Choice())
@@ -164,7 +164,7 @@ class Model:
             return raw, 0
         self.table.use(state.place)
         key = key_of(self.table.data[state.place])
-        return Column(state.codec.number, len(rows), payload, key), state.place
+        return SegmentColumn(state.codec.number, len(rows), payload, key), state.place
 
     def encode(self, codec: Codec | None, rows: Array, place: int) -> bytes | None:
         return None if codec is None else codec.encode(rows, self.table.data[place], FIELD.line_bytes)

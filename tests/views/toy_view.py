@@ -10,7 +10,7 @@ import numpy as np
 
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import START, TERMINATED, TRUNCATED
-from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
+from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.steps import Steps
 from sharpwave.views.view import MAX_RUNS, Int32s, Ints, View
 
@@ -69,10 +69,10 @@ class Pieces(View[PieceBatch]):
     def segments(self, items: Ints) -> Ints:
         return np.array([[slot for slot, _ in piece] for piece in map(self._piece, items)]).reshape(-1, self.length)
 
-    def columns(self) -> Mapping[str, BatchColumn]:
+    def columns(self) -> Mapping[str, Column]:
         return {
-            "action": BatchColumn(np.uint8, (self.length, 8), {"numbers": (np.int64, (self.length,), 0)}),
-            "total": BatchColumn(np.float32),
+            "action": Column(np.uint8, (self.length, 8), {"numbers": (np.int64, (self.length,), 0)}),
+            "total": Column(np.float32),
         }
 
     def fill(self, target: BatchTarget) -> None:

@@ -52,7 +52,7 @@ FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Column:
+class SegmentColumn:
     """Packed column: ``rows`` rows in ``payload``, and the key of the dictionary it refers to (0: none)."""
 
     codec: int
@@ -68,7 +68,7 @@ def pack(
     steps: int,
     frames: int,
     context: int,
-    columns: Sequence[Column],
+    columns: Sequence[SegmentColumn],
     *,
     episode_step: int,
     features: int = 0,
@@ -101,7 +101,7 @@ def pack(
     return body + CHECKSUM.pack(zlib.crc32(body)), begins
 
 
-def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Column]) -> bytes:
+def pack_again(header: Header, steps: int, frames: int, columns: Sequence[SegmentColumn]) -> bytes:
     """Repack a segment with new columns that keep its first ``steps`` steps and ``frames`` frames; return its bytes.
 
     Annotations of episodes without a remaining step are dropped.

@@ -15,7 +15,7 @@ from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region_notes import Evicted
-from sharpwave.format.segment import Column
+from sharpwave.format.segment import SegmentColumn
 from sharpwave.format.segment_header import Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.sealed_segments import Location, Sealed
@@ -261,7 +261,7 @@ class Admission:
         rows: int,
         packed: bytes,
         begins: Sequence[int],
-        columns: Sequence[Column | Placed],
+        columns: Sequence[SegmentColumn | Placed],
         places: Sequence[int],
     ) -> bool:
         """Make room for an encoded segment, write it to disk if there is one, and only then seal the one in ``slot``.

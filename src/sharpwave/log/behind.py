@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 
-from sharpwave.format.segment import Column
+from sharpwave.format.segment import SegmentColumn
 from sharpwave.log.admission import Admission
 from sharpwave.log.column_encoder import SegmentEncoder
 from sharpwave.log.inventory import LogListener
@@ -169,7 +169,7 @@ class Pending:
     work: Work | None = None
     packed: bytes = b""
     begins: list[int] = field(default_factory=list)
-    columns: list[Column] = field(default_factory=list)
+    columns: list[SegmentColumn] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
 
 

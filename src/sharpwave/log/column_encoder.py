@@ -12,7 +12,7 @@ from sharpwave.codecs import registry as codecs
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.protocol import Codec, Encoder
 from sharpwave.codecs.raw import RAW
-from sharpwave.format.segment import Column
+from sharpwave.format.segment import SegmentColumn
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.spec import Field
@@ -182,7 +182,7 @@ class ColumnEncoder:
         self._take_best(state, trial.rows, trial.found, {one.dictionary for one in trial.found})
         self.lanes.tried(lane)
 
-    def pack(self, lane: int, rows: Bytes, may_try: bool | None = None) -> tuple[Column, int]:
+    def pack(self, lane: int, rows: Bytes, may_try: bool | None = None) -> tuple[SegmentColumn, int]:
         """Pack ``rows`` uint8 [n, row_bytes]; return the column and the place of its dictionary, with a reference to
         it.
 
@@ -193,7 +193,7 @@ class ColumnEncoder:
             self.try_later(lane, rows)
         packed = self.lanes.encode(lane, rows, may_try) or self._pack(lane, rows, may_try)
         codec, payload, key, place = packed
-        return Column(codec, len(rows), rows.tobytes() if payload is None else payload, key), place
+        return SegmentColumn(codec, len(rows), rows.tobytes() if payload is None else payload, key), place
 
     def _pack(self, lane: int, rows: Bytes, may_try: bool | None) -> tuple[int, bytes | None, int, int]:
         """Pack as ``lanes.encode`` does, by a codec that is not the core's, or with a trial."""
@@ -329,7 +329,7 @@ class SegmentEncoder:
         self,
         lane: int,
         rows: Sequence[Bytes],
-        columns: list[Column],
+        columns: list[SegmentColumn],
         places: list[int],
         may_try: Sequence[bool] | None = None,
     ) -> None:
@@ -341,7 +341,7 @@ class SegmentEncoder:
         """
         for c, data in enumerate(rows):
             if c not in self.columns:
-                column, place = Column(RAW, len(data), data.tobytes()), 0
+                column, place = SegmentColumn(RAW, len(data), data.tobytes()), 0
             else:
                 column, place = self.columns[c].pack(lane, data, None if may_try is None else may_try[c])
             columns.append(column)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import MIN_AUTO_BYTES
 from sharpwave.codecs.zstd import Zstd
-from sharpwave.format.segment import FLAGS, Column
+from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import SegmentLayout
@@ -76,7 +76,7 @@ class OpenColumns:
         return found
 
 
-def unshared_column(rows: Bytes) -> Column:
+def unshared_column(rows: Bytes) -> SegmentColumn:
     """Return a column of ``rows`` uint8 [n, bytes of a row], encoded without a dictionary."""
     packed = Zstd().encode(rows) if len(rows) and rows[0].nbytes >= MIN_AUTO_BYTES else None
-    return Column(RAW if packed is None else Zstd.number, len(rows), packed or rows.tobytes())
+    return SegmentColumn(RAW if packed is None else Zstd.number, len(rows), packed or rows.tobytes())

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sharpwave.codecs.raw import RAW
 from sharpwave.format import segment
 from sharpwave.format.features import features_of
-from sharpwave.format.segment import FLAGS, Column
+from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.format.segment_header import Header
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.open_columns import OpenColumns, unshared_column
@@ -226,7 +226,9 @@ class Lanes:
             index.frames[slot] -= 1
             self.successor_known[lane] = self.any_known = True
 
-    def pack(self, lane: int, slot: int, columns: Sequence[Column], *, sealed: bool = True) -> tuple[bytes, list[int]]:
+    def pack(
+        self, lane: int, slot: int, columns: Sequence[SegmentColumn], *, sealed: bool = True
+    ) -> tuple[bytes, list[int]]:
         """Return the bytes of the lane's segment in ``slot``, with ``columns`` encoded, and the offset of each.
 
         Args:

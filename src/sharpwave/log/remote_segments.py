@@ -14,7 +14,7 @@ from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.raw import RAW
 from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
-from sharpwave.format.segment import FLAGS, Column
+from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.format.segment_header import Header
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import ENDED, START
@@ -178,7 +178,7 @@ def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> 
 def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
     """Return the same segment with raw columns, where a table has no place for its dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
-    columns = [Column(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
+    columns = [SegmentColumn(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
     return segment.pack_again(header, header.steps, header.frames, columns)
 
 

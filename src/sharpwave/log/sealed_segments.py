@@ -13,7 +13,7 @@ from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
-from sharpwave.format.segment import FLAGS, REWARD, Column
+from sharpwave.format.segment import FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
@@ -66,7 +66,7 @@ class Sealed:
         location: Location,
         packed: bytes,
         placed: Sequence[int],
-        columns: Sequence[Column | Placed],
+        columns: Sequence[SegmentColumn | Placed],
         places: Sequence[int],
     ) -> None:
         """Copy a segment's bytes to its ``location`` in the arena, and mark it sealed in the index.
@@ -136,7 +136,9 @@ class Sealed:
             self._disk.release(int(index.region[slot]), nbytes)
         self._inventory.sealed_bytes -= nbytes
 
-    def dictionaries(self, columns: Sequence[Column | Placed], places: Sequence[int]) -> dict[tuple[int, int], bytes]:
+    def dictionaries(
+        self, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]
+    ) -> dict[tuple[int, int], bytes]:
         """Return the dictionaries of a segment's columns, by (column, key). ``places``: theirs, by column."""
         return {
             (c, column.dictionary): self.tables[c].data(places[c])

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.format.features import features_of
-from sharpwave.format.segment import Column
+from sharpwave.format.segment import SegmentColumn
 from sharpwave.log.admission import Admission, Made, is_refusal
 from sharpwave.log.behind import Behind
 from sharpwave.log.column_encoder import MAX_TRIALS, SegmentEncoder
@@ -203,7 +203,7 @@ class Sealing:
             self.behind.settle()  # first seal the segments that became full earlier, as they are evicted earlier
         if not self._admission.admits(slot):
             return False
-        columns: list[Column] = []
+        columns: list[SegmentColumn] = []
         places: list[int] = []
         try:
             self._encoder.encode(lane, self._opened.columns.all_so_far(slot), columns, places)

@@ -31,7 +31,7 @@ from sharpwave.format.region_notes import (
     unpack_ends,
     unpack_evicted,
 )
-from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, Column
+from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
 from sharpwave.log.open_columns import unshared_column
 from sharpwave.log.step_log import StepLog
@@ -266,7 +266,7 @@ class Adoption:
         if steps == 0:
             return b""
         arrays["flags"] = flags
-        columns: list[Column] = []
+        columns: list[SegmentColumn] = []
         for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
             rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
             columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))

@@ -56,7 +56,7 @@ class ColumnsInMemory:
         """Write a column of ``count`` rows as the segment in ``slot``."""
         index, arena = self.index, self.arena
         packed, (begin,) = segment.pack(
-            0, 0, 0, count, 0, 0, [segment.Column(codec.number, count, payload)], episode_step=0
+            0, 0, 0, count, 0, 0, [segment.SegmentColumn(codec.number, count, payload)], episode_step=0
         )
         base, place = arena.allocate(len(packed)), self.table.add(dictionary) if dictionary else 0
         assert base is not None and place is not None

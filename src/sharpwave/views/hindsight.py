@@ -17,7 +17,7 @@ from sharpwave.native import core
 from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
-from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
+from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.step_views import EndedSteps
 from sharpwave.views.transitions import NStep
 
@@ -191,9 +191,9 @@ class Hindsight(NStep):
         core.choose_goals(log, items, uniforms, goals.share, STRATEGIES[goals.kind], self._ended.spans, *chosen)
         return chosen
 
-    def columns(self) -> Mapping[str, BatchColumn]:
+    def columns(self) -> Mapping[str, Column]:
         """Return the arrays of transitions, and which of them are relabelled."""
-        return {**super().columns(), ".relabelled": BatchColumn(np.bool_)}
+        return {**super().columns(), ".relabelled": Column(np.bool_)}
 
     def fill(self, target: BatchTarget) -> None:
         """Fill them like transitions, then relabel them by their random numbers, without their rewards."""

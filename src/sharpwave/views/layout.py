@@ -33,7 +33,7 @@ Arrays = Mapping[str | tuple[str, str], npt.NDArray[Any]]
 
 
 @dataclass(frozen=True)
-class BatchColumn:
+class Column:
     """Array of a batch.
 
     Attributes:
@@ -143,15 +143,13 @@ class BatchLayout:
             and fills at once.
     """
 
-    def __init__(self, columns: Mapping[str, BatchColumn], scratch_rows: int, size: int) -> None:
+    def __init__(self, columns: Mapping[str, Column], scratch_rows: int, size: int) -> None:
         self.size, self._scratch_rows = size, scratch_rows
         self.work_bytes = 8 * (scratch_rows + 3) * size
         small: dict[str, np.dtype[Any]] = {name: np.dtype((kind, (size,))) for name, kind in COMMON}
         nbytes = sum(rounded(item.itemsize, ALIGNMENT) for item in small.values())
         large: list[Root] = []
-        self._inside: list[dict[str, tuple[BatchColumn, bool]]] = [
-            {}
-        ]  # each block's columns, and whether parts are apart
+        self._inside: list[dict[str, tuple[Column, bool]]] = [{}]  # each block's columns, and whether parts are apart
         # The batch's arrays, by name, or by name and part: block, name in the block's dtype, and part.
         self._plain: list[tuple[str, int, str | None]] = [(name, 0, name) for name in small if name != "ids"]
         self._parts: list[tuple[tuple[str, str], int, str | None, str]] = []

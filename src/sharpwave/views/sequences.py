@@ -14,7 +14,7 @@ from sharpwave.native.untouched import zeros
 from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
-from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
+from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import StepView, numbers
 from sharpwave.views.view import MAX_RUNS, fills_at_once
@@ -203,13 +203,13 @@ class Windows(StepView[SequenceBatch]):
         slots[runs[0], np.arange(count) - (ends - touched)[runs[0]]] = runs[1]
         return slots
 
-    def columns(self) -> Mapping[str, BatchColumn]:
+    def columns(self) -> Mapping[str, Column]:
         """Return the columns of flags and rewards, and a window a field."""
-        columns = {name: BatchColumn(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
-        columns |= {name: BatchColumn(np.int64) for name in PLACE}
+        columns = {name: Column(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
+        columns |= {name: Column(np.int64) for name in PLACE}
         for number, (name, field) in enumerate(self._spec.fields.items()):
             rows, shape = self._shape(name, field)
-            columns[name] = BatchColumn(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
+            columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
         return columns
 
     def _shape(self, name: str, field: Field) -> tuple[int, tuple[int, ...]]:

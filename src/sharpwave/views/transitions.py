@@ -13,7 +13,7 @@ from sharpwave.native import core
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import FieldReader, Read
-from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
+from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
 from sharpwave.views.step_views import StepView, numbers
 from sharpwave.views.view import fills_at_once
@@ -130,9 +130,9 @@ class NStep(StepView[Batch]):
             both[crossing, 1] = located[4]
         return both
 
-    def columns(self) -> Mapping[str, BatchColumn]:
+    def columns(self) -> Mapping[str, Column]:
         """Return the columns of flags and rewards, and one or two windows of frames a field."""
-        columns = {name: BatchColumn(kind) for name, kind in NUMBERS.items()}
+        columns = {name: Column(kind) for name, kind in NUMBERS.items()}
         fields = list(self._spec.fields.values())
         for name, number, ending in self._windows:
             field, after = fields[number], ending == core.OF_FRAMES_AFTER
@@ -141,7 +141,7 @@ class NStep(StepView[Batch]):
             begins = {part: (field.dtype, shape, k * field.row_bytes) for k, part in enumerate(parts)}
             window = field.frames + len(parts) - 1, field.row_bytes
             apart = len(parts) == window[0] > 1  # nothing is shared
-            columns[name] = BatchColumn(np.uint8, window, begins, number, apart)
+            columns[name] = Column(np.uint8, window, begins, number, apart)
         return columns
 
     def fill(self, target: BatchTarget) -> None:

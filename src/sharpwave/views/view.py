@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.native import core
     from sharpwave.views.gather import Read, RowReader
-    from sharpwave.views.layout import Arrays, BatchColumn, BatchTarget
+    from sharpwave.views.layout import Arrays, BatchTarget, Column
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -123,7 +123,7 @@ class View(Protocol[Batch_co]):
         """
         return items
 
-    def columns(self) -> Mapping[str, BatchColumn]:
+    def columns(self) -> Mapping[str, Column]:
         """Return the arrays of a batch other than ``weights``, ``probabilities`` and ``ids``."""
         raise NotImplementedError
 
