@@ -10,7 +10,7 @@ import pytest
 import sharpwave
 
 ROOT = Path(sharpwave.__file__).parent / "data"
-OPENER = "files.py"
+OPENER = "opened_files.py"
 OPENING = {
     "open": "any file",
     "read_text": "any file",
