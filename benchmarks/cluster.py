@@ -260,7 +260,7 @@ def _killed_server(folder: Path, python: str, steps: int, checkpoint: bool) -> d
 
 
 def report(results: Results) -> None:
-    """Print the tables, and the goals beside what was reached."""
+    """Print the tables, and each goal beside the measured figure."""
     console = runner.console()
     settings = results["settings"]
     load = ", ".join(f"{one:.1f}" for one in results["environment"]["load"])

@@ -6,8 +6,8 @@
 
 Columns of 128 steps, as segments hold them; the dictionary is trained on the first and used for all. Times are the
 fastest of several passes, in processor time of all threads where it says CPU. ``--segments``: bytes a step, index
-included, and processor time to append one. ``--floats``: what is left of real observations, column by column, and what
-decoding costs; a sampled row needs its own bytes only if rows are raw, every other codec unpacks its whole column.
+included, and processor time to append one. ``--floats``: encoded size of real observations, column by column, and time
+to decode them; a sampled row needs its own bytes only if rows are raw, every other codec unpacks its whole column.
 """
 
 from __future__ import annotations

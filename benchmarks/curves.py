@@ -25,6 +25,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "algorithms"
 POINTS = 20  # evaluations a run
 
+PENDULUM = "--env InvertedPendulum-v5 --random-steps 1000 --warmup-steps 1000"
 # Name of a page: the arguments of `sharpwave train`, the number of steps, the environment's name.
 CURVES: dict[str, tuple[str, int, str]] = {
     "dqn": ("cartpole", 40_000, "CartPole-v1"),
@@ -36,13 +37,9 @@ CURVES: dict[str, tuple[str, int, str]] = {
     "impala": ("cartpole-impala", 200_000, "CartPole-v1"),
     "r2d2": ("tmaze", 40_000, "sharpwave/TMaze-v0"),
     "r2d3": ("lock --demonstrations {demonstrations}", 20_000, "sharpwave/Lock-v0"),
-    "sac": ("sac --env InvertedPendulum-v5 --random-steps 1000 --warmup-steps 1000", 15_000, "InvertedPendulum-v5"),
-    "td3": ("td3 --env InvertedPendulum-v5 --random-steps 1000 --warmup-steps 1000", 50_000, "InvertedPendulum-v5"),
-    "crossq": (
-        "crossq --env InvertedPendulum-v5 --random-steps 1000 --warmup-steps 1000",
-        15_000,
-        "InvertedPendulum-v5",
-    ),
+    "sac": (f"sac {PENDULUM}", 15_000, "InvertedPendulum-v5"),
+    "td3": (f"td3 {PENDULUM}", 50_000, "InvertedPendulum-v5"),
+    "crossq": (f"crossq {PENDULUM}", 15_000, "InvertedPendulum-v5"),
     "cql": ("offline --algorithm cql --data {data}", 10_000, "CartPole-v1"),
     "iql": ("offline --algorithm iql --data {data}", 5_000, "CartPole-v1"),
     "bc": ("offline --algorithm bc --data {data}", 5_000, "CartPole-v1"),

@@ -7,7 +7,7 @@
 Eight environments, stacks of four frames (uint8), random actions. Each buffer in a process of its own, in turn,
 ``--rounds`` times; medians, and the lowest and highest. Speeds are by processor time. Memory is the growth of what the
 process holds (for a memory-mapped storage that of its files), from before the buffer was made until ``--steps``
-transitions are in it, without what was freed since; "counted" is what a store counts of it. Adding and sampling are
+transitions are in it, without freed ones; "counted" is the total of the store's own `stats()`. Adding and sampling are
 timed as the framework calls them (TorchRL: batches of 64 steps in time, as a collector returns them); an update is one
 of its DQN on a CPU with one thread, sampling included. sb3-extra-buffers is measured where it is installed. "NaN
 check": milliseconds of ``hasnull``, which Tianshou 2's trainer calls after every collection.

@@ -10,12 +10,10 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from runner import RESULTS
+from runner import RESULTS, write
 from training_speed import ladder as measured
 from training_speed.rungs import chosen
 from training_speed.runs import finished_runs, numbers, run_command, say
-
-from sharpwave.training.atomic_files import write_json
 
 
 def ladder(
@@ -47,7 +45,7 @@ def ladder(
     elif known is not None:
         results["finished"], results["finished_from"] = known, str(finished)
     rows = results["rows"] = measured.rows(results)
-    write_json(out / measured.FILE, results)
+    write(out / measured.FILE, results)
     console = Console()
     measured.tables(results, rows, Console(width=max(console.width, 170)))  # a narrower one would cut figures off
     if rows:

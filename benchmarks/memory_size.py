@@ -20,7 +20,6 @@ from training_speed.rungs import BOUND
 from training_speed.runs import Results, begin, episodes, numbers, run_command, say, train
 
 from sharpwave.showing import byte_text
-from sharpwave.training.atomic_files import write_json
 from sharpwave.training.recipes import load_recipe
 
 RESULTS = runner.RESULTS
@@ -36,7 +35,7 @@ def memory_size(
     """Train recipe pong-dqn with memories of several sizes: score and speed against the size."""
     results = measure(out, numbers(sizes, "--sizes", minimum=1), numbers(seeds, "--seeds"), steps, fresh=fresh)
     found = results["rows"] = rows(results)
-    write_json(out / FILE, results)
+    runner.write(out / FILE, results)
     console = Console()
     table(results, found, Console(width=max(console.width, 120)))
     figure(results, found, out / "memory-size.png")
@@ -81,7 +80,7 @@ def measure(out: Path, sizes: Sequence[int], seeds: Sequence[int], steps: int, *
                     **solved.crossings(episodes(folder)),
                 }
             )
-            write_json(path, results)
+            runner.write(path, results)
     return results
 
 

@@ -60,9 +60,11 @@ def check_idle() -> float:
 
 
 def write(path: Path, results: Any) -> None:
-    """Write results as JSON."""
+    """Write results as JSON; a crash leaves the results before."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
+    partial = path.with_name(f".{path.name}.partial")
+    partial.write_text(json.dumps(results, indent=1) + "\n")
+    partial.replace(path)
 
 
 # processes

@@ -1,2 +1,2 @@
-"""Faults of clusters, for ``cluster_faults.py`` and ``cluster_soak.py``: who runs the shards, what harms them, and what
-is checked afterwards."""
+"""Faults of clusters, for ``cluster_faults.py`` and ``cluster_soak.py``: homes of shards, faults, and
+the account that checks acknowledged steps."""

@@ -1,4 +1,4 @@
-"""Writers and a learner of a cluster that is being harmed, the relays between them, and what is checked."""
+"""Writers and a learner of a cluster under faults, the relays between them, and the checks of their steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HERE = Path(__file__).parent
 STOPPED_S = 1.0
 CHUNK_BYTES = 1 << 12
 HOLD_S = 0.05
-"""How long a reply is held back for the one after it to overtake it."""
+"""Seconds that a relay holds a reply back, so that the next reply overtakes it."""
 LOST = (ConnectionError, OSError, sw.EmptyError)
 """What calls may raise while something is away."""
 
@@ -42,9 +42,9 @@ class Relay:
         behind: says where the shard is.
 
     Attributes:
-        loses: share of replies that are lost, each with its connection. ``swaps``: of those that come after the next
-            one. ``repeats``: of those that come twice. ``delay_s``: before each reply. ``bytes_s``: how fast it is, in
-            both directions; 0: without limit.
+        loses: share of replies that are lost, each with its connection. ``swaps``: share of replies that the next
+            reply overtakes. ``repeats``: share of replies that arrive twice. ``delay_s``: pause before each reply.
+            ``bytes_s``: bytes a second in both directions; 0: without limit.
     """
 
     def __init__(self, path: Path, behind: Callable[[], Address], seed: int) -> None:

@@ -17,10 +17,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+from runner import write
 
 from sharpwave.bench.trainer import PARTS
 from sharpwave.showing import byte_text
-from sharpwave.training.atomic_files import write_json
 from sharpwave.training.text import number_text
 from training_speed import runs as solved
 from training_speed.rungs import BOUND, RUNGS, TEXTBOOK
@@ -67,10 +67,10 @@ def measure(
                 asked = {"name": name, "seed": seed, "warmup": warmup, "steps": steps, "threads": threads}
                 one = {"seed": seed, "round": turn, "load_average": os.getloadavg()[0], **_slice(asked)}
                 done.append(one)
-                write_json(path, results)
+                write(path, results)
                 speed = one["steps"] / one["seconds"]
                 say(f"slice {number} of {rounds * len(seeds) * len(there)}: {name}, seed {seed}: {speed:,.1f} steps/s")
-    write_json(path, results)
+    write(path, results)
     return results
 
 

@@ -23,11 +23,6 @@ MAX_WAITING_BYTES = 4 << 20
 """Size limit of the records kept in memory while the disk is full; beyond it the oldest are dropped."""
 
 
-def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Write a dict as indented JSON, atomically as ``write_bytes`` does."""
-    write_bytes(path, (json.dumps(value, indent=2) + "\n").encode())
-
-
 def write_bytes(path: Path, content: bytes) -> None:
     """Write a file atomically, under a temporary name that is then renamed: a crash leaves the old file or the new one.
 
