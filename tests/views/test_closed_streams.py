@@ -149,6 +149,38 @@ def test_a_checkpoint_after_a_stream_was_dropped_has_what_it_drew_ahead(tmp_path
         assert rest(store.transitions(sampler=sw.Fifo(), max_times_sampled=1, name="queue")) == [*range(4, 40)]
 
 
+@pytest.mark.parametrize("sampler", [sw.Fifo, sw.Lifo])
+@pytest.mark.parametrize("lives", [1, 2])
+def test_a_stream_gives_back_after_a_checkpoint_in_the_order_of_before(
+    sampler: Any, lives: int, tmp_path: Path
+) -> None:
+    """Used-up items of several lanes lay in the checkpoint without their order, and came before all others."""
+
+    def view_of(store: sw.Store) -> Any:
+        return store.transitions(sampler=sampler(), max_times_sampled=1)
+
+    store = store_of(0)
+    view = view_of(store)
+    for k in range(20):
+        numbers, ends = np.arange(2) + 2 * k, np.ones(2, bool)
+        store.extend(obs=numbers, action=numbers, reward=np.zeros(2), terminated=ends, truncated=~ends)
+    expected = [*range(40)] if sampler is sw.Fifo else [*range(40)][::-1]
+    assert view.sample(3).action.tolist() == expected[:3]
+    stream = view.stream(4, lookahead=2)
+    assert next(stream).action.tolist() == expected[3:7]
+    for life in range(lives):
+        store.checkpoint(tmp_path / str(life))
+        store.close()
+        store = sw.Store.open(tmp_path / str(life))
+        view = view_of(store)
+        stream = view.stream(4, lookahead=2)
+    append(store, 40, 42)
+    stream.close()
+    left = expected[7:]
+    assert rest(view) == ([*left, 40, 41] if sampler is sw.Fifo else [41, 40, *left])
+    store.close()
+
+
 def test_an_interrupted_batch_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     view = store_of(40).transitions(sampler=sw.Fifo(), max_times_sampled=1)
     stream = view.stream(4, lookahead=1)

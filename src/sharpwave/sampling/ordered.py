@@ -33,6 +33,7 @@ class _InOrder:
         self._place, self._rank = zeros(groups * group_size, np.int64), zeros(groups * group_size, np.int64)
         self._group_size = group_size
         self._head = self._tail = self._count = self._highest = self._last = 0
+        self._any_excluded = False
         self._drawn = np.empty(0, np.int64)
 
     def grow(self, groups: int) -> None:
@@ -59,12 +60,14 @@ class _InOrder:
         assert self._order is not None
         begin = group * self._group_size
         self._count -= core.order_drop(self._order, self._place, begin, begin + self._group_size)
+        self._rank[begin : begin + self._group_size] = 0
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Remove items from the order. Cost: O(n)."""
         assert self._order is not None
         order, items, places, ends = self._order, items.copy(), self._place[items], (self._head, self._tail)
         at, gone, nowhere = places - 1, np.full(len(items), -1), np.zeros(len(items), np.int64)
+        self._any_excluded = True
         order[at], self._place[items] = gone, nowhere
         self._count -= len(items)
 
@@ -115,22 +118,37 @@ class _InOrder:
         return {}
 
     def state(self) -> dict[str, Any]:
-        """Return ``order`` int64 [count], items in order of insertion."""
+        """Return ``order`` int64 [count], items in order of insertion; and ``excluded`` [n], items that a stream may
+        give back, with ``before`` [n], how many of ``order`` were inserted before each."""
         assert self._order is not None
         order = self._order[self._head : self._tail]
-        return {"order": order[order >= 0]}
+        order = order[order >= 0]
+        excluded = self._excluded()
+        before = np.searchsorted(self._rank[order], self._rank[excluded])
+        return {"order": order, "excluded": excluded, "before": before}
+
+    def _excluded(self) -> Ints:
+        """Return excluded items of groups that are held, in order of insertion."""
+        items = np.flatnonzero((self._rank > 0) & (self._place == 0)) if self._any_excluded else np.zeros(0, np.int64)
+        return items[np.argsort(self._rank[items])]
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Restore the order. Cost: O(items)."""
+        """Restore the order, that of items which are excluded then and now too. Cost: O(items)."""
         assert self._order is not None
-        before, there = checked_array(state, "order", np.int64), self.state()["order"]
-        before = before[np.isin(before, there)]
-        if len(np.unique(before)) < len(before):
+        order, there, now_excluded = checked_array(state, "order", np.int64), self.state()["order"], self._excluded()
+        given = state if "excluded" in state else {"excluded": now_excluded, "before": np.zeros_like(now_excluded)}
+        excluded, before = (checked_array(given, name, np.int64) for name in ("excluded", "before"))
+        if len(excluded) != len(before) or ((before < 0) | (before > len(order))).any():
+            raise ValueError(f"{type(self).__name__}: state: before, expected a place in order for each excluded item")
+        same = np.isin(order, there), np.isin(excluded, now_excluded)
+        ranked = np.insert(order, before, excluded)[np.insert(same[0], before, same[1])]
+        if len(np.unique(ranked)) < len(ranked):
             raise ValueError(f"{type(self).__name__}: state: order names an item twice, expected each at most once")
-        order = np.concatenate([before, there[~np.isin(there, before)]])
-        self._arrange(order)
-        self._rank[order] = np.arange(self._last + 1, self._last + len(order) + 1)  # used-up items were before them
-        self._last += len(order)
+        new = [items[~np.isin(items, ranked)] for items in (now_excluded, there)]
+        ranked = np.concatenate([new[0], ranked, new[1]])
+        self._arrange(ranked[self._place[ranked] > 0])
+        self._rank[ranked] = np.arange(self._last + 1, self._last + len(ranked) + 1)
+        self._last += len(ranked)
 
     @property
     def nbytes(self) -> int:

@@ -136,7 +136,7 @@ def _merged(store: Store, states: list[tuple[int, dict[str, Any]]], slots: Seque
         largest = max(state["remembered"]["max_priority"] for _, state in states)
         remembered |= {"values": leaves["values"].reshape(-1), "max_priority": largest}
     if "order" in remembered:
-        remembered["order"] = np.array([item for _, item in sorted(queues)], np.int64)
+        remembered = {"order": np.array([item for _, item in sorted(queues)], np.int64)}
     counts = {name: sum(state[name] for _, state in states) for name in ("samples", "inserts")}
     uses = None if first["uses"] is None else leaves["uses"].reshape(-1)
     return {**first, **counts, "remembered": remembered, "uses": uses, "ahead": [], "generation": generation}
