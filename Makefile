@@ -8,21 +8,36 @@ WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: pong cartpole test check analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers latency soak ladder sequences clean
+# The checks and the tests share the processors; the tests, which take the longest, begin first.
+MAKEFLAGS += --jobs=2
+
+.PHONY: pong cartpole test check style types one_definition tidy analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers latency soak ladder sequences clean
 
 # Settings of a run: make pong OPTIONS="--steps 3000"
 pong cartpole: $(VENV)/.train,view
 	$(BIN)/sharpwave train $@ $(OPTIONS)
 
-test: check tests
+test: tests check
 
-check: $(VENV)/.test
+check: style types tidy one_definition
+
+style: $(VENV)/.test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/clang-format --dry-run --Werror src/core/*.[ch]pp fuzz/*.[ch]pp
-	PATH="$(BIN):$$PATH" cmake --build build/core-*/ --target one_definition
-	printf '%s\n' src/core/*.cpp | xargs -P 2 -n 1 $(BIN)/clang-tidy --quiet --checks='-clang-analyzer-*' -p build/core-*/
+
+types: $(VENV)/.test
 	$(BIN)/mypy
+
+one_definition: $(VENV)/.test
+	PATH="$(BIN):$$PATH" cmake --build build/core-*/ --target one_definition
+
+# A source is looked at again when it has changed, or any header.
+tidy: $(patsubst src/core/%.cpp,build/tidy/%,$(wildcard src/core/*.cpp))
+
+build/tidy/%: src/core/%.cpp $(wildcard src/core/*.hpp) .clang-tidy | $(VENV)/.test
+	$(BIN)/clang-tidy --quiet --checks='-clang-analyzer-*' -p build/core-*/ $<
+	@mkdir -p $(@D) && touch $@
 
 # With the checks that follow paths through the core, which take two thirds of all processor time of clang-tidy.
 analyzed: $(VENV)/.test

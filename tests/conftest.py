@@ -1,7 +1,7 @@
 """Fixtures of the tests, their order, and how long hypothesis looks.
 
-``SHARPWAVE_HYPOTHESIS_EXAMPLES=2000 pytest`` looks longer, also where a test says how many examples the short look of
-the default has (``tests/support/examples.py``).
+``SHARPWAVE_HYPOTHESIS_EXAMPLES=25 pytest`` looks as long as CI does, 2000 as long as the nightly run; both hold also
+where a test has a number of examples of its own (``tests/support/examples.py``).
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # runs that ask for two thr
 import hypothesis
 import pytest
 
+from tests.support.examples import ASKED, DEFAULT
+
 LONGEST = [
     "cli/test_train.py", "cli/test_record.py", "training/test_resume.py", "test_examples.py", "cli/test_bench.py",
     "training/actors/test_pool.py", "training/actors/test_nodes.py", "serve/test_folders.py", "docs/test_code.py",
@@ -33,7 +35,7 @@ hypothesis.settings.register_profile(
     "sharpwave",
     deadline=None,
     derandomize=False,
-    max_examples=int(os.environ.get("SHARPWAVE_HYPOTHESIS_EXAMPLES", "25")),
+    max_examples=int(ASKED or DEFAULT),
     stateful_step_count=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
     print_blob=True,

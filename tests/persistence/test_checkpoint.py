@@ -191,7 +191,7 @@ def test_writers_and_samplers_go_on_meanwhile(tmp_path: Path) -> None:
         threads = [threading.Thread(target=guarded, args=(work,)) for work in (write, learn)]
         for thread in threads:
             thread.start()
-        for k in range(6):
+        for k in range(3):
             folder = tmp_path / f"checkpoint {disk} {k % 2}"
             store.checkpoint(folder)
             opened = sw.Store.open(folder, disk=tmp_path / f"opened {k}" if disk else None)

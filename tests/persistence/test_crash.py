@@ -23,6 +23,7 @@ from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from tests.disk.tier import NoClaims
+from tests.support.examples import stride
 from tests.support.faults import (
     CAPACITY,
     RESERVOIR,
@@ -42,11 +43,11 @@ ME = Identity(bytes(16), 5)
 
 @pytest.mark.parametrize("kind", EACH_KIND)
 def test_nothing_acknowledged_is_lost_at_any_operation(tmp_path: Path, kind: str) -> None:
-    """Every seventh operation here, other ones for each kind; all of them in benchmarks/crash.py."""
+    """Every seventh operation in CI, other ones for each kind; all of them in benchmarks/crash.py."""
     operations = round_of(tmp_path / "whole", "delta", 0, kind).log
     made, written = {"open", "truncate", "allocate", "rename", "unlink"}, {"open_again", "pwrite"}
     assert made | written | {"fsync", "fsync_folder"} == set(operations)
-    for at in range(1 + KINDS.index(kind) % 7, len(operations) + 1, 7):
+    for at in range(1 + KINDS.index(kind) % 7, len(operations) + 1, stride(7)):
         try:
             files = round_of(tmp_path / str(at), "delta", at, kind, seed=at)
         except BaseException as error:
@@ -77,7 +78,7 @@ def test_nothing_acknowledged_is_lost_at_any_operation_of_a_compaction(tmp_path:
     names = [watched.log[at - 1] for one in compactions for at in one]
     assert {"open", "pwrite", "fsync", "rename", "unlink"} <= set(names)
     places = [at for one in compactions[:2] + compactions[-2:] for at in one]
-    for at in places[KINDS.index(kind) % 7 :: 7]:
+    for at in places[KINDS.index(kind) % 7 :: stride(7)]:
         try:
             files = round_of(tmp_path / str(at), "delta", at, kind, seed=at, **settings)
         except BaseException as error:

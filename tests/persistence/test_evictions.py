@@ -85,8 +85,14 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert after[name] == value, name
 
 
-@pytest.mark.parametrize("limit", LIMITS)
-@pytest.mark.parametrize("retention", RETENTIONS)
+@pytest.mark.parametrize(
+    ("retention", "limit"),
+    [
+        pytest.param(retention, limit, marks=() if i == j else pytest.mark.slow)
+        for i, retention in enumerate(RETENTIONS)
+        for j, limit in enumerate(LIMITS)
+    ],
+)
 def test_opening_gives_what_was_held(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, retention: str, limit: str
 ) -> None:

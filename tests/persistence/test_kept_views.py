@@ -578,7 +578,7 @@ def test_states_are_written_while_views_are_used(tmp_path: Path, monkeypatch: py
         there = crashed(tmp_path / "d", tmp_path / "c")
     with sw.Store.open(there) as store:
         (found,) = {round(value, 6) for value in priorities(learner(store)).values()}
-        assert found == int(found) and 0 < found <= k
+        assert found in (0.99, *range(1, k + 1))  # a new step's, where the state is of before the first update
 
 
 def test_a_view_in_a_forked_process_writes_nothing(tmp_path: Path) -> None:

@@ -1,11 +1,28 @@
-"""How many examples hypothesis looks at, or seeds a test has, where the number is the test's own: more by night."""
+"""How long tests look where a number is their own: short by default, longer in CI, longest by night."""
 
 from __future__ import annotations
 
 import os
 
+ASKED = os.environ.get("SHARPWAVE_HYPOTHESIS_EXAMPLES")
+DEFAULT = 10
+"""Examples of a test that states no number of its own, where the environment asks for none."""
+
 
 def examples(count: int, most: int = 10_000) -> int:
-    """Return ``count``; as many as ``SHARPWAVE_HYPOTHESIS_EXAMPLES`` says where these are more, up to ``most``."""
-    asked = os.environ.get("SHARPWAVE_HYPOTHESIS_EXAMPLES")
-    return count if asked is None else max(count, min(int(asked), most))
+    """Return how many examples hypothesis looks at, or how many seeds a test has.
+
+    Args:
+        count: the test's own number, which CI runs; the default is a third of it.
+        most: an upper bound of what ``SHARPWAVE_HYPOTHESIS_EXAMPLES`` may ask for.
+    """
+    return -(-count // 3) if ASKED is None else max(count, min(int(ASKED), most))
+
+
+def stride(step: int) -> int:
+    """Return the step from one operation to the next, for a test that breaks off at each of many.
+
+    Args:
+        step: CI's; the default is three times as long, and by night (1,000 examples or more) no operation is skipped.
+    """
+    return 3 * step if ASKED is None else step if int(ASKED) < 1000 else 1

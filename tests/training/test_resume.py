@@ -153,7 +153,7 @@ def test_killed_in_mid_run_and_resumed_from_the_command_line(tmp_path):
     assert_same(whole, killed, recipe, tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_cartpole_resumed_twice_is_the_run_that_was_not_stopped(cartpole, tmp_path):
     """Resumed at 2,000 to 2,500, and from there, a checkpoint in both, to the end."""
     more = CARTPOLE.override(checkpoint_every=500)
@@ -204,9 +204,9 @@ def test_save_replay_off_leaves_it_out(tmp_path):
     [
         "optimizer.safetensors",
         "replay/1/regions/*",
-        pytest.param("state.json", marks=pytest.mark.slow),
-        pytest.param("replay/store.json", marks=pytest.mark.slow),
-        pytest.param("replay/1/state.npz", marks=pytest.mark.slow),
+        pytest.param("state.json", marks=pytest.mark.nightly),
+        pytest.param("replay/store.json", marks=pytest.mark.nightly),
+        pytest.param("replay/1/state.npz", marks=pytest.mark.nightly),
     ],
 )
 def test_where_the_newest_is_damaged_the_one_before_it_is_used(cartpole, tmp_path, name):

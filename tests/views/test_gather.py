@@ -11,8 +11,9 @@ import sharpwave as sw
 from sharpwave.codecs.registry import by_name
 from sharpwave.testing.columns import ColumnsInMemory, naive_window
 from sharpwave.views import gather as gather_module
+from tests.support.examples import examples
 
-EXAMPLES = settings(max_examples=80)
+EXAMPLES = settings(max_examples=examples(80))
 
 
 @EXAMPLES

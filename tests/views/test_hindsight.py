@@ -16,6 +16,7 @@ import sharpwave as sw
 from sharpwave.testing.view import AppendedStep, ViewSuite
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.view import View
+from tests.support.examples import examples
 from tests.views.goals_account import SPEC, STRATEGIES, Account, Array, reward_fn
 
 
@@ -88,7 +89,7 @@ def played(
     account.store.close()
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(OPERATIONS, st.sampled_from(STRATEGIES), st.sampled_from([0.5, 1, 4, 1000]), st.booleans())
 def test_each_goal_of_each_step(
     tmp_path_factory: Any, operations: Any, strategy: type[Goals], k: float, reservoir: bool
@@ -97,7 +98,7 @@ def test_each_goal_of_each_step(
     played(operations, strategy, k, tmp_path_factory.mktemp("checkpoints"), retention=retention)
 
 
-@settings(max_examples=12)
+@settings(max_examples=examples(12))
 @given(OPERATIONS, st.sampled_from(STRATEGIES))
 def test_each_goal_of_each_step_on_disk(tmp_path_factory: Any, operations: Any, strategy: type[Goals]) -> None:
     folder = tmp_path_factory.mktemp("disk")

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from sharpwave.native import core
 from sharpwave.spec import START, TERMINATED, TRUNCATED
+from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]
-EXAMPLES = settings(max_examples=80)
+EXAMPLES = settings(max_examples=examples(80))
 
 
 # finding steps

@@ -237,8 +237,8 @@ def test_a_window_is_gone_with_its_burn_in() -> None:
 
 
 @pytest.mark.parametrize("segment_steps", [1, 2, 3, 5])
-@pytest.mark.parametrize("capacity", [6, 7, 8, 9, 10, 11, 13])
-@pytest.mark.parametrize("stack", [None, 3])
+@pytest.mark.parametrize("capacity", [6, *(pytest.param(one, marks=pytest.mark.slow) for one in (7, 8, 10, 11)), 9, 13])
+@pytest.mark.parametrize("stack", [pytest.param(None, marks=pytest.mark.nightly), 3])
 def test_every_position_of_the_cursor(capacity: int, segment_steps: int, stack: int | None) -> None:
     """Episodes of 1 to 7 steps pass through a small store; every view has what the oracle has after each step."""
     text = "abcdefg. h. ij|K lmn.O pqrst/U vwxyza bcdefghij"

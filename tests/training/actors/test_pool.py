@@ -275,7 +275,7 @@ def left_in_shared_memory(before=frozenset(), patience_s=60.0):
         time.sleep(0.2)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_however_the_learner_ends_nothing_is_left_and_it_can_go_on(tmp_path):
     folder, others = tmp_path / "run", left_in_shared_memory(patience_s=0.0)
     changes = ("--steps=1000000", "--prioritized", "--inference=central")
