@@ -11,7 +11,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The checks and the tests share the processors; the tests, which take the longest, begin first.
 MAKEFLAGS += --jobs=2
 
-.PHONY: pong cartpole test check style types one_definition tidy analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers latency soak ladder sequences clean
+.PHONY: pong cartpole test check style types one_definition tidy analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers soak ladder sequences clean
 
 # Settings of a run: make pong OPTIONS="--steps 3000"
 pong cartpole: $(VENV)/.train,view
@@ -93,7 +93,7 @@ docs: $(VENV)/.docs
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/store.py
 
-tiers latency soak ladder sequences: $(VENV)/.bench
+tiers soak ladder sequences: $(VENV)/.bench
 	$(BIN)/python benchmarks/$@.py
 
 clean:

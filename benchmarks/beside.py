@@ -19,13 +19,14 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-import sharpwave as sw
+if TYPE_CHECKING:
+    from sharpwave.bench.machine import AnsweringChild
 
-HERE = Path(__file__).parent
+TREES = ("first", "second")
 CALLS = {0: 512, 32: 300, 256: 60}
 """Calls of a slice by batch size; 0: ``extend``, four times as many as seal a lane's segment."""
 DATA = ("frames", "vectors")
@@ -42,8 +43,28 @@ Step = dict[str, Any]
 Results = dict[str, Any]
 
 
-def frame_steps(folder: Path) -> tuple[sw.Spec, list[Step]]:
-    """Return steps of a recording of ``frames.py``."""
+def use_tree(tree: Path) -> Any:
+    """Import the package of a tree, whichever this interpreter has installed, and return it."""
+    sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_editable_")]
+    sys.path.insert(0, str(tree / "src"))
+    import sharpwave
+
+    if not Path(sharpwave.__file__).is_relative_to(tree.resolve()):
+        raise SystemExit(f"{sharpwave.__file__} was imported, expected the package in {tree / 'src'}")
+    return sharpwave
+
+
+def started(program: str, name: str, tree: Path, *arguments: object) -> AnsweringChild:
+    """Start a program of this folder as the process of a tree."""
+    from sharpwave.bench.machine import AnsweringChild
+
+    if not (tree / "src" / "sharpwave").is_dir():
+        raise SystemExit(f"{str(tree)!r} has no src/sharpwave; expected a checkout of Sharpwave")
+    return AnsweringChild(name, [sys.executable, program, WORKER, str(tree.resolve()), *map(str, arguments)])
+
+
+def frame_steps(sw: Any, folder: Path) -> tuple[Any, list[Step]]:
+    """Return the spec and steps of a recording of ``frames.py``."""
     obs, reward, terminated, truncated = (
         np.array(np.load(folder / f"{name}.npy", mmap_mode="r")[: TIMES + 1])
         for name in ("obs", "reward", "terminated", "truncated")
@@ -56,8 +77,8 @@ def frame_steps(folder: Path) -> tuple[sw.Spec, list[Step]]:
     return sw.Spec(obs=sw.Field(obs.shape[2:], "uint8", stack=4), action=sw.Field((), "int64")), steps
 
 
-def vector_steps() -> tuple[sw.Spec, list[Step]]:
-    """Return steps of 17 and 6 random numbers, an episode of 500."""
+def vector_steps(sw: Any) -> tuple[Any, list[Step]]:
+    """Return the spec and steps of 17 and 6 random numbers, an episode of 500."""
     rng = np.random.default_rng(0)
     obs, action = (rng.normal(size=(TIMES + 1, LANES, size)).astype(np.float32) for size in (17, 6))
     no, reward = np.zeros(LANES, np.bool_), np.ones(LANES, np.float32)
@@ -72,7 +93,7 @@ def vector_steps() -> tuple[sw.Spec, list[Step]]:
 class Filled:
     """Full store with its views and an endless source of steps."""
 
-    def __init__(self, spec: sw.Spec, steps: list[Step], capacity: int) -> None:
+    def __init__(self, sw: Any, spec: Any, steps: list[Step], capacity: int) -> None:
         self.store = sw.Store(spec, capacity=capacity, seed=0)
         self.views = {
             "uniform": self.store.transitions(seed=1),
@@ -121,8 +142,9 @@ def timed(call: Callable[[], Any], calls: int) -> dict[str, float]:
 
 def serve() -> None:
     """Fill the stores, then answer requests, one line of JSON each."""
-    folder, capacity = Path(sys.argv[2]), int(sys.argv[3])
-    filled = {"frames": Filled(*frame_steps(folder), capacity), "vectors": Filled(*vector_steps(), capacity)}
+    sw, folder, capacity = use_tree(Path(sys.argv[2])), Path(sys.argv[3]), int(sys.argv[4])
+    filled = {"frames": Filled(sw, *frame_steps(sw, folder), capacity)}
+    filled["vectors"] = Filled(sw, *vector_steps(sw), capacity)
     print(json.dumps({data: one.bytes_a_step() for data, one in filled.items()}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
@@ -137,10 +159,10 @@ def measure(arguments: argparse.Namespace) -> Results:
     import frames
     from runner import say
 
-    from sharpwave.bench.machine import AnsweringChild, environment
+    from sharpwave.bench.machine import environment
 
     folder = frames.folder_of("pong", 50_000, cache=arguments.frames_cache, say=say)
-    trees = {"first": arguments.first, "second": arguments.second}
+    trees: dict[str, Path] = {tree: getattr(arguments, tree) for tree in TREES}
     rows: Results = {" ".join(map(str, row)): {tree: [] for tree in trees} for row in ROWS}
     found: Results = {
         "environment": environment(("numpy", "zstandard")),
@@ -153,8 +175,7 @@ def measure(arguments: argparse.Namespace) -> Results:
         children = {}
         try:
             for tree, path in trees.items():
-                command = [sys.executable, __file__, WORKER, str(folder), str(arguments.steps)]
-                children[tree] = AnsweringChild(tree, command, env={"PYTHONPATH": str(path.resolve() / "src")})
+                children[tree] = started(__file__, tree, path, folder, arguments.steps)
                 say(f"life {life + 1} of {arguments.lives}: filling {path}")
                 found["bytes_per_step"][tree] = children[tree].receive(TIMEOUT_S)
             for turn in range(arguments.rounds):
@@ -177,7 +198,7 @@ def summary(found: Results) -> Results:
     for name, rounds in found["rows"].items():
         told[name] = {}
         for clock in ("wall_us", "cpu_us"):
-            first, second = ([one[clock] for one in rounds[tree]] for tree in ("first", "second"))
+            first, second = ([one[clock] for one in rounds[tree]] for tree in TREES)
             ratios = [b / a for a, b in zip(first, second, strict=True)]
             low, middle, high = runner.quartiles(ratios)
             told[name][clock] = {
@@ -201,7 +222,7 @@ def table(found: Results) -> None:
     console = runner.console(100)
     console.print(shown)
     for data in DATA:
-        first, second = (found["bytes_per_step"][tree][data] for tree in ("first", "second"))
+        first, second = (found["bytes_per_step"][tree][data] for tree in TREES)
         console.print(f"bytes a step, {data}: {first:.1f}, {second:.1f}", highlight=False)
 
 
@@ -219,9 +240,6 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write all rounds to this .json file")
     parser.add_argument("--frames-cache", type=Path, default=CACHE, help="folder for played frames")
     arguments = parser.parse_args()
-    for tree in (arguments.first, arguments.second):
-        if not (tree / "src" / "sharpwave").is_dir():
-            parser.error(f"{str(tree)!r} has no src/sharpwave; expected a checkout of Sharpwave")
     if arguments.quick:
         arguments.lives, arguments.rounds, arguments.steps = 1, 5, min(arguments.steps, 32_000)
     found = measure(arguments)

@@ -1,13 +1,14 @@
 """Codecs on frames and vectors: encoded size, and the time to encode, decode and gather; and what else was tried.
 
     python benchmarks/codec_sizes.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
-    python benchmarks/codec_sizes.py --segments 6000    # segments of 32, 64 and 128 steps of games' frames
+    python benchmarks/codec_sizes.py --segments 6000    # segments of 8 to 128 steps of games' frames
     python benchmarks/codec_sizes.py --floats 5120      # lossless codecs on MuJoCo's observations: pip install pcodec
 
 Columns of 128 steps, as segments hold them; the dictionary is trained on the first and used for all. Times are the
 fastest of several passes, in processor time of all threads where it says CPU. ``--segments``: bytes a step, index
-included, and processor time to append one. ``--floats``: encoded size of real observations, column by column, and time
-to decode them; a sampled row needs its own bytes only if rows are raw, every other codec unpacks its whole column.
+included, and processor time to append one, and to take one in that an actor has encoded. ``--floats``: encoded size of
+real observations, column by column, and time to decode them; a sampled row needs its own bytes only if rows are raw,
+every other codec unpacks its whole column.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ FRAMES: dict[tuple[int, ...], dict[str, Any]] = {
     (84, 84): {},
     (210, 160, 3): {"grayscale": False, "img_height": 210, "img_width": 160},
 }
-SEGMENT_LANES = 2
+SEGMENT_LANES, LENGTHS = 2, (8, 16, 32, 64, 128)
 SETS = (
     ("Hopper-v5", "float32"),
     ("HalfCheetah-v5", "float32"),
@@ -177,7 +178,7 @@ def sources(steps: int, cache: Path) -> dict[str, Rows]:
 
 
 def segments(steps: int) -> None:
-    """Print, for each game and kind of frame, bytes a step and time to append by length of segments."""
+    """Print, for each game and kind of frame, bytes a step, and times to append one and to take one in, by length."""
     from ale_py.vector_env import AtariVectorEnv
 
     for game in GAMES:
@@ -186,24 +187,38 @@ def segments(steps: int) -> None:
             obs, _ = env.reset(seed=1)
             rng = np.random.default_rng(0)
             spec = sw.Spec(obs=sw.Field(shape, "uint8"), action=sw.Field((), "int64"))
-            stores = {length: sw.Store(spec, capacity=100_000, segment_steps=length) for length in (32, 64, 128)}
+            stores = {length: sw.Store(spec, capacity=100_000, segment_steps=length) for length in LENGTHS}
+            learners = {length: sw.Store(spec, capacity=100_000, segment_steps=length) for length in LENGTHS}
+            sealed: dict[int, list[sw.SealedSegment]] = {length: [] for length in LENGTHS}
+            writers = {
+                length: sw.SegmentWriter(spec, SEGMENT_LANES, some.append, segment_steps=length)
+                for length, some in sealed.items()
+            }
             spent = dict.fromkeys(stores, 0.0)
             for _ in range(steps // SEGMENT_LANES):
                 action = rng.integers(0, int(env.single_action_space.n), SEGMENT_LANES)
                 after, reward, terminated, truncated, _ = env.step(action)
+                step = {
+                    "obs": obs[:, 0], "action": action, "reward": reward, "terminated": terminated,
+                    "truncated": truncated, "next_obs": after[:, 0],
+                }  # fmt: skip
                 for length, store in stores.items():
                     begin = time.process_time()
-                    store.extend(
-                        obs=obs[:, 0], action=action, reward=reward, terminated=terminated, truncated=truncated,
-                        next_obs=after[:, 0],
-                    )  # fmt: skip
+                    store.extend(**step)
                     spent[length] += time.process_time() - begin
+                    writers[length].extend(**step)
                 obs = after.copy()
             found = []
             for length, store in stores.items():
                 stats = store.stats()
                 encoded = stats["encoded_bytes_per_step"] + stats["bytes"]["index"] / len(store)
-                found.append(f"{length}: {encoded:.1f} B, {1e6 * spent[length] / steps:.1f} us")
+                begin = time.process_time()
+                for one in sealed[length]:
+                    learners[length].add_segment(one.packed, one.dictionaries)
+                taken = 1e6 * (time.process_time() - begin) / max(1, len(learners[length]))
+                found.append(
+                    f"{length}: {encoded:.1f} B, {1e6 * spent[length] / steps:.1f} us, taken in {taken:.1f} us"
+                )
             print(f"{game} {shape}: " + "; ".join(found), flush=True)
 
 

@@ -1,27 +1,16 @@
-"""Crash test: a store is killed, its disk fails, its files are damaged; acknowledged steps must survive.
+"""Crash test: the disk of a store fails, its files are damaged; acknowledged steps must survive, damages be named.
 
-    python benchmarks/crash.py [--rounds 1000] [--flips 10000] [--whole-opens 500] [--retention all]
-                               [--fault-rounds 1300] [--held 1000] [--seed 0] [--out FILE]
-
-Four parts; each prints what it did and how much was lost (0).
-
-kills: one store lives through all rounds. In each a process opens it as the last one left it, appends to four lanes,
-flushes and checkpoints now and then, and is killed with SIGKILL at whatever it is doing, up to 150 ms after its first
-flush or its start. Then store and checkpoint are opened and every step, its return and its successor are compared with
-what was appended; the newest half of the capacity of what was acknowledged in all rounds, by flush() or by the last
-checkpoint that returned, must be there, but for a lane's last step of a round, whose successor is not known.
+    python benchmarks/crash.py [--flips 10000] [--whole-opens 500] [--retention all] [--fault-rounds 1300] [--out FILE]
 
 faults: every file operation of a store's small life comes out as an error, as a short write, as the process's end, or
 as a power cut that leaves any sectors of what was not synced (tests/support/faulty.py). So for each retention; where
 regions are copied together there are more operations, of which --fault-rounds are tried, others for each kind.
 
-held: --held lives of small stores for each retention and each of capacity, ram and disk_limit (lifetimes.py), killed
-after a flush, without one, or at a file operation. What was held at the kill is held when the store is opened, but for
-steps that were not flushed; each item and episode is what a plain log of the acknowledged steps says.
-
 flips: single bits of a small store's files are flipped, and they are cut off at every record's boundary and a byte
 before and behind it. Each must be found and named by reading the region as opening and verifying do; a sample goes
 through Store.open and ``sharpwave verify`` whole.
+
+Processes that are killed at any moment: lifetimes.py, and ``sharpwave torture``.
 """
 
 from __future__ import annotations
@@ -30,7 +19,6 @@ import functools
 import json
 import os
 import shutil
-import signal
 import sys
 import tempfile
 import time
@@ -38,7 +26,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import lifetimes
 import numpy as np
 import runner
 
@@ -52,11 +39,8 @@ from sharpwave.offline.verify import check as verify
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import faults, faulty
 
-LANES, CAPACITY, STEPS_A_ROUND = 4, 20_000, 1 << 20
-KEPT_ROUNDS = 100
-"""Rounds whose acknowledged steps are remembered; the capacity holds fewer steps than these have."""
+LANES, CAPACITY = 4, 20_000
 SPEC = sw.Spec(obs=sw.Field((16, 16), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
-FLUSHED, CHECKPOINTED = 0, 1
 
 
 def say(text: str) -> None:
@@ -93,29 +77,6 @@ def append(store: sw.Store, serial: int) -> int:
     return serial + LANES
 
 
-def write(folder: Path, turn: int, acknowledged: int) -> None:
-    """Append without end in a child process; report the steps that are on disk or in a checkpoint through a pipe."""
-    store = opened(folder / "store")
-    serial = turn * STEPS_A_ROUND
-    rng = np.random.default_rng(turn)
-    while True:
-        for _ in range(int(rng.integers(1, 60))):
-            serial = append(store, serial)
-        if rng.random() < 0.2:
-            store.checkpoint(folder / "checkpoint")
-            os.write(acknowledged, np.array([serial, CHECKPOINTED], np.int64).tobytes())
-        else:
-            store.flush()
-            os.write(acknowledged, np.array([serial, FLUSHED], np.int64).tobytes())
-
-
-def opened(folder: Path) -> sw.Store:
-    """Open the store in a folder, or make it if absent."""
-    if (folder / MANIFEST).exists():
-        return sw.Store.open(folder)
-    return sw.Store(SPEC, capacity=CAPACITY, disk=folder, segment_steps=32)
-
-
 N_STEP, GAMMA = 3, 0.5
 
 
@@ -134,7 +95,7 @@ def batches(store: sw.Store, n_step: int) -> Iterator[Any]:
 def held_by(store: sw.Store) -> set[int]:
     """Return the serial numbers of all steps that can be sampled, after comparing each with the appended step.
 
-    Returns and successors are compared too. An episode continues to its end or to the last step of its round.
+    Returns and successors are compared too. An episode continues to its end or to the newest step.
     """
     steps = [batch["serial"] for batch in batches(store, 1)]
     held = set(np.concatenate([*steps, np.zeros(0, np.int64)]).tolist())
@@ -157,88 +118,6 @@ def held_by(store: sw.Store) -> set[int]:
         goes_on = ~ended(last)
         assert np.array_equal(batch.next_obs[goes_on, -1], frames(last[goes_on] + LANES)), "a successor that never was"
     return held
-
-
-def lost_of(held: set[int], acknowledged: list[tuple[int, int]]) -> int:
-    """Count the steps of the newest half of the capacity that are missing.
-
-    Args:
-        acknowledged: by round, the first acknowledged step and the one after the last. Each lane's last step of a round
-            may be missing: its successor was not known.
-    """
-    left, lost = CAPACITY // 2, 0
-    for first, end in reversed(acknowledged):
-        wanted = range(max(first, end - left), end - LANES)
-        lost += sum(serial not in held for serial in wanted)
-        left -= end - first
-        if left <= 0:
-            break
-    return lost
-
-
-def kills(rounds: int, seed: int, base: Path) -> dict[str, Any]:
-    """Kill writers by SIGKILL at random moments; count lost steps."""
-    disk_budget.REGION_BYTES = disk_budget.MIN_REGION_BYTES = 128 << 10  # so that regions are evicted often
-    rng = np.random.default_rng(seed)
-    done: dict[str, Any] = {"rounds": 0, "steps_acknowledged": 0, "checkpoints_opened": 0, "losses": 0}
-    done |= {"region_files": 0, "descriptors": 0}
-    slowest = {"store": 0.0, "checkpoint": 0.0}
-    acknowledged: list[tuple[int, int]] = []  # by round, the first flushed step and the one after the last
-    saved: list[tuple[int, int]] = []  # the same for the last acknowledged checkpoint
-    begin = time.perf_counter()
-    for turn in range(rounds):
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                write(base, turn, writer)
-            finally:
-                os._exit(1)
-        os.close(writer)
-        told = b"" if turn % 4 == 3 else os.read(reader, 16)  # some are killed before they have acknowledged anything
-        time.sleep(float(rng.uniform(0.0, 0.15)))
-        os.kill(child, signal.SIGKILL)
-        _, status = os.waitpid(child, 0)
-        while chunk := os.read(reader, 1 << 16):
-            told += chunk
-        os.close(reader)
-        if os.waitstatus_to_exitcode(status) != -signal.SIGKILL:
-            sys.exit(f"round {turn}: the writer failed by itself; see above")
-        said = np.frombuffer(told, np.int64).reshape(-1, 2)
-        # A checkpoint does not flush the store's own folder; steps between the two count for the checkpoint.
-        flushed = said[said[:, 1] == FLUSHED, 0]
-        first = turn * STEPS_A_ROUND
-        upto = int(flushed[-1]) if len(flushed) else first
-        if (said[:, 1] == CHECKPOINTED).any():
-            saved = [*acknowledged, (first, int(said[said[:, 1] == CHECKPOINTED, 0][-1]))]
-        acknowledged = [*acknowledged[-KEPT_ROUNDS:], (first, upto)]
-        started = time.perf_counter()
-        store = opened(base / "store")
-        slowest["store"] = max(slowest["store"], time.perf_counter() - started)
-        lost = lost_of(held_by(store), acknowledged)
-        done["region_files"] = max(done["region_files"], len(list((base / "store" / FOLDER).iterdir())))
-        done["descriptors"] = max(done["descriptors"], len(os.listdir("/proc/self/fd")))
-        store.close()
-        if saved:
-            started = time.perf_counter()
-            store = sw.Store.open(base / "checkpoint", disk=base / "opened")
-            slowest["checkpoint"] = max(slowest["checkpoint"], time.perf_counter() - started)
-            held = held_by(store)
-            # A newer checkpoint may have been complete but not acknowledged when the process was killed.
-            lost += lost_of(held, saved) if max(held, default=-1) < saved[-1][1] else 0
-            done["checkpoints_opened"] += 1
-            store.close()
-            shutil.rmtree(base / "opened")
-        if lost:
-            say(f"round {turn}: {lost} steps lost of those up to {upto}, checkpoint {saved[-1:]}")
-        done["losses"] += lost
-        done["rounds"] += 1
-        done["steps_acknowledged"] += upto - first
-        done["slowest_open_ms"] = {name: round(took * 1e3, 1) for name, took in slowest.items()}
-        done["seconds"] = round(time.perf_counter() - begin, 1)
-        if turn % 50 == 49 or turn == rounds - 1:
-            say(f"kills: {done}")
-    return done
 
 
 LIVES: dict[str, dict[str, Any]] = {"fifo": {}}
@@ -367,23 +246,14 @@ def found_by_opening(source: Path, path: Path, base: Path) -> tuple[bool, bool]:
         shutil.rmtree(folder)
 
 
-def held(lives: int, seed: int) -> dict[str, Any]:
-    """Kill small stores, and compare what they hold before and after."""
-    say(lifetimes.HEAD)
-    found = lifetimes.compare(lives, ["flushed and killed", "killed", "killed amid writing"], seed, say)
-    return {"losses": sum(row["failed_stores"] for row in found.values()), "stores": found}
-
-
 def main() -> None:
     """Run the command line."""
     parser = runner.parser(__doc__)
-    parser.add_argument("--rounds", type=int, default=1000, help="of kills")
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--whole-opens", type=int, default=500, help="flips and cuts checked on a whole store")
     parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--retention", choices=[*LIVES, "all"], default="all", help="retention of stores with faults")
     parser.add_argument("--fault-rounds", type=int, default=1300, help="rounds with faults for each retention, at most")
-    parser.add_argument("--held", type=int, default=1000, help="lives for each retention and limit")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=runner.RESULTS / "crash.json")
     arguments = parser.parse_args()
@@ -396,16 +266,11 @@ def main() -> None:
             parts[name] = functools.partial(fail, base, one, max(1, arguments.fault_rounds), arguments.seed)
     if arguments.flips:
         parts["flips"] = lambda: flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
-    if arguments.rounds:
-        parts["kills"] = lambda: kills(arguments.rounds, arguments.seed, base)
-    if arguments.held:
-        parts["held"] = lambda: held(arguments.held, arguments.seed)
     for name, part in parts.items():
         results[name] = part()
         runner.write(arguments.out, results)
     shutil.rmtree(base)
-    bad = [part["losses"] for name, part in results.items() if name != "flips"]
-    bad += [results["flips"][name] for name in ("not_found", "undamaged_lost") if "flips" in results]
+    bad = [part.get(name, 0) for part in results.values() for name in ("losses", "not_found", "undamaged_lost")]
     say(f"losses: {sum(bad)}")
     sys.exit(1 if sum(bad) else 0)
 

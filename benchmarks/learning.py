@@ -4,6 +4,7 @@ python benchmarks/learning.py [--tasks tmaze lock minatar lunarlander two-step s
                               breakout seaquest qbert pong-fair cartpole cartpole-stale minatar-ppo
                               halfcheetah inverted-pendulum hopper deep-sea]
                               [--seeds 401 402 ...] [--at-a-time 2] [--runs FOLDER] [--out FILE]
+       python benchmarks/learning.py --random breakout qbert seaquest pong
 
 Each run that has ended is a line of FILE (results/learning.jsonl); started again, only missing runs are made. A run
 ends as its recipe says; then the policy that it kept (the best by its own evaluations, else the last) plays 100
@@ -18,6 +19,7 @@ runs have a fixed length, and their last policies are measured.
 ``halfcheetah``, ``inverted-pendulum`` and ``hopper`` are MuJoCo's robots by SAC, TD3 and CrossQ: 50,000 steps,
 a quarter of an hour of one core, or 15,000 of the pendulum, but of TD3; the last policies play 30 episodes, without
 noise.
+``--random`` trains nothing: scores of true random play, whole games, every action of the game with equal probability.
 ``deep-sea``: exploration; but for the measurement's few random actions all 100 episodes of a policy are the same.
 """
 
@@ -33,6 +35,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import runner
 from matplotlib.figure import Figure
 
@@ -47,6 +50,8 @@ from sharpwave.bench.learning_runs import (
     learned,
     normalized,
 )
+from sharpwave.envs import AtariFrames, AtariSettings
+from sharpwave.training.scores import EpisodeSums, game_result
 
 HERE = Path(__file__).parent
 EPISODES, GAME_EPISODES = 100, 30
@@ -216,7 +221,7 @@ NOVELTY = {
 """Settings of recipe ``deep-sea`` for other agents than Agent57."""
 OF_CORES = {"core", "core_units", "rescale", "length", "burn_in", "stride", "target_every"}
 FEEDFORWARD = {name: one for name, one in RECURRENT.items() if name not in OF_CORES and "epsilon" not in name}
-SEA = {"env": "deep_seas:DeepSea{seed}-v0"}
+SEA = {"env": "learning_tasks:DeepSea{seed}-v0"}
 UNSEEN = (10, 11, 12, 13, 14)
 """Settings were chosen on 0 and 100 to 107, and 1 to 4 were looked at meanwhile."""
 DEEP_SEA = {
@@ -248,6 +253,24 @@ def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
     recipe = recipe.override(seed=seed, device="cpu", **changes)
     names = {"task": task, "agent": agent, "seed": seed, "commit": commit()}
     return {**names, **learned(arm.recipe, recipe, folder, episodes_of(task), arm.epsilon)}
+
+
+def random_play(game: str) -> None:
+    """Print the mean of whole random games, the same number in every environment, so that short ones do not weigh
+    more."""
+    lanes, share = 10, 10
+    env = AtariFrames(game, lanes, AtariSettings(height=8, width=8, stack=1))  # nobody looks
+    rng, sums = np.random.default_rng(0), EpisodeSums(lanes)
+    found: list[list[float]] = [[] for _ in range(lanes)]
+    env.reset(seed=0)
+    while min(map(len, found)) < share:
+        actions = rng.integers(0, len(env.action_names), lanes, np.int64)
+        _, reward, terminated, truncated, infos = env.step(actions)
+        for episode in sums.add(*game_result(reward, terminated | truncated, infos)):
+            found[episode.lane].append(episode.reward)
+    scores = np.array([score for lane in found for score in lane[:share]])
+    error = scores.std(ddof=1) / len(scores) ** 0.5
+    print(f"{game}: mean {scores.mean():.2f}, standard error {error:.2f}, of {len(scores)} games", flush=True)
 
 
 def commit() -> str:
@@ -325,6 +348,7 @@ def main() -> None:
     parser = runner.parser(__doc__)
     usual = [task for task in TASKS if task not in ASKED_FOR]
     parser.add_argument("--tasks", nargs="+", choices=[*TASKS, "minatar"], default=usual)
+    parser.add_argument("--random", nargs="+", metavar="GAME", help="print scores of random play instead")
     parser.add_argument("--agents", nargs="+", help="only these")
     parser.add_argument("--seeds", type=int, nargs="+", help="others than each agent's own")
     parser.add_argument("--at-a-time", type=int, default=2, help="runs that train side by side")
@@ -335,6 +359,10 @@ def main() -> None:
     if arguments.one:
         task, agent, seed, folder = arguments.one
         print(json.dumps(trained(task, agent, int(seed), Path(folder))))
+        return
+    if arguments.random:
+        for game in arguments.random:
+            random_play(game)
         return
     tasks = [one for task in arguments.tasks for one in (MINATAR if task == "minatar" else [task])]
     agents = [(task, agent) for task in tasks for agent in TASKS[task]]

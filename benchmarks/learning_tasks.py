@@ -181,3 +181,5 @@ MADE: dict[str, Any] = {"TMaze4-v0": tmaze, "Lock4-v0": lock, "MemoryChain-v0": 
 for name, entry_point in MADE.items():
     if name not in gymnasium.registry:
         gymnasium.register(name, entry_point)
+for number in range(1_000):  # the deep sea, with which action means right drawn from that number
+    gymnasium.register(f"DeepSea{number}-v0", "sharpwave.envs.deep_sea:DeepSea", kwargs={"mapping": number})

@@ -1,4 +1,5 @@
-"""Levers tried to speed up recipe `pong-dqn`: a run for each lever and seed, a table of rewards by steps, a figure.
+"""Levers tried to speed up recipe `pong-dqn`, and sizes of its memory: a run for each lever and seed, a table of
+rewards by steps and of speeds, a figure.
 
     python benchmarks/levers.py [--only NAME ...] [--seeds 0] [--steps 300000] [--there] [--runs FOLDER] [--out FOLDER]
 
@@ -73,6 +74,8 @@ LEVERS = {
     "84x84": Lever("small with 84x84, efficient net", *SMALL, ("--frame", "84x84", "--network", "efficient")),
     "target-500": Lever("small with a target 500 updates old", *SMALL, ("--target-every", "4000")),
     "memory-10k": Lever("small with a memory of 10,000", *SMALL[:-1], 10_000),
+    "memory-30k": Lever("small with a memory of 30,000", *SMALL[:-1], 30_000),
+    "memory-300k": Lever("small with a memory of 300,000", *SMALL[:-1], 300_000),
     "recipe": Lever("small with a memory of 20,000", *RECIPE),
     "no-double": Lever("the recipe without double", *RECIPE, ("--no-double",)),
     "no-dueling": Lever("the recipe without dueling", *RECIPE, ("--no-dueling",)),
@@ -89,7 +92,7 @@ LEVERS = {
 
 def measured(folder: Path) -> dict[str, Any]:
     """Return a run's rewards at the marks that it reached, and when its mean of 100 crossed the goal."""
-    played = episodes(folder)
+    played, summary = episodes(folder), folder / "summary.json"
     rewards: dict[int, float] = {}
     for mark in MARKS:
         ended = [one["reward"] for one in played if mark - WINDOW <= one["steps"] < mark]
@@ -98,6 +101,9 @@ def measured(folder: Path) -> dict[str, Any]:
     return {
         "rewards": rewards,
         "solved": crossings(played)["mean100"],
+        "mean_reward": played[-1]["mean_reward"] if played else None,
+        "steps_per_second": played[-1]["steps"] / played[-1]["minutes"] / 60 if played else None,
+        "replay_bytes": json.loads(summary.read_text())["replay_bytes"] if summary.exists() else None,
         "curve": smooth(played),
     }
 
@@ -118,7 +124,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
     """Print one row for each lever, with its seeds beside each other."""
     runs = [run for one in results.values() for run in one.values()]
     marks = sorted({mark for run in runs for mark in run["rewards"]})
-    columns = ("", "change", "seeds", *(f"{mark // 1000}K" for mark in marks), "solved")
+    columns = ("", "change", "seeds", *(f"{mark // 1000}K" for mark in marks), "solved", "of 100", "steps/s", "bytes")
     shown = runner.table("Recipe pong-dqn, what was tried", *columns, left=columns[:3])
     for name, one in results.items():
         cells = []
@@ -126,12 +132,16 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
             rewards = [run["rewards"].get(mark) for run in one.values()]
             cells.append(", ".join("-" if reward is None else f"{reward:.1f}" for reward in rewards))
         solved = [run["solved"] and f"{run['solved']['frames'] / 1000:.0f}K" for run in one.values()]
-        shown.add_row(name, LEVERS[name].says, ", ".join(one), *cells, ", ".join(frames or "-" for frames in solved))
+        cells.append(", ".join(frames or "-" for frames in solved))
+        for key, digits in (("mean_reward", 1), ("steps_per_second", 0), ("replay_bytes", 0)):
+            values = [run.get(key) for run in one.values()]
+            cells.append(", ".join("-" if value is None else f"{value:,.{digits}f}" for value in values))
+        shown.add_row(name, LEVERS[name].says, ", ".join(one), *cells)
     console = runner.console(200)
     console.print(shown)
     console.print(
         f"Mean reward of the episodes that ended in the {WINDOW:,} steps before, a figure a seed; -: the run was ended "
-        "before. solved: steps until the mean of 100 episodes was 17."
+        "before. solved: steps until the mean of 100 episodes was 17; of 100: that mean at the end."
     )
 
 

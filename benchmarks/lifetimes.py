@@ -1,6 +1,6 @@
 """One store through a thousand processes, in a folder with foreign files; each process first checks all steps.
 
-    python benchmarks/lifetimes.py [--lives 1000] [--retention fifo] [--held 1000] [--seed 0] [--out FILE]
+    python benchmarks/lifetimes.py [--lives 1000] [--retention fifo] [--seed 0] [--out FILE]
 
 A life is a process of its own: it opens the store, checks it, appends to some of eight lanes, flushes, checkpoints and
 samples now and then, and ends: by close(), at the end of ``with``, by dropping the store, by leaving the interpreter,
@@ -19,30 +19,19 @@ What is checked in each life, against a log of all lives that the store has no p
 - other people's files are where they were, byte for byte;
 - files stay within the limit and one region; descriptors and the time to open stay as they were.
 
-Then --held lives of small stores for each retention and each of ``capacity``, ``ram`` and ``disk_limit``
-of them: before and after each life the held set is the same, and every item of every view, every priority
-and every episode is what a plain log of the acknowledged steps says. They are closed, or flushed and killed. A store
-lives ``LIVES_A_STORE`` times, each time in a process of its own; one that fails is given up, its remaining lives are
-counted as failed, and its program is kept.
-
 Prints a line every fifty lives and a table, writes results/lifetimes.json; exit status 1 if anything was wrong.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
-import random
 import shutil
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections import Counter
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,25 +40,6 @@ import runner
 from one_life import LIMIT, OTHER_LIMITS, POLITE, RETENTIONS, SPEC, History, Log, frames, live, rewards
 
 import sharpwave as sw
-from sharpwave.testing.torture import program as torture
-from sharpwave.testing.torture.run import outcome
-
-LIVES_A_STORE = 25
-SMALL_LANES, SEGMENT_STEPS, REGION_BYTES = 3, 8, 8192
-LIMITS: dict[str, dict[str, Any]] = {
-    "capacity": {"capacity": 240},
-    "ram": {"capacity": 900, "ram": 8 << 20},  # of a store on disk it bounds what is cached: steps are read again
-    "disk_limit": {"disk_limit": 14 * REGION_BYTES},
-}
-WIDTHS = {"capacity": 6, "ram": 10_000, "disk_limit": 200}
-VIEWS = ("one", "priorities", "queue", "windows")
-ENDS: dict[str, tuple[str, ...]] = {
-    "closed": ("flush", "close"),  # closing writes the rows of open segments, too, and evicts for them at a disk_limit
-    "flushed and killed": ("flush", "kill"),
-    "killed": ("kill",),
-    "killed amid writing": ("fault", "steps", "kill"),
-}
-Say = Callable[[str], None]
 
 
 class Strangers:
@@ -252,100 +222,10 @@ def run(lives: int, seed: int, retention: str, base: Path, verbose: bool) -> dic
     return result
 
 
-def program(retention: str, limit: str, ends: list[str], lives: int, seed: int) -> torture.StoreProgram:
-    """Return the lives of one store: each samples, writes some hundred steps in five ways, and ends in one of
-    ``ends``."""
-    rng = random.Random(f"{retention} {limit} {seed}")
-    settings = {
-        "retention": retention,
-        "on_full": "raise",
-        "codec": "raw",
-        "segment_steps": SEGMENT_STEPS,
-        "seed": seed,
-    }
-    settings |= {"region_bytes": REGION_BYTES if limit != "ram" else 1 << 20} | LIMITS[limit]
-    operations: list[torture.Operation] = []
-    serial = 1
-
-    def steps() -> None:
-        nonlocal serial
-        how = rng.choice(["append", "extend", "block", "episode"])
-        lanes = [rng.randrange(SMALL_LANES)] if how in ("append", "episode") else list(range(SMALL_LANES))
-        count = rng.randint(5, 25) * len(lanes)
-        marks = "".join(rng.choice("tu") if rng.random() < 0.06 else "." for _ in range(count))
-        marks = marks if how != "episode" else "." * (count - 1) + rng.choice("tu")
-        operations.append({"do": "steps", "how": how, "lanes": lanes, "ends": marks, "serial": serial})
-        serial += count
-
-    for _ in range(lives):
-        for _ in range(rng.randint(1, 3)):
-            steps()
-            view = rng.choice(VIEWS[:3])
-            operations.append({"do": "sample", "view": view, "count": 4, "seed": rng.randrange(1 << 30)})
-        for do in ENDS[rng.choice(ends)]:
-            if do == "steps":
-                steps()
-            elif do == "fault":
-                operations.append({"do": "fault", "kind": "kill", "at": rng.randint(1, 12), "times": 1})
-            else:
-                operations.append({"do": do})
-    views = VIEWS if limit != "ram" else VIEWS[:3]
-    return torture.StoreProgram(settings, operations, SMALL_LANES, 0, WIDTHS[limit], views, seed)
-
-
-def _outcome(one: torture.StoreProgram) -> tuple[str, Counter[str], int, str]:
-    failure, counts, at = outcome(one)
-    if failure is None:
-        return "", counts, at, ""
-    return str(failure), counts, at, one.with_operations(one.operations[: at + 1]).script(str(failure))
-
-
-def compare(
-    lives: int, ends: list[str], seed: int, say: Say, retentions: tuple[str, ...] = torture.RETENTIONS
-) -> dict[str, Any]:
-    """Run so many lives for each retention and limit; return counts by both."""
-    found: dict[str, Any] = {}
-    with ProcessPoolExecutor(os.cpu_count()) as pool:
-        for retention in retentions:
-            for limit in LIMITS:
-                begun = time.perf_counter()
-                stores = [
-                    program(retention, limit, ends, min(LIVES_A_STORE, lives - at), seed + at)
-                    for at in range(0, lives, LIVES_A_STORE)
-                ]
-                total, failures = Counter[str](), []
-                for message, counts, _, script in pool.map(_outcome, stores):
-                    total.update(counts)
-                    if message:
-                        failures.append({"message": message, "script": script})
-                        say(f"{retention}, {limit}: {message}")
-                row: dict[str, Any] = {
-                    name: total[name] for name in ("openings", "steps", "items", "priorities", "episodes")
-                }
-                row |= {"lives": lives, "stores": len(stores), "closes": total["closes"]}
-                row |= {"kills": total["kills"] + total["kills amid an operation"], "failed_stores": len(failures)}
-                row["seconds"] = round(time.perf_counter() - begun, 1)
-                found[f"{retention}, {limit}"] = row | {"failures": failures}
-                say(line(f"{retention}, {limit}", row))
-    return found
-
-
-HEAD = f"{'store':28}{'lives':>7}{'openings':>10}{'kills':>7}{'steps':>10}{'items':>11}{'episodes':>10}{'failed':>8}"
-
-
-def line(name: str, row: dict[str, Any]) -> str:
-    """Return a line of the table."""
-    return (
-        f"{name:28}{row['lives']:7,}{row['openings']:10,}{row['kills']:7,}{row['steps']:10,}{row['items']:11,}"
-        f"{row['episodes']:10,}{row['failed_stores']:8,}"
-    )
-
-
 def main() -> None:
     """Run the command line."""
     parser = runner.parser(__doc__)
-    parser.add_argument("--lives", type=int, default=1000, help="of one store among other people's files; 0: none")
-    parser.add_argument("--held", type=int, default=1000, help="of small stores, for each retention and limit; 0: none")
+    parser.add_argument("--lives", type=int, default=1000, help="of one store among other people's files")
     parser.add_argument("--retention", choices=list(RETENTIONS), default="fifo")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", action="store_true", help="keep the folder")
@@ -353,29 +233,22 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=runner.RESULTS / "lifetimes.json")
     arguments = parser.parse_args()
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    bad_count = 0
-    if arguments.lives:
-        base = Path(tempfile.mkdtemp(prefix="sharpwave-lives-"))
-        begin = time.perf_counter()
-        result = run(arguments.lives, arguments.seed, arguments.retention, base, arguments.verbose)
-        result["seconds"] = round(time.perf_counter() - begin, 1)
-        results[arguments.retention] = result
-        for name, value in result.items():
-            print(f"{name:28} {value}")
-        if arguments.keep:
-            print(base)
-        else:
-            shutil.rmtree(base)
-        bad = ("wrong", "lost", "early_evictions", "strangers_touched", "failed_lives")
-        bad_count += sum(result[name] for name in bad) + max(0, result["over_limit_bytes"])
-        print("all right" if not bad_count else f"NOT RIGHT: {[(name, result[name]) for name in bad]}")
-    if arguments.held:
-        print(HEAD)
-        ends = ["closed", "closed", "flushed and killed"]
-        results["held"] = compare(arguments.held, ends, arguments.seed, functools.partial(print, flush=True))
-        bad_count += sum(row["failed_stores"] for row in results["held"].values())
+    base = Path(tempfile.mkdtemp(prefix="sharpwave-lives-"))
+    begin = time.perf_counter()
+    result = run(arguments.lives, arguments.seed, arguments.retention, base, arguments.verbose)
+    result["seconds"] = round(time.perf_counter() - begin, 1)
+    results[arguments.retention] = result
+    for name, value in result.items():
+        print(f"{name:28} {value}")
+    if arguments.keep:
+        print(base)
+    else:
+        shutil.rmtree(base)
+    bad = {name: result[name] for name in ("wrong", "lost", "early_evictions", "strangers_touched", "failed_lives")}
+    bad["over_limit_bytes"] = max(0, result["over_limit_bytes"])
+    print(f"NOT RIGHT: {bad}" if any(bad.values()) else "all right")
     runner.write(arguments.out, results)
-    sys.exit(1 if bad_count else 0)
+    sys.exit(1 if any(bad.values()) else 0)
 
 
 if __name__ == "__main__":

@@ -1,62 +1,40 @@
-"""Sameness: random programs on a store of this tree and on one of an earlier commit must give the same, bit for bit.
+"""Sameness: random programs on a store of one tree and on one of another must give the same, bit for bit.
 
-    python benchmarks/sameness.py COMMIT [--programs 10000] [--seed 0] [--seconds S]
+    git worktree add /tmp/before COMMIT     # and build its core
+    python benchmarks/sameness.py /tmp/before . [--programs 10000] [--seed 0] [--seconds S]
 
-The commit's package is taken out of git, renamed ``sharpwave_before``, and imported beside this one (its requirements
-must be installed). Each program draws a spec, settings and some forty calls: appends in all shapes, ends, annotations,
-views of transitions, sequences and hindsight with every sampler, batches, priorities, evictions, checkpoints, lives of
-a folder. After each call the results are compared, errors by type and text, at the end all sealed segments by what
-they hold (which codecs encode it may differ). The first difference is printed with its program's seed, and the exit
-status is 1.
+Each tree runs in a process of its own. A program draws a spec, settings and some forty calls: appends in all shapes,
+ends, annotations, views of transitions, sequences and hindsight with every sampler, batches, priorities, evictions,
+lives of a folder. After each call the results are compared, errors by type and text, and at the end all episodes.
+The first difference is printed with its program's seed, and the exit status is 1.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
-import functools
-import importlib
-import io
-import re
-import subprocess
+import hashlib
+import json
 import sys
-import tarfile
 import tempfile
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from beside import TREES, started, use_tree
 
-ROOT = Path(__file__).resolve().parent.parent
 CALLS = 40
+SHOWN = 600
+"""Characters of a result that are printed where it differs."""
 DTYPES = ("uint8", "int16", "int32", "int64", "float32", "float64", "bool", "float16")
 CODECS = ("auto", "auto", "raw", "delta", "patches", "predict", "zstd")
 
 
-def before(commit: str, folder: Path) -> Any:
-    """Import a commit's package as ``sharpwave_before``."""
-    package = folder / "src" / "sharpwave_before"
-    if package.exists():  # of an earlier run, with its compiled kernels
-        sys.path.insert(0, str(folder / "src"))
-        return importlib.import_module("sharpwave_before")
-    packed = subprocess.run(["git", "-C", str(ROOT), "archive", commit, "src"], capture_output=True, check=True)
-    with tarfile.open(fileobj=io.BytesIO(packed.stdout)) as archive:
-        archive.extractall(folder, filter="data")
-    (folder / "src" / "sharpwave").rename(package)
-    for path in package.rglob("*.py"):
-        text = re.sub(r"\bsharpwave(?=[.\s])(?!:)", "sharpwave_before", path.read_text())
-        path.write_text(re.sub(r'(["\'])sharpwave(?=[.])', r"\1sharpwave_before", text))
-    if (folder / "src" / "core").exists():
-        raise SystemExit("sameness: a commit with a native core, expected one before it, or a wheel of it")
-    sys.path.insert(0, str(folder / "src"))
-    return importlib.import_module("sharpwave_before")
-
-
 class Program:
-    """Draws of one program, the same for both packages."""
+    """Draws of one program, the same for both trees."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -94,7 +72,7 @@ class Program:
         return {"": one()} if self.rng.random() < 0.7 else {"near": one(), "far": one()}
 
     def spec(self, package: Any) -> Any:
-        """Return the spec in a package's classes."""
+        """Return the spec in the tree's classes."""
         fields = {name: package.Field(shape, dtype, stack=stack) for name, (shape, dtype, stack) in self.obs.items()}
         extra = {"cost": package.Field((), "float32")} if self.extra else {}
         obs = fields.get("", fields)
@@ -152,14 +130,12 @@ Call = Callable[[Any], Any]  # of a session; what it returns is compared
 
 
 class Session:
-    """Store of one package, and its views."""
+    """Store of a tree, and its views."""
 
     def __init__(self, package: Any, program: Program, folder: Path) -> None:
-        self.package, self.program = package, program
-        self.folder = folder / package.__name__
+        self.package, self.folder = package, folder
         retention = [None, package.Reservoir(3), package.LowestPriority()][program.retention]
-        disk = {"disk": self.folder / "store"} if program.disk else {}
-        self.folder.mkdir()
+        disk = {"disk": folder / "store"} if program.disk else {}
         self.store = package.Store(program.spec(package), retention=retention, **program.settings, **disk)
         self.views: list[Any] = []
         self.batch: Any = None
@@ -278,7 +254,8 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(plain(one) for one in value)
     if dataclasses.is_dataclass(value):  # a batch, whose text leaves out most of its numbers
-        return tuple((one.name, plain(getattr(value, one.name))) for one in dataclasses.fields(value))
+        names = [one.name for one in dataclasses.fields(value) if not one.name.startswith("_")]
+        return tuple((name, plain(getattr(value, name))) for name in names)
     return value
 
 
@@ -289,84 +266,83 @@ def result_of(call: Call, session: Session) -> Any:
         try:
             found = plain(call(session))
         except Exception as error:
-            text = str(error).replace("sharpwave_before", "sharpwave")
-            found = type(error).__name__, re.sub(r"[\d,]+ by index", "some by index", text)  # less of it is no fault
-    said = tuple(str(one.message).replace("sharpwave_before", "sharpwave") for one in caught)
-    return found, said
+            found = type(error).__name__, str(error)
+    return found, tuple(str(one.message) for one in caught)
 
 
-def segments(session: Session) -> Any:
-    """Return what all sealed segments hold, and how many steps each lane has."""
-    log, spec = session.store._log, session.store.spec
-    name = session.package.__name__
-    segment, dictionaries = (
-        importlib.import_module(f"{name}.{one}") for one in ("format.segment", "codecs.dictionaries")
-    )
-    if hasattr(log, "sealing"):
-        log.sealing.settle()
-        content_of = log.sealed.content
-    else:  # before sealing was one module
-        if hasattr(log, "settle"):
-            log.settle()
-        content_of = functools.partial(importlib.import_module(f"{name}.log.sealed_after")._content, log)
-    index, found = log.index, []
-    for slot in range(index.highest):
-        if index.sealed[slot] and index.rows[slot]:
-            packed, key_of = content_of(slot), dictionaries.key_of
-            places = zip(log.tables, index.dictionary[:, slot].tolist(), strict=True)
-            by_key = {key_of(data): data for data in (table.data(place) for table, place in places if place)}
-            header, rows = segment.unpack(packed, spec, by_key.__getitem__)
-            about = header.lane, header.first_step, header.episode_step, header.context, bytes(header.metadata)
-            found.append((index.segment_id(slot), about, {name: plain(values) for name, values in rows.items()}))
-    return found, session.store.lane_steps.tolist()
-
-
-def differs(packages: tuple[Any, Any], seed: int) -> str | None:
-    """Run one program on both; return what differs."""
+def results(package: Any, seed: int) -> Iterator[tuple[str, str]]:
+    """Run a program; yield each call, and what it gave, at last all episodes."""
     program = Program(seed)
-    with tempfile.TemporaryDirectory(prefix="sharpwave-sameness-", dir="/dev/shm") as made:
-        sessions = [Session(package, program, Path(made)) for package in packages]
+    with tempfile.TemporaryDirectory(prefix="sharpwave-sameness-", dir="/dev/shm") as folder:
+        session = Session(package, program, Path(folder))
         try:
             for number in range(CALLS):
                 kind, call = draw_call(program, number == 0)
-                found = [result_of(call, session) for session in sessions]
-                said = [str(one).replace("/sharpwave_before/", "/sharpwave/") for one in found]
-                if said[0] != said[1]:
-                    return f"call {number}, {kind}:\n  before: {said[0][:600]}\n  now:    {said[1][:600]}"
-            last = [segments(session) for session in sessions]
-            if last[0] != last[1]:
-                return "what sealed segments hold"
+                yield kind, str(result_of(call, session)).replace(folder, "")
+            yield "episodes", str(result_of(everything, session)).replace(folder, "")
         finally:
-            for session in sessions:
-                session.store.close()
+            session.store.close()
+
+
+def everything(session: Session) -> Any:
+    """Return all episodes with their steps, and how many steps each lane has had."""
+    episodes = [
+        (one.lane, one.first_step, one.ended, one.obs, one.action, one.reward) for one in session.store.episodes()
+    ]
+    return episodes, session.store.lane_steps
+
+
+def serve(tree: str) -> None:
+    """Run the program of each seed that is asked for, and answer with what its calls gave."""
+    package = use_tree(Path(tree))
+    for line in sys.stdin:
+        found = results(package, json.loads(line)["seed"])
+        told = [(kind, hashlib.sha256(text.encode()).hexdigest(), text[:SHOWN]) for kind, text in found]
+        print(json.dumps(told), flush=True)
+
+
+def difference(first: list[list[str]], second: list[list[str]]) -> str | None:
+    """Return the first call that gave something else in the second tree."""
+    for number, (one, other) in enumerate(zip(first, second, strict=True)):
+        if one[:2] != other[:2]:
+            return f"call {number}, {one[0]}:\n  first:  {one[2]}\n  second: {other[2]}"
     return None
 
 
 def main() -> int:
     """Run the programs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commit", help="a commit without a native core")
+    parser.add_argument("first", type=Path, help="reference tree, a folder with src/")
+    parser.add_argument("second", type=Path)
     parser.add_argument("--programs", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0, help="of the first program; the others follow")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no program begins")
     chosen = parser.parse_args()
-    begun = time.monotonic()
-    folder = Path(tempfile.gettempdir()) / f"sharpwave-before-{chosen.commit}"
-    packages = before(chosen.commit, folder), importlib.import_module("sharpwave")
-    done = 0
-    for seed in range(chosen.seed, chosen.seed + chosen.programs):
-        if time.monotonic() - begun > chosen.seconds:
-            break
-        found = differs(packages, seed)
-        if found is not None:
-            print(f"program {seed} differs at {found}")
-            return 1
-        done += 1
-        if done % 100 == 0:
-            print(f"{done:,} programs, {time.monotonic() - begun:.0f} s", flush=True)
+    begun, done = time.monotonic(), 0
+    children = {tree: started(__file__, tree, getattr(chosen, tree)) for tree in TREES}
+    try:
+        for seed in range(chosen.seed, chosen.seed + chosen.programs):
+            if time.monotonic() - begun > chosen.seconds:
+                break
+            for child in children.values():
+                child.send(seed=seed)
+            found: list[Any] = [child.receive() for child in children.values()]
+            differs = difference(*found)
+            if differs is not None:
+                print(f"program {seed} differs at {differs}")
+                return 1
+            done += 1
+            if done % 100 == 0:
+                print(f"{done:,} programs, {time.monotonic() - begun:.0f} s", flush=True)
+    finally:
+        for child in children.values():
+            child.close()
     print(f"{done:,} programs of {CALLS} calls: the same")
     return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    if sys.argv[1:2] == ["--worker"]:
+        serve(sys.argv[2])
+    else:
+        raise SystemExit(main())

@@ -24,7 +24,7 @@ namespace {
 constexpr int64_t piece_bytes = 2 << 20;  // between two looks at whether the rest is still wanted
 constexpr int64_t huge_page_bytes = 2 << 20;
 // What is touched ahead: this share of what was written before, at most so much, and from a huge page on. It takes
-// longest where a virtual machine's host has to find a page's memory: benchmarks/stalls.py prints the calls that wait.
+// longest where a virtual machine's host has to find a page's memory: benchmarks/vectors.py --worst prints them.
 constexpr int64_t ahead_share = 64, max_ahead_bytes = 8 << 20;
 constexpr int populate_write = 23;  // MADV_POPULATE_WRITE of Linux 5.14, which older headers lack
 

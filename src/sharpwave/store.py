@@ -471,7 +471,8 @@ class Store:
             LimiterTimeoutError, MemoryError, OSError: as for ``extend``. Unless ``whole``, the steps appended by then
                 remain, as an episode that was truncated there; a note at the error gives their number.
 
-        Cost: a copy of the arrays, and encoding: a tenth of ``append``'s time for vectors (benchmarks/episodes.py).
+        Cost: a copy of the arrays, and encoding: a tenth of ``append``'s time for vectors (benchmarks/vectors.py
+        --episodes).
         """
         lanes = checked_lane("add_episode", lane)
         rows, flags, final = checked_episode(self.spec, obs, action, reward, terminated, truncated, extra)

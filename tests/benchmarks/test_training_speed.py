@@ -1,4 +1,4 @@
-"""The ladder and the memory sizes: measurements, what follows from them, and going on after an interrupt."""
+"""The ladder: measurements, what follows from them, and going on after an interrupt."""
 
 import io
 import json
@@ -9,7 +9,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import memory_size
 import numpy as np
 import pytest
 from ladder import ladder as ladder_script
@@ -260,20 +259,6 @@ def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
     assert full["steps"] == 64 and full["updates"] == 64 // load_recipe("pong-dqn").training.update_every
     assert "parallel" in text and "~" in text and "extrapolated" in text
     assert (tmp_path / "ladder.png").read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.nightly
-def test_memory_sizes_are_trained_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(trainings, "POLL_S", 0.1)
-    run_here(monkeypatch, memory_size.memory_size, "--steps", 500, "--out", tmp_path, "--sizes", 300)
-    path = tmp_path / "memory-size.json"
-    (run,) = json.loads(path.read_text())["runs"]
-    assert run["size"] == 300 and run["steps"] == 504 and run["mean100"] is None
-    written = (tmp_path / "size300-seed0" / "summary.json").stat().st_mtime_ns
-    again = memory_size.measure(tmp_path, [300], [0], 500)
-    assert again["runs"] == [run] and [row["size"] for row in memory_size.rows(again)] == [300]
-    assert (tmp_path / "size300-seed0" / "summary.json").stat().st_mtime_ns == written
-    assert (tmp_path / "memory-size.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -38,7 +38,7 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
         ValueError: the lane has steps of its own in an open segment, or the segment exceeds the capacity.
         MemoryError, OSError: no room.
 
-    Cost: 0.1 ms for 32 steps of 42x42 frames (benchmarks/transport.py).
+    Cost: 0.1 ms for 32 steps of 42x42 frames (benchmarks/codec_sizes.py --segments).
     """
     header = segment.check(packed, log.spec, dictionaries.__getitem__)
     for column in header.placed:
