@@ -97,7 +97,14 @@ def states(view: Any) -> list[Any]:
     """Return a view's state, its arrays as bytes: without a capacity they are long, and lists of them are slow."""
     items = view.source.items
     sampler = {name: (np.shape(value), np.asarray(value).tobytes()) for name, value in items.sampler.state().items()}
-    return [items.count, items.samples, items.grew, view.source.rng.bit_generator.state, sampler, items.spans.tobytes()]
+    return [
+        items.count,
+        items.samples,
+        items.grew,
+        view.source.items.rng.bit_generator.state,
+        sampler,
+        items.spans.tobytes(),
+    ]
 
 
 KINDS: dict[str, Callable[[], Any]] = {
@@ -448,7 +455,7 @@ def test_an_interrupt_at_any_line_leaves_a_batch_drawn_or_not() -> None:
     for _ in range(4):
         view.sample(8)
     rng = np.random.default_rng(0)
-    rng.bit_generator.state = view.source.rng.bit_generator.state
+    rng.bit_generator.state = view.source.items.rng.bit_generator.state
     begun = view.source.items.samples
     line = 1
     while interrupted(lambda: view.sample(8), line, signal.SIGINT):
@@ -458,7 +465,7 @@ def test_an_interrupt_at_any_line_leaves_a_batch_drawn_or_not() -> None:
         view.lock.release()
     assert line > 8
     rng.random(2 * (view.source.items.samples - begun))
-    assert rng.bit_generator.state == view.source.rng.bit_generator.state
+    assert rng.bit_generator.state == view.source.items.rng.bit_generator.state
     assert isinstance(view.source, BatchSource)
 
 
@@ -472,7 +479,7 @@ def test_an_interrupt_at_any_line_leaves_a_blends_batch_drawn_or_not() -> None:
         blend.sample(8)
     sources = [view.source for view in blend.views]
     generators = [np.random.default_rng(0) for _ in range(3)]
-    for rng, one in zip(generators, [blend._source.rng, *(source.rng for source in sources)], strict=True):
+    for rng, one in zip(generators, [blend._source.rng, *(source.items.rng for source in sources)], strict=True):
         rng.bit_generator.state = one.bit_generator.state
     begun = [blend.samples, *(source.items.samples for source in sources)]
     line = 1
@@ -490,7 +497,7 @@ def test_an_interrupt_at_any_line_leaves_a_blends_batch_drawn_or_not() -> None:
         rng.random(count)
     assert generators[0].bit_generator.state == blend._source.rng.bit_generator.state
     for rng, source in zip(generators[1:], sources, strict=True):
-        assert rng.bit_generator.state == source.rng.bit_generator.state
+        assert rng.bit_generator.state == source.items.rng.bit_generator.state
 
 
 def test_blocks_that_lie_side_by_side_are_told_apart() -> None:

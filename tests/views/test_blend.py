@@ -35,7 +35,7 @@ def prioritized() -> sw.Prioritized:
 
 def states(*views: Any) -> list[Any]:
     """What the next draws of views depend on."""
-    return [(view.source.rng.bit_generator.state, view.source.items.samples, len(view)) for view in views]
+    return [(view.source.items.rng.bit_generator.state, view.source.items.samples, len(view)) for view in views]
 
 
 @pytest.mark.parametrize("shares", [(1 / 4, 3 / 4), (1, 255), (2.0, 1.0), (1, 0), (0.0, 0.5)])

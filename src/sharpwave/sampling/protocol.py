@@ -39,8 +39,8 @@ class Draw:
     @classmethod
     def of(cls, n: int) -> Draw:
         """Allocate memory for ``n`` items."""
-        floats = [np.empty(n, np.float64) for _ in range(3)]
-        return cls(np.empty(n, np.int64), floats[0], np.ones(n, np.float32), floats[1], floats[2])
+        probabilities, rest, uniforms = np.empty(n), np.empty(n), np.empty(n)
+        return cls(np.empty(n, np.int64), probabilities, np.empty(n, np.float32), rest, uniforms)
 
     def part(self, begin: int, end: int) -> Draw:
         """Return the items ``begin <= i < end``, in the same memory."""

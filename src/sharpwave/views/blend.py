@@ -112,7 +112,7 @@ class Blend(Generic[B]):
         batch = source.at_once(int(batch_size), beta)
         if batch is not None:
             return batch
-        batch = source.draw(int(batch_size), lambda choice: source.sample(choice, beta), beta=beta, timeout=timeout)
+        batch = source.draw(int(batch_size), lambda choice: source.sample(choice, beta), beta, timeout)
         assert batch is not None
         return batch
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer
 from sharpwave.native import core
+from sharpwave.native.forks import path
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree
+from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree, extended
 from sharpwave.views.gather import LogArrays
-from sharpwave.views.uses import Uses
 from sharpwave.views.view import MAX_RUNS, View
 
 if TYPE_CHECKING:
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
+Undo = Callable[[], None]
 
 
 class Items(core.Items):
@@ -33,9 +36,11 @@ class Items(core.Items):
     reused.
 
     Args:
+        seed: of the generator of the draws, as for ``numpy.random.default_rng``.
         uses: counts how often each item is sampled; ``None``: there is no limit.
 
     Attributes:
+        rng: generator of the draws.
         spans: int32 [slots, 2], the items of each slot that can be sampled, or are used up.
         count: items that can be sampled. ``samples``: number of items drawn so far.
         grew: items were inserted since someone set this to False.
@@ -45,8 +50,9 @@ class Items(core.Items):
         kept: ``keeping.Kept``, notified before the state of the sampler or the uses changes; ``None``: nothing.
     """
 
-    def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, uses: Uses | None) -> None:
+    def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, seed: Any, uses: Uses | None) -> None:
         super().__init__()
+        self.rng, self._process = np.random.default_rng(seed), path()
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         sampler.bind(log.index.slots, log.stride)
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
@@ -153,33 +159,45 @@ class Items(core.Items):
             with contextlib.suppress(MemoryError):  # the steps were appended; the next draw finishes the rest
                 self.follow()
 
-    def draw(
-        self,
-        draw: Draw,
-        beta: float | None,
-        rng: np.random.Generator,
-        points: npt.NDArray[np.float64] | None = None,
-    ) -> Callable[[], None]:
-        """Fill ``draw`` and count its items as sampled; return a function that undoes this.
+    @property
+    def inherited(self) -> bool:
+        """Whether this is a fork that has not drawn yet: its first draw is by a generator of its own."""
+        return self._process is not path()
+
+    def draw(self, draw: Draw, beta: float | None, points: npt.NDArray[np.float64] | None = None) -> Undo:
+        """Fill ``draw``, with a random number of each item where the view wants them; count its items as sampled.
 
         Args:
             beta: overrides the sampler's.
             points: shares of the sampler's mass to draw at, in this order: for a ``DrawsByMass``, without limited uses.
+
+        Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
+        again. An error leaves all undrawn.
         """
+        if self.inherited:
+            self.rng, self._process, self.sampling = own_generator(self.rng), path(), None
         if self.kept is not None:
             self.kept.note()
-        ended, unused = 0, None
-        if points is not None:
-            assert self.uses is None
-            self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
-        elif self.uses is None:
-            self.sampler.draw(draw, rng)
-        else:
-            ended, unused = self.uses.draw(self.sampler, draw, rng)
-        if points is None and not self.sampler.keeps_order:
-            rng.random(out=draw.uniforms)
-            core.shuffle(draw.uniforms, draw.items, draw.probabilities)
-        self.weigh(draw, beta)
+        rng, ended, unused = self.rng, 0, None
+        generator = rng.bit_generator
+        before = generator.state
+        try:
+            if points is not None:
+                assert self.uses is None
+                self.sampler.draw_at(draw, points)  # type: ignore[attr-defined]
+            elif self.uses is None:
+                self.sampler.draw(draw, rng)
+            else:
+                ended, unused = self.uses.draw(self.sampler, draw, rng)
+            if points is None and not self.sampler.keeps_order:
+                rng.random(out=draw.uniforms)
+                core.shuffle(draw.uniforms, draw.items, draw.probabilities)
+            self.weigh(draw, beta)
+            if self._view.draws_uniforms:
+                rng.random(out=draw.uniforms)
+        except BaseException:
+            generator.state = before
+            raise
         count = len(draw.items)
         self.count -= ended
         self.samples += count
@@ -189,6 +207,7 @@ class Items(core.Items):
                 unused()
             self.count += ended
             self.samples -= count
+            generator.state = before
 
         return undo
 
@@ -220,9 +239,9 @@ class Items(core.Items):
         """Write the ids of ``items`` [n] into ``ids`` [n]."""
         core.write_ids(items, self._log.index.generation, self._log.stride, ids)
 
-    def resolve(self, ids: Ints) -> tuple[Ints, Bools]:
-        """Return the items of ``ids`` [n], and bool [n], whether each is present; absent items are 0."""
-        items, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
+    def resolve(self, ids: Ints, items: Ints | None = None) -> tuple[Ints, Bools]:
+        """Return the items of ``ids`` [n], in ``items``, and bool [n], whether each is present; absent items are 0."""
+        items, there = np.empty(len(ids), np.int64) if items is None else items, np.empty(len(ids), np.bool_)
         core.resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
         return items, there
 
@@ -338,6 +357,129 @@ class Items(core.Items):
         index = self._log.index
         uses = 0 if self.uses is None else self.uses.nbytes(index.highest * index.stride)
         return 8 * index.highest + uses + self._view.nbytes + self.sampler.nbytes
+
+
+class Uses:
+    """Counts of uses, for draws that sample each step at most ``max_uses`` times.
+
+    Attributes:
+        left: uses left of all steps that can be sampled.
+
+    Raises:
+        ValueError: ``max_uses`` is out of range.
+    """
+
+    def __init__(self, max_uses: Any, items: int) -> None:
+        if not is_integer(max_uses) or not 1 <= max_uses < 2**31:
+            raise ValueError(f"max_times_sampled={max_uses!r}, expected an integer of at least 1, or None")
+        self.max_uses = int(max_uses)
+        self.left = 0
+        self._given = zeros(items, np.int32)
+
+    def grow(self, items: int) -> None:
+        """Enlarge for ``items`` items."""
+        self._given = extended(self._given, items)
+
+    def add(self, count: int) -> None:
+        """Add the uses of ``count`` new steps that can be sampled."""
+        self.left += count * self.max_uses
+
+    def remaining(self, items: Ints) -> npt.NDArray[np.bool_]:
+        """Return which of the steps can be sampled again: bool [n]."""
+        remaining: npt.NDArray[np.bool_] = self._given[items] < self.max_uses
+        return remaining
+
+    def left_of(self, items: Ints) -> int:
+        """Return how often ``items`` (distinct) can still be sampled in total."""
+        return int((self.max_uses - self._given[items]).sum())
+
+    def clear(self, begin: int, end: int) -> None:
+        """Reset the counts of the items ``begin <= i < end``, for other steps."""
+        self._given[begin:end] = 0
+
+    def draw(self, sampler: Sampler, draw: Draw, rng: np.random.Generator) -> tuple[int, Callable[[], None]]:
+        """Fill ``draw`` with at most as many items as there are uses left; exclude steps at their last use.
+
+        Items drawn too often are resampled from the remaining steps, with the probabilities of that draw.
+
+        Returns how many steps have no use left now, and a function that undoes all of it.
+        """
+        count, taken, ended = len(draw.items), 0, 0
+        full = np.empty(count, np.int64)
+        undos: list[Callable[[], None]] = []
+
+        def undo() -> None:
+            for one in reversed(undos):
+                one()
+            np.subtract.at(self._given, draw.items[:taken], 1)
+            self.left += taken
+
+        try:
+            while taken < count:
+                part = draw.part(taken, count)
+                sampler.draw(part, rng)
+                kept, found = core.count_uses(part.items, part.probabilities, self._given, self.max_uses, full)
+                if not kept:  # the first item of a part has a use left, otherwise the sampler should not know it
+                    raise RuntimeError(
+                        f"{type(sampler).__name__}: drew items that were excluded, which have no use left"
+                    )
+                taken += kept
+                self.left -= kept
+                if found:
+                    undos.append(sampler.exclude(np.sort(full[:found])))
+                    ended += found
+        except BaseException:  # an interrupt by the user among them
+            undo()
+            raise
+        return ended, undo
+
+    def take_back(self, items: Ints) -> None:
+        """Uncount a use of each of ``items``, which may repeat."""
+        np.subtract.at(self._given, items, 1)
+        self.left += len(items)
+
+    def given(self, items: int) -> npt.NDArray[np.int32]:
+        """Return how often each of the first ``items`` items was sampled: int32 [items], a copy."""
+        return self._given[:items].copy()
+
+    def restore(self, given: npt.NDArray[np.int32], items: Ints) -> Ints:
+        """Restore a checkpoint's counts for ``items``, present both then and now; return the used-up ones.
+
+        Raises:
+            ValueError: counts out of range.
+        """
+        if ((given < 0) | (given > self.max_uses)).any() or len(given) > len(self._given):
+            raise ValueError(f"uses: expected counts from 0 to {self.max_uses} of at most {len(self._given)} items")
+        items = items[items < len(given)]
+        self._given[items] = given[items]
+        self.left -= int(given[items].sum())
+        full: Ints = items[given[items] == self.max_uses]
+        return full
+
+    def nbytes(self, items: int) -> int:
+        """Return the bytes of memory in use for the items below that number."""
+        return items * self._given.itemsize
+
+
+def own_generator(inherited: np.random.Generator) -> np.random.Generator:
+    """Return a generator for the draws of a forked process. Called at its first draw.
+
+    Its seed combines the generator's state at the fork, the fork's number and, in a worker of PyTorch's DataLoader, the
+    worker's number and seed. So it differs in every fork, and is the same in a run that forks in the same order and
+    seeds torch.
+    """
+    state = inherited.integers(1 << 32, size=8, dtype=np.uint64).tolist()  # of this process's copy
+    return np.random.default_rng(np.random.SeedSequence([*state, *_worker()], spawn_key=path()))
+
+
+def _worker() -> tuple[int, ...]:
+    """Return the number and seed of this DataLoader worker; empty in other processes.
+
+    A worker learns them after the fork, so fork hooks run too early for this.
+    """
+    worker_info = getattr(sys.modules.get("torch.utils.data"), "get_worker_info", None)
+    worker = None if worker_info is None else worker_info()
+    return () if worker is None else (int(worker.id), int(worker.seed))
 
 
 def _items_of(runs: Ints, stride: int) -> Ints:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from sharpwave.errors import EmptyError
 from sharpwave.sampling.limiters import Cursor, Gate, Limiter, Queue
 from sharpwave.sampling.ordered import Fifo
+from sharpwave.views.draws_ahead import UnusedDraws
 from sharpwave.views.items import Items
-from sharpwave.views.unused_draws import UnusedDraws
 from sharpwave.views.view import STEPS, View
 
 if TYPE_CHECKING:

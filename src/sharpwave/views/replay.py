@@ -185,7 +185,8 @@ class Replay(Generic[B]):
         check_beta(beta)
         with self.lock.unsettled:
             self.source.pace.wait(count, timeout)
-            return self.source.draw_ids(count, beta)
+            drawn, _ = self.source.draw_ids(count, beta)
+        return Draws(tagged(drawn.ids, self.source.tag), drawn.probabilities, drawn.weights, drawn.uniforms)
 
     def fetch(self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise") -> B:
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.

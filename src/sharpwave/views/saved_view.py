@@ -11,7 +11,7 @@ import numpy.typing as npt
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import MAX_TD_ERROR, as_json, checked_array, described
-from sharpwave.views.unused_draws import checked
+from sharpwave.views.draws_ahead import checked
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -54,7 +54,7 @@ class SavedView:
             "max_times_sampled": source.pace.max_times_sampled,
             "remembered": items.sampler.state(),
             "uses": None if items.uses is None else items.uses.given(index.highest * log.stride),
-            "rng": dict(source.rng.bit_generator.state),
+            "rng": dict(source.items.rng.bit_generator.state),
             "samples": items.samples,
             "inserts": 0,
             "ahead": source.unused.state(),
@@ -150,7 +150,7 @@ class SavedView:
         """
         source.items.restore(self.generation, self.uses, self.remembered)
         source.items.samples, source.pace.steps_before = self._state["samples"], self._steps_before
-        source.rng.bit_generator.state = self._state["rng"]
+        source.items.rng.bit_generator.state = self._state["rng"]
         source.unused.resumed = self._state["ahead"]
 
 

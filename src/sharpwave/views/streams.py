@@ -7,108 +7,15 @@ import warnings
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NoReturn, TypeVar
-
-import numpy as np
-import numpy.typing as npt
+from typing import Generic, NoReturn, TypeVar
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
-from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import check_timeout
-from sharpwave.sampling.protocol import Draw
-from sharpwave.views.batch_source import Undo
-from sharpwave.views.unused_draws import Drawn
+from sharpwave.views.draws_ahead import Drawn, DrawsAhead
+from sharpwave.views.items import Undo
 from sharpwave.views.view_parts import Choice, Parts, held, turn
 
-Ints = npt.NDArray[np.int64]
 B = TypeVar("B")
-
-AHEAD = 0.75
-"""Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""
-
-
-class DrawsAhead:
-    """Draws of one view for the future batches of a stream. The store's lock is held, except in ``wait_for``.
-
-    Segments are read ahead as far as three quarters of the store's memory for them allow, counted over all its streams:
-    a segment that was read must still be there when it is used.
-
-    Args:
-        view: kept alive: only live views are notified of evictions.
-
-    Attributes:
-        drawn: draws not used yet, oldest first.
-    """
-
-    def __init__(self, view: Any) -> None:
-        self._view, self._source = view, view.source
-        self.drawn: deque[Drawn] = deque()
-        with view.lock:
-            self._source.unused.add(self, self.drawn)
-            self._process = self._source.unused.process
-
-    def draw(self, count: int, beta: float | None) -> Undo:
-        """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
-        source, draw = self._source, Draw.of(count)
-        source.unused.forget_dropped()
-        undo = source.draw(draw, beta)
-        source.items.write_ids(draw.items, ids := np.empty(count, np.int64))
-        self.drawn.append(Drawn(ids, draw.probabilities, draw.weights, source.kept_uniforms(draw)))
-        source.gate.notify()
-
-        def undraw() -> None:
-            source.unused.unpin(self.drawn.pop())
-            undo()
-
-        return undraw
-
-    def read(self) -> None:
-        """Start to read the segments of the next batches, as far as there is room to keep them."""
-        log = self._source.log
-        segment_cache = log.segment_cache
-        if segment_cache is None or log.closed:
-            return
-        for batch in self.drawn:
-            if batch.slots is None:
-                slots = self._needed(batch)
-                nbytes = int(log.index.nbytes[slots].sum())
-                if segment_cache.kept_bytes + nbytes > AHEAD * log.segment_bytes:
-                    break
-                batch.slots, batch.nbytes = slots, nbytes
-                segment_cache.kept_bytes += nbytes
-                segment_cache.pin(slots)
-                segment_cache.fetch(slots)
-
-    def _needed(self, batch: Drawn) -> Ints:
-        """Return slots of the sealed segments that a batch's items need, as far as they are still held."""
-        items, there = self._source.items.resolve(batch.ids)
-        uniforms = np.ones(len(items)) if batch.uniforms is None else batch.uniforms
-        slots = self._source.view.drawn_segments(items[there], uniforms[there]).reshape(-1)
-        sealed: Ints = slots[self._source.log.index.sealed[slots] > 0]
-        return sealed
-
-    def wait_for(self, one: Drawn) -> None:
-        """Wait until the segments of a draw are read, while others append and sample."""
-        segment_cache = self._source.log.segment_cache
-        if segment_cache is not None and one.slots is not None:
-            segment_cache.wait(one.slots)
-
-    def go_on(self, used: Drawn) -> None:
-        """Unpin the segments of a draw that was used, and read on."""
-        self._source.unused.unpin(used)
-        self._source.gate.notify()  # they may be evicted
-        self.read()
-
-    @property
-    def inherited(self) -> bool:
-        """Whether the draws belong to the parent of this process, a fork that did not call ``clear`` yet."""
-        return self._process is not path()
-
-    def clear(self) -> None:
-        """Discard all draws; their items can be sampled again, where uses are limited."""
-        self._process = path()
-        self._source.unused.release(self.drawn)
-        self._source.gate.notify()
 
 
 @dataclass(eq=False)
@@ -172,7 +79,8 @@ class Stream(Generic[B]):
                 if ahead.inherited:
                     self._clear()
                     break
-            while len(self.drawn) <= self._lookahead and self._draw(wait=not self.drawn):
+            settings = self._size, self._draw_parts, self._beta, self._timeout
+            while len(self.drawn) <= self._lookahead and parts.draw(*settings, wait=not self.drawn):
                 pass
             first = self.drawn[0]
             for k, part in first.parts.items():
@@ -191,15 +99,8 @@ class Stream(Generic[B]):
                 self._drop(first)
                 return batch
 
-    def _draw(self, wait: bool) -> bool:
-        """Draw a batch, and start to read its segments. Return False if it would have to wait, but may not.
-
-        Raises:
-            as ``sample``; then nothing was drawn.
-        """
-        return bool(self._parts.draw(self._size, self._draw_parts, beta=self._beta, timeout=self._timeout, wait=wait))
-
     def _draw_parts(self, choice: Choice) -> bool:
+        """Draw all parts of a batch, or none, and start to read their segments."""
         undos: list[Undo] = []
         try:
             for k, count in choice.near.items():

@@ -25,10 +25,11 @@ from sharpwave.native.forks import path
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.sampling.limiters import LOOK_S, Limiter, check_timeout
 from sharpwave.sampling.protocol import Draw, Sampler
-from sharpwave.views.batch_source import BatchSource, Undo, own_generator
+from sharpwave.views.batch_source import BatchSource
+from sharpwave.views.draws_ahead import Drawn
 from sharpwave.views.ids import tagged
+from sharpwave.views.items import Undo, own_generator
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.unused_draws import Drawn
 
 B = TypeVar("B")
 B_co = TypeVar("B_co", covariant=True)
@@ -40,6 +41,7 @@ POLL_S = 0.01
 """Seconds between checks of a thread that keeps its turn for longer than another would wait for steps."""
 
 _made: weakref.WeakSet[InterruptLock] = weakref.WeakSet()
+_NO_TURN = nullcontext()
 
 
 class Part(Protocol[B_co]):
@@ -156,9 +158,9 @@ class Parts(Generic[B]):
         self,
         batch_size: int,
         make: Callable[[Choice], T | None],
-        *,
         beta: float | None,
         timeout: float | None,
+        *,
         wait: bool = True,
     ) -> T | None:
         """Choose a batch, and return the result of ``make`` for the choice, once each view can draw its part.
@@ -180,13 +182,14 @@ class Parts(Generic[B]):
         end = time.monotonic() + seconds
         try:
             waits = self.waits if wait else lambda: True
-            with nullcontext() if self.alone else held(self._turn, seconds if wait else 0.0, "blend", waits):
+            with _NO_TURN if self.alone else held(self._turn, seconds if wait else 0.0, "blend", waits):
                 try:
                     choice, rng = self._choose(batch_size)
                     self.check_limiters(batch_size, choice.shares)
-                    for k, view in enumerate(self.views):
-                        if view.remote and k in choice.counts:
-                            choice.sent[k] = view.sample_target(choice.counts[k], beta=beta, timeout=timeout)
+                    if self.remote:
+                        for k, count in choice.counts.items():
+                            if self.views[k].remote:
+                                choice.sent[k] = self.views[k].sample_target(count, beta=beta, timeout=timeout)
                     while True:
                         with self.held():
                             waiting = self._waiting(choice)
@@ -293,8 +296,6 @@ class Parts(Generic[B]):
         target = self._lend(choice)
         if self._waiting(choice) is not None:
             return None
-        for k in choice.near:
-            self.views[k].source.unused.forget_dropped()
         batch = self._batch(choice, target, lambda k, part: self.views[k].source.draw_into(part, beta))
         for k in choice.near:
             self.views[k].source.bind()
@@ -441,7 +442,7 @@ class held:
     def __enter__(self) -> None:
         left = self._seconds
         part = min(left, LOOK_S)
-        if self._lock.acquire(timeout=part):
+        if self._lock.take(timeout=part):
             return
         end = time.monotonic() + left - part
         while True:  # in parts: an interrupt is deferred during each
@@ -453,7 +454,7 @@ class held:
                     f"sample: timed out after {self._seconds:g} s; another thread samples from this {self._what}, and "
                     "waits for steps"
                 )
-            if self._lock.acquire(timeout=min(left, LOOK_S)):
+            if self._lock.take(timeout=min(left, LOOK_S)):
                 return
 
     def __exit__(self, *error: object) -> None:

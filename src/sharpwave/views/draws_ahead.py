@@ -1,4 +1,5 @@
-"""Draws of streams whose batches were not returned yet: checkpoints keep them, closing returns their items."""
+"""Draws of streams for future batches: their segments are read meanwhile, checkpoints keep them, closing returns their
+items."""
 
 from __future__ import annotations
 
@@ -12,17 +13,20 @@ import numpy.typing as npt
 
 from sharpwave.native.forks import path
 from sharpwave.sampling.protocol import checked_array
-from sharpwave.views.items import Items
+from sharpwave.views.items import Items, Undo
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.views.batch_source import BatchSource
 
 Ints = npt.NDArray[np.int64]
+AHEAD = 0.75
+"""Share of the memory for segments that prefetching may fill. The rest is for batches drawn now."""
 ARRAYS = {"ids": np.int64, "probabilities": np.float64, "weights": np.float32, "uniforms": np.float64}
 """Arrays of a draw, of which only some views have the last."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Drawn:
     """Draw of a view's part of a future batch.
 
@@ -43,6 +47,87 @@ class Drawn:
         """Its arrays by name."""
         found = {name: getattr(self, name) for name in ARRAYS}
         return {name: array for name, array in found.items() if array is not None}
+
+
+class DrawsAhead:
+    """Draws of one view for the future batches of a stream. The store's lock is held, except in ``wait_for``.
+
+    Segments are read ahead as far as three quarters of the store's memory for them allow, counted over all its streams:
+    a segment that was read must still be there when it is used.
+
+    Args:
+        view: kept alive: only live views are notified of evictions.
+
+    Attributes:
+        drawn: draws not used yet, oldest first.
+    """
+
+    def __init__(self, view: Any) -> None:
+        self._view = view
+        self._source: BatchSource = view.source
+        self.drawn: deque[Drawn] = deque()
+        with view.lock:
+            self._source.unused.add(self, self.drawn)
+            self._process = self._source.unused.process
+
+    def draw(self, count: int, beta: float | None) -> Undo:
+        """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
+        drawn, undo = self._source.draw_ids(count, beta)
+        self.drawn.append(drawn)
+
+        def undraw() -> None:
+            self._source.unused.unpin(self.drawn.pop())
+            undo()
+
+        return undraw
+
+    def read(self) -> None:
+        """Start to read the segments of the next batches, as far as there is room to keep them."""
+        log = self._source.log
+        segment_cache = log.segment_cache
+        if segment_cache is None or log.closed:
+            return
+        for batch in self.drawn:
+            if batch.slots is None:
+                slots = self._needed(batch)
+                nbytes = int(log.index.nbytes[slots].sum())
+                if segment_cache.kept_bytes + nbytes > AHEAD * log.segment_bytes:
+                    break
+                batch.slots, batch.nbytes = slots, nbytes
+                segment_cache.kept_bytes += nbytes
+                segment_cache.pin(slots)
+                segment_cache.fetch(slots)
+
+    def _needed(self, batch: Drawn) -> Ints:
+        """Return slots of the sealed segments that a batch's items need, as far as they are still held."""
+        items, there = self._source.items.resolve(batch.ids)
+        uniforms = np.ones(len(items)) if batch.uniforms is None else batch.uniforms
+        slots = self._source.view.drawn_segments(items[there], uniforms[there]).reshape(-1)
+        sealed: Ints = slots[self._source.log.index.sealed[slots] > 0]
+        return sealed
+
+    def wait_for(self, one: Drawn) -> None:
+        """Wait until the segments of a draw are read, while others append and sample."""
+        segment_cache = self._source.log.segment_cache
+        if segment_cache is not None and one.slots is not None:
+            segment_cache.wait(one.slots)
+
+    def go_on(self, used: Drawn) -> None:
+        """Unpin the segments of a draw that was used, and read on."""
+        self._source.unused.unpin(used)
+        self._source.gate.notify()  # they may be evicted
+        self.read()
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the draws belong to the parent of this process, a fork that did not call ``clear`` yet."""
+        return self._process is not path()
+
+    def clear(self) -> None:
+        """Discard all draws; their items can be sampled again, where uses are limited."""
+        self._process = path()
+        self._source.unused.release(self.drawn)
+        self._source.gate.notify()
 
 
 class UnusedDraws:
