@@ -32,10 +32,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import runner
-from soak_report import figure, goals, slopes, table
-from tiers import environment
+from runner import Results, slope
 
 import sharpwave as sw
+from sharpwave.bench.machine import environment
 from sharpwave.bench.measured import private_bytes
 from sharpwave.offline.verify import check
 
@@ -390,6 +390,118 @@ class Soak:
         )
 
 
+MIB = 1 << 20
+WARM_UP = 0.1
+"""Share of the windows, from the first, that slopes leave out."""
+RARE = ("checkpoint", "flush", "resize")
+"""Operations with few calls in a window, whose 99th percentile is not followed."""
+
+
+def slopes(windows: list[dict[str, Any]]) -> Results:
+    """Return slopes of memory in MiB per hour and of latencies in % of their mean per hour, with standard errors."""
+    kept = windows[int(len(windows) * WARM_UP) :]
+    if not kept:
+        return {}
+    found: Results = {"memory MiB": slope([w["at_s"] / 3600 for w in kept], [w["grown"] / MIB for w in kept])}
+    for name in sorted({name for w in kept for name in w["operations"]}):
+        there = [w for w in kept if name in w["operations"]]
+        for part in ("p50_ms",) if name in RARE else ("p50_ms", "p99_ms"):
+            values = [w["operations"][name][part] for w in there]
+            steep, error = slope([w["at_s"] / 3600 for w in there], values)
+            mean = float(np.mean(values)) / 100
+            found[f"{name} {part.removesuffix('_ms')} %"] = (steep / mean, error / mean)
+    return found
+
+
+def table(console: Console, results: Results) -> None:
+    """Print each operation's calls and latencies over the whole run, and how these changed."""
+    shown = runner.table("Operations", "", "calls", "p50 ms", "p99 ms", "longest ms", "p50 an hour", "p99 an hour")
+    windows = results["windows"]
+    for name in sorted({name for w in windows for name in w["operations"]}):
+        there = [w["operations"][name] for w in windows if name in w["operations"]]
+        cells = [f"{sum(o['calls'] for o in there):,}"]
+        cells += [f"{np.median([o[part] for o in there]):.2f}" for part in ("p50_ms", "p99_ms")]
+        cells.append(f"{max(o['max_ms'] for o in there):,.1f}")
+        cells += [change(results["slopes"].get(f"{name} {part} %"), "%") for part in ("p50", "p99")]
+        shown.add_row(name, *cells)
+    console.print(shown)
+    console.print(
+        "p50 and p99: medians over windows. An hour: least squares over windows after the first tenth, in % of the "
+        "mean, and its standard error.",
+        style="dim",
+    )
+
+
+def change(found: tuple[float, float] | None, unit: str) -> str:
+    """Format a slope."""
+    return "-" if found is None or np.isnan(found[0]) else f"{found[0]:+.1f} ± {found[1]:.1f} {unit}"
+
+
+def verdict(console: Console, results: Results) -> bool:
+    """Print what was wrong, and memory; return whether nothing was."""
+    counts, ram = results["windows"][-1]["counts"], results["ram"]
+    console.print(
+        f"{counts['wrong']} of {counts['transitions']:,} transitions wrong, {counts['exceptions']} exceptions"
+    )
+    grown = change(results["slopes"].get("memory MiB"), "MiB an hour")
+    console.print(f"memory: {results['peak'] / ram:.2f} x ram= at most, {grown}")
+    good = not results["problems"] and not counts["wrong"]
+    for name in ("checkpoint", "store"):
+        if found := results.get(name):
+            wrong = len(found["damages"]) + len(found.get("wrong", ()))
+            good = good and found["segments"] > 0 and not wrong
+            steps = f"{found['segments']:,} segments, {found['steps']:,} steps"
+            console.print(f"sharpwave verify: {name}: {wrong} damages or wrong batches in {steps}")
+    for problem in results["problems"][:5]:
+        console.print(problem, style="red", markup=False)
+    return bool(good)
+
+
+def figure(results: Results, path: Path) -> None:
+    """Draw memory, held steps and latencies over time."""
+    from matplotlib.ticker import NullFormatter
+
+    windows, where = results["windows"], results["environment"]
+    minutes = [w["at_s"] / 60 for w in windows]
+    styles = {
+        "append": ("#0b7285", "-"),
+        "stream": ("#e8590c", "-"),
+        "sample": ("#5f3dc4", "-"),
+        "update": ("#868e96", "-"),
+        "checkpoint": ("#2b8a3e", "--"),
+        "flush": ("#adb5bd", "--"),
+    }
+    title = f"A store on disk under five threads for {minutes[-1]:.0f} minutes ({where['machine']}, {where['date']})"
+    with runner.picture(path, title, 2, 2, figsize=(11, 7), sharex=True) as axes:
+        held, disk = axes[0]
+        held.plot(minutes, [w["grown"] / MIB for w in windows], color="#0b7285", label="the process grew by")
+        held.plot(minutes, [w["counted"] / MIB for w in windows], ":", color="#0b7285", label="stats() says")
+        held.axhline(results["ram"] / MIB, color="#c92a2a", linewidth=1, label="ram=")
+        held.set_ylim(0, 1.25 * results["ram"] / MIB)
+        held.set_title("memory, MiB", loc="left", fontsize=10)
+        held.legend(frameon=False, loc="lower right", fontsize=8)
+        disk.plot(minutes, [w["total_steps"] / 1e6 for w in windows], color="#868e96", label="appended")
+        disk.plot(minutes, [w["steps"] / 1e6 for w in windows], color="#0b7285", label="held")
+        disk.set_ylim(0, None)
+        disk.set_title("steps, millions", loc="left", fontsize=10)
+        disk.legend(frameon=False, loc="upper left", fontsize=8)
+        for axis, part in zip(axes[1], ("p50", "p99"), strict=True):
+            for name, (colour, style) in styles.items():
+                there = [w for w in windows if name in w["operations"]]
+                x = [w["at_s"] / 60 for w in there]
+                if there:
+                    values = [w["operations"][name][f"{part}_ms"] for w in there]
+                    axis.plot(x, values, style, color=colour, label=name)
+            axis.set_yscale("log")
+            axis.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+            axis.yaxis.set_minor_formatter(NullFormatter())
+            axis.set_title(f"{part}, ms, in windows of {windows[0]['seconds']:.0f} s", loc="left", fontsize=10)
+            axis.set_xlabel("minutes")
+            axis.grid(True, which="major", color="#e9ecef")
+        axes[1][1].sharey(axes[1][0])
+        axes[1][1].legend(frameon=False, fontsize=8, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
 def main() -> None:
     """Run the command line."""
     parser = runner.parser(__doc__)
@@ -411,7 +523,7 @@ def main() -> None:
         arguments.folder if arguments.hours else Path(tempfile.mkdtemp(prefix="sharpwave-soak-", dir=arguments.folder))
     )
     base.mkdir(parents=True, exist_ok=True)
-    where, state = environment(), base / "soak.json"
+    where, state = environment(("sharpwave", "numpy")), base / "soak.json"
     before = json.loads(state.read_text()) if state.exists() else None
     soak = Soak(arguments, base, before)
     console.print(
@@ -445,7 +557,7 @@ def main() -> None:
     for path in kept:
         path.write_text(text.removesuffix("\n}") + f',\n "windows": [\n  {lines}\n ]\n}}\n')
     table(console, summary)
-    good = goals(console, summary)
+    good = verdict(console, summary)
     figure(summary, arguments.out / "soak.png")
     console.print(f"written: {kept[0]}, {arguments.out / 'soak.png'}")
     if arguments.hours:

@@ -3,10 +3,10 @@
     python benchmarks/workloads.py [--minutes 10] [--times 10] [--loads dqn-atari ...] [--reverb-python PYTHON]
                                    [--memories process actors torchrl reverb] [--out FILE] [--show FILE]
 
-Each memory is filled to its capacity (``workload_data.py``), then added to and sampled from at ``--times`` the rates
-of the table: by a thread of the learner's process, and by two actor processes that send encoded segments. A load is
-held if 99 % of its adds and samples happen in the time given. Peers are filled as far as ``--peer-gb`` allows, and
-their memory is told for the whole. Runs add up: those that ``--out`` has are kept, and only what is missing is run.
+Each memory is filled to its capacity, then added to and sampled from at ``--times`` the rates of the table: by a thread
+of the learner's process, and by two actor processes that send encoded segments. A load is held if 99 % of its adds and
+samples happen in the time given. Peers are filled as far as ``--peer-gb`` allows, and their memory is told for the
+whole. Runs add up: those that ``--out`` has are kept, and only what is missing is run.
 """
 
 from __future__ import annotations
@@ -23,10 +23,8 @@ from typing import Any
 
 import numpy as np
 import runner
-import workload_data
 from runner import say
-from workload_data import LOADS, Load
-from workload_memories import Ours, Reverb, TorchRL
+from workload_memories import LOADS, Load, Ours, Reverb, TorchRL, folder_of
 
 from sharpwave.bench.machine import ChildError, environment
 from sharpwave.bench.measured import private_bytes
@@ -42,8 +40,8 @@ WORKER = "--worker"
 
 def measure(name: str, memory: str, arguments: argparse.Namespace, python: str) -> dict[str, Any]:
     """Fill one memory in a process of its own and put one load on it; return what came of it."""
-    load, folder = LOADS[name], workload_data.folder_of(LOADS[name].data, say)
-    elements = load.elements
+    load, folder = LOADS[name], folder_of(LOADS[name].data, say)
+    elements = load.elements // (100 if arguments.quick else 1) // load.batch * load.batch
     if memory in PEERS:
         elements = min(elements, int(arguments.peer_gb * GIGA / peer_bytes(load)) // load.batch * load.batch)
     with tempfile.TemporaryDirectory(prefix="sharpwave-loads-") as scratch:
@@ -199,6 +197,7 @@ def main() -> None:
     parser = runner.parser(__doc__)
     parser.add_argument("--loads", nargs="*", choices=list(LOADS), default=list(LOADS))
     parser.add_argument("--minutes", type=float, default=10.0, help="length of each run (10)")
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the elements, three seconds a run")
     parser.add_argument("--times", type=float, default=10.0, help="multiple of the table's rates (10)")
     parser.add_argument("--memories", nargs="*", choices=list(MEMORIES), default=list(MEMORIES))
     parser.add_argument("--reverb-python", metavar="PYTHON", help="interpreter with dm-reverb[tensorflow]")
@@ -211,6 +210,8 @@ def main() -> None:
     if arguments.show:
         report(json.loads(arguments.show.read_text()))
         return
+    if arguments.quick:
+        arguments.minutes = 0.05
     pythons = dict.fromkeys(arguments.memories, sys.executable)
     if "reverb" in pythons:
         if arguments.reverb_python:

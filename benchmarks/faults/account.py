@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
 import sys
 import threading
 import time
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -179,17 +176,7 @@ def doomed_learner(addresses: str, name: str) -> None:
             time.sleep(0.05)
 
 
-def driver(folder: str, shards: str, capacity: str) -> None:
-    """Run a cluster until killed, or until SIGTERM; print where its shards are."""
-    disk, over = Path(folder), threading.Event()
-    signal.signal(signal.SIGTERM, lambda *_: over.set())
-    made = {"shards": int(shards), "capacity": int(capacity), "segment_steps": 8}
-    with sw.Cluster.open(disk) if disk.exists() else sw.Cluster(SPEC, disk=disk, **made) as cluster:  # type: ignore[arg-type]
-        print(json.dumps([str(link.address) for link in cluster.links if link is not None]), flush=True)
-        over.wait()
-
-
 if __name__ == "__main__":
-    parts: dict[str, Any] = {"writer": doomed_writer, "learner": doomed_learner, "driver": driver}
+    parts: dict[str, Any] = {"writer": doomed_writer, "learner": doomed_learner}
     parts[sys.argv[1]](*sys.argv[2:])
     os._exit(0)

@@ -14,7 +14,7 @@ import numpy as np
 import sharpwave as sw
 from faults.account import Account, audit, wrong
 from faults.group import STOPPED_S, Group
-from faults.homes import BACK_S, Driven, Here, OnRay, Served, Started
+from faults.homes import BACK_S, Here, OnRay, Served, Started
 from faults.training import TrainingGroup
 
 SHARDS = 2
@@ -279,14 +279,6 @@ KINDS: dict[str, tuple[Make, dict[str, Fault]]] = {
             "service killed": runner_killed(with_shards=False),
             "service and shards killed": runner_killed(with_shards=True),
             "service stopped": runner_stopped,
-        },
-    ),
-    "driver": (
-        lambda folder, seed: Group(Driven(folder, SHARDS), folder, seed),
-        {
-            "driver killed": runner_killed(with_shards=False),
-            "driver and shards killed": runner_killed(with_shards=True),
-            "driver stopped": runner_stopped,
         },
     ),
     "replicas": (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import signal
@@ -19,7 +18,7 @@ import psutil
 
 import sharpwave as sw
 from faults.account import SPEC
-from sharpwave.serve.addresses import Address, Security, connect
+from sharpwave.serve.addresses import Address, connect
 from sharpwave.serve.link import Link
 from sharpwave.serve.wire import Request
 
@@ -170,30 +169,6 @@ class Served(Started):
     def command(self) -> list[str]:
         settings = {"shards": self._shards, "capacity": CAPACITY, "segment-steps": 8, "disk": self.folder}
         return serve(self.listen, settings)
-
-
-class Driven(Started):
-    """Shards of a program with ``Cluster(address="local")``; where they are changes whenever it is started again."""
-
-    def __init__(self, folder: Path, shards: int) -> None:
-        super().__init__(folder, shards)
-        self.cluster = sw.Cluster.of(SPEC, [])
-        self.cluster._members.links[:] = [
-            Link(self._addresses[shard], Security(), moved=lambda shard=shard: self._addresses[shard])  # type: ignore[misc]
-            for shard in range(shards)
-        ]
-
-    def command(self) -> list[str]:
-        program = str(HERE / "account.py")
-        return [sys.executable, program, "driver", str(self.folder), str(self._shards), str(CAPACITY)]
-
-    def start(self) -> str:
-        line = super().start()
-        self._addresses = [Address.parse(one) for one in json.loads(line)]
-        return line
-
-    def address(self, shard: int) -> Address:
-        return self._addresses[shard]
 
 
 def serve(listen: str, settings: Mapping[str, Any]) -> list[str]:
