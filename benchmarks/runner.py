@@ -10,17 +10,18 @@ import argparse
 import contextlib
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from sharpwave.bench.machine import AnsweringChild, cores
+from sharpwave.bench.machine import answer as answer
+from sharpwave.bench.machine import in_turn as in_turn
 from sharpwave.bench.report import rates
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ BUSY = 0.5
 """Load a core above which a warning says that figures are disturbed."""
 
 Results = dict[str, Any]
-T = TypeVar("T")
 
 
 # the command line
@@ -94,25 +94,6 @@ def worker(
     return AnsweringChild(name or script, command, log, env, begin)
 
 
-def answer(make: Callable[[], object], begins_with: Callable[[Any], Any] | None = None) -> None:
-    """Answer requests until standard input ends: the method that ``do`` names, with the others as its arguments.
-
-    What libraries print goes to stderr.
-
-    Args:
-        begins_with: its result for the subject is the first answer, which no request asks for.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends this one
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    subject = make()
-    if begins_with is not None:
-        answers.write(json.dumps(begins_with(subject)) + "\n")
-    for line in sys.stdin:
-        request = json.loads(line)
-        answers.write(json.dumps(getattr(subject, request.pop("do"))(**request)) + "\n")
-
-
 def last_line(command: Sequence[str], name: str) -> Any:
     """Run a program and return the JSON of its last line; ``None`` if it fails, whose last words are printed."""
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -168,12 +149,6 @@ def memory(process: int | str = "self", part: str = "RssAnon") -> int:
 
 
 # figures
-
-
-def in_turn(items: Sequence[T], turn: int) -> list[T]:
-    """Return all items, each turn beginning with another one, so that disturbances reach all of them alike."""
-    at = turn % max(1, len(items))
-    return [*items[at:], *items[:at]]
 
 
 def middle(rounds: Iterable[Results], figure: str) -> float:
@@ -237,14 +212,6 @@ def console(width: int = 150) -> Console:
     from rich.console import Console
 
     return Console(width=width)
-
-
-def goal_table(rows: Iterable[tuple[str, str, str, bool | None]], title: str = "Goals") -> Table:
-    """Return a table of goals: (goal, figure reached, what it is compared with, whether it is met or ``None``)."""
-    made = table(title, "goal", "reached", "against", " ", left=("goal", "against", " "))
-    for goal, reached, against, met in rows:
-        made.add_row(goal, reached, against, "-" if met is None else "[green]met" if met else "[red]missed")
-    return made
 
 
 def machine_text(where: Results) -> str:

@@ -17,7 +17,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from typing import Any
 import frames
 import numpy as np
 import runner
-from runner import Results, bytes_a_step, in_turn, middle, rate, say
+from runner import Results, bytes_a_step, middle, rate, say
 from sequence_contenders import (
     BURN_IN,
     LENGTH,
@@ -45,11 +45,12 @@ from sequence_contenders import (
 )  # fmt: skip
 
 from sharpwave.bench import played as recordings
+from sharpwave.bench.contenders import installed
 from sharpwave.bench.machine import AnsweringChild, cores, environment
-from sharpwave.bench.measured import Limit, Subject, private_bytes, serve, timed
-from sharpwave.bench.peers import installed
+from sharpwave.bench.measured import Limit, private_bytes, timed
 from sharpwave.bench.played import PlayedSteps
 from sharpwave.bench.report import ratios
+from sharpwave.bench.session import measure_round
 
 MODULES = {"TorchRL": "torchrl", "Flashbax": "flashbax"}
 """Libraries without which the contenders whose names begin so are left out."""
@@ -80,8 +81,7 @@ DRAINED = 4
 IDLE_S = 0.002
 OURS, PEERS = "sharpwave", ("TorchRL", "Flashbax", "Reverb")
 STATELESS = "no state"
-"""Contenders with this in their names lack the recurrent states, and are not what the goals are measured against."""
-MAX_R2D2_BYTES = 1_000_000_000
+"""Contenders with this in their names lack the recurrent states, and are not compared with."""
 WORKER = "--worker"
 
 
@@ -102,40 +102,32 @@ def run(arguments: argparse.Namespace) -> Results:
     try:
         for name in chosen(arguments):
             workers[name] = worker(name, folder, arguments)
-            filled = workers[name].ask(fill=arguments.steps)
+            filled = workers[name].ask(do="fill", steps=arguments.steps)
             results["contenders"][name] = {"fill": filled, "rounds": {}}
             say(f"{name}: {filled['bytes'] / filled['steps']:,.0f} bytes a step, filled in {filled['fill_s']:.0f} s")
+
+        def ask(name: str, what: str, batch: int) -> Results:
+            return workers[name].ask(do="measure", what=what, batch=batch, seconds=arguments.seconds)
+
         workers["limit"] = worker("limit", folder, arguments)
-        workers["limit"].ask(fill=0)
+        workers["limit"].ask(do="fill", steps=0)
         for turn in range(arguments.rounds):
             say(f"round {turn + 1} of {arguments.rounds}")
             results["environment"]["load"].append(os.getloadavg()[0])
-            one_round(turn, workers, results, arguments.seconds)
+            measure_round(results["contenders"], turn, BATCHES, ask)
+            for batch in BATCHES:
+                results["limit"][str(batch)].append(ask("limit", "windows", batch)["windows"])
     finally:
         for one in workers.values():
             end(one)
     return results
 
 
-def one_round(turn: int, workers: dict[str, AnsweringChild], results: Results, seconds: float) -> None:
-    """Ask every contender once for each of its measurements."""
-    for what, batch in [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]:
-        for name in in_turn(list(results["contenders"]), turn):
-            if what == "prioritized" and not name.startswith(OURS):
-                continue
-            answer = workers[name].ask(measure=what, batch=batch, seconds=seconds)
-            rounds = results["contenders"][name]["rounds"]
-            rounds.setdefault(f"{what} {batch}" if batch else what, []).append(answer)
-    for batch in BATCHES:
-        answer = workers["limit"].ask(measure="windows", batch=batch, seconds=seconds)
-        results["limit"][str(batch)].append(answer["windows"])
-
-
 def memory_of(arguments: argparse.Namespace, folder: Path) -> Results:
     """Return the memory of one store of ``r2d2_steps``."""
     one = worker("sharpwave auto", folder, arguments, FRAMES)
     try:
-        return one.ask(fill=arguments.r2d2_steps)
+        return one.ask(do="fill", steps=arguments.r2d2_steps)
     finally:
         end(one)
 
@@ -193,6 +185,7 @@ class Bench:
         self._add_all(steps)
         answer: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
         answer["bytes"] = private_bytes() - before
+        answer["prioritized"] = isinstance(self.contender, Sharpwave)
         self._sample_each()
         answer["bytes_with_batches"] = private_bytes() - before
         if isinstance(self.contender, Sharpwave):
@@ -265,7 +258,7 @@ def _wait_until_idle() -> None:
         time.sleep(10 * IDLE_S)
 
 
-def make(name: str, folder: Path, steps: int) -> Subject:
+def make(name: str, folder: Path, steps: int) -> Any:
     """Make the benchmark ``name`` over the first ``steps`` of the recording in ``folder``."""
     if name == "limit":
         return Limit(84 * 84, WINDOW)
@@ -332,25 +325,14 @@ def show(results: Results) -> None:
         if wrong:
             told = ", ".join(f"{share:.1%} of {part}" for part, share in wrong.items())
             console.print(f"{name}: sampled what was not played so: {told}", style="yellow")
-    console.print(runner.goal_table(goals(results)))
-
-
-def goals(results: Results) -> Iterator[tuple[str, str, str, bool | None]]:
-    """Yield Sharpwave's goals, and what it reached."""
-    for title, name, how in rows(results):
-        for batch in BATCHES if name == "sharpwave auto" else ():
-            what, others = f"{how} {batch}", f"uniform {batch}"
-            if peer := fastest_peer(results, others):
-                times = ratio(results, name, peer, what, others)
-                yield f"{title}, windows of batch {batch}: at least 3 x", f"{times:.1f} x", peer, times >= 3
     if large := results.get("r2d2"):
-        each, million = large["bytes"] / large["steps"], large["steps"] / 1e6
-        for name, entry in results["contenders"].items():
-            if name.startswith(PEERS) and STATELESS not in name and entry["fill"]["bytes"] > 0:
-                share = bytes_a_step(results, name) / each
-                yield f"{million:g}M steps, memory of a step: at most 1/50", f"1/{share:.0f}", name, share >= 50
-        text = f"{4 * each:,.0f} MB"
-        yield "4M steps: under 1 GB", text, f"{each:,.0f} bytes a step", 4e6 * each < MAX_R2D2_BYTES
+        each = large["bytes"] / large["steps"]
+        shares = ", ".join(
+            f"1/{bytes_a_step(results, name) / each:.0f} of {name}"
+            for name, entry in results["contenders"].items()
+            if name.startswith(PEERS) and STATELESS not in name and entry["fill"]["bytes"] > 0
+        )
+        console.print(f"{large['steps'] / 1e6:g}M steps: {large['bytes'] / 1e6:,.0f} MB, {each:,.0f} a step: {shares}")
 
 
 def figure(results: Results, path: Path) -> None:
@@ -399,7 +381,7 @@ def main() -> None:
 if __name__ == "__main__":
     if sys.argv[1:2] == [WORKER]:
         bench = make(sys.argv[2], Path(sys.argv[3]), int(sys.argv[4]))
-        serve(lambda: bench)
+        runner.answer(lambda: bench)
         if isinstance(bench, Bench):
             bench.contender.close()
     else:

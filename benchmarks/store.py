@@ -21,14 +21,14 @@ import frames
 import numpy as np
 import runner
 from frames import STACK
-from runner import Results, bytes_a_step, in_turn, rate, say
+from runner import Results, bytes_a_step, rate, say
 
 from sharpwave.bench import machine
-from sharpwave.bench.contenders import Contender, Sharpwave
+from sharpwave.bench.contenders import SB3, SETUPS, Contender, Sharpwave
 from sharpwave.bench.machine import AnsweringChild
-from sharpwave.bench.measured import Bench, Limit, Subject, serve
-from sharpwave.bench.peers import SB3, SETUPS
+from sharpwave.bench.measured import Bench, Limit
 from sharpwave.bench.report import ratios
+from sharpwave.bench.session import measure_round
 
 CONTENDERS: dict[str, Callable[[], Contender]] = {
     "sharpwave auto": lambda: Sharpwave("auto"),
@@ -67,25 +67,23 @@ def run(arguments: argparse.Namespace) -> Results:
         for name in [*names, "trees", "limit"]:
             workers[name] = runner.worker("store.py", WORKER, name, folder, name=name, threads=arguments.threads)
             if name in names:
-                filled = workers[name].ask(fill=arguments.steps if name in ENCODED else arguments.peer_steps)
+                filled = workers[name].ask(
+                    do="fill", steps=arguments.steps if name in ENCODED else arguments.peer_steps
+                )
                 results["contenders"][name] = {"fill": filled, "rounds": {}}
                 say(f"{name}: {filled['steps']:,} steps, {filled['bytes'] / filled['steps']:,.0f} bytes each")
-        workers["trees"].ask(fill=LEAVES)
-        workers["limit"].ask(fill=0)
-        kinds = [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]
+        workers["trees"].ask(do="fill", steps=LEAVES)
+        workers["limit"].ask(do="fill", steps=0)
+
+        def ask(name: str, what: str, batch: int) -> Results:
+            return workers[name].ask(do="measure", what=what, batch=batch, seconds=arguments.seconds)
+
         for turn in range(arguments.rounds):
             say(f"round {turn + 1} of {arguments.rounds}")
-            for what, batch in kinds:
-                for name in in_turn(names, turn):
-                    entry = results["contenders"][name]
-                    if what == "prioritized" and not entry["fill"]["prioritized"]:
-                        continue
-                    answer = workers[name].ask(measure=what, batch=batch, seconds=arguments.seconds)
-                    entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)
-            answer = workers["limit"].ask(measure="windows", batch=256, seconds=arguments.seconds)
-            results["limit"].append(answer["windows"])
+            measure_round(results["contenders"], turn, BATCHES, ask)
+            results["limit"].append(ask("limit", "windows", 256)["windows"])
             for name in TREES:
-                answer = workers["trees"].ask(measure=name, batch=256, seconds=arguments.seconds / 2)
+                answer = workers["trees"].ask(do="measure", what=name, batch=256, seconds=arguments.seconds / 2)
                 results["trees"].setdefault(name, []).append(answer["us"])
     finally:
         for worker in workers.values():
@@ -96,7 +94,7 @@ def run(arguments: argparse.Namespace) -> Results:
 WORKER = "--worker"
 
 
-def measured(name: str, folder: Path) -> Subject:
+def measured(name: str, folder: Path) -> Any:
     """Make the benchmark ``name`` over the recording in ``folder``: a contender, sum trees alone, or memory alone."""
     if name == "trees":
         return Trees()
@@ -108,8 +106,9 @@ def measured(name: str, folder: Path) -> Subject:
 class Trees:
     """Sum trees alone, of all libraries, with the same number of leaves; ``measure`` takes the library's name."""
 
-    def fill(self, leaves: int) -> dict[str, Any]:
-        """Make the trees, with random priorities everywhere."""
+    def fill(self, steps: int) -> dict[str, Any]:
+        """Make the trees, with so many leaves and random priorities everywhere."""
+        leaves = steps
         self.rng = np.random.default_rng(0)
         priorities = self.rng.exponential(size=leaves) + 1e-3
         self.rounds: dict[str, Callable[[int], Callable[[], Any]]] = {
@@ -120,9 +119,9 @@ class Trees:
         }
         return {"trees": list(self.rounds), "leaves": leaves}
 
-    def measure(self, name: str, batch: int, seconds: float) -> dict[str, float]:
+    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
         """Return microseconds of a draw and an update: the median of single calls, which is least disturbed."""
-        call = self.rounds[name](batch)
+        call = self.rounds[what](batch)
         call()
         taken, end = [], time.perf_counter() + seconds
         while (begin := time.perf_counter()) < end:
@@ -266,7 +265,12 @@ def show(results: Results) -> None:
         wrong = ", ".join(f"{share:.1%} of {part}" for part, share in entry["fill"]["wrong"].items() if share)
         if wrong:
             console.print(f"{name}: sampled frames that were never recorded: {wrong}", style="yellow")
-    console.print(runner.goal_table(goals(results)))
+    shown = runner.table(
+        "Times as fast as the fastest peer", "", "what", "x", "by CPU time", "which", left=("", "what")
+    )
+    for row in comparisons(results):
+        shown.add_row(*row)
+    console.print(shown)
 
 
 def style(name: str) -> str:
@@ -274,27 +278,15 @@ def style(name: str) -> str:
     return "bold cyan" if name.startswith("sharpwave") else ""
 
 
-def goals(results: Results) -> Iterator[tuple[str, str, str, bool | None]]:
-    """Yield Sharpwave's goals, what it reached, and what it was compared with."""
-    for name in ENCODED:
-        if name in results["contenders"]:
-            steps, size = results["contenders"][name]["fill"]["steps"], bytes_a_step(results, name)
-            yield f"{name}: at most 250 bytes a transition", f"{size:,.0f}", f"{steps:,} steps", size <= 250
-            off, added = counted(results, name) or 0.0, rate(results, name, "add")
-            yield f"{name}: stats() within 5 % of the growth", f"{off:+.1%}", "private memory", abs(off) <= 0.05
-            yield f"{name}: at least 100,000 adds/s", f"{added:,.0f}", "", added >= 100_000
-    for name, batch, least in (("sharpwave auto", 256, 3), ("sharpwave auto", 32, 1), ("sharpwave raw", 256, 10)):
-        for what in ("uniform", "prioritized"):
-            if found := against_fastest(results, name, f"{what} {batch}"):
-                text = f"{found[0]:.1f} x ({found[1]:.1f} x by CPU time)"
-                yield f"{name}: {what} {batch}: at least {least} x the fastest peer", text, found[2], found[0] >= least
+def comparisons(results: Results) -> Iterator[tuple[str, ...]]:
+    """Yield, for our stores, how often they are as fast as the fastest peer, by wall and by processor time."""
     for name in ("sharpwave auto", "sharpwave raw"):
+        for what in ("add", *(f"{what} {batch}" for what in ("uniform", "prioritized") for batch in BATCHES)):
+            if found := against_fastest(results, name, what):
+                yield name, what, f"{found[0]:.1f}", f"{found[1]:.1f}", found[2]
         if name in results["contenders"]:
             share = rate(results, name, "uniform 256") / statistics.median(results["limit"])
-            yield f"{name}: uniform 256: as memory allows", f"{share:.2f} x", "copying alone", share >= 0.8
-    spent = statistics.median(results["trees"]["sharpwave tree"])
-    best = min(statistics.median(v) for n, v in results["trees"].items() if not n.startswith("sharpwave"))
-    yield "draw and update 256 of 2^20: at most 60 us", f"{spent:.0f} us", f"{best:.0f} us", spent <= 60
+            yield name, "uniform 256", f"{share:.2f}", "", "copying raw frames alone"
 
 
 def figure(results: Results, path: Path) -> None:
@@ -341,6 +333,6 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [WORKER]:
-        serve(lambda: measured(sys.argv[2], Path(sys.argv[3])))
+        runner.answer(lambda: measured(sys.argv[2], Path(sys.argv[3])))
     else:
         main()

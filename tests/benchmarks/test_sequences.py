@@ -112,11 +112,5 @@ def test_the_report_compares_with_the_fastest_peer_that_has_states(results, monk
     sequences.figure(results, tmp_path / "drawn.png")
     text = printed.getvalue()
     assert "Flashbax: sampled what was not played so: 25.0% of windows" in text
-    goals = {tuple(part.strip() for part in line.split("│")[1:-1]) for line in text.splitlines() if "│" in line}
-    assert ("sharpwave auto, windows of batch 64: at least 3 x", "3.0 x", "Flashbax", "met") in goals
-    title = "sharpwave auto, prioritized, windows of batch 64: at least 3 x"
-    assert (title, "1.5 x", "Flashbax", "missed") in goals
-    assert ("1M steps, memory of a step: at most 1/50", "1/55", "Flashbax", "met") in goals
-    assert ("1M steps, memory of a step: at most 1/50", "1/9", "Reverb", "missed") in goals
-    assert ("4M steps: under 1 GB", "880 MB", "220 bytes a step", "met") in goals
+    assert "1M steps: 220 MB, 220 a step: 1/55 of Flashbax, 1/9 of Reverb" in " ".join(text.split())
     assert (tmp_path / "drawn.png").stat().st_size > 1000

@@ -9,7 +9,7 @@ import time
 import numpy as np
 import pytest
 
-from sharpwave.bench.peers import SETUPS
+from sharpwave.bench.contenders import SETUPS
 from sharpwave.bench.report import MEASURES, ratios, summary
 from sharpwave.cli.bench import written
 from sharpwave.extras import install

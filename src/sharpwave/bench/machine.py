@@ -7,18 +7,21 @@ import json
 import os
 import platform
 import queue
+import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 PACKAGES = (
     "sharpwave", "numpy", "zstandard", "torch", "gymnasium", "ale-py", "stable-baselines3", "cpprb",
     "tianshou", "torchrl",
 )  # fmt: skip
+T = TypeVar("T")
 ASSUMED_BYTES = 4 << 30
 """Assumed available memory on systems that do not report it."""
 
@@ -47,6 +50,12 @@ def available_bytes() -> int:
 def cores() -> int:
     """Return how many processors this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def in_turn(items: Sequence[T], turn: int) -> list[T]:
+    """Return all items, each turn beginning with another one."""
+    at = turn % max(1, len(items))
+    return [*items[at:], *items[:at]]
 
 
 def _version(package: str) -> str:
@@ -146,3 +155,22 @@ class AnsweringChild:
             return f"{ended}; see above"
         lines = self.errors.read_text(errors="replace").strip().splitlines()
         return f"{ended}: {lines[-1].strip()}" if lines else ended
+
+
+def answer(make: Callable[[], object], begins_with: Callable[[Any], Any] | None = None) -> None:
+    """Answer requests until standard input ends: the method that ``do`` names, with the others as its arguments.
+
+    What libraries print goes to stderr.
+
+    Args:
+        begins_with: its result for the subject is the first answer, which no request asks for.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent ends this one
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    subject = make()
+    if begins_with is not None:
+        answers.write(json.dumps(begins_with(subject)) + "\n")
+    for line in sys.stdin:
+        request = json.loads(line)
+        answers.write(json.dumps(getattr(subject, request.pop("do"))(**request)) + "\n")

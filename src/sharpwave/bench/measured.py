@@ -1,27 +1,24 @@
 """Process of one contender: fills its buffer, then answers requests, one JSON object a line.
 
-``{"fill": steps}`` -> bytes; ``{"measure": what, "batch": n, "seconds": s}`` -> calls a second.
+``{"do": "fill", "steps": n}`` -> bytes; ``{"do": "measure", "what": "uniform", "batch": 32, "seconds": 0.2}`` -> calls
+a second.
 """
 
 from __future__ import annotations
 
 import ctypes
 import gc
-import json
-import os
-import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from sharpwave.bench.contenders import Contender, Sharpwave
-from sharpwave.bench.machine import available_bytes, cores
-from sharpwave.bench.peers import SETUPS
+from sharpwave.bench.contenders import SETUPS, Contender, Sharpwave
+from sharpwave.bench.machine import answer, available_bytes, cores
 from sharpwave.bench.played import PlayedSteps, read
 from sharpwave.native import core
 
@@ -81,16 +78,6 @@ CHECKED = 512
 """Sampled transitions that are compared with the recording."""
 
 
-class Subject(Protocol):
-    """Subject that a worker fills and measures."""
-
-    def fill(self, steps: int) -> dict[str, Any]:
-        """Prepare for ``steps`` steps."""
-
-    def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
-        """Return its speed."""
-
-
 def private_bytes() -> int:
     """Return this process's private anonymous memory, which is that of its data."""
     gc.collect()
@@ -130,22 +117,22 @@ class Bench:
         contender.build(recording, steps)
         begin = time.perf_counter()
         self._add_all(steps)
-        answer: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
-        answer["filled_bytes"] = private_bytes() - before
+        filled: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
+        filled["filled_bytes"] = private_bytes() - before
         if isinstance(contender, Sharpwave):
             # Includes the sampler's tree over every step, and the memory of its batches.
             contender.sample_prioritized(256, np.ones(256))
-            answer["stats"] = contender.store.stats()
-        answer["bytes"] = private_bytes() - before
-        answer["prioritized"] = contender.prioritize(lambda: self._add_all(steps))
-        answer["wrong"] = self._wrong()
+            filled["stats"] = contender.store.stats()
+        filled["bytes"] = private_bytes() - before
+        filled["prioritized"] = contender.prioritize(lambda: self._add_all(steps))
+        filled["wrong"] = self._wrong()
         per_time = recording.lanes * recording.frame_bytes
         per_time *= 1 if isinstance(contender, Sharpwave) else 2 * (recording.stack or 1)
         times = max(1, min(recording.times, steps // recording.lanes, MAX_ADDED_BYTES // per_time))
         self.items = list(contender.items(recording, 0, times))
         self.rows = times * recording.lanes / len(self.items)
         self.at = 0
-        return answer
+        return filled
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
         """Return calls per second and processor time per call; ``rows`` is the number of steps of one call."""
@@ -153,11 +140,11 @@ class Bench:
         if what == "add":
             return timed(self._add_next, seconds) | {"rows": self.rows}
         if what == "uniform":
-            answer = timed(lambda: contender.sample(batch), seconds)
+            found = timed(lambda: contender.sample(batch), seconds)
         else:
             errors = np.random.default_rng(0).exponential(size=batch)
-            answer = timed(lambda: contender.sample_prioritized(batch, errors), seconds)
-        return answer | {"rows": batch}
+            found = timed(lambda: contender.sample_prioritized(batch, errors), seconds)
+        return found | {"rows": batch}
 
     def _add_next(self) -> None:
         self.contender.add(self.items[self.at])
@@ -189,29 +176,14 @@ class Bench:
         recording = self.recording
         wrong = {"obs": 0, "next_obs": 0}
         for _ in range(CHECKED // 64):
-            seen = self.contender.seen(self.contender.sample(64))
-            for i, number in enumerate(seen.number):
+            seen_obs, seen_next, numbers = self.contender.seen(self.contender.sample(64))
+            for i, number in enumerate(numbers):
                 t, lane = divmod(int(number), recording.lanes)
                 obs, successor = (array[0, 0] for array in recording.transitions(t, t + 1, slice(lane, lane + 1)))
-                wrong["obs"] += not np.array_equal(seen.obs[i], obs)
+                wrong["obs"] += not np.array_equal(seen_obs[i], obs)
                 if not recording.terminated[t, lane]:
-                    wrong["next_obs"] += not np.array_equal(seen.next_obs[i], successor)
+                    wrong["next_obs"] += not np.array_equal(seen_next[i], successor)
         return {name: amount / CHECKED for name, amount in wrong.items()}
-
-
-def serve(make: Callable[[], Subject]) -> None:
-    """Serve requests until the pipe closes. What libraries print goes to stderr."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent handles it
-    answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    bench = make()
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "fill" in request:
-            answer = bench.fill(request["fill"])
-        else:
-            answer = bench.measure(request["measure"], request["batch"], request["seconds"])
-        answers.write(json.dumps(answer) + "\n")
 
 
 def main() -> None:
@@ -220,9 +192,9 @@ def main() -> None:
     recording = read(Path(sys.argv[2]), stack)
     if name == "limit":
         source_bytes = min(SOURCE_BYTES, available_bytes() // 8)
-        serve(lambda: Limit(recording.frame_bytes, (stack or 1) + 1, source_bytes))
+        answer(lambda: Limit(recording.frame_bytes, (stack or 1) + 1, source_bytes))
     else:
-        serve(lambda: Bench(lambda: SETUPS[name].make(stack), recording))
+        answer(lambda: Bench(lambda: SETUPS[name].make(stack), recording))
 
 
 if __name__ == "__main__":

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from sharpwave.bench.machine import AnsweringChild, ChildError, available_bytes, cores
-from sharpwave.bench.peers import SETUPS, installed
+from sharpwave.bench.contenders import SETUPS, installed
+from sharpwave.bench.machine import AnsweringChild, ChildError, available_bytes, cores, in_turn
 from sharpwave.bench.played import PlayedSteps
 from sharpwave.bench.report import BATCHES
 
@@ -65,6 +65,25 @@ def measure_store(
         contest.close()
 
 
+def measure_round(
+    contenders: Results, turn: int, batches: Sequence[int], ask: Callable[[str, str, int], Results | None]
+) -> None:
+    """Measure everything of every contender, and add it to its ``rounds``.
+
+    Args:
+        turn: number of the round; each begins with another contender, so that disturbances reach all of them alike.
+        ask: contender, what and batch -> its answer; ``None``: it failed.
+    """
+    for what, batch in [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in batches)]:
+        for name in in_turn(list(contenders), turn):
+            entry = contenders[name]
+            if what == "prioritized" and not entry["fill"]["prioritized"]:
+                continue
+            answer = ask(name, what, batch)
+            if answer is not None:
+                entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)
+
+
 class _Contest:
     """Processes of the contenders. One that fails is dropped, and the results contain the reason."""
 
@@ -96,17 +115,7 @@ class _Contest:
 
     def round(self, turn: int, slice_s: float) -> None:
         """Measure everything of every contender; each round begins with another one."""
-        kinds = [("add", 0), *((what, batch) for what in ("uniform", "prioritized") for batch in BATCHES)]
-        for what, batch in kinds:
-            names = list(self._results["contenders"])
-            at = turn % max(1, len(names))
-            for name in names[at:] + names[:at]:
-                entry = self._results["contenders"][name]
-                if what == "prioritized" and not entry["fill"]["prioritized"]:
-                    continue
-                answer = self._measured(name, what, batch, slice_s)
-                if answer is not None:
-                    entry["rounds"].setdefault(f"{what} {batch}" if batch else what, []).append(answer)
+        measure_round(self._results["contenders"], turn, BATCHES, lambda *asked: self._measured(*asked, slice_s))
         limit = self._measured(LIMIT, "windows", 256, slice_s)
         if limit is not None:
             self._results["limit"].append(limit["windows"])
@@ -119,7 +128,7 @@ class _Contest:
     def _start(self, name: str, folder: Path, stack: int | None, steps: int) -> None:
         command = _command("measured", name, str(folder), str(stack or 0))
         self._children[name] = AnsweringChild(name, command, folder / f"{name}.log")
-        self._children[name].send(fill=steps)
+        self._children[name].send(do="fill", steps=steps)
 
     def _filled(self, name: str) -> None:
         filled = self._tried(name, lambda child: child.receive(FILL_TIMEOUT_S))
@@ -127,7 +136,8 @@ class _Contest:
             self._results["contenders"][name] = {"fill": filled, "rounds": {}}
 
     def _measured(self, name: str, what: str, batch: int, slice_s: float) -> dict[str, Any] | None:
-        return self._tried(name, lambda child: child.ask(SLICE_TIMEOUT_S, measure=what, batch=batch, seconds=slice_s))
+        asked = {"do": "measure", "what": what, "batch": batch, "seconds": slice_s}
+        return self._tried(name, lambda child: child.ask(SLICE_TIMEOUT_S, **asked))
 
     def _tried(self, name: str, ask: Callable[[AnsweringChild], dict[str, Any]]) -> dict[str, Any] | None:
         if name not in self._children:

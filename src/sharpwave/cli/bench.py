@@ -51,8 +51,8 @@ def bench(
         return
     from rich.console import Console
 
+    from sharpwave.bench.contenders import installed
     from sharpwave.bench.machine import environment
-    from sharpwave.bench.peers import installed
     from sharpwave.bench.played import record
     from sharpwave.bench.report import printed, summary
     from sharpwave.bench.session import measure_store, measure_trainer
@@ -149,7 +149,7 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
 
     Raises: ValueError: an unknown recipe.
     """
-    from sharpwave.bench.peers import installed
+    from sharpwave.bench.contenders import installed
     from sharpwave.training.recipes import load_recipe, tables
 
     if recipe == "none":
@@ -179,7 +179,7 @@ def recorded(record: Callable[[], Any], data: Path | None) -> Any:
 
 def written(results: dict[str, Any], out: Path) -> str:
     """Write the figures, and draw them if matplotlib is installed; return the names of the files."""
-    from sharpwave.bench.peers import installed
+    from sharpwave.bench.contenders import installed
     from sharpwave.bench.report import figure
     from sharpwave.training.atomic_files import replacing
 
