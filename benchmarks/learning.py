@@ -18,7 +18,7 @@ says how to install them. ``breakout`` lasts an hour of one core; ``seaquest``, 
 runs have a fixed length, and their last policies are measured.
 ``halfcheetah``, ``inverted-pendulum`` and ``hopper`` are MuJoCo's robots by SAC, TD3 and CrossQ: 50,000 steps,
 a quarter of an hour of one core, or 15,000 of the pendulum, but of TD3; the last policies play 30 episodes, without
-noise.
+noise. ``--agents "stable-baselines3 sac"``, or td3, has that library's learn with the same settings.
 ``--random`` trains nothing: scores of true random play, whole games, every action of the game with equal probability.
 ``deep-sea``: exploration; but for the measurement's few random actions all 100 episodes of a policy are the same.
 """
@@ -30,17 +30,20 @@ import json
 import statistics
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import numpy as np
 import runner
 from matplotlib.figure import Figure
 
 from sharpwave.bench.learning_runs import (
     EPSILON,
+    HELD_OUT,
     Key,
     Line,
     all_runs,
@@ -67,6 +70,7 @@ class Arm:
         demonstrated: it learns from recorded episodes of the task's expert.
         epsilon: probability of a random action when it is measured.
         seeds: those that are run unless ``--seeds`` names others: none that a setting was chosen by.
+        peer: Stable-Baselines3's agent with the recipe's settings; made only where ``--agents`` names it.
     """
 
     recipe: str
@@ -74,6 +78,7 @@ class Arm:
     demonstrated: bool = False
     epsilon: float = EPSILON
     seeds: tuple[int, ...] = (101, 102, 103, 104, 105)
+    peer: bool = False
 
 
 FOUR_FRAMES = {
@@ -167,15 +172,17 @@ ON_POLICY = {
     },
 }
 """Agents that use data up; ``cartpole-stale``: acting with weights 1 to 10 versions old (learning_tasks.py)."""
+PEER = "stable-baselines3 "
 MUJOCO = {
     task: {
-        agent: Arm(
+        who + agent: Arm(
             agent,
             {"env": env, "steps": 50_000 if agent == "td3" else steps, "evaluate_every": 0} | first,
             epsilon=0.0,
             seeds=OURS[:3],
+            peer=who == PEER,
         )
-        for agent in ("sac", "td3", "crossq")
+        for who, agent in (("", "sac"), ("", "td3"), ("", "crossq"), (PEER, "sac"), (PEER, "td3"))
     }
     for task, env, steps, first in (
         ("halfcheetah", "HalfCheetah-v5", 50_000, {}),
@@ -252,7 +259,42 @@ def trained(task: str, agent: str, seed: int, folder: Path) -> Line:
         changes["demonstrations"] = str(tasks.demonstrations(recipe.override(**changes), folder, DEMONSTRATIONS))
     recipe = recipe.override(seed=seed, device="cpu", **changes)
     names = {"task": task, "agent": agent, "seed": seed, "commit": commit()}
+    if arm.peer:
+        return {**names, **learned_by_peer(recipe, episodes_of(task))}
     return {**names, **learned(arm.recipe, recipe, folder, episodes_of(task), arm.epsilon)}
+
+
+def learned_by_peer(recipe: Any, episodes: int) -> Line:
+    """Train an agent of Stable-Baselines3 with a recipe's settings, and measure its last policy."""
+    import torch
+    from stable_baselines3 import SAC, TD3
+    from stable_baselines3.common.evaluation import evaluate_policy
+    from stable_baselines3.common.monitor import Monitor
+    from stable_baselines3.common.noise import NormalActionNoise
+
+    torch.set_num_threads(1)
+    settings, seed = recipe.agent, recipe.training.seed
+    env = gymnasium.make(recipe.env.name)
+    given: dict[str, Any] = {
+        "learning_rate": settings.lr, "batch_size": settings.replay.batch_size, "gamma": settings.replay.gamma,
+        "tau": settings.target_tau, "learning_starts": settings.random_steps, "train_freq": 1, "gradient_steps": 1,
+        "policy_kwargs": {"net_arch": [settings.hidden_units] * 2}, "device": "cpu", "seed": seed,
+    }  # fmt: skip
+    if settings.kind == "td3":
+        size: Any = env.action_space.shape
+        # In -1 ... 1, as ours.
+        noise = NormalActionNoise(np.zeros(size), np.full(size, settings.action_noise))
+        model = TD3("MlpPolicy", env, action_noise=noise, **given)
+    else:
+        model = SAC("MlpPolicy", env, **given)
+    before = time.monotonic()
+    model.learn(recipe.training.steps)
+    minutes = (time.monotonic() - before) / 60
+    held_out = Monitor(gymnasium.make(recipe.env.name))
+    held_out.reset(seed=HELD_OUT + seed)
+    scores, _ = evaluate_policy(model, held_out, episodes, return_episode_rewards=True)
+    figures = {"score": statistics.fmean(scores), "scores": [*map(float, scores)]}
+    return figures | {"steps": recipe.training.steps, "minutes": minutes, "reason": "its steps"}
 
 
 def random_play(game: str) -> None:
@@ -370,7 +412,7 @@ def main() -> None:
         (task, agent, seed)
         for task, agent in agents
         for seed in arguments.seeds or TASKS[task][agent].seeds
-        if not arguments.agents or agent in arguments.agents
+        if (agent in arguments.agents if arguments.agents else not TASKS[task][agent].peer)
     ]
 
     def command(key: Key, folder: Path) -> list[str]:

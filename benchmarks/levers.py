@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import runner
-from training_speed.runs import PACKAGES, crossings, episodes
+from training_runs import PACKAGES, crossings, episodes
 
 from sharpwave.bench.machine import environment
 

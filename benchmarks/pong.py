@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 import runner
-from training_speed.runs import ended, episodes
+from training_runs import ended, episodes
 
 from sharpwave.bench.learning_runs import interquartile_mean
 from sharpwave.bench.learning_runs import interval as iqm_interval

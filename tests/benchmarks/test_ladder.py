@@ -9,15 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ladder
 import numpy as np
 import pytest
-from ladder import ladder as ladder_script
+import training_runs as trainings
 from rich.console import Console
-from training_speed import ladder
-from training_speed import runs as trainings
-from training_speed.rungs import RUNGS, Rung, chosen
-from training_speed.runs import begin, numbers, run_command
-from training_speed.textbook import LazyFrames, ListBuffer, Transition, VectorLanes, make_lanes, tensors
+from textbook import RUNGS, LazyFrames, ListBuffer, Rung, Transition, VectorLanes, chosen, make_lanes, tensors
+from training_runs import begin, numbers, run_command
 
 from sharpwave.bench.trainer import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
@@ -98,7 +96,7 @@ def one_slice(steps, seconds, learning, each):
 def test_minutes_follow_from_published_frames_and_measured_speed():
     # The textbook's baseline: 159 steps/s for 105 minutes are 159 * 105 * 60 = 1,001,700 frames.
     slices = [one_slice(100, 10.0, 5.0, 100), one_slice(100, 5.0, 1.0, 100), one_slice(100, 2.0, 1.0, 100)]
-    (row,) = ladder.rows({"slices": {"baseline": slices}, "finished": []})
+    (row,) = ladder.rows_of({"slices": {"baseline": slices}, "finished": []})
     assert row["steps_per_second"] == {"median": 20.0, "low": 10.0, "high": 50.0}
     assert row["milliseconds"]["learner"]["learning"] == pytest.approx(10.0)
     assert row["frames"]["alpha"]["median"] == 1_001_700
@@ -115,13 +113,13 @@ def test_full_has_the_minutes_of_its_own_runs():
     other = [{**finished[0], "changes": changes} for changes in ({"precision": "float32"}, {"n_step": 1})]
     slices = {name: [one_slice(1000, 1.0, 0.5, 999)] for name in ("full", "full-float32")}
     results = {"slices": slices, "finished": [*finished, *other]}
-    row, wide = ladder.rows(results)
+    row, wide = ladder.rows_of(results)
     assert wide["frames"]["mean100"] == {"median": 400_000, "low": 400_000, "high": 400_000}
     assert row["frames"]["mean100"] == {"median": 500_000, "low": 400_000, "high": 600_000}
     assert row["minutes"]["mean100"] == {"median": 25.0, "low": 20.0, "high": 30.0}
     assert row["minutes"]["alpha"] is None and row["frames_from"] == "runs"
     assert row["bytes_per_transition"] == 101.0  # of a memory that was filled
-    row, _ = ladder.rows({"slices": results["slices"]})
+    row, _ = ladder.rows_of({"slices": results["slices"]})
     assert row["minutes"]["mean100"] is None and row["frames_from"] is None  # nothing is invented
 
 
@@ -244,7 +242,7 @@ def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
     first = json.loads(path.read_text())["slices"]
     assert list(first) == ["full"] and not (tmp_path / "ladder.png").exists()
 
-    run_here(monkeypatch, ladder_script, *arguments)
+    run_here(monkeypatch, ladder.ladder, *arguments)
     text = capfd.readouterr().out
     results = json.loads(path.read_text())
     assert results["slices"]["full"] == first["full"]  # not measured again

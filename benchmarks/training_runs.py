@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from runner import say as say
+from textbook import BOUND
 
 from sharpwave.bench.machine import environment
 from sharpwave.configuration import leaves
 from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe, resumable
-from training_speed.rungs import BOUND
 
 Episodes = list[dict[str, Any]]
 POLL_S = 1.0
@@ -265,11 +266,6 @@ def numbers(text: str, option: str, minimum: int = 0) -> list[int]:
     if not all(part.isascii() and part.isdigit() and int(part) >= minimum for part in parts):
         raise ValueError(f"{option}: got {text!r}, expected integers of at least {minimum} with commas, as 10,20")
     return list(dict.fromkeys(int(part) for part in parts))
-
-
-def say(text: str) -> None:
-    """Print progress to stderr, apart from the result."""
-    print(text, file=sys.stderr, flush=True)
 
 
 def run_command(command: Callable[..., None]) -> None:

@@ -1,4 +1,4 @@
-"""One slice of one rung, measured in a process of its own: ``python -m training_speed.slices '{"rung": ...}'``."""
+"""One slice of one rung, measured in a process of its own: ``ladder_slices.py '{"name": ...}'``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 import psutil
+import textbook
 import torch
+from textbook import RUNGS, Rung
 
 from sharpwave.bench.trainer import Clock, train_on_clock
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.recipes import load_recipe
-from training_speed import textbook
-from training_speed.rungs import RUNGS, Rung
 
 SETTLE_TURNS = 10
 """Turns with updates between the warm-up and the start of the clock: first calls compile and allocate."""
