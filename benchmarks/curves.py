@@ -20,6 +20,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter
+from training_runs import train
 
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "algorithms"
@@ -64,42 +65,25 @@ def expert(rng):
 """
 
 
-def sharpwave(*arguments: str) -> None:
-    """Run a command of Sharpwave; its output is shown if it fails."""
-    done = subprocess.run(
-        [sys.executable, "-m", "sharpwave.cli", *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-    if done.returncode:
-        raise SystemExit(f"sharpwave {' '.join(arguments)}\n{done.stdout}{done.stderr}")
-
-
 def prepared(runs: Path, seed: int, arguments: str) -> str:
     """Return ``arguments`` with their folders; make the recording or the data that they name."""
     demonstrations, data = runs / f"recording-{seed}", runs / f"data-{seed}"
     if "{demonstrations}" in arguments and not demonstrations.exists():
         script = f"{runs / 'expert.py'}:expert"
         (runs / "expert.py").write_text(EXPERT)
-        sharpwave("record", "lock", "--script", script, "--episodes", "8", "--out", str(demonstrations))
-    if "{data}" in arguments and not data.exists():
-        sharpwave("train", "cartpole", "--steps", "10000", "--seed", str(100 + seed), "--out", str(data))
+        words = ["record", "lock", "--script", script, "--episodes", "8", "--out", str(demonstrations)]
+        subprocess.run([sys.executable, "-m", "sharpwave.cli", *words], check=True)
+    if "{data}" in arguments:
+        train(data, ["cartpole", "--steps", "10000", "--seed", str(100 + seed)])
     return arguments.format(demonstrations=demonstrations, data=data)
 
 
-def train(runs: Path, name: str, seed: int) -> None:
+def made(runs: Path, name: str, seed: int) -> None:
     """Make, or end, the run of ``seed``."""
-    folder = runs / f"{name}-{seed}"
-    if (folder / "summary.json").exists():
-        return
-    if (folder / "config.json").exists():
-        return sharpwave("train", "--resume", str(folder))
     arguments, steps, _ = CURVES[name]
-    sharpwave(
-        "train",
-        *prepared(runs, seed, arguments).split(),
-        *("--steps", str(steps), "--seed", str(seed), "--out", str(folder)),
-        *("--evaluate-every", str(steps // POINTS), "--set", "evaluation.stop_reward=null"),
-        *("--set", "evaluation.evaluate_from=null", "--threads", "1"),
-    )
+    options = ["--steps", str(steps), "--seed", str(seed), "--evaluate-every", str(steps // POINTS), "--threads", "1"]
+    options += ["--set", "evaluation.stop_reward=null", "--set", "evaluation.evaluate_from=null"]
+    train(runs / f"{name}-{seed}", [*prepared(runs, seed, arguments).split(), *options])
 
 
 def evaluations(folder: Path) -> Iterator[tuple[int, float]]:
@@ -143,7 +127,7 @@ def main() -> None:
     for name in args.names or CURVES:
         for seed in () if args.draw else args.seeds:
             print(name, seed, flush=True)
-            train(args.runs, name, seed)
+            made(args.runs, name, seed)
         draw(args.runs, name, args.seeds)
 
 

@@ -2,13 +2,10 @@
 
     python benchmarks/inference.py --networks mlp --actors 1 2 4 8
     python benchmarks/inference.py --networks conv --actors 1 2 4 8
-    python benchmarks/inference.py --place
 
-The first two print, for actors of 4 environments each, inferences a second (rows of observations through the network,
+Printed are, for actors of 4 environments each, inferences a second (rows of observations through the network,
 no environments) and environment steps a second (environments, recording and first priorities included; nobody
 learns), central over local. Both ways are started, and take turns of ``--seconds`` while the other one is halted.
-``--place`` compares the places of central inference while a learner makes updates without pause: a process of its
-own, or a thread of the learner's process, with 2 actors.
 Networks: mlp, recipe cartpole (CartPole); conv, recipe atari (Pong, 4 frames of 84x84, the Nature network).
 """
 
@@ -16,7 +13,6 @@ from __future__ import annotations
 
 import socket
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -25,16 +21,13 @@ from typing import Any
 import numpy as np
 import psutil
 import runner
-import torch
 
-import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.inference import Asking, Inference, InferenceServer
+from sharpwave.training.actors.inference import Asking, Inference
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.shared import LINE, Counters, SharedWeights, load, shared_memory, shared_weights
-from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.worker import Task, infer
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
@@ -217,76 +210,15 @@ def compare(networks: list[str], actors: list[int], rounds: int, seconds: float)
                 print(f"{network:8} {count:>6} {what:16} {local:>8.0f} {central:>8.0f} {ratio:>40}", flush=True)
 
 
-def places(networks: list[str], rounds: int, seconds: float) -> None:
-    """Print steps and updates a second with the server in a process of its own, and in a thread of the learner's."""
-    for network in networks:
-        found: dict[str, list[tuple[float, float]]] = {"process": [], "thread": []}
-        for _ in range(rounds):
-            for place, one in found.items():
-                one.append(beside_a_learner(network, place, seconds))
-        for place, one in found.items():
-            steps, updates = (sorted(column) for column in zip(*one, strict=True))
-            print(
-                f"{network:6} {place:8} {statistics.median(steps):8.0f} steps/s ({steps[0]:.0f} to {steps[-1]:.0f}) "
-                f"{statistics.median(updates):8.1f} updates/s ({updates[0]:.1f} to {updates[-1]:.1f})",
-                flush=True,
-            )
-
-
-def beside_a_learner(network: str, place: str, seconds: float) -> tuple[float, float]:
-    """Return environment steps and updates a second of two actors and a learner."""
-    recipe = recipe_of(network, 2, "central").override(threads=1)
-    shared = Shared(recipe)
-    assert shared.inference is not None
-    env = setup.environments(recipe, 1)
-    store, view = setup.memory(recipe, env, shared.agent)
-    assert isinstance(store, sw.Store)
-    pool = shared.pool()
-    thread: threading.Thread | None = None
-    if place == "thread":
-        del pool.seats[0]
-        server = InferenceServer(recipe, recipe.actors.count, shared.counters, shared.weights, shared.inference)
-        thread = threading.Thread(target=server.serve)
-
-    def take() -> None:
-        for message in pool.receive(0.0):
-            if isinstance(message, Arrival) and message.segment is not None and store.total_steps < 5_000:
-                store.add_segment(message.segment.packed, message.segment.dictionaries, td_error=message.td_error)
-
-    with setup.arithmetic(recipe), pool:
-        if thread is not None:
-            thread.start()
-        while store.total_steps < 2_000:
-            take()
-        batch = view.sample(recipe.agent.replay.batch_size).copy().torch(torch.device("cpu"))
-        shared.agent.learn(batch, 1)
-        begin, made, updates = time.perf_counter(), shared.counters.made, 0
-        while time.perf_counter() < begin + seconds:
-            shared.agent.learn(batch, 1)
-            updates += 1
-            take()
-        passed = time.perf_counter() - begin
-        result = (shared.counters.made - made) / passed, updates / passed
-    if thread is not None:
-        thread.join()
-    store.close()
-    env.close()
-    return result
-
-
 def main() -> None:
-    """Measure, and print the tables."""
+    """Measure, and print the table."""
     parser = runner.parser(__doc__)
     parser.add_argument("--networks", nargs="+", choices=list(NETWORKS), default=list(NETWORKS))
     parser.add_argument("--actors", nargs="+", type=int, default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--place", action="store_true")
     arguments = parser.parse_args()
-    if arguments.place:
-        places(arguments.networks, arguments.rounds, 2 * arguments.seconds)
-    else:
-        compare(arguments.networks, arguments.actors, arguments.rounds, arguments.seconds)
+    compare(arguments.networks, arguments.actors, arguments.rounds, arguments.seconds)
 
 
 if __name__ == "__main__":

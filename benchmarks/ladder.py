@@ -23,8 +23,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from runner import RESULTS, say, write
-from textbook import BOUND, CAPACITY, RUNGS, TEXTBOOK, chosen
-from training_runs import MEASURES, Results, begin, finished_runs, numbers, run_command, train
+from textbook import CAPACITY, RUNGS, TEXTBOOK, chosen
+from training_runs import BOUND, MEASURES, Results, begin, finished_runs, numbers, run_command
 
 from sharpwave.bench.trainer import PARTS
 from sharpwave.showing import byte_text
@@ -34,8 +34,6 @@ FILE = "ladder.json"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 TIME_LIMIT_S = 3600.0
 """Time limit of a slice, in seconds."""
-NEVER_STOP = "22"
-"""Mean reward beyond Pong's range: the run ends only by the limits set here."""
 
 
 def measure(
@@ -75,24 +73,6 @@ def measure(
                 say(f"slice {number} of {rounds * len(seeds) * len(there)}: {name}, seed {seed}: {speed:,.1f} steps/s")
     write(path, results)
     return results
-
-
-def solve(out: Path, names: Sequence[str], seeds: Sequence[int], *, fresh: bool = False) -> list[solved.Finished]:
-    """Train the rungs of recipe ``pong-dqn`` with every seed until both measures pass the bound or steps run out."""
-    found = []
-    for seed in seeds:
-        for name in names:
-            if RUNGS[name].kind != "sharpwave":
-                continue
-            folder = out / f"{name}-seed{seed}"
-            say(f"{name}, seed {seed}: training until it is solved by both measures, in {folder}")
-            arguments = ["pong-dqn", "--seed", str(seed), "--device", "cpu", "--stop-reward", NEVER_STOP]
-            arguments += ["--evaluate-from", NEVER_STOP]
-            for setting, value in RUNGS[name].settings.items():
-                arguments += ["--" + setting.replace("_", "-"), str(value)]
-            train(folder, arguments, fresh=fresh, enough=solved.solved)
-            found.append(solved.finished_run(folder))
-    return found
 
 
 def _slice(asked: dict[str, Any]) -> dict[str, Any]:
@@ -385,10 +365,6 @@ def ladder(
     steps: Annotated[int, typer.Option(min=1, help="environment steps of a slice")] = 1_000,
     warmup: Annotated[int, typer.Option(min=64, help="random steps that fill the memory before a slice")] = 5_000,
     threads: Annotated[int, typer.Option(min=1, help="threads of torch and OpenMP; two processes divide them")] = 2,
-    solve: Annotated[
-        bool,
-        typer.Option("--solve", help="also train full and full-float32 until solved, once a seed; half an hour each"),
-    ] = False,
     finished: Annotated[
         Path | None,
         typer.Option(help="a folder of finished runs of recipe pong-dqn, or a JSON of summaries: frames to solve"),
@@ -400,9 +376,7 @@ def ladder(
     names, seed_list = chosen(rungs), numbers(seeds, "--seeds")
     known = None if finished is None else finished_runs(finished)
     results = measure(out, names, seed_list, rounds, steps, warmup, threads, fresh=fresh)
-    if solve:
-        results["finished"], results["finished_from"] = solve(out, names, seed_list, fresh=fresh), str(out)
-    elif known is not None:
+    if known is not None:
         results["finished"], results["finished_from"] = known, str(finished)
     rows = results["rows"] = rows_of(results)
     write(out / FILE, results)

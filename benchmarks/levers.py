@@ -10,19 +10,16 @@ folder is there is not trained again, whether it ended or not: what it has writt
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import runner
-from training_runs import PACKAGES, crossings, episodes
+from training_runs import PACKAGES, crossings, episodes, train
 
 from sharpwave.bench.machine import environment
 
-HERE = Path(__file__).parent
 WINDOW = 40_000
 """Steps before a mark whose episodes are averaged there; 8 environments play some 10 to 60 in them."""
 MARKS = range(100_000, 300_001, 50_000)
@@ -197,9 +194,8 @@ def main() -> None:
             if not folder.exists():
                 if arguments.there:
                     continue
-                told = ["--seed", str(seed), "--steps", str(arguments.steps), "--out", str(folder)]
-                command = ["train", "pong-dqn", *told, *LEVERS[name].options]
-                subprocess.run([str(Path(sys.executable).with_name("sharpwave")), *command], check=True)
+                told = ["--seed", str(seed), "--steps", str(arguments.steps)]
+                train(folder, ["pong-dqn", *told, *LEVERS[name].options])
             results.setdefault(name, {})[str(seed)] = measured(folder)
     arguments.out.mkdir(parents=True, exist_ok=True)
     told_json = {"environment": environment(PACKAGES), "levers": results}

@@ -14,18 +14,15 @@ these stand 30 episodes that the same weights play after the run, by which nothi
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import statistics
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import runner
-from training_runs import ended, episodes
+from training_runs import episodes, train
 
 from sharpwave.bench.learning_runs import interquartile_mean
 from sharpwave.bench.learning_runs import interval as iqm_interval
@@ -34,27 +31,16 @@ from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 from sharpwave.training.recipes.recipe import Recipe
 
 RESAMPLES = 10_000
-SHARPWAVE = str(Path(sys.executable).with_name("sharpwave"))
 
 
 def trained(recipe: str, folder: Path, seed: int, options: list[str]) -> dict[str, Any]:
     """Train or resume a run, or only read a finished one; return its figures."""
     spent = folder.with_suffix(".cpu")
-    if not ended(folder):
-        if any((folder / "checkpoints").glob("[0-9]*")):
-            command = [SHARPWAVE, "train", "--resume", str(folder)]
-        else:
-            command = [SHARPWAVE, "train", recipe, "--seed", str(seed), "--out", str(folder), *options]
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        options_file(folder).write_text(shlex.join(options))
-        with folder.with_suffix(".log").open("a") as log:
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-            _, status, used = os.wait4(process.pid, 0)
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            raise RuntimeError(f"{' '.join(command)}: ended with {process.returncode}, see {log.name}")
-        before = float(spent.read_text()) if spent.exists() else 0.0
-        spent.write_text(f"{before + (used.ru_utime + used.ru_stime) / 60:.3f}\n")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    options_file(folder).write_text(shlex.join(options))
+    if minutes := train(folder, [recipe, "--seed", str(seed), *options]):
+        minutes += float(spent.read_text()) if spent.exists() else 0.0
+        spent.write_text(f"{minutes:.3f}\n")
     summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     settings = Recipe.from_table(json.loads((folder / "config.json").read_text())["settings"])
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -27,9 +27,6 @@ from sharpwave.agents.replay import linear
 from sharpwave.bench.trainer import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
 
-BOUND = 17.0
-"""Mean reward at which Pong counts as solved."""
-
 TEXTBOOK = "M. Lapan, Deep Reinforcement Learning Hands-On, chapter 'Ways to speed up RL' (i5-6600K, GTX 1080 Ti)"
 
 

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import typer
 from runner import say as say
-from textbook import BOUND
 
 from sharpwave.bench.machine import environment
 from sharpwave.configuration import leaves
@@ -24,54 +22,43 @@ from sharpwave.training.folder import CONFIG, METRICS, SUMMARY, checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe, resumable
 
+BOUND = 17.0
+"""Mean reward at which Pong counts as solved."""
 Episodes = list[dict[str, Any]]
-POLL_S = 1.0
-"""Seconds between two reads of a run's metrics."""
 
 
-def train(
-    folder: Path, arguments: Sequence[str], *, fresh: bool = False, enough: Callable[[Episodes], bool] | None = None
-) -> dict[str, Any]:
-    """Train in ``folder`` until the run ends by itself or has played ``enough``; a run that is done is not repeated.
+def train(folder: Path, arguments: Sequence[str]) -> float:
+    """Train in ``folder`` or go on with the run there, until it ends; what it prints is in a file beside it.
 
     Args:
         arguments: arguments of ``sharpwave train``, the recipe first; ignored if there is a checkpoint to resume from.
-        fresh: remove an existing run.
-        enough: function from the episodes so far to whether to stop.
     Returns:
-        the run's summary.
+        minutes of processors; 0: the run had ended before.
     Raises:
         RuntimeError: the process failed.
     """
-    if fresh:
-        _remove(folder)
-    while not (ended(folder) or (enough is not None and enough(episodes(folder)) and (folder / SUMMARY).is_file())):
-        if _has_checkpoint(folder):
-            command = ["train", "--resume", str(folder)]
-        else:
-            _remove(folder)
-            command = ["train", *arguments, "--out", str(folder)]
-        process = subprocess.Popen([sys.executable, "-m", "sharpwave.cli", *command], stdout=sys.stderr.fileno())
-        told, size = False, _size(folder)
+    if ended(folder):
+        return 0.0
+    command = ["train", *arguments, "--out", str(folder)]
+    if _has_checkpoint(folder):
+        command = ["train", "--resume", str(folder)]
+    elif (folder / CONFIG).is_file():
+        shutil.rmtree(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with folder.with_suffix(".log").open("a") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "sharpwave.cli", *command], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+        )
         try:
-            while process.poll() is None:
-                time.sleep(POLL_S)
-                before, size = size, _size(folder)
-                # A process that has just started does not catch signals yet; one that writes metrics does.
-                if enough is not None and not told and size > before and enough(episodes(folder)):
-                    process.send_signal(signal.SIGINT)
-                    told = True
+            _, status, used = os.wait4(process.pid, 0)
         except BaseException:
             process.terminate()  # which makes it write a checkpoint
             process.wait()
             raise
-        interrupted = process.returncode == 128 + signal.SIGINT  # by this function, or by a user at the terminal
-        if process.returncode and not interrupted:
-            raise RuntimeError(f"sharpwave {' '.join(command)}: ended with {process.returncode}, see above")
-        if not told and not ended(folder):
-            raise KeyboardInterrupt  # the run was interrupted, not this process
-    summary: dict[str, Any] = json.loads((folder / SUMMARY).read_text())
-    return summary
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"sharpwave {' '.join(command)}: ended with {process.returncode}, see {log.name}")
+    return (used.ru_utime + used.ru_stime) / 60
 
 
 def ended(folder: Path) -> bool:
@@ -88,22 +75,11 @@ def episodes(folder: Path) -> Episodes:
     return [event for event in events if event["event"] == "episode"]
 
 
-def _size(folder: Path) -> int:
-    path = folder / METRICS
-    return path.stat().st_size if path.is_file() else 0
-
-
 def _has_checkpoint(folder: Path) -> bool:
     try:
         return bool(checkpoints(folder))
     except ValueError:
         return False
-
-
-def _remove(folder: Path) -> None:
-    """Remove a folder if it is a run's."""
-    if (folder / CONFIG).is_file():
-        shutil.rmtree(folder)
 
 
 MEASURES = {"alpha": "alpha .98", "mean100": "mean of 100"}
@@ -136,11 +112,6 @@ def crossings(played: Episodes, bound: float = BOUND) -> dict[str, dict[str, flo
 def _scored(played: Episodes) -> Episodes:
     """Return the episodes from the first mean on: with a ladder of epsilons not every episode counts."""
     return [event for event in played if event["mean_reward"] is not None]
-
-
-def solved(played: Episodes) -> bool:
-    """Return whether both measures have passed the bound."""
-    return all(crossings(played).values())
 
 
 def finished_run(folder: Path) -> Finished:
