@@ -42,7 +42,7 @@ class Contender(ABC):
         """Yield arguments of ``add`` for all lanes' steps of ``begin <= t < end``."""
 
     @abstractmethod
-    def made(self, prioritized: bool) -> Any:
+    def empty(self, prioritized: bool) -> Any:
         """Return an empty buffer; ``None``: the library has no such one."""
 
     @abstractmethod
@@ -56,7 +56,7 @@ class Contender(ABC):
     def build(self, recording: PlayedSteps, steps: int) -> None:
         """Make an empty buffer for ``steps`` steps like those of ``recording``."""
         self.recording, self.steps = recording, steps
-        self.buffer = self.uniform = self.made(False)
+        self.buffer = self.uniform = self.empty(False)
 
     def add(self, item: Any) -> None:
         """Add the steps of an item."""
@@ -68,7 +68,7 @@ class Contender(ABC):
 
     def prioritize(self, fill: Callable[[], None]) -> bool:
         """Make prioritized sampling ready (``fill`` adds the steps again); ``False``: the library has none."""
-        self.prioritized = self.made(True)
+        self.prioritized = self.empty(True)
         if self.prioritized is None:
             return False
         self.buffer = self.prioritized
@@ -91,9 +91,20 @@ class Sharpwave(Contender):
         self.codec = codec
 
     def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
-        """Yield arguments of ``add`` for all lanes' steps of ``begin <= t < end``."""
+        for start, stop, number in times(recording, begin, end):
+            obs = np.array(recording.obs[start:stop])
+            for i, t in enumerate(range(start, stop)):
+                ended = recording.final_place[t].max() >= 0
+                yield {
+                    "obs": obs[i],
+                    "action": number[i],
+                    "reward": recording.reward[t],
+                    "terminated": recording.terminated[t],
+                    "truncated": recording.truncated[t],
+                    "final_obs": recording.next_frames(t, t + 1)[0] if ended else None,
+                }
 
-    def made(self, prioritized: bool) -> Any:
+    def empty(self, prioritized: bool) -> Any:
         recording = self.recording
         obs = sw.Field(recording.frame_shape, str(recording.obs.dtype), stack=recording.stack)
         spec = sw.Spec(obs=obs, action=sw.Field((), "int64"))
@@ -135,7 +146,7 @@ class SB3(Contender):
                 done = recording.terminated[t] | recording.truncated[t]
                 yield obs[i], successor[i], number[i], recording.reward[t], done, infos
 
-    def made(self, prioritized: bool) -> Any:
+    def empty(self, prioritized: bool) -> Any:
         from gymnasium.spaces import Box, Discrete
         from stable_baselines3.common.buffers import ReplayBuffer
 
@@ -198,7 +209,7 @@ class Cpprb(Contender):
                     yield dict(zip(("obs", "next_obs", "act", "rew", "done"), arrays, strict=True)), broken_off
                     row = after
 
-    def made(self, prioritized: bool) -> Any:
+    def empty(self, prioritized: bool) -> Any:
         from cpprb import PrioritizedReplayBuffer, ReplayBuffer
 
         shape = self.recording.obs_shape
@@ -252,7 +263,7 @@ class Tianshou(Contender):
                 ends = {"terminated": recording.terminated[t], "truncated": recording.truncated[t]}
                 yield Batch(obs=obs[i], act=number[i], rew=recording.reward[t], **ends)
 
-    def made(self, prioritized: bool) -> Any:
+    def empty(self, prioritized: bool) -> Any:
         from tianshou.data import PrioritizedVectorReplayBuffer, VectorReplayBuffer
 
         options: dict[str, Any] = {"ignore_obs_next": True}
@@ -298,7 +309,7 @@ class TorchRL(Contender):
                 }
                 yield TensorDict(row, batch_size=size)
 
-    def made(self, prioritized: bool) -> Any:
+    def empty(self, prioritized: bool) -> Any:
         from torchrl.data import LazyTensorStorage, TensorDictPrioritizedReplayBuffer, TensorDictReplayBuffer
 
         storage = LazyTensorStorage(self.steps)
