@@ -1,15 +1,10 @@
-"""Time of an update of recipe `pong-dqn` with one change, as a ratio to the recipe's; or of SAC, TD3 and CrossQ.
+"""Time of an update of recipe `pong-dqn` with one change, as a ratio to the recipe's.
 
     python benchmarks/updates.py [--rounds 7] [--compile] [--out FOLDER]
-    python benchmarks/updates.py --continuous [--rounds 20]
 
 Variants take turns in one process, each round begins with another one; a ratio is the median over rounds of a variant's
 milliseconds to the recipe's in the same round. Nothing else runs meanwhile: environments, which share the processors
 with the update in training, do not.
-
-``--continuous``: beside Stable-Baselines3's SAC and TD3, on one core, in processor time. Every learner has a batch of
-256 for HalfCheetah's shapes (17 observations, 6 actions), two hidden layers of 256 units and a memory of 20,000 random
-steps, from which each update draws its own batch. A round is ten updates of each.
 """
 
 from __future__ import annotations
@@ -22,19 +17,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import gymnasium
-import numpy as np
 import runner
 import torch
-from gymnasium.spaces import Box
 from torch import nn
 from training_runs import PACKAGES
 
-import sharpwave as sw
 from sharpwave.agents.dqn import DQN
 from sharpwave.agents.losses import double_q_targets, huber
-from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.registry import agent_class
 from sharpwave.bench.machine import environment
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe
@@ -176,107 +165,13 @@ VARIANTS: dict[str, Variant] = {
 }
 
 
-# continuous actions
-
-OBS, ACTIONS, STEPS, PER_ROUND = 17, 6, 20_000, 10
-SPACES = Spaces(Box(-np.inf, np.inf, (OBS,), np.float64), Box(-1.0, 1.0, (ACTIONS,), np.float32))
-LEARNERS: dict[str, dict[str, Any]] = {
-    "sac": {}, "sac bfloat16": {"precision": "bfloat16"}, "td3": {}, "crossq": {"critic_units": 256},
-}  # fmt: skip
-Learner = Callable[[int], None]
-"""Function that makes so many updates."""
-
-
-def steps() -> dict[str, Any]:
-    """Return random steps [STEPS, ...]."""
-    rng = np.random.default_rng(0)
-    ended = np.arange(STEPS) % 1_000 == 999
-    return {
-        "obs": rng.normal(size=(STEPS, OBS)), "action": rng.uniform(-1, 1, (STEPS, ACTIONS)).astype(np.float32),
-        "reward": rng.normal(size=STEPS).astype(np.float32), "ended": ended,
-    }  # fmt: skip
-
-
-def ours(name: str, changes: dict[str, Any]) -> Learner:
-    """Make an agent of this package over a store."""
-    made = agent_class(name.split()[0])
-    agent = made(SPACES, made.Settings(**changes))
-    data = steps()
-    spec = sw.Spec(obs=sw.Field((OBS,), "float64"), action=sw.Field((ACTIONS,), "float32"))
-    store = sw.Store(spec, capacity=STEPS, codec="raw", seed=0)
-    for t in range(STEPS):
-        store.append(
-            obs=data["obs"][t], action=data["action"][t], reward=data["reward"][t], terminated=False,
-            truncated=bool(data["ended"][t]), final_obs=data["obs"][t],
-        )  # fmt: skip
-    view, size = agent.replay().open(store, "learner", 0), agent.replay().batch_size
-
-    def learn(count: int) -> None:
-        for update in range(count):
-            agent.learn(view.sample(size).torch(agent.device), update)
-
-    return learn
-
-
-def theirs(kind: Any) -> Learner:
-    """Make an agent of Stable-Baselines3 over its replay buffer; its environment is never stepped."""
-    from stable_baselines3.common.logger import Logger
-    from stable_baselines3.common.vec_env import DummyVecEnv
-
-    env = DummyVecEnv([lambda: gymnasium.make("HalfCheetah-v5")])
-    given = {"buffer_size": STEPS, "batch_size": 256, "device": "cpu", "seed": 0}
-    model = kind("MlpPolicy", env, policy_kwargs={"net_arch": [256, 256]}, **given)
-    model.set_logger(Logger(folder=None, output_formats=[]))
-    data = steps()
-    for t in range(STEPS):
-        after = data["obs"][min(t + 1, STEPS - 1)]
-        model.replay_buffer.add(
-            data["obs"][t], after, data["action"][t][None], data["reward"][t], np.array([False]), [{}]
-        )
-    model.policy.set_training_mode(True)
-    return lambda count: model.train(gradient_steps=count, batch_size=256)
-
-
-def show_continuous(rounds: int, out: Path) -> None:
-    """Time updates of all learners in turn, print a table, and write the figures."""
-    from stable_baselines3 import SAC, TD3
-
-    torch.set_num_threads(1)
-    torch.set_flush_denormal(True)
-    learners = {name: ours(name, changes) for name, changes in LEARNERS.items()}
-    learners |= {f"stable-baselines3 {kind.__name__}": theirs(kind) for kind in (SAC, TD3)}
-    found: dict[str, list[float]] = {name: [] for name in learners}
-    for turn in range(rounds + 2):
-        for name, learn in learners.items():
-            begun = time.process_time()
-            learn(PER_ROUND)
-            if turn >= 2:  # the first ones compile and allocate
-                found[name].append((time.process_time() - begun) / PER_ROUND * 1_000)
-    title = "Processor time of an update, batch 256, one core"
-    columns = ("learner", "median, ms", "10 to 90 %", "updates a second", "times SB3's")
-    table = runner.table(title, *columns, left=("learner",))
-    lines = {}
-    for name, times in found.items():
-        peer = found[f"stable-baselines3 {'TD3' if 'td3' in name.lower() else 'SAC'}"]
-        low, median, high = np.percentile(times, [10, 50, 90])
-        ratio = float(np.median(np.array(peer) / np.array(times)))
-        lines[name] = {"median_ms": median, "low_ms": low, "high_ms": high, "ratio": ratio}
-        table.add_row(name, f"{median:.2f}", f"{low:.2f} to {high:.2f}", f"{1_000 / median:.0f}", f"{ratio:.2f}")
-    runner.console(100).print(table)
-    runner.write(out, {"rounds": rounds, "learners": lines})
-
-
 def main() -> None:
     """Run the command line."""
     parser = runner.parser(__doc__)
-    parser.add_argument("--rounds", type=int, help="7, with --continuous 20")
-    parser.add_argument("--continuous", action="store_true", help="SAC, TD3 and CrossQ instead")
+    parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="also torch.compile, which needs a C++ compiler")
     parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for updates.json")
     arguments = parser.parse_args()
-    if arguments.continuous:
-        return show_continuous(arguments.rounds or 20, arguments.out / "continuous.json")
-    arguments.rounds = arguments.rounds or 7
     variants = {**VARIANTS, **({"torch.compile": (RECIPE, compiled)} if arguments.compile else {})}
 
     ready: dict[str, tuple[Recipe, Callable[[Any], Any], Any]] = {}
