@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -25,11 +23,9 @@ from typing import TYPE_CHECKING, Any
 
 import frames
 import runner
-from cluster_ours import SPEC, Shards, Writer
-from cluster_worker import Steps
+from cluster_ours import Shards
 from runner import Results, in_turn, memory, middle, processor_s, say
 
-import sharpwave as sw
 from sharpwave.bench.machine import AnsweringChild, environment
 
 if TYPE_CHECKING:
@@ -40,10 +36,6 @@ RECORDED = 65_536
 CAPACITY = 1_000_000
 PACED = 2000.0
 """Steps a second that writers write while a learner draws: eight environments of 250."""
-WEIGHED = {"servers": 4, "steps": 4_000, "batches": 50}
-KILLED_WRITERS, BACK_S = 4, 60.0
-GOALS = {"samples": 8.0, "cpu": 10.0, "bytes": 25.0}
-"""Times Reverb's samples a second, of its processor time, and of its bytes a step."""
 NEEDS_MB = {"DQN": 181.0, "IMPALA": 759.0}
 """Decoded megabytes a second that seed workloads sample."""
 
@@ -62,8 +54,9 @@ class Contender:
             module, python = "cluster_ours", sys.executable
         else:
             assert reverb is not None
-            servers = reverb_servers(self._stack, reverb, fresh(self._stack, count))
-            self.processes, addresses = [one.process.pid for one, _ in servers], [address for _, address in servers]
+            servers = [worker(self._stack, reverb, "server", str(CAPACITY)) for _ in range(count)]
+            addresses = [one.receive(120.0)["address"] for one in servers]
+            self.processes = [one.process.pid for one in servers]
             module, python = "cluster_reverb", reverb
         self.writers, self.learner = (
             worker(self._stack, python, role, module, str(folder), *addresses) for role in ("writers", "learner")
@@ -104,19 +97,6 @@ def worker(stack: ExitStack, python: str, role: str, *arguments: str) -> Answeri
     return made
 
 
-def reverb_servers(
-    stack: ExitStack, python: str, folders: list[str], port: int = 0
-) -> list[tuple[AnsweringChild, str]]:
-    """Start a server of Reverb for each folder of checkpoints; return their processes and addresses."""
-    made = [worker(stack, python, "server", str(CAPACITY), folder, str(port)) for folder in folders]
-    return [(one, one.receive(120.0)["address"]) for one in made]
-
-
-def fresh(stack: ExitStack, count: int) -> list[str]:
-    """Return new folders, which are deleted with ``stack``."""
-    return [stack.enter_context(tempfile.TemporaryDirectory(prefix="reverb-bench-")) for _ in range(count)]
-
-
 def run(arguments: argparse.Namespace) -> Results:
     """Fill all contenders, measure them in turn, and return the results."""
     folder = frames.folder_of("pong", RECORDED, cache=arguments.frames_cache, say=say)
@@ -152,12 +132,6 @@ def run(arguments: argparse.Namespace) -> Results:
             for one in contenders
             if one.name == "unix" and one.count == 1
         ]
-    for name in ("unix", "tcp", "Reverb"):
-        if name == "Reverb" and not arguments.reverb_python:
-            continue
-        results.setdefault("weights", {})[name] = weights(name, folder, arguments.reverb_python)
-        say(f"weights, {name}: {results['weights'][name]}")
-    results["faults"] = faults(folder, arguments.reverb_python, arguments.steps // 5)
     return results
 
 
@@ -174,99 +148,14 @@ def one_round(order: list[Contender], results: Results, arguments: argparse.Name
             into["both"].setdefault(str(writers), []).append(both)
 
 
-def weights(name: str, folder: Path, reverb: str | None) -> dict[str, float]:
-    """Return the largest relative errors of probabilities and weights against one memory's.
-
-    A writer of shard k gives its items priorities from 4^k to 8 * 4^k.
-    """
-    with ExitStack() as stack:
-        if name == "Reverb":
-            assert reverb is not None
-            addresses = [address for _, address in reverb_servers(stack, reverb, fresh(stack, WEIGHED["servers"]))]
-            module, python = "cluster_reverb", reverb
-        else:
-            shards = Shards(WEIGHED["servers"], 100_000)
-            stack.callback(shards.close)
-            addresses, module, python = shards.addresses[name], "cluster_ours", sys.executable
-        arguments = (module, str(folder), *addresses)
-        learner = None
-        if name != "Reverb":  # first: priorities are those of its view; Reverb's learner draws from its beginning on
-            learner = worker(stack, python, "learner", *arguments)
-            learner.ask(do="ready")
-        writers = worker(stack, python, "writers", *arguments)
-        mass = writers.ask(do="write_skewed", writers=WEIGHED["servers"], steps=WEIGHED["steps"])["mass"]
-        learner = learner or worker(stack, python, "learner", *arguments)
-        answer: Results = learner.ask(do="weights", mass=mass, batches=WEIGHED["batches"])
-        return answer
-
-
-def faults(folder: Path, reverb: str | None, steps: int) -> dict[str, dict[str, float]]:
-    """Kill one of two processes; return the acknowledged steps, and those that are there once it is back."""
-    recorded = Steps(frames.read(folder))
-    found = {
-        "shards in memory": _killed_shard(recorded, steps, False, "memory"),
-        "shards on disk": _killed_shard(recorded, steps, True, "memory"),
-        "shards on disk, flushed": _killed_shard(recorded, steps, True, "flush"),
-    }
-    if reverb is not None:
-        found["Reverb"] = _killed_server(folder, reverb, steps, False)
-        found["Reverb, checkpoint at half"] = _killed_server(folder, reverb, steps, True)
-    return found
-
-
-def _killed_shard(recorded: Steps, steps: int, on_disk: bool, durability: str) -> dict[str, float]:
-    with tempfile.TemporaryDirectory(prefix="sharpwave-bench-") as name, ExitStack() as stack:
-        shards = Shards(2, 1_000_000, Path(name) / "disk" if on_disk else None)
-        stack.callback(shards.close)
-        addresses = shards.addresses["unix"]
-        writers = [Writer(addresses, number, durability) for number in range(KILLED_WRITERS)]
-        for number, writer in enumerate(writers):
-            mine = recorded.of(number)
-            for _ in range(steps // KILLED_WRITERS):
-                writer.write(next(mine))
-        acknowledged = sum(writer.flush() for writer in writers)
-        os.kill(shards.processes[0], signal.SIGKILL)
-        begin = time.monotonic()
-        with sw.Cluster.of(SPEC, addresses) as cluster:
-            while True:
-                try:
-                    there = len(cluster)
-                    break
-                except ConnectionError:
-                    if time.monotonic() > begin + BACK_S:
-                        raise
-                    time.sleep(0.02)
-        return {"acknowledged": acknowledged, "there": there, "back_s": time.monotonic() - begin}
-
-
-def _killed_server(folder: Path, python: str, steps: int, checkpoint: bool) -> dict[str, float]:
-    """As ``_killed_shard``; nothing starts a server of Reverb again, so this does."""
-    with ExitStack() as stack:
-        kept = fresh(stack, 2)
-        servers = reverb_servers(stack, python, kept)
-        addresses = [address for _, address in servers]
-        writers = worker(stack, python, "writers", "cluster_reverb", str(folder), *addresses)
-        acknowledged = 0
-        for _ in range(2):
-            acknowledged += writers.ask(do="write", writers=KILLED_WRITERS, seconds=0, steps=steps // 2)["steps"]
-            if checkpoint and not acknowledged > steps // 2:
-                for one, _ in servers:
-                    one.ask(do="count", checkpoint=True)
-        servers[0][0].close()
-        begin = time.monotonic()
-        servers[:1] = reverb_servers(stack, python, kept[:1], int(addresses[0].rpartition(":")[2]))
-        there = sum(one.ask(do="count")["items"] for one, _ in servers)
-        return {"acknowledged": acknowledged, "there": there, "back_s": time.monotonic() - begin}
-
-
 def report(results: Results) -> None:
     """Print the tables, and each goal beside the measured figure."""
     console = runner.console()
     settings = results["settings"]
     load = ", ".join(f"{one:.1f}" for one in results["environment"]["load"])
     console.print(f"{settings['steps']:,} steps, medians of {settings['rounds']} rounds; load {load}")
-    console.print(_draws(results), _writes(results), _lost(results))
-    for line in _goals(results):
+    console.print(_draws(results), _writes(results))
+    for line in _ratios(results):
         console.print(line)
 
 
@@ -318,20 +207,7 @@ def _writes(results: Results) -> Table:
     return table
 
 
-def _lost(results: Results) -> Table:
-    table = runner.table("One of two killed (SIGKILL)", "", "acknowledged", "lost", "seconds until it is back")
-    for name, one in results["faults"].items():
-        lost = one["acknowledged"] - one["there"]
-        table.add_row(name, f"{one['acknowledged']:,.0f}", f"{max(0, lost):,.0f}", f"{one['back_s']:.1f}")
-    return table
-
-
-def _goals(results: Results) -> Iterator[str]:
-    for name, one in results["weights"].items():
-        yield (
-            f"{name}: four of skewed priorities, largest relative error against one memory: "
-            f"probabilities {one['probability']:.2g}, weights {one['weight']:.2g}"
-        )
+def _ratios(results: Results) -> Iterator[str]:
     contenders = results["contenders"]
     unrolls = statistics.median(results["unrolls_mb_per_s"])
     yield (
@@ -351,8 +227,8 @@ def _goals(results: Results) -> Iterator[str]:
         cpu = statistics.median(_cpu_ms(theirs) / _cpu_ms(ours) for ours, theirs in pairs)
         nbytes = peer["fill"]["bytes_per_step"] / contenders[f"unix {one['servers']}"]["fill"]["bytes_per_step"]
         yield (
-            f"{name}: {samples:.1f} times Reverb's samples (goal {GOALS['samples']:.0f}), 1/{cpu:.1f} of its processor "
-            f"time (goal 1/{GOALS['cpu']:.0f}), 1/{nbytes:.1f} of its bytes a step (goal 1/{GOALS['bytes']:.0f})"
+            f"{name}: {samples:.1f} times Reverb's samples, 1/{cpu:.1f} of its processor time, "
+            f"1/{nbytes:.1f} of its bytes a step"
         )
 
 

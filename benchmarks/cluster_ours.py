@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from cluster_worker import ALPHA, BATCH, BETA, LOOKAHEAD, SHAPE, STACK, Step, skewed
+from cluster_worker import ALPHA, BATCH, BETA, LOOKAHEAD, SHAPE, STACK, Step
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address
@@ -19,10 +19,10 @@ SPEC = sw.Spec(obs=sw.Field(SHAPE, "uint8", stack=STACK), action=sw.Field((), "i
 class Shards:
     """Processes of shards, which listen at unix sockets and on loopback. ``addresses``: by the kind of socket."""
 
-    def __init__(self, count: int, capacity: int, disk: Path | None = None) -> None:
+    def __init__(self, count: int, capacity: int) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="sharpwave-bench-", ignore_cleanup_errors=True)
         listen = Address.parse("127.0.0.1:0")
-        plan = ShardPlan(count, Path(self._folder.name), capacity=capacity, disk=disk, listen=listen)
+        plan = ShardPlan(count, Path(self._folder.name), capacity=capacity, listen=listen)
         self._shards = LocalShards(plan.settings(SPEC))
         self.addresses = {
             kind: [each[at] for each in self._shards.addresses] for at, kind in enumerate(("unix", "tcp"))
@@ -40,19 +40,11 @@ class Shards:
 
 
 class Writer:
-    """One environment's writer, to one shard.
+    """One environment's writer, to one shard."""
 
-    Args:
-        skews: its steps get the priorities of ``skewed``.
-    """
-
-    def __init__(self, addresses: list[str], number: int, durability: str = "memory", skews: bool = False) -> None:
-        self._cluster, self._number = sw.Cluster.of(SPEC, addresses), number
-        self._writer: Any = self._cluster.writer(1, shard=number % len(addresses), durability=durability, timeout=60.0)
-        if skews:
-            delivery = self._writer.delivery
-            self._writer = sw.SegmentWriter(SPEC, 1, self._put, first_lane=delivery.first_lane, segment_steps=32)
-            self._writer.delivery, self._writer.flush = delivery, delivery.flush
+    def __init__(self, addresses: list[str], number: int) -> None:
+        self._cluster = sw.Cluster.of(SPEC, addresses)
+        self._writer = self._cluster.writer(1, shard=number % len(addresses), timeout=60.0)
         self._acknowledged = 0
 
     def write(self, step: Step) -> None:
@@ -62,16 +54,6 @@ class Writer:
             terminated=np.array([step.terminated]), truncated=np.array([step.truncated]),
             final_obs=step.after[None] if step.ended else None,
         )  # fmt: skip
-
-    def _put(self, segment: sw.SealedSegment) -> None:
-        self._writer.delivery.put(segment, skewed(self._numbers(segment.first_step, segment.steps)).astype(np.float32))
-
-    def _numbers(self, first: int, steps: int) -> Any:
-        return (self._number << 40) + np.arange(first, first + steps)
-
-    def items(self) -> Any:
-        """Return the numbers of the steps that can be sampled: of all acknowledged ones but the last."""
-        return self._numbers(0, self._writer.delivery.acknowledged - 1)
 
     def flush(self) -> int:
         """Wait until every sealed segment is acknowledged; return how many steps were since the last call."""
@@ -108,10 +90,6 @@ class Learner:
     def frames(self, batch: Any) -> Any:
         """Return the five frames of each item."""
         return np.concatenate([batch.obs, batch.next_obs[:, -1:]], axis=1)
-
-    def probabilities(self, batch: Any) -> Any:
-        """Return the probability with which each item was drawn, of all shards' items."""
-        return batch.probabilities
 
     def link_bytes(self) -> int:
         """Return the bytes of requests and replies so far, as the links count them."""

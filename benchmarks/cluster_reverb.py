@@ -6,13 +6,12 @@ share.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import reverb
 import tensorflow as tf
-from cluster_worker import ALPHA, BATCH, LOOKAHEAD, SHAPE, STACK, Step, skewed
+from cluster_worker import ALPHA, BATCH, LOOKAHEAD, SHAPE, STACK, Step
 
 TABLE = "transitions"
 CHUNK_STEPS = 5
@@ -22,13 +21,9 @@ UNCONFIRMED = 64
 
 
 class Server:
-    """A server, in this process, with room for ``capacity`` items.
+    """A server, in this process, with room for ``capacity`` items."""
 
-    Args:
-        folder: of its checkpoints, of which it begins with the last. ``port``: 0: any that is free.
-    """
-
-    def __init__(self, capacity: int, folder: Path, port: int = 0) -> None:
+    def __init__(self, capacity: int) -> None:
         frames, one = STACK + 1, tf.TensorSpec((1,), tf.float32)
         signature = {
             "obs": tf.TensorSpec((frames, *SHAPE), tf.uint8), "action": tf.TensorSpec((1,), tf.int64),
@@ -38,27 +33,14 @@ class Server:
             TABLE, reverb.selectors.Prioritized(ALPHA), reverb.selectors.Fifo(), max_size=capacity,
             rate_limiter=reverb.rate_limiters.MinSize(1), signature=signature,
         )  # fmt: skip
-        self.server = reverb.Server([table], port or None, reverb.checkpointers.DefaultCheckpointer(str(folder)))
+        self.server = reverb.Server([table], None)
         self.address = f"127.0.0.1:{self.server.port}"
-
-    def count(self, checkpoint: bool = False) -> dict[str, int]:
-        """Write a checkpoint if asked; return the number of items."""
-        client = self.server.localhost_client()
-        if checkpoint:
-            client.checkpoint()
-        return {"items": client.server_info()[TABLE].current_size}
 
 
 class Writer:
-    """One environment's writer, to one server.
+    """One environment's writer, to one server."""
 
-    Args:
-        skews: its items get the priorities of ``skewed``; else 1.
-    """
-
-    def __init__(self, addresses: list[str], number: int, skews: bool = False) -> None:
-        self._skews, self._last = skews, 0
-        self._numbers: list[int] = []
+    def __init__(self, addresses: list[str], number: int) -> None:
         client = reverb.Client(addresses[number % len(addresses)])
         self._writer = client.trajectory_writer(num_keep_alive_refs=max(CHUNK_STEPS, STACK + 2))
         for column in ("obs", "action", "reward", "terminated"):
@@ -73,31 +55,22 @@ class Writer:
             {"obs": step.obs, "action": np.int64(step.number), "reward": step.reward, "terminated": step.terminated}
         )
         if self._writer.episode_steps > STACK:
-            self._item(self._last)
-        self._last = step.number
+            self._item()
         if step.ended:
             self._writer.append(
                 {"obs": step.after, "action": np.int64(-1), "reward": np.float32(0), "terminated": True}
             )
             if self._writer.episode_steps > STACK:
-                self._item(step.number)
+                self._item()
             self._writer.end_episode()
 
-    def _item(self, number: int) -> None:
-        """Create the item of step ``number``, whose successor was appended last."""
+    def _item(self) -> None:
+        """Create the item of the step whose successor was appended last."""
         history = self._writer.history
         window = {name: history[name][-2:-1] for name in ("action", "reward", "terminated")}
-        priority = 1.0
-        if self._skews:
-            self._numbers.append(number)
-            priority = float(skewed(np.array(number)))
-        self._writer.create_item(TABLE, priority, {"obs": history["obs"][-STACK - 1 :], **window})
+        self._writer.create_item(TABLE, 1.0, {"obs": history["obs"][-STACK - 1 :], **window})
         self._made += 1
         self._writer.flush(block_until_num_items=UNCONFIRMED)
-
-    def items(self) -> Any:
-        """Return the numbers of the steps of its items."""
-        return np.array(self._numbers)
 
     def flush(self) -> int:
         """Wait until every item is confirmed; return how many were since the last call."""
@@ -147,10 +120,6 @@ class Learner:
     def frames(self, batch: Any) -> Any:
         """Return the five frames of each item."""
         return batch.data["obs"]
-
-    def probabilities(self, batch: Any) -> Any:
-        """Return the probability with which each item was drawn, of all servers' items."""
-        return batch.info.probability / self.count
 
     def link_bytes(self) -> int:
         """Return 0: gRPC counts nothing; its connections are counted by the system."""

@@ -74,12 +74,6 @@ class Steps:
         )  # fmt: skip
 
 
-def skewed(numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """Return priorities that differ between writers, 1 : 4 : 16 : 64, and by eight times within one's steps."""
-    priorities: npt.NDArray[np.float64] = np.exp2(2.0 * ((numbers >> 40) % 4)) * (1 + numbers % 8)
-    return priorities
-
-
 def connection_bytes() -> dict[str, tuple[int, int]]:
     """Return bytes sent and received on every TCP connection of this process, whatever library made it."""
     counted: dict[str, tuple[int, int]] = {}
@@ -135,17 +129,6 @@ class Writers:
         took = time.perf_counter() - begin
         return {"steps": sum(counts), "seconds": took, "cpu_s": time.process_time() - cpu}
 
-    def write_skewed(self, writers: int, steps: int) -> dict[str, float]:
-        """Write steps with the priorities of ``skewed``; return the mass of all items."""
-        mass = 0.0
-        for number in range(writers):
-            writer, mine = self._contender.Writer(self._addresses, number, skews=True), self._steps.of(number)
-            for _ in range(steps // writers):
-                writer.write(next(mine))
-            writer.flush()
-            mass += float((skewed(writer.items()) ** ALPHA).sum())
-        return {"mass": mass}
-
 
 class Learner:
     """Learner that samples prioritized batches and updates their priorities."""
@@ -153,10 +136,6 @@ class Learner:
     def __init__(self, contender: Any, steps: Steps, addresses: list[str]) -> None:
         self._learner, self._steps = contender.Learner(addresses), steps
         self._rng = np.random.default_rng(0)
-
-    def ready(self) -> dict[str, float]:
-        """Answer: its view is there, and gets the priorities of what is written from now on."""
-        return {}
 
     def draw(self, seconds: float) -> dict[str, float]:
         """Return speed, latency, processor time and bytes of batches drawn for ``seconds``."""
@@ -193,18 +172,6 @@ class Learner:
             batches += 1
         return {"mb_per_s": batches * int(np.prod(shape)) * ITEM_BYTES / 5 / (now - begin) / 1e6}
 
-    def weights(self, mass: float, batches: int) -> dict[str, float]:
-        """Return how far probabilities and weights are from those of one memory that has all items of mass ``mass``."""
-        worst = {"probability": 0.0, "weight": 0.0}
-        for _ in range(batches):
-            batch = self._learner.sample()
-            exact = skewed(self._learner.numbers(batch)) ** ALPHA / mass
-            drawn = self._learner.probabilities(batch)
-            weights, those = (drawn.min() / drawn) ** BETA, (exact.min() / exact) ** BETA
-            worst["probability"] = max(worst["probability"], float(np.abs(drawn / exact - 1).max()))
-            worst["weight"] = max(worst["weight"], float(np.abs(weights / those - 1).max()))
-        return worst
-
     def check(self) -> dict[str, float]:
         """Return the share of a batch's items whose frame or successor is not the one that was written."""
         batch = self._learner.sample()
@@ -220,7 +187,7 @@ def main() -> None:
     """Answer requests until standard input ends."""
     role, *rest = sys.argv[1:]
     if role == "server":
-        server = importlib.import_module("cluster_reverb").Server(int(rest[0]), Path(rest[1]), int(rest[2]))
+        server = importlib.import_module("cluster_reverb").Server(int(rest[0]))
         runner.answer(lambda: server, lambda made: {"address": made.address})
     else:
         contender, steps = importlib.import_module(rest[0]), Steps(frames.read(Path(rest[1])))
