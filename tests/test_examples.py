@@ -23,8 +23,13 @@ SHORT = {
 MAX_LINES = 120
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("example", sorted(path.name for path in (ROOT / "examples").glob("*.py")))
+@pytest.mark.parametrize(
+    "example",
+    [
+        pytest.param(path.name, marks=pytest.mark.nightly if "tianshou" in path.name else pytest.mark.slow)
+        for path in sorted((ROOT / "examples").glob("*.py"))
+    ],
+)
 def test_example_runs(example: str, tmp_path: Path) -> None:
     if "jax" in example and not find_spec("jax"):
         pytest.skip("the example needs JAX: pip install jax")

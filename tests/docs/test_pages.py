@@ -77,7 +77,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
         assert not fetched, f"{page.name} fetches {fetched}"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_make_docs_builds_the_site_in_the_environment_that_it_makes(tmp_path: Path) -> None:
     copy_sources(tmp_path, "Makefile", "pyproject.toml", "constraints.txt", "README.md", "LICENSE")
 

@@ -19,6 +19,8 @@ LINES = [
     for number, line in enumerate(block.text.splitlines())
     if line.strip() and not line.startswith("#")
 ]
+APP = typer.main.get_command(app)
+RECIPE = ("pong", load_recipe("pong"))
 PLAIN = {"git", "cd", "source", "python3"}
 
 
@@ -39,9 +41,7 @@ def parse(command: Any, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("place", "line"), LINES, ids=[place for place, _ in LINES])
 def test_shell_line(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "sharpwave.training.recipes.reading.read_recipe", lambda *_, **__: ("pong", load_recipe("pong"))
-    )
+    monkeypatch.setattr("sharpwave.training.recipes.reading.read_recipe", lambda *_, **__: RECIPE)
     words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     if words[0] == "for":  # for NAME in VALUE ...; do COMMAND; done
         variable, value = f"${words[1]}", words[3]
@@ -51,7 +51,7 @@ def test_shell_line(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> N
     if program == "sharpwave":
         if "--help" in rest:
             rest.remove("--help")
-        parse(typer.main.get_command(app), rest)
+        parse(APP, rest)
     elif program == "make":
         targets = re.findall(r"^([\w ]+):", (ROOT / "Makefile").read_text(), re.M)
         assert set(rest) <= {target for line in targets for target in line.split()}

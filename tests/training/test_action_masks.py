@@ -85,6 +85,7 @@ def test_the_maze_fails_without_masks():
         Trained(load_recipe("gymnasium").override(**REPLAYED, action_masks=False))
 
 
+@pytest.mark.slow
 def test_actors_make_legal_actions_and_give_first_priorities_by_them():
     made = load_recipe("gymnasium").override(**REPLAYED | {"steps": 600}, actors=1, segment_steps=8, prioritized=True)
     trained = Trained(made)
@@ -164,7 +165,7 @@ LEARNING = {
                 "epsilon_steps": 2_000, "learning_rate": 2e-3, "target_tau": 0.02,
             },
         ),
-        ("cartpole-ppo", {"steps": 12_000, **ON_POLICY}),
+        pytest.param("cartpole-ppo", {"steps": 12_000, **ON_POLICY}, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_the_maze_is_learned(recipe, changes):

@@ -33,9 +33,13 @@ MADE_UP = "tests.training.made_up:"
         ("Acrobot-v1", {}),
         ("FrozenLake-v1", {}),
         ("Taxi-v4", {}),
-        ("CliffWalking-v1", {}),
+        pytest.param("CliffWalking-v1", {}, marks=pytest.mark.slow),  # whose random episodes are thousands of steps
         ("Blackjack-v1", {}),  # a tuple of three categories
-        ("ALE/Pong-v5", {"steps": 80, "warmup_steps": 40, "batch_size": 2, "standardize": True}),  # 210x160x3
+        pytest.param(  # 210x160x3
+            "ALE/Pong-v5",
+            {"steps": 80, "warmup_steps": 40, "batch_size": 2, "standardize": True},
+            marks=pytest.mark.slow,
+        ),
         ("MinAtar/Breakout-v1", {}),
         (MADE_UP + "Pictures-v0", {"standardize": True}),
         (MADE_UP + "Pictures-v0", {"stack": 3, "network": "impala", "warmup_steps": 360}),  # [3, 20, 24, 3]
@@ -60,6 +64,7 @@ def test_it_trains_and_its_policy_plays(env, changes):
     trained.close()
 
 
+@pytest.mark.slow
 def test_observations_and_actions_of_several_parts_come_from_actors_too():
     """With priorities, which need the final observations of truncated episodes."""
     recipe = QUICK.override(env=MADE_UP + "Nested-v0", actors=1, prioritized=True, segment_steps=8, steps=600, stack=2)

@@ -167,12 +167,12 @@ def test_figures_of_actor_callbacks_reach_the_log(tmp_path, actors):
     ("callback", "hook", "actors"),
     [
         (Failing, "on_actor_step: KeyError", 0),
-        (Failing, "on_actor_step: KeyError", 1),
+        pytest.param(Failing, "on_actor_step: KeyError", 1, marks=pytest.mark.slow),
         (FailingAtOnce, "on_actor_step_begin: KeyError", 0),
-        pytest.param(FailingAtOnce, "on_actor_step_begin: KeyError", 1, marks=pytest.mark.slow),
+        pytest.param(FailingAtOnce, "on_actor_step_begin: KeyError", 1, marks=pytest.mark.nightly),
         (FailingToBeMade, "__init__: SystemExit", 0),
         (FailingAtTheEnd, "on_actor_end: KeyError", 0),
-        pytest.param(FailingAtTheEnd, "on_actor_end: KeyError", 1, marks=pytest.mark.slow),
+        pytest.param(FailingAtTheEnd, "on_actor_end: KeyError", 1, marks=pytest.mark.nightly),
     ],
 )
 def test_an_actor_callback_that_raises_ends_the_run(tmp_path, callback, hook, actors):

@@ -203,7 +203,7 @@ def test_save_replay_off_leaves_it_out(tmp_path):
     "name",
     [
         "optimizer.safetensors",
-        "replay/1/regions/*",
+        pytest.param("replay/1/regions/*", marks=pytest.mark.slow),
         pytest.param("state.json", marks=pytest.mark.nightly),
         pytest.param("replay/store.json", marks=pytest.mark.nightly),
         pytest.param("replay/1/state.npz", marks=pytest.mark.nightly),

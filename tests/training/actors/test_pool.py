@@ -187,6 +187,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
     assert not actors_of()
 
 
+@pytest.mark.slow
 def test_segments_larger_than_the_sockets_buffer_arrive():
     """64 screens of 84x84, not packed, are 450 kB."""
     changes = {"network": "small", "codec": "raw", "segment_steps": 64, "num_envs": 1, "warmup_steps": 1_000}
@@ -323,6 +324,7 @@ def test_more_actors_than_environments_are_refused():
         Recipe().override(actors=5, num_envs=4)
 
 
+@pytest.mark.slow
 def test_an_agent_that_uses_windows_up_learns_with_actors_to_its_end():
     """It makes fewer updates than the steps call for: its actors may not wait for those."""
     recipe = load_recipe("cartpole").override(
