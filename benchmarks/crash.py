@@ -34,7 +34,7 @@ from sharpwave.disk import disk_budget
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
 from sharpwave.format.region import Identity, read_region
 from sharpwave.offline import scan
-from sharpwave.offline.verify import check as verify
+from sharpwave.offline.folder_check import check as verify
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from tests.support import faults, faulty

@@ -37,7 +37,7 @@ from runner import Results, slope
 import sharpwave as sw
 from sharpwave.bench.machine import environment
 from sharpwave.bench.measured import private_bytes
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -13,7 +13,7 @@ from sharpwave import store as store_module
 from sharpwave.disk import disk_budget as disk_module
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from sharpwave.persistence import settings as settings_module
 from tests.sampling.test_retention import held, number_store, set_by_number
 from tests.sampling.test_samplers import chi_square, chi_square_bound

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.disk.region_files import RegionFiles
-from sharpwave.disk.region_opening import open_regions
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Identity, read_region
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
@@ -45,7 +44,7 @@ def filled(folder: Path, sizes: list[int], region_bytes: int = 4096, files: File
 
 def recovered(folder: Path) -> tuple[dict[int, bytes], list[str]]:
     regions = RegionFiles(folder, ME, 4096, Files())
-    found, damages = open_regions(regions)
+    found, damages = regions.find()
     content = {}
     for number, record in found:
         if record.kind in (SEGMENT, TAIL):
@@ -75,7 +74,7 @@ def test_what_was_appended_comes_back_and_each_region_holds_its_dictionaries(tmp
 def test_the_oldest_region_goes_and_the_others_stay(tmp_path: Path) -> None:
     written = filled(tmp_path, [1500] * 8)
     regions = RegionFiles(tmp_path, ME, 4096, Files())
-    found, _ = open_regions(regions)
+    found, _ = regions.find()
     first = min(regions.regions)
     gone = {record.id for number, record in found if number == first}
     before = regions.nbytes
@@ -90,7 +89,7 @@ def test_recovery_goes_on_in_a_new_file_and_changes_none(tmp_path: Path) -> None
     written = filled(tmp_path, [100, 200])
     before = {path: path.read_bytes() for path in tmp_path.glob("*.region")}
     regions = RegionFiles(tmp_path, ME, 4096, Files())
-    open_regions(regions)
+    regions.find()
     regions.append(TAIL, 500, segment(np.random.default_rng(1), 10), 6, {})
     regions.close()
     assert all(path.read_bytes() == content for path, content in before.items())
@@ -129,7 +128,7 @@ def test_every_flipped_bit_is_found_and_named_and_costs_one_record(
 def test_a_region_of_another_store_is_named_and_left_alone(tmp_path: Path) -> None:
     filled(tmp_path, [100])
     regions = RegionFiles(tmp_path, Identity(bytes(16), 77), 4096, Files())
-    found, (damage,) = open_regions(regions)
+    found, (damage,) = regions.find()
     assert not found and "region of store 000102" in str(damage)
     regions.append(SEGMENT, 1, segment(np.random.default_rng(0), 5), 0, {})
     assert len(list(tmp_path.glob("*.region"))) == 2

@@ -17,7 +17,7 @@ import sharpwave as sw
 from sharpwave.disk.ownership import MARK
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.native.file_operations import Files
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from tests.support.faults import on
 from tests.support.faulty import Died, Faulty
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.region_notes import Evicted
 from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import Identity
-from sharpwave.format.region_notes import Evicted
 from sharpwave.format.segment import FIRST_FIELD, HEADER
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex

@@ -31,8 +31,9 @@ import sharpwave as sw
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.registry import by_name, by_number
+from sharpwave.disk import region_notes
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
-from sharpwave.format import region, region_notes, segment
+from sharpwave.format import region, segment
 from sharpwave.format.annotations import pack_metadata
 from sharpwave.serve import wire
 
@@ -282,7 +283,7 @@ def targets(folder: Path) -> dict[str, Callable[[random.Random], bool]]:
         f"segment_{codec}": functools.partial(try_segment, codec=codec) for codec in SEGMENTS
     }
     found["note"] = lambda rng: read_note(checked(changed(rng.choice(NOTES), rng)))
-    found["region"] = lambda rng: try_records(rng, folder / "0.region")
+    found["region"] = lambda rng: try_records(rng, folder / f"{0:012d}.region")
     return found | {"frame": try_frame, "payload": try_payload}
 
 

@@ -17,8 +17,8 @@ import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.format import checkpoint_state, segment
 from sharpwave.format.region import RECORD, RECORD_MAGIC, SEGMENT, TAIL, read_region
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from tests.format.small_store import SPEC, checkpoint, play, regions_of
 
 

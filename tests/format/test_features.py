@@ -10,9 +10,9 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.disk.store_folder import packed_manifest
-from sharpwave.format import features, segment
+from sharpwave.format import segment, segment_header
 from sharpwave.format.region import SEGMENT, read_region
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from tests.format.test_segment import SPEC, no_dictionary, small_segment
 from tests.format.test_versions import files_of
 from tests.support.faults import SPEC as STORE_SPEC
@@ -87,5 +87,5 @@ def test_a_segment_on_disk_with_a_feature_that_is_not_known_is_found_before_anyt
 
 
 def test_every_feature_has_a_name_and_a_bit_of_its_own() -> None:
-    assert all(bit & bit - 1 == 0 and bit < 1 << 64 for bit in features.NAMES)
-    assert len(set(features.NAMES.values())) == len(features.NAMES)
+    assert all(bit & bit - 1 == 0 and bit < 1 << 64 for bit in segment_header.NAMES)
+    assert len(set(segment_header.NAMES.values())) == len(segment_header.NAMES)

@@ -22,7 +22,6 @@ from sharpwave.codecs.registry import by_number
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.disk import region_files as regions_module
 from sharpwave.disk.region_files import RegionFiles
-from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
@@ -30,7 +29,7 @@ from sharpwave.format.annotations import pack_metadata
 from sharpwave.format.region import SEGMENT, TAIL, Identity
 from sharpwave.native import core
 from sharpwave.native.file_operations import Files
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from tests.support.examples import examples
 from tests.support.faults import LANES, SPEC, frame, serials_of
 
@@ -209,7 +208,7 @@ def store_with(folder: Path, kind: int, id_: int, payload: bytes, sequence: int 
     manifest = read_manifest(folder)
     identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
     regions = RegionFiles(folder / "regions", identity, 1 << 16, Files())
-    open_regions(regions)
+    regions.find()
     regions.sequence = sequence
     with mock.patch.multiple(regions_module, MAX_SEQUENCE=1 << 64, MAX_ID=1 << 64):  # no store writes beyond these
         regions.append(kind, id_, payload, 0, {(2, key_of(REFERENCE)): REFERENCE})

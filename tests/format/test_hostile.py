@@ -21,8 +21,8 @@ from sharpwave.format import checkpoint_state, segment
 from sharpwave.format import region as records
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import RECORD, RECORD_MAGIC, SEGMENT, read_region
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from tests.format.small_store import LANES, OBS, SPEC, checkpoint, frame, play, regions_of
 from tests.format.test_versions import WRITE
 from tests.support import strangers

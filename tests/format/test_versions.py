@@ -22,8 +22,8 @@ from sharpwave.errors import DamagedError
 from sharpwave.format import checkpoint_state, segment
 from sharpwave.format.checkpoint_state import read_state
 from sharpwave.format.region import SEGMENT, read_region
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 
 DATA = Path(__file__).parent.parent / "data"
 VERSIONS = sorted(path.name for path in DATA.glob("v*"))

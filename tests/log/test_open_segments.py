@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 
 SPEC = sw.Spec(obs=sw.Field((2,), "float32", stack=4), action=sw.Field((), "int64"))
 

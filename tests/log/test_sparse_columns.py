@@ -14,8 +14,8 @@ import sharpwave as sw
 from sharpwave.format.segment_header import sparse_rows
 from sharpwave.memory.segment_layout import max_sparse_rows
 from sharpwave.native import core as native
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from sharpwave.spec import START, TRUNCATED
 from tests.support.examples import examples
 from tests.support.faults import killed

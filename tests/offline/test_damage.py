@@ -30,9 +30,9 @@ from sharpwave.format.region import (
     read_region,
 )
 from sharpwave.native.file_operations import Files
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.scan import LIMITS, describe
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, fill, region_of, told, written
 
 
@@ -200,7 +200,7 @@ def test_missing_dictionaries_overlaps_and_copies_are_found(tmp_path: Path) -> N
     survey(tmp_path / "plain")
 
     shutil.copy(path, tmp_path / "regions" / f"{7:012d}.region")
-    assert "region 0, expected 000000000000.region" in check(tmp_path).damages[0].what
+    assert "region 0 under a wrong name, expected 000000000000.region" in check(tmp_path).damages[0].what
 
 
 def test_what_does_not_belong_is_named(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.format import region
 from sharpwave.offline import scan, surveys
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.offline.surveys import Following, Survey, frames, survey
-from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, contents, fill, region_of, told, written
 
 

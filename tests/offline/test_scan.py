@@ -18,8 +18,8 @@ from sharpwave.format.region import (
     Identity,
     read_region,
 )
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import frames, survey
-from sharpwave.offline.verify import check
 from tests.offline.written import SPEC, Writer, contents, fill, observation, region_of, told, written
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from tests.persistence.play import LANES, SAMPLERS, SPEC, Play, assert_right, learned
 
 

@@ -14,7 +14,7 @@ from sharpwave import store as store_module
 from sharpwave.format.checkpoint_state import read_state, write_state
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from tests.persistence.play import LANES, SAMPLERS, SPEC, Play, assert_right, learned
 
 

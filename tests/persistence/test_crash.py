@@ -16,7 +16,6 @@ import sharpwave as sw
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import RegionFiles
-from sharpwave.disk.region_opening import open_regions
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.format import segment
 from sharpwave.format.region import RECORD, SEGMENT, Identity, read_region
@@ -101,7 +100,7 @@ def payload(nbytes: int, value: int) -> bytes:
 def found_in(folder: Path) -> set[tuple[int, int]]:
     """(kind, id) of every record that is whole."""
     regions = RegionFiles(folder, ME, 4096, Files())
-    found, _ = open_regions(regions)
+    found, _ = regions.find()
     regions.close()
     return {(record.kind, record.id) for _, record in found}
 
@@ -121,7 +120,7 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)
     regions = RegionFiles(tmp_path / "regions", ME, 4096, Files())
-    found, _ = open_regions(regions)
+    found, _ = regions.find()
     regions.close()
     assert 7 in {record.id for _, record in found}
 
@@ -277,7 +276,7 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
     manifest = read_manifest(tmp_path)
     me = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
     regions = RegionFiles(tmp_path / "regions", me, 4096, files)
-    open_regions(regions)
+    regions.find()
     regions.append(SEGMENT, id_, broken + zlib.crc32(broken).to_bytes(4, "little"), 0, {})
     regions.close()
     with sw.Store.open(tmp_path) as store:

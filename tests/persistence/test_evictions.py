@@ -10,10 +10,9 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.disk import disk_budget
-from sharpwave.disk.evictions import Evictions
-from sharpwave.format.region_notes import Evicted, pack_ends, pack_evicted, unpack_evicted
+from sharpwave.disk.region_notes import Evicted, Evictions, pack_ends, pack_evicted, unpack_evicted
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from sharpwave.persistence import settings
 from tests.support.faults import killed
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.disk.view_files import VIEWS, file_name, read_view, view_files
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from sharpwave.views import keeping
 from sharpwave.views.saved_view import SavedView, recovered
 from tests.support.audit import audit

@@ -18,8 +18,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 import sharpwave as sw
 from sharpwave.disk import disk_budget as disk_module
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from tests.support.examples import examples
 from tests.support.faults import killed
 from tests.support.oracle import Oracle, Stacking, assert_same_view

@@ -15,7 +15,7 @@ import pytest
 import sharpwave as sw
 from sharpwave import store as store_module
 from sharpwave.disk import disk_budget as disk_module
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from sharpwave.persistence import settings as settings_module
 from tests.disk.test_compaction import Unsynced
 from tests.support.faults import killed

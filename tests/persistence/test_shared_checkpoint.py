@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.disk.region_opening import open_regions
+from sharpwave.disk.region_files import RegionFiles
 from sharpwave.disk.store_folder import Hold
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from sharpwave.persistence import checkpoint as checkpoint_module
-from sharpwave.persistence import opening
 from sharpwave.persistence import opening as opening_module
 from tests.disk.test_store_folder import SPEC, append, made
 from tests.support.faults import on
@@ -30,12 +29,14 @@ def test_many_read_a_checkpoint_at_once(tmp_path: Path) -> None:
     store.checkpoint(tmp_path)
     together = threading.Barrier(4, timeout=30)
 
+    find = RegionFiles.find
+
     def met(*arguments: Any, **settings: Any) -> Any:
         together.wait()  # all hold it now
-        return open_regions(*arguments, **settings)
+        return find(*arguments, **settings)
 
     found: list[int] = []
-    with mock.patch.object(opening, "open_regions", met):
+    with mock.patch.object(RegionFiles, "find", met):
         threads = [threading.Thread(target=lambda: found.append(len(sw.Store.open(tmp_path)))) for _ in range(4)]
         for thread in threads:
             thread.start()

@@ -15,8 +15,8 @@ import pytest
 import sharpwave as sw
 from sharpwave.cli.inspect import describe as describe_store
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from tests.support.faults import SPEC, frame, killed, on
 from tests.support.faulty import CUTS, ERRORS, Died, Faulty
 from tests.support.kinds import EACH_KIND

@@ -45,8 +45,8 @@ from sharpwave.format.region import (
     TAIL,
     read_region,
 )
+from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
-from sharpwave.offline.verify import check
 from sharpwave.sampling.protocol import Sampler
 
 CORPUS = Path(__file__).parent.parent / "data"

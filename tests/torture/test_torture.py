@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from sharpwave.cli.app import app
-from sharpwave.disk.evictions import Evictions
+from sharpwave.disk.region_notes import Evictions
 from sharpwave.testing.torture import torture
 from sharpwave.testing.torture.program import RETENTIONS, Operation, StoreProgram, random_program
 from sharpwave.testing.torture.run import outcome

@@ -15,9 +15,9 @@ from urllib.parse import urlencode
 
 import uvicorn
 
-from sharpwave.viewer.app import make_app
+from sharpwave.viewer.endpoints import make_app
 from sharpwave.viewer.guard import Guard
-from sharpwave.viewer.server import configured
+from sharpwave.viewer.page_server import configured
 from sharpwave.viewer.sources import find_sources
 from sharpwave.viewer.watching import Watched
 

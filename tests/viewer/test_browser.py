@@ -18,7 +18,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.errors import DamagedError
-from sharpwave.viewer.app import Endpoints
+from sharpwave.viewer.endpoints import Endpoints
 from tests.offline.written import SPEC, Writer, fill, observation
 from tests.viewer.runs import trained
 from tests.viewer.served import serving

@@ -15,8 +15,8 @@ pytest.importorskip("starlette", reason="the viewer needs the extra view: pip in
 from starlette.routing import Route
 
 from sharpwave.viewer import connections
-from sharpwave.viewer.app import make_app
-from sharpwave.viewer.server import is_loopback
+from sharpwave.viewer.endpoints import make_app
+from sharpwave.viewer.page_server import is_loopback
 from tests.cli.stores import make_store
 from tests.viewer.served import Server, serving
 

@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("starlette", reason="the viewer needs the extra view: pip install 'sharpwave[view]'")
 
 import sharpwave as sw
-from sharpwave.viewer import pictures
+from sharpwave.viewer import frame_pictures as pictures
 from sharpwave.viewer.sources import find_sources, opened_sources
 from tests.cli.stores import make_store
 from tests.viewer.served import Server, serving

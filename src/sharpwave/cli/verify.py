@@ -29,7 +29,7 @@ def verify(
     """
     from rich.console import Console
 
-    from sharpwave.offline.verify import check
+    from sharpwave.offline.folder_check import check
     from sharpwave.persistence.checkpoint_file import folder_of
 
     console, path = Console(), replay_of(path)

@@ -60,7 +60,7 @@ def view(
     if episode is not None:
         raise ValueError("--episode chooses what --export writes; the page shows all")
 
-    from sharpwave.viewer.server import NEEDED, serve
+    from sharpwave.viewer.page_server import NEEDED, serve
 
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:

@@ -13,13 +13,12 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.disk_budget import DiskBudget, Occupancy, region_bytes
-from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.read_pool import SegmentReads
 from sharpwave.disk.region_files import FULL, RegionFiles
+from sharpwave.disk.region_notes import MAX_IDS, Evicted, Evictions, StepEnds, pack_ends, pack_evicted
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of, space
-from sharpwave.format.region_notes import MAX_IDS, Evicted, StepEnds, pack_ends, pack_evicted
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files

@@ -34,10 +34,12 @@ from sharpwave.format.region import (
     RECORD,
     RECORD_MAGIC,
     VERSION,
+    Damage,
     Identity,
     Record,
     Region,
     checksum_of,
+    read_region,
     space,
 )
 from sharpwave.native.directory import Directory
@@ -98,6 +100,87 @@ class RegionFiles:
         self.goes_on = self.scarce = False
         self._visited: Region | None = None
         self.spare_bytes, self._spare = 0, -1
+
+    def find(self, go_on: bool = False) -> tuple[list[tuple[int, Record]], list[Damage]]:
+        """Open the folder's files, oldest first; return intact records, as (region, record), and damage.
+
+        Nothing is changed on disk.
+
+        Args:
+            go_on: append to the newest file, if a store left it intact and no checkpoint shares it; otherwise begin a
+                new file. The newest file is not assumed to be on disk before a sync.
+
+        Raises:
+            OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
+        """
+        found: list[tuple[int, Record]] = []
+        damages: list[Damage] = []
+        for name in self.directory.names():
+            if not name.endswith(".region"):
+                continue
+            region, records, wrong = self._read_region(self.directory.path / name)
+            damages += wrong
+            if region is None:
+                continue
+            self.regions[region.number] = region
+            self.next_number = max(self.next_number, region.number + 1)
+            self.sequence = max([self.sequence, *(record.sequence + 1 for record in records)])
+            found += [(region.number, record) for record in records]
+        newest = self.newest
+        if go_on and newest is not None and not any(one.path == newest.path for one in damages):
+            self._continue(newest)
+        for region in self.regions.values():
+            if not (region is newest and self.goes_on):
+                region.used = region.synced = region.size
+                region.finished = True
+        if go_on and newest is not None:  # older files were synced before this one was created
+            newest.synced = FIRST
+        return found, damages
+
+    def _read_region(self, path: Path) -> tuple[Region | None, list[Record], list[Damage]]:
+        """Read a file; where too many would be open, close it and all others."""
+        try:
+            found = read_region(path, self.identity, self.directory)
+        except OSError as error:
+            if error.errno != errno.EMFILE or self.scarce:
+                raise
+            self.scarce = True
+            for region in self.regions.values():
+                region.park()
+            found = read_region(path, self.identity, self.directory)
+        if self.scarce and found[0] is not None:
+            found[0].park()
+        return found
+
+    def _continue(self, region: Region) -> None:
+        """Append to another process's file, of which only the header is known to be on disk."""
+        shared = os.fstat(self.descriptor_of(region)).st_nlink > 1
+        if region.finished or shared or region.used >= region.size:
+            return
+        try:
+            descriptor = self.files.open_again(self.directory, region.path.name, region.descriptor)
+        except PermissionError:
+            return
+        os.close(region.descriptor)
+        self._keep_open(region, descriptor)
+        region.used = -(-region.used // ALIGNMENT) * ALIGNMENT
+        region.allocated = max(region.allocated, region.used)
+        self.goes_on = True
+
+    def open_all(self) -> None:
+        """Open every file that ``find`` could not keep open.  Raises: OSError: there are still too many."""
+        self.scarce = False
+        for region in self.regions.values():
+            try:
+                self._keep_open(region, self.descriptor_of(region))
+            except OSError as error:
+                if error.errno != errno.EMFILE:
+                    raise
+                raise OSError(
+                    errno.EMFILE,
+                    f"{self.directory.path}: {len(self.regions)} files, more than this process may have open; "
+                    "raise its limit (ulimit -n), or open the store with a smaller disk_limit=",
+                ) from error
 
     @property
     def nbytes(self) -> int:
@@ -307,12 +390,9 @@ class RegionFiles:
             self._visited = region
         return region.descriptor
 
-    def keep_open(self, region: Region, descriptor: int = -1) -> None:
-        """Keep a region's file open, as ``descriptor`` if given.  Raises: OSError."""
-        if descriptor < 0:
-            self.descriptor_of(region)
-        else:
-            region.descriptor = descriptor
+    def _keep_open(self, region: Region, descriptor: int) -> None:
+        """Keep a region's file open, as ``descriptor``."""
+        region.descriptor = descriptor
         self._visited = None if self._visited is region else self._visited
 
     @property

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
-from sharpwave.format.features import check_names
+from sharpwave.format.segment_header import check_names
 from sharpwave.native import descriptors
 from sharpwave.native.directory import UNWRITABLE, Directory, IrregularError, read_file
 from sharpwave.native.file_operations import Files
@@ -35,7 +35,8 @@ _NAME = re.compile("[0-9a-f]{32}")
 def write_manifest(directory: Directory, manifest: dict[str, Any], files: Files) -> None:
     """Write ``store.json`` atomically; its partial file is named after the store.  Raises: OSError."""
     partial = f".{MANIFEST}.{manifest['store']}.partial"
-    files.replace(directory, MANIFEST, packed_manifest({"format": FORMAT, **manifest}), partial)
+    content = packed_manifest({"format": FORMAT, **manifest})
+    files.replace(directory, MANIFEST, partial, lambda descriptor: files.pwrite(descriptor, content, 0))
 
 
 class Hold:

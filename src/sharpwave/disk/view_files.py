@@ -11,8 +11,8 @@ from typing import Any
 
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.format.checkpoint_state import read_state, write_state
-from sharpwave.native.directory import Directory, IrregularError
+from sharpwave.format.checkpoint_state import read_state, write_tree
+from sharpwave.native.directory import Directory
 
 VIEWS = "views"
 """Folder in a store's folder."""
@@ -57,24 +57,15 @@ class ViewFiles:
 
     def write(self, view: str, state: dict[str, Any]) -> None:
         """Write a view's state, or replace it atomically.  Raises: OSError."""
-        disk, files = self.disk, self.disk.files
-        name = file_name(view, self._store)
-        partial = f".{name.removesuffix('.npz')}.partial"
+        disk, name = self.disk, file_name(view, self._store)
+
+        def write(descriptor: int) -> None:
+            write_tree(descriptor, state)
+            disk.check_held()  # once more: it may have taken long
+
         disk.check_held()
-        with files.make_directory(disk.directory, VIEWS) as directory:
-            for one in (name, partial):
-                if (found := directory.status(one)) is not None and not directory.is_file(one):
-                    raise IrregularError(directory.path / one, found.st_mode)
-            files.unlink(directory, partial)
-            try:
-                write_state(directory, partial, state, files)
-                disk.check_held()
-                files.rename(directory, partial, directory, name)
-            except OSError:
-                with contextlib.suppress(OSError):
-                    files.unlink(directory, partial)
-                raise
-            files.fsync_folder(directory)
+        with disk.files.make_directory(disk.directory, VIEWS) as directory:
+            disk.files.replace(directory, name, f".{name.removesuffix('.npz')}.partial", write)
 
     def delete(self, view: str) -> None:
         """Delete a view's file, if that is possible."""

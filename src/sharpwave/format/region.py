@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -20,7 +21,7 @@ from sharpwave.escaping import escaped
 from sharpwave.format import segment
 from sharpwave.native import descriptors
 from sharpwave.native.descriptors import max_read_bytes, next_data, open_direct
-from sharpwave.native.directory import Directory, open_file
+from sharpwave.native.directory import Directory, IrregularError, open_file
 
 MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
@@ -130,21 +131,29 @@ def read_region(
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     """Open a region's file for reading and find its records; return ``None`` if its header cannot be trusted.
 
-    Every record's checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key.
+    Every record's checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key. A file that is not
+    regular, or that the disk cannot read, is damaged.
 
     Args:
         directory: folder to open the file from; by default ``path``'s.
         begin: offset of the first record to find; earlier ones are known already.
 
     Raises:
-        IrregularError: not a regular file.  OSError.
+        NewerVersionError, OSError.
     """
-    # Another process's file is never appended to.
-    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
+    descriptor = -1
     try:
+        # Another process's file is never appended to.
+        descriptor = open_file(path) if directory is None else directory.open_file(path.name)
         return _read_region(path, descriptor, identity, begin)
-    except BaseException:
-        os.close(descriptor)
+    except BaseException as error:
+        size = os.fstat(descriptor).st_size if descriptor >= 0 else 0
+        if descriptor >= 0:
+            os.close(descriptor)
+        if isinstance(error, IrregularError):
+            return None, [], [Damage(path, 0, 0, error.what)]
+        if isinstance(error, OSError) and error.errno == errno.EIO:
+            return None, [], [Damage(path, 0, size, f"cannot be read ({error})")]
         raise
 
 
@@ -167,6 +176,8 @@ def _read_region(
             what = f"region of store {store.hex()}, schema {schema:016x}; expected {expected}"
         elif number >= MAX_NUMBER or generation >= MAX_GENERATION:
             what = f"region {number}, generation {generation}; expected below {MAX_NUMBER:,} and {MAX_GENERATION:,}"
+        elif path.name != f"{number:012d}.region":
+            what = f"region {number} under a wrong name, expected {number:012d}.region"
     if what:
         os.close(descriptor)
         return None, [], [Damage(path, 0, size, what)]

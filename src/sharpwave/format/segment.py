@@ -22,8 +22,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
-from sharpwave.format.features import check_required
-from sharpwave.format.segment_header import Header, Placed, check_rows
+from sharpwave.format.segment_header import Header, Placed, check_required, check_rows
 from sharpwave.spec import START, Spec
 
 MAGIC = b"SWSG"

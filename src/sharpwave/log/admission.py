@@ -13,8 +13,8 @@ import numpy.typing as npt
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
 from sharpwave.disk.region_files import FULL
+from sharpwave.disk.region_notes import Evicted
 from sharpwave.errors import StoreInUseError
-from sharpwave.format.region_notes import Evicted
 from sharpwave.format.segment import SegmentColumn
 from sharpwave.format.segment_header import Placed
 from sharpwave.log.inventory import Inventory

@@ -13,9 +13,8 @@ import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
 from sharpwave.format import segment
-from sharpwave.format.features import features_of
 from sharpwave.format.segment import FLAGS, SegmentColumn
-from sharpwave.format.segment_header import Header
+from sharpwave.format.segment_header import Header, features_of
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.open_columns import OpenColumns, unshared_column
 from sharpwave.log.same_values import compare

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.format.features import features_of
 from sharpwave.format.segment import SegmentColumn
+from sharpwave.format.segment_header import features_of
 from sharpwave.log.admission import Admission, Made, is_refusal
 from sharpwave.log.behind import Behind
 from sharpwave.log.column_encoder import MAX_TRIALS, SegmentEncoder

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 from sharpwave.native import descriptors
@@ -147,11 +148,14 @@ class Files:
         if directory.descriptor >= 0:
             os.fsync(directory.descriptor)
 
-    def replace(self, directory: Directory, name: str, content: bytes | memoryview, partial: str) -> None:
+    def replace(self, directory: Directory, name: str, partial: str, write: Callable[[int], None]) -> None:
         """Write a file atomically: as ``partial``, a name of this process only, synced, then renamed.
 
         A regular file ``partial`` was left by a crashed process, and is overwritten. Anything but a regular file under
         either name is an error.
+
+        Args:
+            write: writes the content to the descriptor of an empty file.
         """
         for one in (name, partial):
             found = directory.status(one)
@@ -162,7 +166,7 @@ class Files:
         descriptor = self.open(directory, partial)
         try:
             try:
-                self.pwrite(descriptor, content, 0)
+                write(descriptor)
                 self.fsync(descriptor)
             finally:
                 os.close(descriptor)

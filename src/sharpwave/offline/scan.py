@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from sharpwave.disk.evictions import Evictions
+from sharpwave.disk.region_notes import MAX_NOTE_BYTES, Evicted, Evictions, unpack_evicted
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
@@ -32,7 +32,6 @@ from sharpwave.format.region import (
     ALIGNMENT,
     DICTIONARY,
     FIRST,
-    HEADER,
     NOTE,
     SEGMENT,
     TAIL,
@@ -41,11 +40,10 @@ from sharpwave.format.region import (
     Record,
     read_region,
 )
-from sharpwave.format.region_notes import MAX_NOTE_BYTES, Evicted, unpack_evicted
 from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
-from sharpwave.native.directory import IrregularError, kind_of
+from sharpwave.native.directory import kind_of
 from sharpwave.persistence.reading import Found, SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
@@ -216,9 +214,6 @@ class Reader:
             self.region, self.records, self.damages = read_region(path, identity, None, begin)
             # A half-written record now is another one than before.
             self.damages = [damage for damage in self.damages if damage in before]
-        if self.region is not None and path.stem != f"{self.region.number:012d}":
-            what = f"region {self.region.number}, expected {self.region.number:012d}.region"
-            self.damages.append(Damage(path, 0, HEADER.size, what))
         dictionaries = [record for record in (*known, *self.records) if record.kind == DICTIONARY]
         self._held = {(record.column, record.id) for record in dictionaries}
         if described is not None:
@@ -415,8 +410,6 @@ class FolderScan:
                 return scan
         except FileNotFoundError:
             return FileScan(inode)
-        except IrregularError as error:
-            return FileScan(inode, torn=[Damage(path, 0, 0, error.what)])
         except OSError as error:
             what = f"cannot be read: {error.strerror or error}"
             return FileScan(inode, torn=[Damage(path, 0, size_of(path), what)])

@@ -24,7 +24,6 @@ from sharpwave.disk.ownership import (
     remove_parts,
 )
 from sharpwave.disk.region_files import FULL, RegionFiles
-from sharpwave.disk.region_opening import open_all_files, open_regions
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
@@ -242,7 +241,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             regions = RegionFiles(directory, left.identity, REGION_BYTES, files)
             stack.callback(regions.close)
         try:
-            records, damages = open_regions(regions, go_on=disk is not None)
+            records, damages = regions.find(go_on=disk is not None)
             log, report, states = _filled(settings, disk, left, regions, records, damages)
         except NewerVersionError:  # raised before anything is written but the links
             if disk is not None and left.checkpoint:
@@ -261,7 +260,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         assert log.compaction is not None
         log.compaction.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
         if regions.scarce:
-            open_all_files(regions)
+            regions.open_all()
         if left.checkpoint:
             snapshot.flush(log, evict=False)  # the state's open segments are in none of its regions
             about = {"store": left.manifest["store"]}

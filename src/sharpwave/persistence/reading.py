@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from sharpwave.codecs.registry import max_dictionary_bytes
-from sharpwave.disk.evictions import Evictions
+from sharpwave.disk.region_notes import Evictions
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment_header import Header

@@ -16,21 +16,21 @@ from typing import Any
 import numpy as np
 
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.evictions import Evictions
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import FULL, RegionFiles
-from sharpwave.disk.store_folder import QUARANTINE
-from sharpwave.errors import DamagedError
-from sharpwave.format import segment
-from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
-from sharpwave.format.region_notes import (
+from sharpwave.disk.region_notes import (
     MAX_NOTE_BYTES,
     WHERE_BYTES,
+    Evictions,
     StepEnds,
     tail_end,
     unpack_ends,
     unpack_evicted,
 )
+from sharpwave.disk.store_folder import QUARANTINE
+from sharpwave.errors import DamagedError
+from sharpwave.format import segment
+from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
 from sharpwave.log.open_columns import unshared_column

@@ -14,7 +14,7 @@ from sharpwave.codecs.registry import codec_choice, is_known, not_loaded
 from sharpwave.disk.store_folder import MANIFEST_BYTES
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format.annotations import MAX_STORE_BYTES, Annotations
-from sharpwave.format.features import required_names
+from sharpwave.format.segment_header import required_names
 from sharpwave.memory.segment_layout import default_stride, max_segment_bytes
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.retention import LowestPriority, Reservoir, Retention

@@ -27,7 +27,7 @@ import sharpwave as sw
 from sharpwave.codecs import registry
 from sharpwave.codecs.protocol import Codec, Packed, as_bytes
 from sharpwave.errors import DamagedError
-from sharpwave.offline.verify import check
+from sharpwave.offline.folder_check import check
 from sharpwave.testing.columns import ColumnsInMemory, naive_window, pictures
 from sharpwave.views.gather import DECODED
 

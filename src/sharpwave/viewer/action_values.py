@@ -22,7 +22,7 @@ from sharpwave.spec import Field
 from sharpwave.training.folder import LAST, steps_of
 from sharpwave.viewer.memory import Memory, Snapshot
 from sharpwave.viewer.sources import ViewerSource, checkpoints
-from sharpwave.viewer.steps import MAX_POINTS, numbers, thinned
+from sharpwave.viewer.step_curves import MAX_POINTS, numbers, thinned
 
 Floats = npt.NDArray[np.float64]
 
@@ -230,7 +230,7 @@ def values_of(
 
 
 def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:
-    """Return the values of the steps ``begin <= step < end`` as ``sharpwave.viewer.steps.curves`` does; if every step
+    """Return the values of the steps ``begin <= step < end`` as ``step_curves.curves`` does; if every step
     has a point, also the values of ``each`` action."""
     named = {("Q-values", "Q of the best action"): found.largest, ("Q-values", "Q of the action taken"): found.taken}
     named["TD error, 1 step", "TD error, 1 step"] = found.td_error

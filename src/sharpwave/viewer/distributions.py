@@ -10,7 +10,7 @@ import numpy.typing as npt
 from sharpwave.escaping import escaped
 from sharpwave.viewer.memory import Snapshot
 from sharpwave.viewer.priorities import ViewItems
-from sharpwave.viewer.steps import numbers
+from sharpwave.viewer.step_curves import numbers
 
 Floats = npt.NDArray[np.float64]
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from sharpwave.escaping import escaped
 from sharpwave.json_values import encode
-from sharpwave.viewer import pictures
+from sharpwave.viewer import frame_pictures
 from sharpwave.viewer.memory import Snapshot
 from sharpwave.viewer.watching import Watched
 
@@ -147,11 +147,11 @@ def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
     spec, codecs = snapshot.survey.described.spec, snapshot.survey.described.codecs
     for number, (name, field) in enumerate(list(spec.fields.items())[:MAX_FIELDS]):
         picture = None
-        if name in spec.obs_names and pictures.is_picture(field):
-            height, width, every = pictures.shown_size(field)
-            count = pictures.frames_in_one(field)
+        if name in spec.obs_names and frame_pictures.is_picture(field):
+            height, width, every = frame_pictures.shown_size(field)
+            count = frame_pictures.frames_in_one(field)
             picture = {
-                "height": height, "width": width, "count": count, "columns": pictures.COLUMNS, "every": every,
+                "height": height, "width": width, "count": count, "columns": frame_pictures.COLUMNS, "every": every,
             }  # fmt: skip
         rows.append(
             {

@@ -13,7 +13,7 @@ import numpy as np
 from sharpwave.errors import DamagedError
 from sharpwave.extras import install
 from sharpwave.training.atomic_files import replacing
-from sharpwave.viewer import pictures, steps
+from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import ActionValues, NoValuesError, ValuesOf, curves_of
 from sharpwave.viewer.memory import MAX_READ_STEPS, Memory, Snapshot
 from sharpwave.viewer.sources import opened_sources
@@ -88,9 +88,9 @@ def _write(memory: Memory, snapshot: Snapshot, number: int, values: ActionValues
     recording.save(out)
     told = f"episode {number} of {memory.source.name}: lane {episode.lane}, return {episode.total:g}, {episode.end}"
     recording.log("episode", rr.TextDocument(told), static=True)
-    for begin in range(0, episode.steps, steps.MAX_POINTS):
-        end = min(begin + steps.MAX_POINTS, episode.steps)
-        part = steps.curves(memory, snapshot, episode, begin, end)
+    for begin in range(0, episode.steps, step_curves.MAX_POINTS):
+        end = min(begin + step_curves.MAX_POINTS, episode.steps)
+        part = step_curves.curves(memory, snapshot, episode, begin, end)
         at = np.array(part["step"], np.int64)
         for one in part["curves"] + (curves_of(values, begin, end)["curves"] if values is not None else []):
             column = np.array([np.nan if value is None else value for value in one["values"]])
@@ -103,12 +103,12 @@ def _write(memory: Memory, snapshot: Snapshot, number: int, values: ActionValues
                 )
     for name in spec.obs_names:
         field = spec.fields[name]
-        if not pictures.is_picture(field):
+        if not frame_pictures.is_picture(field):
             continue
         for begin in range(0, episode.steps + 1, FRAMES_AT_A_TIME):
             wanted = np.arange(begin, min(begin + FRAMES_AT_A_TIME, episode.steps + 1))
             for step, value in memory.frames(snapshot, episode, name, wanted):
-                picture = pictures.sheet([(step, pictures.pixels_of(value, field))], {step: 0}, field)
+                picture = frame_pictures.sheet([(step, frame_pictures.pixels_of(value, field))], {step: 0}, field)
                 recording.set_time("step", sequence=step)
                 image = rr.EncodedImage(contents=picture, media_type="image/png")
                 recording.log(rr.new_entity_path([name, "frame"]), image)

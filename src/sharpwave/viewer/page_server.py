@@ -39,7 +39,7 @@ def serve(
     """
     import uvicorn
 
-    from sharpwave.viewer.app import make_app
+    from sharpwave.viewer.endpoints import make_app
     from sharpwave.viewer.guard import Guard
 
     with opened_sources(paths) as sources, contextlib.closing(_listening(host, port)) as listening:

@@ -10,8 +10,8 @@ import numpy.typing as npt
 from sharpwave.escaping import escaped
 from sharpwave.offline.surveys import ENDED, EpisodeSpan
 from sharpwave.spec import Field
+from sharpwave.viewer.frame_pictures import is_picture
 from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot, TooLargeError
-from sharpwave.viewer.pictures import is_picture
 from sharpwave.viewer.priorities import episode_numbers
 
 Floats = npt.NDArray[np.float64]

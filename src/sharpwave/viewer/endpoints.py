@@ -21,7 +21,7 @@ from starlette.routing import Route
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
 from sharpwave.offline.surveys import EpisodeSpan
-from sharpwave.viewer import pictures, steps
+from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.distributions import of_view
 from sharpwave.viewer.memory import MAX_READ_STEPS, SORTS, Snapshot, TooLargeError
@@ -130,7 +130,9 @@ class Endpoints:
         _, episode = self._episode(request, snapshot)
         begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
         end = min(_number(request, "end", 1 << 40, begin + MAX_READ_STEPS), episode.steps)
-        return _json(self._decoded(lambda: steps.curves(one.memory, snapshot, episode, begin, max(end, begin + 1))))
+        return _json(
+            self._decoded(lambda: step_curves.curves(one.memory, snapshot, episode, begin, max(end, begin + 1)))
+        )
 
     def values(self, request: Request) -> Response:
         """Return the Q-values of an episode's steps once they are computed, or the reason why it has none."""
@@ -151,7 +153,7 @@ class Endpoints:
         _, one, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         step = min(_number(request, "step", 1 << 40), episode.steps - 1)
-        return _json(self._decoded(lambda: steps.values_at(one.memory, snapshot, episode, step)))
+        return _json(self._decoded(lambda: step_curves.values_at(one.memory, snapshot, episode, step)))
 
     def frames(self, request: Request) -> Response:
         """Draw ``count`` evenly spaced frames from step ``begin`` to step ``end``, both included."""
@@ -159,13 +161,13 @@ class Endpoints:
         _, episode = self._episode(request, snapshot)
         fields = list(snapshot.survey.described.spec.fields.items())
         name, field = fields[_number(request, "field", len(fields) - 1)]
-        if name not in snapshot.survey.described.spec.obs_names or not pictures.is_picture(field):
+        if name not in snapshot.survey.described.spec.obs_names or not frame_pictures.is_picture(field):
             raise HTTPException(400, "this field is no picture")
         last = episode.steps - (episode.end == "unfinished")
         begin = min(_number(request, "begin", 1 << 40), last)
         end = min(_number(request, "end", 1 << 40, last), last)
-        side = _number(request, "side", pictures.SHOWN_SIDE, pictures.SHOWN_SIDE)
-        count = _number(request, "count", pictures.frames_in_one(field, side), 1)
+        side = _number(request, "side", frame_pictures.SHOWN_SIDE, frame_pictures.SHOWN_SIDE)
+        count = _number(request, "count", frame_pictures.frames_in_one(field, side), 1)
         if end < begin or not count or side < 8:
             raise HTTPException(400, "expected begin <= end, a count of at least 1, a side of at least 8")
         wanted = np.unique(np.linspace(begin, end, min(count, end - begin + 1)).round().astype(np.int64))
@@ -183,8 +185,8 @@ class Endpoints:
         field = snapshot.survey.described.spec.fields[name]
         places = {step: place for place, step in enumerate(wanted.tolist())}
         found = one.memory.frames(snapshot, episode, name, wanted)
-        drawn = [(step, pictures.pixels_of(value, field)) for step, value in found]
-        return pictures.sheet(drawn, places, field, side)
+        drawn = [(step, frame_pictures.pixels_of(value, field)) for step, value in found]
+        return frame_pictures.sheet(drawn, places, field, side)
 
     def priorities(self, request: Request) -> Response:
         """Return distributions of a view's priorities, TD errors and uses."""
