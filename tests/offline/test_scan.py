@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.cli.pictures import shown_frames
 from sharpwave.format.region import (
     Damage,
     Identity,
     read_region,
 )
 from sharpwave.offline.folder_check import check
-from sharpwave.offline.surveys import frames, survey
+from sharpwave.offline.surveys import survey
 from tests.offline.written import SPEC, Writer, contents, fill, observation, region_of, told, written
 
 
@@ -52,21 +53,22 @@ def test_frames_are_those_that_were_appended(tmp_path: Path) -> None:
     found = survey(tmp_path)
     for episode in found.episodes:
         mine = writer.history[episode.lane][episode.first_step :][: episode.steps]
-        shown = list(frames(found, episode, "obs.picture", np.arange(episode.steps + 5)))
+        shown = list(shown_frames(found, episode, "obs.picture", np.arange(episode.steps + 5)))
         assert [one.step for one in shown] == list(range(episode.steps + (episode.end != "unfinished")))
-        for one, (serial, reward, _) in zip(shown, mine, strict=False):
-            assert one.reward == reward
+        reward = np.concatenate([part.arrays["reward"][part.rows] for part in found.read(episode, ())])
+        assert reward.tolist() == [reward for _, reward, _ in mine]
+        for one, (serial, _, _) in zip(shown, mine, strict=False):
             np.testing.assert_array_equal(one.frame, observation(serial)["picture"])
         if episode.end != "unfinished":
-            assert shown[-1].reward is None
+            assert shown[-1].final
             gained = np.concatenate([[0], np.cumsum([reward for _, reward, _ in mine], dtype=np.float64)])
             chosen = [n for n in (0, 3, 4, 9, episode.steps) if n <= episode.steps]
-            few = list(frames(found, episode, "obs.picture", np.unique(chosen)))
+            few = list(shown_frames(found, episode, "obs.picture", np.unique(chosen)))
             assert [one.step for one in few] == sorted(set(chosen))
             np.testing.assert_allclose([one.gained for one in few[1:]], np.diff(gained[[one.step for one in few]]))
     longest = max(found.episodes, key=lambda one: one.steps)
     some = np.array([0, 3, longest.steps - 1])
-    assert [one.step for one in frames(found, longest, "obs.position", some)] == some.tolist()
+    assert [step for step, _ in found.frames(longest, "obs.position", some)] == some.tolist()
 
 
 def test_a_store_that_is_being_written_to_can_be_looked_at(tmp_path: Path) -> None:

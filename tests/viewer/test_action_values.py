@@ -58,7 +58,7 @@ def read(run: Path) -> tuple[ValuesOf, Snapshot]:
     memory = Memory(source)
     memory.update()
     assert memory.snapshot is not None
-    return ValuesOf(source, memory), memory.snapshot
+    return ValuesOf(source), memory.snapshot
 
 
 def opened(run: Path) -> sw.Store:
@@ -141,7 +141,7 @@ def test_observations_are_those_of_a_view(
         memory.update()
         assert memory.snapshot is not None and len(memory.snapshot.episodes) == len(lengths)
         for episode in memory.snapshot.episodes:
-            parts = list(action_values.walked(memory, memory.snapshot, episode))
+            parts = list(action_values.walked(memory.snapshot, episode))
             assert [one.step for one in parts] == list(np.cumsum([0, *(len(one.reward) for one in parts[:-1])]))
             ids = store.ids(np.full(episode.steps, episode.lane), episode.first_step + np.arange(episode.steps))
             batch = view.fetch(ids)
@@ -295,7 +295,7 @@ from sharpwave.viewer.sources import find_sources
 memory = Memory(source)
 memory.update()
 try:
-    ValuesOf(source, memory).compute(memory.snapshot, memory.snapshot.episodes[0])
+    ValuesOf(source).compute(memory.snapshot, memory.snapshot.episodes[0])
 except NoValuesError as error:
     print(error)
 """

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpwave.cli.verify import replay_of
 from sharpwave.extras import install
 
 DEFAULT_ENV = "pong"
@@ -56,6 +55,7 @@ def bench(
     from sharpwave.bench.played import record
     from sharpwave.bench.report import printed, summary
     from sharpwave.bench.session import measure_store, measure_trainer
+    from sharpwave.viewer.sources import replay_of
 
     deadline = time.monotonic() + seconds
     if env is not None and data is not None:

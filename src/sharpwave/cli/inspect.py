@@ -12,7 +12,7 @@ import typer
 
 from sharpwave.cli.output import bytes_bar, table
 from sharpwave.cli.pictures import check_out, image_field, write_picture
-from sharpwave.cli.verify import damage_text, replay_of
+from sharpwave.cli.verify import damage_text
 from sharpwave.escaping import escaped
 from sharpwave.json_values import decode, encode
 from sharpwave.showing import byte_text
@@ -54,15 +54,15 @@ def inspect(
     chosen = [name for name, given in (("--episode", episode is not None), ("--best", best), ("--last", last)) if given]
     if len(chosen) > 1:
         raise ValueError(f"inspect: {' and '.join(chosen)} choose an episode each; give one of them")
+    from sharpwave.offline.surveys import survey
+    from sharpwave.persistence.checkpoint_file import folder_of
+    from sharpwave.viewer.sources import replay_of
+
     path = replay_of(path)
     if out is not None:
         if not chosen:
             raise ValueError("--out needs an episode; give --best, --last or --episode N as well")
         check_out(out, path)
-
-    from sharpwave.offline.surveys import survey
-    from sharpwave.persistence.checkpoint_file import folder_of
-
     with folder_of(path) as folder:
         with bytes_bar("reading") as progress:
             try:
@@ -155,6 +155,8 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 def describe(found: Survey) -> dict[str, Any]:
     """Return everything known about the store, as JSON."""
+    from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL
+
     described, steps = found.described, found.steps
     whole = [one for one in found.episodes if one.whole]
     ends = [one.end for one in found.episodes]
@@ -229,9 +231,9 @@ def describe(found: Survey) -> dict[str, Any]:
                 "path": str(region.path),
                 "bytes": region.nbytes,
                 "used": region.used,
-                "segments": region.segments,
-                "tails": region.tails,
-                "dictionaries": region.dictionaries,
+                "segments": region.counts[SEGMENT],
+                "tails": region.counts[TAIL],
+                "dictionaries": region.counts[DICTIONARY],
             }
             for region in found.regions
         ],

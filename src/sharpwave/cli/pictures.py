@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
-    from sharpwave.offline.surveys import Shown, Survey
+    from sharpwave.offline.surveys import EpisodeSpan, Survey
     from sharpwave.spec import Field, Spec
 
 SHEET_FRAMES = 24
@@ -68,7 +69,6 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
     """
     import numpy as np
 
-    from sharpwave.offline.surveys import frames
     from sharpwave.training.atomic_files import replacing
 
     episode = found.episodes[number]
@@ -76,7 +76,7 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
     if count is None:
         count = SHEET_FRAMES if out.suffix.lower() == ".png" else last + 1
     wanted = np.unique(np.linspace(0, last, min(count, last + 1)).round().astype(np.int64))
-    shown = frames(found, episode, name, wanted)
+    shown = shown_frames(found, episode, name, wanted)
     try:
         with replacing(out) as partial:
             if out.suffix.lower() == ".gif":
@@ -85,6 +85,32 @@ def write_picture(found: Survey, number: int, name: str, out: Path, count: int |
             return sheet(list(shown), partial, title)
     except OSError as error:
         raise ValueError(f"--out: {str(out)!r} cannot be written: {error}") from error
+
+
+class SheetFrame(NamedTuple):
+    """Frame of an episode.
+
+    Attributes:
+        step: its number in the episode; for the final observation, the number of steps.
+        final: whether it is the final observation.
+        gained: sum of the rewards from the frame shown before to this one.
+    """
+
+    step: int
+    final: bool
+    frame: npt.NDArray[Any]
+    gained: float
+
+
+def shown_frames(found: Survey, episode: EpisodeSpan, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[SheetFrame]:
+    """Yield an episode's frames at steps ``wanted``, as ``Survey.frames`` does.  Raises: DamagedError."""
+    import numpy as np
+
+    reward = np.concatenate([part.arrays["reward"][part.rows] for part in found.read(episode, ())])
+    before = 0
+    for step, frame in found.frames(episode, name, wanted):
+        yield SheetFrame(step, step == episode.steps, frame, float(reward[before:step].sum(dtype=np.float64)))
+        before = step
 
 
 def enlarged(frame: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -112,7 +138,7 @@ def film(shown: Any, out: Path, fps: float) -> int:
     return count
 
 
-def sheet(shown: list[Shown], out: Path, title: str) -> int:
+def sheet(shown: list[SheetFrame], out: Path, title: str) -> int:
     """Write a PNG: frames in reading order, below each its step and the rewards since the last.
 
     Pixels are drawn as they are.
@@ -138,7 +164,7 @@ def sheet(shown: list[Shown], out: Path, title: str) -> int:
         left = MARGIN + place % columns * cell_width
         top = TITLE + MARGIN + place // columns * cell_height
         figure.figimage(picture, left, total_height - top - height, origin="upper")
-        caption = f"{one.step:,}{'  end' if one.reward is None else ''}  +{one.gained:g}".replace("+-", "-")
+        caption = f"{one.step:,}{'  end' if one.final else ''}  +{one.gained:g}".replace("+-", "-")
         figure.text(left / total_width, 1 - (top + height + 2) / total_height, caption, **style)
     figure.savefig(out, dpi=DPI, format="png")
     return len(shown)

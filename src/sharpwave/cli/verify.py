@@ -31,6 +31,7 @@ def verify(
 
     from sharpwave.offline.folder_check import check
     from sharpwave.persistence.checkpoint_file import folder_of
+    from sharpwave.viewer.sources import replay_of
 
     console, path = Console(), replay_of(path)
     try:
@@ -69,17 +70,6 @@ def verify(
         soft_wrap=True,
     )
     raise typer.Exit(1)
-
-
-def replay_of(path: Path) -> Path:
-    """Return the folder of a run's replay memory, or that of its newest checkpoint, if ``path`` is a run's folder.
-
-    Any other path is returned as it is.
-    """
-    if (path / "store.json").exists():
-        return path
-    found = sorted(path.glob("replay*/store.json")) or sorted(path.glob("checkpoints/[0-9]*/replay/store.json"))
-    return found[-1].parent if found else path
 
 
 def damage_text(damage: Any) -> str:

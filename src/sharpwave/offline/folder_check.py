@@ -95,7 +95,7 @@ def _checked(folder: Path, progress: Callable[[int], Progress]) -> Check:
         result.tails += file.sound[TAIL]
         result.dictionaries += file.sound[DICTIONARY]
         result.bytes += file.nbytes
-        result.files += file.file is not None
+        result.files += file.used is not None
     if described is not None:
         _check_lanes(folder, scan, described.segment_steps, result)
     _check_views(folder, result)

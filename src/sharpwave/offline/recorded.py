@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.offline.surveys import EpisodeSpan, frame_rows, survey
+from sharpwave.offline.surveys import EpisodeSpan, survey
 from sharpwave.spec import Spec
 
 
@@ -74,16 +74,13 @@ class RecordedEpisodes:
         obs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in spec.obs_names}
         fields: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
         reward: list[npt.NDArray[np.float32]] = []
-        for first, one in found.pieces(episode):
-            begin, end = max(0, -first), min(one.header.steps, episode.steps - first)
-            arrays = found.unpack(one, ("reward", *obs, *fields))
-            frames = frame_rows(one, arrays["flags"])[begin:end]
-            last = first + end == episode.steps  # the final observation follows it
+        for part in found.read(episode, (*obs, *fields)):
+            frames = part.frames[part.rows]
             for name, parts in obs.items():
-                parts.append(arrays[name][frames[0] : frames[-1] + 1 + last])
+                parts.append(part.arrays[name][frames[0] : frames[-1] + 1 + part.ends])
             for name, parts in fields.items():
-                parts.append(arrays[name][begin:end])
-            reward.append(arrays["reward"][begin:end])
+                parts.append(part.arrays[name][part.rows])
+            reward.append(part.arrays["reward"][part.rows])
         return Recorded(
             episode,
             {name: np.concatenate(parts) for name, parts in obs.items()},

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import zstandard
 
 from sharpwave.disk.region_notes import MAX_NOTE_BYTES, Evicted, Evictions, unpack_evicted
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
@@ -263,26 +262,8 @@ class Reader:
 
         Raises: DamagedError: also if its header's sizes could never fit into memory.
         """
-        payload, described = self._payload(record), self.described
-        try:
-            limit = described.layout.chunk_bytes
-            return segment.unpack(payload, described.spec, self._segments.dictionary, only, limit)
-        except DamagedError:
-            raise
-        except (ValueError, OverflowError, MemoryError, zstandard.ZstdError) as error:
-            raise DamagedError(f"segment: {error!r}") from error
-
-
-@dataclass(frozen=True)
-class RegionFile:
-    """Region file: the numbers of its segments, tails and dictionaries, and the bytes of its records."""
-
-    path: Path
-    nbytes: int
-    used: int
-    segments: int
-    tails: int
-    dictionaries: int
+        limit = self.described.layout.chunk_bytes
+        return segment.unpack(self._payload(record), self.described.spec, self._segments.dictionary, only, limit)
 
 
 Look = Callable[[Reader, Record], tuple[Header, Any]]
@@ -296,13 +277,14 @@ class FileScan:
     Attributes:
         final: whether no record will follow. ``next``: offset of the next one.
         counts: intact records by kind. ``sound``: decodable ones among them.
-        file: ``None`` if its header cannot be trusted.
+        used: bytes up to its last record's end; ``None``: its header cannot be trusted.
         segments: segments with steps, each with its outline.
         notes: of evictions, each with its record's sequence number.
         torn: bytes outside records, as of the last read; bytes behind the last record may be a half-written one.
             ``undecodable``: segments.
     """
 
+    path: Path
     inode: int
     final: bool = False
     next: int = FIRST
@@ -310,7 +292,7 @@ class FileScan:
     counts: Counter[int] = field(default_factory=Counter)
     sound: Counter[int] = field(default_factory=Counter)
     nbytes: int = 0
-    file: RegionFile | None = None
+    used: int | None = None
     segments: list[tuple[Segment, Any]] = field(default_factory=list)
     notes: list[tuple[Evicted, int]] = field(default_factory=list)
     torn: list[Damage] = field(default_factory=list)
@@ -353,9 +335,7 @@ class FileScan:
             self.sound[record.kind] += 1
         advance(max(0, nbytes - told))
         if reader.region is not None:
-            counts = (self.counts[kind] for kind in (SEGMENT, TAIL, DICTIONARY))
-            used = self.file.used if self.file is not None and not reader.records else reader.region.used
-            self.file = RegionFile(reader.path, nbytes, used, *counts)
+            self.used = self.used if self.used is not None and not reader.records else reader.region.used
 
 
 class FolderScan:
@@ -395,7 +375,7 @@ class FolderScan:
     ) -> FileScan:
         """Read a file's new records; return ``known`` itself if there are none."""
         inode = _inode(path)
-        scan = known or FileScan(inode)
+        scan = known or FileScan(path, inode)
         try:
             with Reader(path, described, newest, scan.next, scan.dictionaries) as reader:
                 same = known is not None and not reader.records and known.nbytes == size_of(path)
@@ -409,10 +389,10 @@ class FolderScan:
                 scan.read(reader, self._look, advance)
                 return scan
         except FileNotFoundError:
-            return FileScan(inode)
+            return FileScan(path, inode)
         except OSError as error:
             what = f"cannot be read: {error.strerror or error}"
-            return FileScan(inode, torn=[Damage(path, 0, size_of(path), what)])
+            return FileScan(path, inode, torn=[Damage(path, 0, size_of(path), what)])
 
 
 def _inode(path: Path) -> int:

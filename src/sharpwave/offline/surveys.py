@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -23,7 +24,6 @@ from sharpwave.offline.scan import (
     FolderScan,
     Progress,
     Reader,
-    RegionFile,
     Segment,
     chains,
     describe,
@@ -35,6 +35,11 @@ from sharpwave.spec import START, TERMINATED, TRUNCATED
 
 ENDED = TERMINATED | TRUNCATED
 End = Literal["terminated", "truncated", "unfinished"]
+Ints = npt.NDArray[np.int64]
+
+
+class TooLargeError(ValueError):
+    """Error: a value, or a range of steps, is too large to show."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +70,31 @@ class EpisodeSpan:
         return self.begun and self.end != "unfinished"
 
 
+@dataclass(frozen=True)
+class Stretch:
+    """Consecutive steps of an episode in one segment, decoded.
+
+    Attributes:
+        first: number in the episode of the segment's first step; negative if the segment begins before the episode.
+        rows: the segment's rows of these steps.
+        ends: whether the episode ends with them: its final observation follows the last one's frame.
+        arrays: whole columns of the segment by name, ``flags`` and ``reward`` included.
+    """
+
+    segment: Segment
+    first: int
+    rows: slice
+    ends: bool
+    arrays: dict[str, npt.NDArray[Any]]
+
+    @cached_property
+    def frames(self) -> Ints:
+        """Row of each of the segment's steps in columns of observations, int64 [steps]."""
+        ended = np.cumsum(self.arrays["flags"] & ENDED != 0)
+        rows: Ints = self.segment.header.context + np.arange(len(ended)) + np.concatenate([[0], ended[:-1]])
+        return rows
+
+
 @dataclass
 class PackedBytes:
     """Size of a field's columns with one codec. ``raw_bytes``: of their steps' values, each once."""
@@ -80,25 +110,32 @@ class Survey:
     """Contents of a folder.
 
     Attributes:
+        files: region files, as they were scanned, oldest first.
         lanes: by lane, its segments that count.
         episodes: in the order of their ends.
         packed: by field and codec, of the segments that count.
         overhead_bytes: of their headers, tables and checksums.
-        dictionary_bytes: of all region files.
         damages: of bytes that could not be read, and are in no other number.
-        files: as they were scanned.
     """
 
     folder: Path
     described: Described
+    files: Mapping[Path, FileScan] = field(default_factory=dict, repr=False)
     lanes: dict[int, Chain] = field(default_factory=dict)
     episodes: list[EpisodeSpan] = field(default_factory=list)
     packed: dict[str, dict[str, PackedBytes]] = field(default_factory=dict)
     overhead_bytes: int = 0
-    dictionary_bytes: int = 0
-    regions: list[RegionFile] = field(default_factory=list)
     damages: list[Damage] = field(default_factory=list)
-    files: Mapping[Path, FileScan] = field(default_factory=dict, repr=False)
+
+    @property
+    def regions(self) -> list[FileScan]:
+        """Region files with a sound header."""
+        return [file for file in self.files.values() if file.used is not None]
+
+    @property
+    def dictionary_bytes(self) -> int:
+        """Bytes of the dictionaries in all region files."""
+        return sum(one.nbytes for file in self.files.values() for one in file.dictionaries)
 
     @property
     def segments(self) -> list[Segment]:
@@ -110,17 +147,69 @@ class Survey:
         """Steps in the segments that count."""
         return sum(one.header.steps for one in self.segments)
 
-    def pieces(self, episode: EpisodeSpan, begin: int = 0, end: int | None = None) -> Iterator[tuple[int, Segment]]:
-        """Yield the segments of an episode's steps from ``begin`` to before ``end``, each with the number in the
-        episode of its first step, which may be negative."""
+    def read(
+        self,
+        episode: EpisodeSpan,
+        names: Collection[str],
+        begin: int = 0,
+        end: int | None = None,
+        *,
+        wanted: Ints | None = None,
+        limit: int | None = None,
+    ) -> Iterator[Stretch]:
+        """Yield columns of the steps ``begin <= step < end`` of an episode, segment by segment.
+
+        Args:
+            wanted: rising numbers of steps; segments without any of them are skipped.
+            limit: of the bytes of a segment's decoded rows.
+
+        Raises:
+            DamagedError: a segment was deleted meanwhile, or cannot be decoded.
+            TooLargeError: decoding would exceed ``limit``.
+        """
         end = episode.steps if end is None else min(end, episode.steps)
+        sizes = {name: one.row_bytes for name, one in self.described.spec.fields.items()}
         for one in self.lanes[episode.lane].segments:
-            first = one.header.first_step - episode.first_step
-            if first < end and first + one.header.steps > begin:
-                yield first, one
+            first, steps = one.header.first_step - episode.first_step, one.header.steps
+            if first >= end or first + steps <= begin:
+                continue
+            if wanted is not None and not ((wanted >= first) & (wanted < first + steps)).any():
+                continue
+            nbytes = sum(sizes.get(name, 4) for name in names) * max(steps, one.header.frames)
+            if limit is not None and nbytes > limit:
+                raise TooLargeError(f"{nbytes:,} bytes to decode for a segment, at most {limit:,} are shown")
+            arrays = self.unpack(one, ("reward", *names))
+            low, high = max(begin, first), min(end, first + steps)
+            ends = high == episode.steps and episode.end != "unfinished"
+            yield Stretch(one, first, slice(low - first, high - first), ends, arrays)
+
+    def frames(
+        self, episode: EpisodeSpan, name: str, steps: Ints, *, limit: int | None = None
+    ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+        """Yield (step, value) of a field of the observation; ``episode.steps`` is the final observation, if the episode
+        ended.
+
+        Args:
+            steps: rising numbers of steps in the episode; missing steps are skipped.
+
+        Raises:
+            DamagedError, TooLargeError: as ``read``.
+        """
+        if not steps.size:
+            return
+        last = episode.steps - 1 if episode.end != "unfinished" else -1
+        wanted = np.unique(np.minimum(steps, last)) if last >= 0 else steps
+        for part in self.read(episode, (name,), int(wanted[0]), int(wanted[-1]) + 1, wanted=wanted, limit=limit):
+            values, rows = part.arrays[name], part.frames
+            begin, end = part.first + part.rows.start, part.first + part.rows.stop
+            for step in wanted[(wanted >= begin) & (wanted < end)].tolist():
+                if step in steps:
+                    yield step, values[rows[step - part.first]]
+                if step == last and episode.steps in steps:
+                    yield episode.steps, values[rows[step - part.first] + 1]
 
     def unpack(self, one: Segment, only: Collection[str]) -> dict[str, npt.NDArray[Any]]:
-        """Decode some columns of a segment. Cost: reading that segment.
+        """Decode some columns of a segment, and its flags. Cost: reading that segment.
 
         Raises:
             DamagedError: it was deleted meanwhile, or cannot be decoded.
@@ -139,29 +228,6 @@ class Survey:
         except (OSError, DamagedError) as error:
             raise DamagedError(f"{one.path}: byte {one.record.offset:,}: {error}") from error
         return arrays
-
-
-def frame_rows(one: Segment, flags: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
-    """Return int64 [steps]: the row of each step's frame in a segment; an episode's final one is the row behind it."""
-    ended = np.cumsum(flags & ENDED != 0)
-    rows: npt.NDArray[np.int64] = one.header.context + np.arange(len(flags)) + np.concatenate([[0], ended[:-1]])
-    return rows
-
-
-@dataclass(frozen=True)
-class Shown:
-    """Frame of an episode.
-
-    Attributes:
-        step: its number in the episode; for the final observation, the number of steps.
-        reward: reward of its step, which follows the frame; ``None`` for the final observation.
-        gained: sum of the rewards from the frame shown before to this one.
-    """
-
-    step: int
-    reward: float | None
-    frame: npt.NDArray[Any]
-    gained: float = 0.0
 
 
 class Piece(NamedTuple):
@@ -237,9 +303,7 @@ def _outline(reader: Reader, record: Record) -> tuple[Header, list[Piece]]:
 def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan]) -> Survey:
     """Return the survey of a folder of these files, oldest first. Cost: O(segments + episodes)."""
     result = Survey(folder, described, files=files)
-    result.regions = [file.file for file in files.values() if file.file is not None]
     result.damages = [damage for file in files.values() for damage in file.damages]
-    result.dictionary_bytes = sum(one.nbytes for file in files.values() for one in file.dictionaries)
     pieces = {(one.path, one.record): cut for file in files.values() for one, cut in file.segments}
     result.lanes, _ = chains(folder, files, described.segment_steps, result.damages)
     for lane, chain in result.lanes.items():
@@ -320,29 +384,3 @@ class _Episodes:
         """Return all episodes; the last one may be unfinished."""
         self._close("unfinished")
         return self.episodes
-
-
-def frames(result: Survey, episode: EpisodeSpan, name: str, wanted: npt.NDArray[np.int64]) -> Iterator[Shown]:
-    """Yield field ``name`` of the observation at steps of an episode.
-
-    Args:
-        wanted: rising step numbers, 0 for the episode's first step; ``episode.steps`` is the final observation, if the
-            episode ended. Numbers beyond are left out.
-
-    Raises:
-        DamagedError: a segment was deleted meanwhile, or cannot be decoded.
-    """
-    gained = 0.0
-    for begin, one in result.pieces(episode, end=int(wanted[-1]) + 1 if wanted.size else 0):
-        end = min(begin + one.header.steps, episode.steps)
-        inside = wanted[(wanted >= max(begin, 0)) & (wanted < end)]
-        final = end == episode.steps and episode.end != "unfinished" and episode.steps in wanted
-        arrays = result.unpack(one, ("reward", name) if inside.size or final else ("reward",))
-        reward, rows, at = arrays["reward"], frame_rows(one, arrays["flags"]), max(-begin, 0)
-        for row in (inside - begin).tolist():
-            gained += float(reward[at:row].sum(dtype=np.float64))
-            yield Shown(begin + row, float(reward[row]), arrays[name][rows[row]], gained)
-            at, gained = row, 0.0
-        gained += float(reward[at : end - begin].sum(dtype=np.float64))
-        if final:
-            yield Shown(episode.steps, None, arrays[name][rows[episode.steps - 1 - begin] + 1], gained)

@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.extras import install
-from sharpwave.offline.surveys import ENDED, EpisodeSpan
+from sharpwave.offline.surveys import EpisodeSpan
 from sharpwave.spec import Field
 from sharpwave.training.folder import LAST, steps_of
-from sharpwave.viewer.memory import Memory, Snapshot
+from sharpwave.viewer.memory import Snapshot
 from sharpwave.viewer.sources import ViewerSource, checkpoints
 from sharpwave.viewer.step_curves import MAX_POINTS, numbers, thinned
 
@@ -86,8 +86,8 @@ class Policy(NamedTuple):
 class ValuesOf:
     """Q-values of a source's episodes. Any thread may ask; one thread computes, and results are kept."""
 
-    def __init__(self, source: ViewerSource, memory: Memory) -> None:
-        self._source, self._memory = source, memory
+    def __init__(self, source: ViewerSource) -> None:
+        self._source = source
         self._found: OrderedDict[tuple[Any, ...], ActionValues | NoValuesError] = OrderedDict()
         self._policy: tuple[tuple[Any, ...], Policy] | None = None
         self._lock = threading.Lock()
@@ -145,7 +145,7 @@ class ValuesOf:
             with _turn:
                 if self._policy is None or self._policy[0] != version:
                     self._policy = version, loaded(self._source.run, self._checkpoint())
-                return values_of(self._policy[1], self._memory, snapshot, episode, LIMIT_S)
+                return values_of(self._policy[1], snapshot, episode, LIMIT_S)
         except NoValuesError:
             raise
         except ModuleNotFoundError as error:
@@ -185,14 +185,12 @@ def loaded(run: Path, checkpoint: str) -> Policy:
     return Policy(agent, recipe, int(figures["steps"]))
 
 
-def values_of(
-    policy: Policy, memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, limit_s: float = np.inf
-) -> ActionValues:
+def values_of(policy: Policy, snapshot: Snapshot, episode: EpisodeSpan, limit_s: float = np.inf) -> ActionValues:
     """Compute an episode's values.
 
     Raises:
         NoValuesError: the agent has no Q-values, or the computation would exceed ``limit_s``.
-        DamagedError, TooLargeError: as ``Memory.read``.
+        DamagedError, TooLargeError: as ``Snapshot.read``.
     """
     from sharpwave.training import setup
 
@@ -204,7 +202,7 @@ def values_of(
     each: npt.NDArray[np.float32] | None = None
     deadline, state = time.monotonic() + limit_s, agent.begin(1)
     with setup.arithmetic(recipe):
-        for part in walked(memory, snapshot, episode):
+        for part in walked(snapshot, episode):
             if time.monotonic() > deadline:
                 raise NoValuesError(f"{episode.steps:,} steps take longer than {limit_s:g} s")
             valued = agent.values_along(part.obs, part.action, part.reward, state)
@@ -250,22 +248,20 @@ def curves_of(found: ActionValues, begin: int, end: int) -> dict[str, Any]:
     }
 
 
-def walked(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan) -> Iterator[EpisodePart]:
+def walked(snapshot: Snapshot, episode: EpisodeSpan) -> Iterator[EpisodePart]:
     """Yield an episode with its final observation, at most ``ROWS`` observations at a time.
 
     Stacks are built as in views. If an episode's beginning was evicted, its first stacks are padded.
 
     Raises:
-        DamagedError, TooLargeError: as ``Memory.read``.
+        DamagedError, TooLargeError: as ``Snapshot.read``.
     """
     spec = snapshot.survey.described.spec
     names = [*spec.obs_names, *spec.action_names]
     before: dict[str, npt.NDArray[Any]] = {}
-    for first, count, one, arrays in memory.read(snapshot, episode, names, 0, episode.steps):
-        low, high = max(0, first) - first, min(episode.steps, first + count) - first
-        ends = np.concatenate([[0], np.cumsum(arrays["flags"] & ENDED != 0)])[low:high]
-        rows = one.header.context + np.arange(low, high) + ends  # a final observation follows each step that ended
-        last = first + high == episode.steps and episode.end != "unfinished"
+    for part in snapshot.read(episode, names, 0, episode.steps):
+        first, low, high, last, arrays = part.first, part.rows.start, part.rows.stop, part.ends, part.arrays
+        rows = part.frames[low:high]
         rows = np.append(rows, rows[-1] + 1) if last else rows
         frames = {}
         for name in spec.obs_names:

@@ -20,11 +20,11 @@ from starlette.routing import Route
 
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
-from sharpwave.offline.surveys import EpisodeSpan
+from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.distributions import of_view
-from sharpwave.viewer.memory import MAX_READ_STEPS, SORTS, Snapshot, TooLargeError
+from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, SORTS, Snapshot
 from sharpwave.viewer.overview import episode_row, field_rows, overview
 from sharpwave.viewer.watching import Watched
 
@@ -126,13 +126,11 @@ class Endpoints:
 
     def steps(self, request: Request) -> Response:
         """Return curves of an episode."""
-        _, one, snapshot = self._snapshot(request)
+        _, _, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         begin = min(_number(request, "begin", 1 << 40), episode.steps - 1)
         end = min(_number(request, "end", 1 << 40, begin + MAX_READ_STEPS), episode.steps)
-        return _json(
-            self._decoded(lambda: step_curves.curves(one.memory, snapshot, episode, begin, max(end, begin + 1)))
-        )
+        return _json(self._decoded(lambda: step_curves.curves(snapshot, episode, begin, max(end, begin + 1))))
 
     def values(self, request: Request) -> Response:
         """Return the Q-values of an episode's steps once they are computed, or the reason why it has none."""
@@ -150,14 +148,14 @@ class Endpoints:
 
     def step(self, request: Request) -> Response:
         """Return all values of one step."""
-        _, one, snapshot = self._snapshot(request)
+        _, _, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         step = min(_number(request, "step", 1 << 40), episode.steps - 1)
-        return _json(self._decoded(lambda: step_curves.values_at(one.memory, snapshot, episode, step)))
+        return _json(self._decoded(lambda: step_curves.values_at(snapshot, episode, step)))
 
     def frames(self, request: Request) -> Response:
         """Draw ``count`` evenly spaced frames from step ``begin`` to step ``end``, both included."""
-        number, one, snapshot = self._snapshot(request)
+        number, _, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         fields = list(snapshot.survey.described.spec.fields.items())
         name, field = fields[_number(request, "field", len(fields) - 1)]
@@ -175,16 +173,14 @@ class Endpoints:
         key = (number, identity, episode.lane, episode.first_step, episode.steps, name, begin, end, count, side)
         picture = self._cached(key)
         if picture is None:
-            picture = self._decoded(lambda: self._sheet(one, snapshot, episode, name, wanted, side))
+            picture = self._decoded(lambda: self._sheet(snapshot, episode, name, wanted, side))
             self._cache(key, picture)
         return Response(picture, media_type="image/png", headers={"cache-control": "private, max-age=300"})
 
-    def _sheet(
-        self, one: Watched, snapshot: Snapshot, episode: EpisodeSpan, name: str, wanted: Any, side: int
-    ) -> bytes:
+    def _sheet(self, snapshot: Snapshot, episode: EpisodeSpan, name: str, wanted: Any, side: int) -> bytes:
         field = snapshot.survey.described.spec.fields[name]
         places = {step: place for place, step in enumerate(wanted.tolist())}
-        found = one.memory.frames(snapshot, episode, name, wanted)
+        found = snapshot.survey.frames(episode, name, wanted, limit=MAX_DECODED_BYTES)
         drawn = [(step, frame_pictures.pixels_of(value, field)) for step, value in found]
         return frame_pictures.sheet(drawn, places, field, side)
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.offline.scan import Segment, part_of
-from sharpwave.offline.surveys import EpisodeSpan, Following, Survey, frame_rows
+from sharpwave.offline.scan import part_of
+from sharpwave.offline.surveys import EpisodeSpan, Following, Stretch, Survey
 from sharpwave.viewer.priorities import ViewItems, read_views
 from sharpwave.viewer.sources import ViewerSource
 from sharpwave.views.store_views import NO_STATE
@@ -29,10 +31,6 @@ MAX_DECODED_BYTES = 256 << 20
 """Limit of the decoded rows of one segment's columns; larger ones are not shown."""
 MAX_READ_STEPS = 200_000
 """Limit of the steps in one request."""
-
-
-class TooLargeError(ValueError):
-    """Error: a value, or a range of steps, is too large to show."""
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,14 @@ class Snapshot:
     def episodes(self) -> list[EpisodeSpan]:
         """Episodes, in the order of their ends."""
         return self.survey.episodes
+
+    def read(self, episode: EpisodeSpan, names: Sequence[str], begin: int, end: int) -> Iterator[Stretch]:
+        """Yield columns of the steps ``begin <= step < end`` of an episode.
+
+        Raises:
+            DamagedError, TooLargeError: as ``Survey.read``, beyond ``MAX_DECODED_BYTES``.
+        """
+        return self.survey.read(episode, names, begin, end, limit=MAX_DECODED_BYTES)
 
     @cached_property
     def columns(self) -> dict[str, npt.NDArray[Any]]:
@@ -110,7 +116,7 @@ class Snapshot:
 
     def number_of(self, lane: int, step: int) -> int:
         """Return the number of the episode that holds a lane's step.  Raises: KeyError: the store does not hold it."""
-        at = bisect(self._by_lane.get(lane, []), step)
+        at = bisect_right(self._by_lane.get(lane, []), step, key=itemgetter(0)) - 1
         if at < 0:
             raise KeyError(f"step {step} of lane {lane} is not in the store: it was evicted, or never written")
         number = self._by_lane[lane][at][1]
@@ -124,15 +130,6 @@ class Snapshot:
         for number, one in enumerate(self.episodes):
             lanes.setdefault(one.lane, []).append((one.first_step, number))
         return {lane: sorted(found) for lane, found in lanes.items()}
-
-
-def bisect(ordered: list[tuple[int, int]], step: int) -> int:
-    """Return the index of the last pair whose first number is at most ``step``; -1: none."""
-    low, high = 0, len(ordered)
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (middle + 1, high) if ordered[middle][0] <= step else (low, middle)
-    return low - 1
 
 
 class Memory:
@@ -198,66 +195,6 @@ class Memory:
         except (OSError, DamagedError, NewerVersionError, MemoryError, *NO_STATE) as error:
             return [], f"the checkpoint's priorities cannot be read: {error}"
         return sorted(views, key=lambda one: one.priority is None), ""
-
-    def read(
-        self,
-        snapshot: Snapshot,
-        episode: EpisodeSpan,
-        names: Sequence[str],
-        begin: int,
-        end: int,
-        wanted: Ints | None = None,
-    ) -> Iterator[tuple[int, int, Segment, dict[str, npt.NDArray[Any]]]]:
-        """Yield columns of the steps ``begin <= step < end`` of an episode, segment by segment.
-
-        Args:
-            wanted: rising numbers of steps; segments without any of them are skipped.
-
-        Yields:
-            the first step's number in the episode, the segment's number of steps, the segment, and whole columns.
-
-        Raises:
-            DamagedError: a segment was deleted meanwhile, or cannot be decoded.
-            TooLargeError: decoding would exceed ``MAX_DECODED_BYTES``.
-        """
-        sizes = {name: one.row_bytes for name, one in snapshot.survey.described.spec.fields.items()}
-        for first, one in snapshot.survey.pieces(episode, begin, end):
-            if wanted is not None and np.searchsorted(wanted, first) == np.searchsorted(
-                wanted, first + one.header.steps
-            ):
-                continue
-            nbytes = sum(sizes.get(name, 4) for name in names) * max(one.header.steps, one.header.frames)
-            if nbytes > MAX_DECODED_BYTES:
-                raise TooLargeError(
-                    f"{nbytes:,} bytes to decode for a segment, at most {MAX_DECODED_BYTES:,} are shown"
-                )
-            yield first, one.header.steps, one, snapshot.survey.unpack(one, ("reward", *names))
-
-    def frames(
-        self, snapshot: Snapshot, episode: EpisodeSpan, name: str, steps: Ints
-    ) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-        """Yield (step, value) of a field of the observation; ``episode.steps`` is the final observation.
-
-        Args:
-            steps: rising numbers of steps in the episode; missing steps are skipped.
-
-        Raises:
-            DamagedError, TooLargeError: as ``read``.
-        """
-        if not steps.size:
-            return
-        last = episode.steps - 1 if episode.end != "unfinished" else -1
-        wanted = np.unique(np.minimum(steps, last)) if last >= 0 else steps
-        final = last >= 0 and bool((steps >= episode.steps).any())
-        begin, end = int(wanted[0]), int(wanted[-1]) + 1
-        for first, count, one, arrays in self.read(snapshot, episode, (name,), begin, end, wanted):
-            values, rows = arrays[name], frame_rows(one, arrays["flags"])
-            inside = wanted[(wanted >= max(0, first)) & (wanted < first + count)]
-            for step in inside.tolist():
-                if step in steps:
-                    yield step, values[rows[step - first]]
-                if step == last and final:
-                    yield episode.steps, values[rows[step - first] + 1]
 
 
 def _mark(folder: Path) -> tuple[float, ...]:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.escaping import escaped
+from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL
 from sharpwave.json_values import encode
 from sharpwave.viewer import frame_pictures
 from sharpwave.viewer.memory import Snapshot
@@ -71,7 +72,7 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
             "overhead": survey.overhead_bytes,
             "dictionaries": survey.dictionary_bytes,
             "files": sum(one.nbytes for one in survey.regions),
-            "used": sum(one.used for one in survey.regions),
+            "used": sum(one.used or 0 for one in survey.regions),
         },
         "packed": [
             {
@@ -89,9 +90,9 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
                 "name": escaped(one.path.name),
                 "bytes": one.nbytes,
                 "used": one.used,
-                "segments": one.segments,
-                "tails": one.tails,
-                "dictionaries": one.dictionaries,
+                "segments": one.counts[SEGMENT],
+                "tails": one.counts[TAIL],
+                "dictionaries": one.counts[DICTIONARY],
             }
             for one in survey.regions[-MAX_REGIONS:]
         ],

@@ -15,7 +15,7 @@ from sharpwave.extras import install
 from sharpwave.training.atomic_files import replacing
 from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import ActionValues, NoValuesError, ValuesOf, curves_of
-from sharpwave.viewer.memory import MAX_READ_STEPS, Memory, Snapshot
+from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot
 from sharpwave.viewer.sources import opened_sources
 
 FRAMES_AT_A_TIME = 256
@@ -51,12 +51,12 @@ def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str],
         values = None
         try:
             if sources[0].run is not None:
-                values = ValuesOf(sources[0], memory).compute(snapshot, snapshot.episodes[number])
+                values = ValuesOf(sources[0]).compute(snapshot, snapshot.episodes[number])
         except NoValuesError as error:
             say(f"without Q-values: {error}")
         try:
             with replacing(out) as partial:
-                _write(memory, snapshot, number, values, partial)
+                _write(sources[0].name, snapshot, number, values, partial)
         except (OSError, DamagedError) as error:
             raise ValueError(f"--export: {error}") from error
     episode = snapshot.episodes[number]
@@ -75,7 +75,7 @@ def _chosen(snapshot: Snapshot, number: int | None) -> int:
     return number
 
 
-def _write(memory: Memory, snapshot: Snapshot, number: int, values: ActionValues | None, out: Path) -> None:
+def _write(name: str, snapshot: Snapshot, number: int, values: ActionValues | None, out: Path) -> None:
     import rerun
 
     rr: Any = rerun
@@ -86,11 +86,11 @@ def _write(memory: Memory, snapshot: Snapshot, number: int, values: ActionValues
         "sharpwave", recording_id=f"{snapshot.survey.described.identity.store.hex()}-{number}"
     )
     recording.save(out)
-    told = f"episode {number} of {memory.source.name}: lane {episode.lane}, return {episode.total:g}, {episode.end}"
+    told = f"episode {number} of {name}: lane {episode.lane}, return {episode.total:g}, {episode.end}"
     recording.log("episode", rr.TextDocument(told), static=True)
     for begin in range(0, episode.steps, step_curves.MAX_POINTS):
         end = min(begin + step_curves.MAX_POINTS, episode.steps)
-        part = step_curves.curves(memory, snapshot, episode, begin, end)
+        part = step_curves.curves(snapshot, episode, begin, end)
         at = np.array(part["step"], np.int64)
         for one in part["curves"] + (curves_of(values, begin, end)["curves"] if values is not None else []):
             column = np.array([np.nan if value is None else value for value in one["values"]])
@@ -101,16 +101,16 @@ def _write(memory: Memory, snapshot: Snapshot, number: int, values: ActionValues
                     indexes=[rr.TimeColumn("step", sequence=at[known])],
                     columns=rr.Scalars.columns(scalars=column[known]),
                 )
-    for name in spec.obs_names:
-        field = spec.fields[name]
+    for field_name in spec.obs_names:
+        field = spec.fields[field_name]
         if not frame_pictures.is_picture(field):
             continue
         for begin in range(0, episode.steps + 1, FRAMES_AT_A_TIME):
             wanted = np.arange(begin, min(begin + FRAMES_AT_A_TIME, episode.steps + 1))
-            for step, value in memory.frames(snapshot, episode, name, wanted):
+            for step, value in snapshot.survey.frames(episode, field_name, wanted, limit=MAX_DECODED_BYTES):
                 picture = frame_pictures.sheet([(step, frame_pictures.pixels_of(value, field))], {step: 0}, field)
                 recording.set_time("step", sequence=step)
                 image = rr.EncodedImage(contents=picture, media_type="image/png")
-                recording.log(rr.new_entity_path([name, "frame"]), image)
+                recording.log(rr.new_entity_path([field_name, "frame"]), image)
     recording.flush()
     recording.disconnect()

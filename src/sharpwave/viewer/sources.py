@@ -31,13 +31,9 @@ class ViewerSource:
 
     def store_folder(self) -> Path | None:
         """Return the folder of the steps: the store on disk, else the newest checkpoint's; ``None``: none yet."""
-        if self.kind == "store":
-            return self.path
         if self.kind == "run":
-            on_disk = [path for path in _folders(self.path) if _DISK.fullmatch(path.name) and is_store(path)]
-            if on_disk:
-                return max(on_disk, key=lambda path: (len(path.name), path.name))
-        return self.state_folder()
+            return memory_of(self.path)
+        return self.path if self.kind == "store" else self.state_folder()
 
     def state_folder(self) -> Path | None:
         """Return the folder of the newest store's checkpoint, whose state has priorities; ``None``: none yet."""
@@ -45,8 +41,23 @@ class ViewerSource:
             return self.path if part_of(self.path) != self.path else None
         if self.kind == "checkpoint":
             return self.path / REPLAY if is_store(self.path / REPLAY) else None
-        found = [path / REPLAY for path in checkpoints(self.path) if is_store(path / REPLAY)]
-        return found[-1] if found else None
+        return _checkpointed(self.path)
+
+
+def memory_of(run: Path) -> Path | None:
+    """Return the folder of a run's replay memory: the newest on disk, else the newest checkpoint's; ``None``: none."""
+    on_disk = [path for path in _folders(run) if _DISK.fullmatch(path.name) and is_store(path)]
+    return max(on_disk, key=lambda path: (len(path.name), path.name), default=None) or _checkpointed(run)
+
+
+def replay_of(path: Path) -> Path:
+    """Return ``memory_of`` a run's folder, or of a checkpoint's; any other path as it is."""
+    return path if is_store(path) else memory_of(path) or path
+
+
+def _checkpointed(run: Path) -> Path | None:
+    found = [path / REPLAY for path in checkpoints(run) if is_store(path / REPLAY)]
+    return found[-1] if found else None
 
 
 def checkpoints(run: Path) -> list[Path]:

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.escaping import escaped
-from sharpwave.offline.surveys import ENDED, EpisodeSpan
+from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.spec import Field
 from sharpwave.viewer.frame_pictures import is_picture
-from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot, TooLargeError
+from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapshot
 from sharpwave.viewer.priorities import episode_numbers
 
 Floats = npt.NDArray[np.float64]
@@ -38,7 +38,7 @@ def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
     return found
 
 
-def curves(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> dict[str, Any]:
+def curves(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> dict[str, Any]:
     """Return rewards, fields and priorities of the steps ``begin <= step < end`` of an episode.
 
     Returns:
@@ -46,7 +46,7 @@ def curves(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, begin: int,
         missing numbers; ``exact``: whether every step has a point.
 
     Raises:
-        DamagedError, TooLargeError: as ``Memory.read``; also for too many steps.
+        DamagedError, TooLargeError: as ``Snapshot.read``; also for too many steps.
     """
     if end - begin > MAX_READ_STEPS:
         raise TooLargeError(f"{end - begin:,} steps, at most {MAX_READ_STEPS:,} are drawn at a time; choose fewer")
@@ -58,24 +58,21 @@ def curves(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, begin: int,
     found: list[tuple[str, str, Floats]] = [("reward", "reward", np.full(count, np.nan))]
     for name, field in fields:
         found += [(name, label, np.full(count, np.nan)) for label in _labels(name, field)]
-    for first, steps, one, arrays in memory.read(snapshot, episode, names, begin, end):
-        low, high = max(begin, first), min(end, first + steps)
-        rows, out = slice(low - first, high - first), slice(low - begin, high - begin)
+    for part in snapshot.read(episode, names, begin, end):
+        first, rows, arrays = part.first, part.rows, part.arrays
+        out = slice(first + rows.start - begin, first + rows.stop - begin)
         found[0][2][out] = arrays["reward"][rows]
         place = 1
         for name, field in fields:
             values = arrays[name]
             parts = len(_labels(name, field))
             if name in sparse:
-                kept, at = _kept(arrays["flags"], one.header.episode_step, field.every or 1)
+                kept, at = _kept(arrays["flags"], part.segment.header.episode_step, field.every or 1)
                 shown = (kept >= rows.start) & (kept < rows.stop) & (at < len(values))
                 for number, column in enumerate(_columns(values[at[shown]])):
                     found[place + number][2][kept[shown] + first - begin] = column
             else:
-                if name in observed:
-                    ends = np.concatenate([[0], np.cumsum(arrays["flags"] & ENDED != 0)])[:-1]
-                    values = values[np.minimum(one.header.context + np.arange(steps) + ends, len(values) - 1)]
-                for number, column in enumerate(_columns(values[rows])):
+                for number, column in enumerate(_columns(values[part.frames[rows] if name in observed else rows])):
                     found[place + number][2][out] = column
             place += parts
     found += _of_views(snapshot, episode, begin, end)
@@ -90,7 +87,7 @@ def curves(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, begin: int,
     }
 
 
-def values_at(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, Any]:
+def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, Any]:
     """Return all values of one step, as text.
 
     Raises:
@@ -100,13 +97,12 @@ def values_at(memory: Memory, snapshot: Snapshot, episode: EpisodeSpan, step: in
     small = [name for name, field in spec.fields.items() if not is_picture(field) and name not in spec.sparse_names]
     small = [name for name in small if spec.fields[name].row_bytes <= 1 << 20][:MAX_CURVES]
     told: list[dict[str, str]] = []
-    for first, _, one, arrays in memory.read(snapshot, episode, small, step, step + 1):
-        row, flags = step - first, arrays["flags"]
-        ends = int((flags[:row] & ENDED != 0).sum())
-        told.append({"name": "reward", "text": f"{float(arrays['reward'][row]):.6g}"})
+    for part in snapshot.read(episode, small, step, step + 1):
+        row = part.rows.start
+        told.append({"name": "reward", "text": f"{float(part.arrays['reward'][row]):.6g}"})
         for name in small:
-            at = one.header.context + row + ends if name in spec.obs_names else row
-            told.append({"name": escaped(name), "text": text_of(arrays[name][at])})
+            at = part.frames[row] if name in spec.obs_names else row
+            told.append({"name": escaped(name), "text": text_of(part.arrays[name][at])})
     return {"step": step, "lane_step": episode.first_step + step, "values": told}
 
 

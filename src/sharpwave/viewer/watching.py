@@ -35,7 +35,7 @@ class Watched:
     def __init__(self, source: ViewerSource) -> None:
         self.source = source
         self.memory = Memory(source)
-        self.values = ValuesOf(source, self.memory)
+        self.values = ValuesOf(source)
         self.log = None if source.run is None else TrainingLog(source.run)
         self.trouble = ""
         self.version = 0
