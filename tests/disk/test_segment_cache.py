@@ -63,7 +63,7 @@ def test_segments_side_by_side_are_read_at_once(tmp_path: Path, cached: bool, nb
     # Small ones that lie within a block of one another are worth it as well.
     side_by_side = [22] if nbytes == 100 else [4, 2, 1, 15]
     requests = sum(math.ceil(count / core.MAX_JOINED_READS) for count in side_by_side)
-    assert tier.disk.reads.joined == 22 - requests
+    assert tier.segment_cache.joined == 22 - requests
     tier.close()
 
 
@@ -153,7 +153,7 @@ def test_memory_that_is_read_into_is_not_given_away_meanwhile(tmp_path: Path, wa
     base, descriptor = int(tier.index.base[slots[0]]), next(iter(tier.disk.regions.regions.values())).descriptor
     if way == "drop":
         readers = set(threading.enumerate()) - before
-        assert len(readers) == tier.disk.reads.readers.count == MIN_READERS
+        assert len(readers) == tier.segment_cache._readers.count == MIN_READERS
         content = tier.content[int(slots[0])]
         seen = tier.arena.memory[base : base + len(content)]
         del tier
@@ -200,7 +200,7 @@ def test_threads_of_the_core_end_with_the_last_reference_to_the_tier(tmp_path: P
     slots = cold(tier, 20)
     tier.segment_cache.fetch(slots)
     started = set(os.listdir("/proc/self/task")) - before
-    assert len(started) == tier.disk.reads.readers.count
+    assert len(started) == tier.segment_cache._readers.count
     descriptor = next(iter(tier.disk.regions.regions.values())).descriptor
     del tier
     gc.collect()

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.disk_budget import DiskBudget, Occupancy, region_bytes
-from sharpwave.disk.read_pool import SegmentReads
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_notes import MAX_IDS, Evicted, Evictions, StepEnds, pack_ends, pack_evicted
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
@@ -73,7 +72,8 @@ class DiskTier:
     Attributes:
         directory: the folder, open; all files are opened from it.
         forked: this process was forked from the one that opened the folder, and leaves the folder alone.
-        reads: number of segments read. ``bytes_written``, ``failures``: of appending.
+        end_reads: called before the files are closed: it ends all reads from them.
+        bytes_written, failures: of appending.
         budget: the limit on the files, and the room that remains.
         held: held records of each region: segments, and the newest rows of open ones.
         ends: ends of the lanes' step numbers, from the files. ``evictions``: evicted segments, likewise.
@@ -112,7 +112,7 @@ class DiskTier:
         self.budget = DiskBudget(self.regions, self.held, limit, max_step_bytes)
         self.budget.noted_bytes = lambda number: self.evictions.bytes_in(number)
         self._claims: Claims  # of the log; after ``begin``
-        self.reads = SegmentReads(self.regions)
+        self.end_reads: Callable[[], None] = lambda: None
         self.bytes_written = self.failures = 0
         self.described: dict[str, Any] = {}
 
@@ -544,7 +544,7 @@ class DiskTier:
         if self.forked:
             return
         try:
-            self.reads.close()
+            self.end_reads()
         finally:
             try:
                 self.regions.close()

@@ -310,6 +310,19 @@ class RegionFiles:
                 f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was truncated"
             )
 
+    def read_segment(self, number: int, offset: int, out: memoryview) -> str | None:
+        """Fill ``out`` with a segment; return its damage, or ``None``."""
+        region = self.regions.get(number)
+        try:
+            self.read(number, offset, out)
+        except (OSError, KeyError) as error:
+            return f"region {number}: {error}"
+        stored, found = int.from_bytes(out[-4:], "little"), zlib.crc32(out[:-4])
+        if stored != found:
+            path = region.path if region else number
+            return f"{path}: byte {offset:,}: checksum {found:08x}, expected {stored:08x}"
+        return None
+
     def read_record(self, number: int, offset: int, nbytes: int) -> tuple[Record, bytes] | None:
         """Read a segment or a tail and its payload; return ``None`` if it is damaged.  Raises: OSError."""
         content = bytearray(RECORD.size + nbytes)

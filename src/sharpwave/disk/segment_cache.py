@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.read_pool import Readers
+from sharpwave.disk.read_pool import BASE, DESCRIPTOR, DIRECT, NBYTES, OFFSET, SLOT, Readers
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
@@ -35,18 +35,19 @@ class SegmentCache:
     Attributes:
         hits, misses: segments required that were in the arena, and that were read.  moved: pinned segments moved.
         stalls, waited_s: how often, and how long in total, sampling waited for reads.
+        bytes_read: bytes of the reads that were started.
         kept_bytes: of segments pinned by prefetching, counted once for each pin.
         damaged: error messages of segments that could not be read or decoded, by slot.
     """
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: DiskTier) -> None:
-        self.arena, self.index, self._reads, self._files = arena, index, disk.reads, disk.files
+        self.arena, self.index, self._disk = arena, index, disk
         self._make(arena, index.slots)
-        self.begin()
+        disk.end_reads = self._readers.close
         self._coming = 0  # segments whose reads were started and not entered yet
         self.hits = self.misses = self.moved = self.stalls = 0
         self.waited_s = 0.0
-        self.kept_bytes = 0
+        self.kept_bytes = self.bytes_read = self._joined = 0
         self.damaged: dict[int, str] = {}
 
     def _make(self, arena: Arena, slots: int) -> None:
@@ -54,11 +55,7 @@ class SegmentCache:
         self._lists = core.ChunkLists(len(arena.live), slots)
         self._pins = zeros(slots, np.int32)
         self._state = zeros(slots, np.int64)
-        self._readers = Readers(arena.memory, self._state, self._files)
-
-    def begin(self) -> None:
-        """Direct reads into this arena's memory."""
-        self._reads.use(self._readers)
+        self._readers = Readers(arena.memory, self._state, self._disk.files)
 
     def place(self, slot: int, base: int) -> None:
         """Enter the segment in ``slot``, at ``base`` of the arena.  Raises: MemoryError."""
@@ -89,9 +86,16 @@ class SegmentCache:
 
     def become(self, larger: SegmentCache) -> None:
         """Become one from ``larger``, once the arena and the index have grown as well."""
+        self._readers.close()
+        self._joined += self._readers.joined
         self._lists, self._pins = larger._lists, larger._pins
         self._state, self._readers = larger._state, larger._readers
-        self.begin()
+        self._disk.end_reads = self._readers.close
+
+    @property
+    def joined(self) -> int:
+        """Reads that were joined with the read of the range before them in the file."""
+        return self._joined + self._readers.joined
 
     def clear(self) -> None:
         """Uncache every segment; pinned ones are read again later."""
@@ -137,7 +141,7 @@ class SegmentCache:
         """Wait for the ``slots`` that are being read. May be called without the store's lock."""
         self.stalls += bool((self._state[slots] == core.COMING).any())
         begin = time.perf_counter()
-        self._reads.readers.wait(slots)
+        self._readers.wait(slots)
         self.waited_s += time.perf_counter() - begin
 
     def arrive(self, slots: Ints) -> None:
@@ -166,7 +170,7 @@ class SegmentCache:
     def nbytes(self) -> int:
         """Approximate bytes of bookkeeping."""
         per_slot = self._pins.nbytes + self._state.nbytes + self._lists.nbytes
-        return per_slot * self.index.highest // self.index.slots + self._reads.readers.nbytes
+        return per_slot * self.index.highest // self.index.slots + self._readers.nbytes
 
     def _under_way(self) -> Ints:
         """Return the slots whose segments are being read, or were read and not entered."""
@@ -190,7 +194,7 @@ class SegmentCache:
         count = len(bases)
         begun = wanted[:count]
         try:
-            reads = self._reads.plan(begun, index.region[begun], index.region_offset[begun], bases, index.nbytes[begun])
+            reads = self._plan(begun, bases)
         except BaseException:  # out of memory
             for slot, base in zip(begun.tolist(), bases.tolist(), strict=True):
                 self.arena.free(base, int(index.nbytes[slot]))
@@ -198,8 +202,18 @@ class SegmentCache:
         index.base[begun] = bases
         self._coming += count
         self.misses += count
-        self._reads.start(reads)
+        self._readers.start(reads)
+        self.bytes_read += int(reads[:, NBYTES].sum())
         return len(slots) if count == found else int(where[count])
+
+    def _plan(self, slots: Ints, bases: Ints) -> Ints:
+        """Return reads of the segments in ``slots`` [n] to ``bases`` [n], in the order of the files."""
+        regions, offsets = self.index.region[slots], self.index.region_offset[slots]
+        reads = np.empty((len(slots), core.READ_COLUMNS), np.int64)
+        reads[:, SLOT], reads[:, OFFSET] = slots, offsets
+        reads[:, BASE], reads[:, NBYTES] = bases, self.index.nbytes[slots]
+        reads[:, [DESCRIPTOR, DIRECT]] = self._disk.regions.descriptors(regions)
+        return reads[np.lexsort((offsets, regions))]
 
     def _make_room(self, nbytes: Ints, pins: Int32s) -> Ints:
         """Return offsets for as many of the first segments of ``nbytes`` as fit beside pinned ones."""
@@ -275,7 +289,7 @@ class SegmentCache:
         index, slots = self.index, np.array([slot])
         base, nbytes = int(index.base[slot]), int(index.nbytes[slot])
         out = self.arena.memory[base : base + nbytes].data
-        problem = self._reads.read(int(index.region[slot]), int(index.region_offset[slot]), out)
+        problem = self._disk.regions.read_segment(int(index.region[slot]), int(index.region_offset[slot]), out)
         self._state[slot] = 0 if problem is None else DAMAGED
         self._coming -= 1
         if problem is None:

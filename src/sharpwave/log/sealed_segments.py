@@ -241,7 +241,7 @@ class Sealed:
         if self._disk is None or (cached and index.resident[slot]):
             return self._space.arena.memory[index.base[slot] : index.base[slot] + nbytes]
         content = np.empty(nbytes, np.uint8)
-        problem = self._disk.reads.read(int(index.region[slot]), int(index.region_offset[slot]), content.data)
+        problem = self._disk.regions.read_segment(int(index.region[slot]), int(index.region_offset[slot]), content.data)
         if problem is not None:
             raise DamagedError(f"segment {index.segment_id(slot)}: {problem}")
         return content
