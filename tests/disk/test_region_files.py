@@ -30,7 +30,7 @@ def segment(rng: np.random.Generator, nbytes: int) -> bytes:
 def filled(folder: Path, sizes: list[int], region_bytes: int = 4096, files: Files | None = None) -> dict[int, bytes]:
     """Segments with ids 100, 101, ..., every second of which refers to one of two dictionaries."""
     rng = np.random.default_rng(0)
-    regions = RegionFiles(folder, ME, region_bytes, files or Files())
+    regions = RegionFiles(Files().make_folder(folder), ME, region_bytes, files or Files())
     words = [b"one dictionary" * 3, b"another" * 9]
     written = {}
     for i, size in enumerate(sizes):
@@ -43,13 +43,13 @@ def filled(folder: Path, sizes: list[int], region_bytes: int = 4096, files: File
 
 
 def recovered(folder: Path) -> tuple[dict[int, bytes], list[str]]:
-    regions = RegionFiles(folder, ME, 4096, Files())
+    regions = RegionFiles(Files().make_folder(folder), ME, 4096, Files())
     found, damages = regions.find()
     content = {}
-    for number, record in found:
+    for record in found:
         if record.kind in (SEGMENT, TAIL):
             out = bytearray(record.nbytes)
-            regions.read(number, record.offset, memoryview(out))
+            regions.read(record.region, record.offset, memoryview(out))
             content[record.id] = bytes(out)
     regions.close()
     return content, [str(damage) for damage in damages]
@@ -73,10 +73,10 @@ def test_what_was_appended_comes_back_and_each_region_holds_its_dictionaries(tmp
 
 def test_the_oldest_region_goes_and_the_others_stay(tmp_path: Path) -> None:
     written = filled(tmp_path, [1500] * 8)
-    regions = RegionFiles(tmp_path, ME, 4096, Files())
+    regions = RegionFiles(Files().make_folder(tmp_path), ME, 4096, Files())
     found, _ = regions.find()
     first = min(regions.regions)
-    gone = {record.id for number, record in found if number == first}
+    gone = {record.id for record in found if record.region == first}
     before = regions.nbytes
     regions.delete(first)
     assert regions.nbytes == before - 4096
@@ -88,7 +88,7 @@ def test_the_oldest_region_goes_and_the_others_stay(tmp_path: Path) -> None:
 def test_recovery_goes_on_in_a_new_file_and_changes_none(tmp_path: Path) -> None:
     written = filled(tmp_path, [100, 200])
     before = {path: path.read_bytes() for path in tmp_path.glob("*.region")}
-    regions = RegionFiles(tmp_path, ME, 4096, Files())
+    regions = RegionFiles(Files().make_folder(tmp_path), ME, 4096, Files())
     regions.find()
     regions.append(TAIL, 500, segment(np.random.default_rng(1), 10), 6, {})
     regions.close()
@@ -127,7 +127,7 @@ def test_every_flipped_bit_is_found_and_named_and_costs_one_record(
 
 def test_a_region_of_another_store_is_named_and_left_alone(tmp_path: Path) -> None:
     filled(tmp_path, [100])
-    regions = RegionFiles(tmp_path, Identity(bytes(16), 77), 4096, Files())
+    regions = RegionFiles(Files().make_folder(tmp_path), Identity(bytes(16), 77), 4096, Files())
     found, (damage,) = regions.find()
     assert not found and "region of store 000102" in str(damage)
     regions.append(SEGMENT, 1, segment(np.random.default_rng(0), 5), 0, {})
@@ -171,7 +171,7 @@ class Failing(Files):
 @pytest.mark.parametrize("at", [1, 2, 3, 5])
 def test_an_append_that_fails_is_as_if_it_had_not_been_made(tmp_path: Path, method: str, at: int) -> None:
     rng = np.random.default_rng(0)
-    regions = RegionFiles(tmp_path, ME, 2048, Failing(method, at))
+    regions = RegionFiles(Files().make_folder(tmp_path), ME, 2048, Failing(method, at))
     written, failures = {}, 0
     for i in range(20):
         payload = segment(rng, 300)
@@ -190,7 +190,7 @@ def test_an_append_that_fails_is_as_if_it_had_not_been_made(tmp_path: Path, meth
 def test_a_full_disk_has_room_for_notes(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     with mounted(tmp_path / "full", 2) as folder:
-        regions = RegionFiles(folder / "regions", ME, 1 << 20, Files())
+        regions = RegionFiles(Files().make_folder(folder / "regions"), ME, 1 << 20, Files())
         written = {}
         with pytest.raises(OSError, match="No space left"):
             for i in range(1000):

@@ -207,7 +207,7 @@ def store_with(folder: Path, kind: int, id_: int, payload: bytes, sequence: int 
         store.flush()
     manifest = read_manifest(folder)
     identity = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-    regions = RegionFiles(folder / "regions", identity, 1 << 16, Files())
+    regions = RegionFiles(Files().make_folder(folder / "regions"), identity, 1 << 16, Files())
     regions.find()
     regions.sequence = sequence
     with mock.patch.multiple(regions_module, MAX_SEQUENCE=1 << 64, MAX_ID=1 << 64):  # no store writes beyond these

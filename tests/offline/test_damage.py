@@ -109,7 +109,7 @@ def rewrite(folder: Path, kind: int, id_: int, payload: bytes) -> None:
     """A record whose checksums hold, appended in a region of its own."""
     identity = describe(folder).identity
     (number,) = {int(path.stem) + 1 for path in [max((folder / "regions").glob("*.region"))]}
-    regions = RegionFiles(folder / "regions", identity, 1 << 16, Files())
+    regions = RegionFiles(Files().make_folder(folder / "regions"), identity, 1 << 16, Files())
     regions.next_number, regions.sequence = number, 10**6
     regions.append(kind, id_, payload, 10**6, {})
     regions.close()

@@ -99,10 +99,10 @@ def payload(nbytes: int, value: int) -> bytes:
 
 def found_in(folder: Path) -> set[tuple[int, int]]:
     """(kind, id) of every record that is whole."""
-    regions = RegionFiles(folder, ME, 4096, Files())
+    regions = RegionFiles(Files().make_folder(folder), ME, 4096, Files())
     found, _ = regions.find()
     regions.close()
-    return {(record.kind, record.id) for _, record in found}
+    return {(record.kind, record.id) for record in found}
 
 
 def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path) -> None:
@@ -119,10 +119,10 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         assert disk.append(7, payload(120, 3), 0, {}) and len(disk.regions.regions) < 4, "the first region has gone"
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)
-    regions = RegionFiles(tmp_path / "regions", ME, 4096, Files())
+    regions = RegionFiles(Files().make_folder(tmp_path / "regions"), ME, 4096, Files())
     found, _ = regions.find()
     regions.close()
-    assert 7 in {record.id for _, record in found}
+    assert 7 in {record.id for record in found}
 
 
 def small_store(folder: Path) -> sw.Store:
@@ -191,7 +191,7 @@ def test_flushing_what_is_flushed_lets_nothing_go(tmp_path: Path, retention: Any
 def test_a_sync_that_failed_is_not_believed_the_next_time(tmp_path: Path) -> None:
     """The system says once that it could not write, and then counts the bytes as written."""
     files = Faulty()
-    regions = RegionFiles(tmp_path, ME, 4096, files)
+    regions = RegionFiles(Files().make_folder(tmp_path), ME, 4096, files)
     regions.append(SEGMENT, 1, payload(100, 1), 0, {})
     files.at, files.kind = files.count + 1, "EIO"
     with pytest.raises(OSError):
@@ -215,7 +215,7 @@ def test_what_a_failed_write_left_is_made_zeros_again(tmp_path: Path, then: str)
                 raise OSError(28, "No space left on device")
 
     files = HalfWritten()
-    regions = RegionFiles(tmp_path, ME, 4096, files)
+    regions = RegionFiles(Files().make_folder(tmp_path), ME, 4096, files)
     regions.append(SEGMENT, 1, payload(100, 1), 0, {})
     files.fails = True
     with pytest.raises(OSError):
@@ -275,7 +275,7 @@ def test_a_segment_without_its_dictionary_gives_way_to_the_rows_that_were_flushe
     broken = rows[:column] + (99).to_bytes(8, "little") + rows[column + 8 : -4]
     manifest = read_manifest(tmp_path)
     me = Identity(bytes.fromhex(manifest["store"]), manifest["schema"])
-    regions = RegionFiles(tmp_path / "regions", me, 4096, files)
+    regions = RegionFiles(Files().make_folder(tmp_path / "regions"), me, 4096, files)
     regions.find()
     regions.append(SEGMENT, id_, broken + zlib.crc32(broken).to_bytes(4, "little"), 0, {})
     regions.close()

@@ -437,9 +437,7 @@ class DiskTier:
         return before is not None and before.checksum == checksum_of(packed)
 
     def append_tail(self, id_: int, packed: bytes, generation: int) -> None:
-        """Write an open segment's rows so far, unless they were written already.  Raises: OSError."""
-        if self.has_tail(id_, packed):
-            return
+        """Write an open segment's rows so far (see ``has_tail``).  Raises: OSError."""
         checksum, before = checksum_of(packed), self._tails.get(id_)
         try:
             self._hold_spare()

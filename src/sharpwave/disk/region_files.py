@@ -73,7 +73,7 @@ class RegionFiles:
     """Region files of one store, oldest first; records are appended to the newest.
 
     Args:
-        folder: path of the files' folder, created if absent, or an open folder, which stays open.
+        directory: the files' folder, which stays open.
         region_bytes: size of a file; a single larger record makes a larger one.
         check: called before a file is created; raises if the folder is no longer the store's.
 
@@ -85,15 +85,14 @@ class RegionFiles:
 
     def __init__(
         self,
-        folder: Path | Directory,
+        directory: Directory,
         identity: Identity,
         region_bytes: int,
         files: Files,
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        self.directory = folder if isinstance(folder, Directory) else files.make_folder(folder)
-        self._owned = self.directory is not folder
-        self.identity, self.region_bytes, self.files, self._check = identity, region_bytes, files, check
+        self.directory, self.identity, self.region_bytes, self.files = directory, identity, region_bytes, files
+        self._check = check
         self.regions: dict[int, Region] = {}
         self.sequence = 0
         self.next_number = 0
@@ -101,8 +100,8 @@ class RegionFiles:
         self._visited: Region | None = None
         self.spare_bytes, self._spare = 0, -1
 
-    def find(self, go_on: bool = False) -> tuple[list[tuple[int, Record]], list[Damage]]:
-        """Open the folder's files, oldest first; return intact records, as (region, record), and damage.
+    def find(self, go_on: bool = False) -> tuple[list[Record], list[Damage]]:
+        """Open the folder's files, oldest first; return intact records, and damage.
 
         Nothing is changed on disk.
 
@@ -113,7 +112,7 @@ class RegionFiles:
         Raises:
             OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
         """
-        found: list[tuple[int, Record]] = []
+        found: list[Record] = []
         damages: list[Damage] = []
         for name in self.directory.names():
             if not name.endswith(".region"):
@@ -125,7 +124,7 @@ class RegionFiles:
             self.regions[region.number] = region
             self.next_number = max(self.next_number, region.number + 1)
             self.sequence = max([self.sequence, *(record.sequence + 1 for record in records)])
-            found += [(region.number, record) for record in records]
+            found += records
         newest = self.newest
         if go_on and newest is not None and not any(one.path == newest.path for one in damages):
             self._continue(newest)
@@ -332,7 +331,7 @@ class RegionFiles:
         sound = magic == RECORD_MAGIC and checksum == zlib.crc32(prefix[:-4]) and size == nbytes
         if not sound or checksum_of(payload) != zlib.crc32(payload[:-4]):
             return None
-        return Record(kind, id_, sequence, column, offset, nbytes), payload
+        return Record(number, kind, id_, sequence, column, offset, nbytes), payload
 
     def descriptors(self, numbers: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return [n, 2]: each region's descriptor, and that for direct reads; -1: none."""
@@ -382,8 +381,6 @@ class RegionFiles:
                 self._clean(region)
             region.close()
         self.regions.clear()
-        if self._owned:
-            self.directory.close()
 
     def leave(self) -> None:
         """Close the files without writing: they are another process's."""

@@ -53,8 +53,9 @@ class Identity:
 
 @dataclass(frozen=True)
 class Record:
-    """Record found intact. ``offset`` and ``nbytes`` are of the payload in its file."""
+    """Record found intact, in file number ``region``. ``offset`` and ``nbytes`` are of the payload there."""
 
+    region: int
     kind: int
     id: int
     sequence: int
@@ -185,7 +186,7 @@ def _read_region(
     region = Region(path, number, descriptor, size, begin, generation, allocated=min(size, taken))
     records: list[Record] = []
     damages: list[Damage] = []
-    for found in _scan(path, descriptor, size, begin):
+    for found in _scan(path, descriptor, number, size, begin):
         if isinstance(found, Damage):
             damages.append(found)
         elif found.kind == END:
@@ -206,7 +207,7 @@ def checksum_of(packed: bytes) -> int:
     return int.from_bytes(packed[-4:], "little")
 
 
-def _scan(path: Path, descriptor: int, size: int, begin: int) -> Iterator[Record | Damage]:
+def _scan(path: Path, descriptor: int, number: int, size: int, begin: int) -> Iterator[Record | Damage]:
     """Yield the records from ``begin`` on, in order, and bytes between them that are neither a record nor unused."""
     at, lost_from, unread = begin, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
@@ -242,7 +243,7 @@ def _scan(path: Path, descriptor: int, size: int, begin: int) -> Iterator[Record
         if wrong:
             yield Damage(path, at, space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
         else:
-            yield Record(kind, id_, sequence, column, at + RECORD.size, nbytes)
+            yield Record(number, kind, id_, sequence, column, at + RECORD.size, nbytes)
         at += space(nbytes)
     if lost_from < 0 and not _all_zero(descriptor, at, size):  # too few bytes for another record
         lost_from = at

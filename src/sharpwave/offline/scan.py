@@ -43,7 +43,7 @@ from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
-from sharpwave.persistence.reading import Found, SegmentReader, max_slots, ranked, segment_damage
+from sharpwave.persistence.reading import SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
@@ -216,8 +216,8 @@ class Reader:
         dictionaries = [record for record in (*known, *self.records) if record.kind == DICTIONARY]
         self._held = {(record.column, record.id) for record in dictionaries}
         if described is not None:
-            lanes, places = max_lanes(described.limits["capacity"]), {one.id: (0, one) for one in dictionaries}
-            self._segments = SegmentReader(described.layout, lanes, lambda _, record: self.content(record), places)
+            lanes, by_key = max_lanes(described.limits["capacity"]), {one.id: one for one in dictionaries}
+            self._segments = SegmentReader(described.layout, lanes, self.content, by_key)
 
     @property
     def described(self) -> Described:
@@ -243,7 +243,7 @@ class Reader:
 
     def _payload(self, record: Record) -> bytes:
         """Return a segment's bytes, if its header's sizes fit into memory.  Raises: DamagedError."""
-        payload = self._segments.payload(0, record)
+        payload = self._segments.payload(record)
         header = segment.parse(payload, self.described.spec)
         self._segments.check_header(header, sealed=record.kind == SEGMENT)
         for column, placed in enumerate(header.placed):
@@ -413,20 +413,19 @@ def chains(
     Args:
         damages: damage of a checkpoint is appended: of its state, or segments that its files lack.
     """
-    found = {(number, one.record): one for number, file in enumerate(files.values()) for one, _ in file.segments}
+    found = {one.record: one for file in files.values() for one, _ in file.segments}
     ids = _checkpoint_ids(folder, damages)
     if ids is not None:
-        for id_ in sorted(ids - {record.id for _, record in found if record.kind != TAIL}):
+        for id_ in sorted(ids - {record.id for record in found if record.kind != TAIL}):
             what = f"segment {id_}: held by the checkpoint, but missing from its files"
             damages.append(Damage(part_of(folder) / FOLDER, 0, 0, what, id_))
-        found = {place: one for place, one in found.items() if place[1].kind == TAIL or place[1].id in ids}
+        found = {record: one for record, one in found.items() if record.kind == TAIL or record.id in ids}
     evictions = Evictions(stride, max_slots(len(found)))
     for file in files.values():
         for note, sequence in file.notes:
             evictions.take(note, sequence, region=0)
     lanes: dict[int, list[Segment]] = {}
-    places: Found = list(found)
-    for versions in ranked(places, stride, evictions):
+    for versions in ranked(found, stride, evictions):
         one = found[versions[0]]
         lanes.setdefault(one.header.lane, []).append(one)
     result = {lane: _chain(lanes[lane]) for lane in sorted(lanes)}

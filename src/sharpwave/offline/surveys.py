@@ -304,12 +304,12 @@ def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan
     """Return the survey of a folder of these files, oldest first. Cost: O(segments + episodes)."""
     result = Survey(folder, described, files=files)
     result.damages = [damage for file in files.values() for damage in file.damages]
-    pieces = {(one.path, one.record): cut for file in files.values() for one, cut in file.segments}
+    pieces = {one.record: cut for file in files.values() for one, cut in file.segments}
     result.lanes, _ = chains(folder, files, described.segment_steps, result.damages)
     for lane, chain in result.lanes.items():
         episodes = _Episodes(lane)
         for one in chain.segments:
-            episodes.add(one, pieces[one.path, one.record])
+            episodes.add(one, pieces[one.record])
             _count(result, one)
         result.episodes += episodes.close()
     result.episodes.sort(key=lambda one: (one.written, one.lane, one.first_step))

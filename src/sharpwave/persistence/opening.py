@@ -278,7 +278,7 @@ def _filled(
     disk: DiskTier | None,
     left: Left,
     regions: RegionFiles,
-    records: list[tuple[int, Record]],
+    records: list[Record],
     damages: list[Damage],
 ) -> tuple[StepLog, Recovery, States]:
     slots = highest_slot(records, settings.segment_steps)

@@ -5,7 +5,7 @@ Opening a store and the read-only tools read segments through this module, so bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from sharpwave.codecs.registry import max_dictionary_bytes
@@ -16,41 +16,37 @@ from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.memory.segment_layout import SegmentLayout
 
-Found = Sequence[tuple[int, Record]]
-"""Intact records, each with the number of its file."""
-Place = tuple[int, Record]
-
 
 class SegmentReader:
     """Reader of a store's segments, which trusts no number in a file.
 
     Args:
         layout: of the store's segments. ``max_lanes``: limit of its lanes.
-        read: returns the bytes of a record in a file of this number.
-        dictionaries: places of the dictionaries, by key.
+        read: returns a record's bytes.  Raises: OSError.
+        dictionaries: records of the dictionaries, by key.
     """
 
     def __init__(
         self,
         layout: SegmentLayout,
         max_lanes: int,
-        read: Callable[[int, Record], bytes],
-        dictionaries: dict[int, Place],
+        read: Callable[[Record], bytes],
+        dictionaries: dict[int, Record],
     ) -> None:
         self.layout, self.max_lanes = layout, max_lanes
-        self._read, self._places = read, dictionaries
+        self._read, self._records = read, dictionaries
         self._dictionaries: dict[int, bytes] = {}
 
-    def payload(self, number: int, record: Record) -> bytes:
+    def payload(self, record: Record) -> bytes:
         """Return a segment's bytes.  Raises: DamagedError: unreadable, or more than a store writes."""
         limit = self.layout.chunk_bytes
         if record.nbytes > limit:
             raise DamagedError(f"{record.nbytes:,} bytes, expected at most {limit:,}")
-        return self._content(number, record)
+        return self._content(record)
 
-    def _content(self, number: int, record: Record) -> bytes:
+    def _content(self, record: Record) -> bytes:
         try:
-            return self._read(number, record)
+            return self._read(record)
         except OSError as error:
             raise DamagedError(f"cannot be read: {error}") from error
 
@@ -60,11 +56,11 @@ class SegmentReader:
         Raises: KeyError: there is none.  DamagedError: larger than a store makes them.
         """
         if key and key not in self._dictionaries:
-            number, record = self._places[key]
+            record = self._records[key]
             limit = max_dictionary_bytes(int(self.layout.sizes.max()))
             if record.nbytes > limit:
                 raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {limit:,}")
-            self._dictionaries[key] = self._content(number, record)
+            self._dictionaries[key] = self._content(record)
         return self._dictionaries[key] if key else b""
 
     def check_header(self, header: Header, *, sealed: bool) -> None:
@@ -95,24 +91,24 @@ def max_slots(records: int) -> int:
     return (1 << 22) + 64 * records
 
 
-def ranked(found: Found, stride: int, evictions: Evictions) -> list[list[Place]]:
+def ranked(found: Iterable[Record], stride: int, evictions: Evictions) -> list[list[Record]]:
     """Return, slot by slot in the order of writing, the valid record and then earlier ones, without evicted segments.
 
     Rows of open segments are last. An earlier record serves if a later one is unusable: a power cut may leave a
     segment without the dictionary that was written before it.
     """
-    slots: dict[int, list[Place]] = {}
+    slots: dict[int, list[Record]] = {}
     for one in found:
-        if one[1].kind in (SEGMENT, TAIL) and not evictions.covers(one[1].id):
-            slots.setdefault((one[1].id & LEAF_MASK) // stride, []).append(one)
+        if one.kind in (SEGMENT, TAIL) and not evictions.covers(one.id):
+            slots.setdefault((one.id & LEAF_MASK) // stride, []).append(one)
     for versions in slots.values():
-        versions.sort(key=lambda one: (*_rank(one[1]), one[0], one[1].offset), reverse=True)
-    return sorted(slots.values(), key=lambda versions: (versions[0][1].kind != SEGMENT, versions[0][1].sequence))
+        versions.sort(key=_rank, reverse=True)
+    return sorted(slots.values(), key=lambda versions: (versions[0].kind != SEGMENT, versions[0].sequence))
 
 
-def _rank(record: Record) -> tuple[int, bool, int]:
+def _rank(record: Record) -> tuple[int, bool, int, int, int]:
     """Return a record's rank in its slot: the latest generation counts; a sealed segment before its rows so far.
 
     Of copies the last is taken: it may have an end of an episode that the others lack.
     """
-    return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence
+    return record.id >> LEAF_BITS, record.kind == SEGMENT, record.sequence, record.region, record.offset

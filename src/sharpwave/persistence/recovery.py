@@ -37,7 +37,7 @@ from sharpwave.log.open_columns import unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
-from sharpwave.persistence.reading import Found, SegmentReader, max_slots, ranked, segment_damage
+from sharpwave.persistence.reading import SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.spec import TERMINATED, TRUNCATED
 from sharpwave.validation import MAX_LANES
@@ -86,7 +86,7 @@ class Adoption:
         self,
         log: StepLog,
         regions: RegionFiles,
-        found: Found,
+        found: Sequence[Record],
         damages: list[Damage],
         disk: DiskTier | None,
         *,
@@ -99,43 +99,44 @@ class Adoption:
         self.full = self.damaged = False
         self.broken: set[int] = set()
         generations = [region.generation for region in regions.regions.values()]
-        generations += [record.id >> LEAF_BITS for _, record in found if record.kind != DICTIONARY]
+        generations += [record.id >> LEAF_BITS for record in found if record.kind != DICTIONARY]
         self._generation = max(generations, default=0) + 1  # above all that were ever used
         self._max_slots = max_slots(len(found))
         self._lanes: dict[int, list[int]] = {}
-        dictionaries = {record.id: (number, record) for number, record in found if record.kind == DICTIONARY}
+        dictionaries = {record.id: record for record in found if record.kind == DICTIONARY}
         self._segments = SegmentReader(log.layout, max_lanes, self._read, dictionaries)
         self.ends, self.evictions = StepEnds(max_lanes), Evictions(log.stride, self._max_slots)
         self._read_notes(found)
-        slots = [(record.id & LEAF_MASK) // log.stride for _, record in found if record.kind in (SEGMENT, TAIL)]
+        slots = [(record.id & LEAF_MASK) // log.stride for record in found if record.kind in (SEGMENT, TAIL)]
         self.evictions.forget_all_but(np.array(slots, np.int64))
         if disk is not None:
             disk.ends, disk.evictions = self.ends, self.evictions
 
-    def _read(self, number: int, record: Record, nbytes: int | None = None) -> bytes:
+    def _read(self, record: Record, nbytes: int | None = None) -> bytes:
         """Return a record's content, or its first ``nbytes``.  Raises: OSError."""
         content = bytearray(record.nbytes if nbytes is None else min(record.nbytes, nbytes))
-        self.regions.read(number, record.offset, memoryview(content))
+        self.regions.read(record.region, record.offset, memoryview(content))
         return bytes(content)
 
-    def _read_notes(self, found: Found) -> None:
+    def _read_notes(self, found: Sequence[Record]) -> None:
         """Read the ends of the lanes' step numbers, and the evictions, from all records, also evicted or replaced.
 
         Cost: a read of each note and tail, and of the header of each segment.
         """
-        for number, record in found:
+        for record in found:
+            number = record.region
             with contextlib.suppress(OSError):
                 if record.kind == SEGMENT and record.nbytes >= WHERE_BYTES:
-                    self.ends.reach_by(self._read(number, record, WHERE_BYTES), number)
+                    self.ends.reach_by(self._read(record, WHERE_BYTES), number)
                 elif record.kind == TAIL and record.nbytes <= self.log.layout.chunk_bytes:
-                    self.ends.reach(*tail_end(self._read(number, record), self.log.spec), number)
+                    self.ends.reach(*tail_end(self._read(record), self.log.spec), number)
                 elif record.kind == NOTE and record.nbytes <= MAX_NOTE_BYTES:
-                    content = self._read(number, record)
+                    content = self._read(record)
                     if (note := unpack_evicted(content)) is not None:
                         self.evictions.take(note, record.sequence, number)
                     self.ends.reach_all(unpack_ends(content), number)
 
-    def try_adopt(self, number: int, record: Record) -> bool:
+    def try_adopt(self, record: Record) -> bool:
         """Adopt a segment. Return False if it is damaged, which is noted, or empty, or if there is no room.
 
         Raises:
@@ -143,18 +144,18 @@ class Adoption:
         """
         self.damaged = False
         try:
-            return self._adopt(number, record)
+            return self._adopt(record)
         except DamagedError as error:
-            self.damages.append(segment_damage(self.regions.regions[number].path, record, error))
+            self.damages.append(segment_damage(self.regions.regions[record.region].path, record, error))
             self.damaged = True
             return False
 
-    def _adopt(self, number: int, record: Record) -> bool:
+    def _adopt(self, record: Record) -> bool:
         log, index = self.log, self.log.index
         slot, row = divmod(record.id & LEAF_MASK, log.stride)
         if row or slot >= min(index.slots, self._max_slots):
             raise DamagedError(f"id {record.id}, expected that of a segment of {log.stride} steps")
-        data = self._segments.payload(number, record)
+        data = self._segments.payload(record)
         if record.kind != SEGMENT:
             data = self._ended(data)
             if not data:
@@ -174,7 +175,7 @@ class Adoption:
             (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
         }
         needed = {key: one for key, one in needed.items() if one}
-        offset = record.offset
+        number, offset = record.region, record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
             sequence = record.sequence if record.kind == SEGMENT else None
@@ -199,15 +200,15 @@ class Adoption:
         self.report.steps += header.steps
         return True
 
-    def open_rows(self, number: int, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
+    def open_rows(self, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
         """Return an open segment's rows, decoded; ``None``: it is damaged, which is noted."""
         try:
-            header, arrays = self._open_rows(self._segments.payload(number, record))
+            header, arrays = self._open_rows(self._segments.payload(record))
             self._segments.check_header(header, sealed=False)
             if header.context > self.log.spec.context:
                 raise DamagedError(f"{header.context} frames of context in an open segment")
         except DamagedError as error:
-            self.damages.append(segment_damage(self.regions.regions[number].path, record, error))
+            self.damages.append(segment_damage(self.regions.regions[record.region].path, record, error))
             return None, {}
         return header, arrays
 
@@ -282,9 +283,9 @@ class Adoption:
         return len(flags) if every is None else sparse_rows(flags, header.episode_step, every)
 
 
-def highest_slot(found: Found, stride: int) -> int:
+def highest_slot(found: Sequence[Record], stride: int) -> int:
     """Return the highest slot among the records' ids, within the bounds of a store; -1 without any."""
-    slots = ((record.id & LEAF_MASK) // stride for _, record in found if record.kind in (SEGMENT, TAIL))
+    slots = ((record.id & LEAF_MASK) // stride for record in found if record.kind in (SEGMENT, TAIL))
     end = max_slots(len(found))
     return max((slot for slot in slots if slot < end), default=-1)
 
@@ -303,8 +304,8 @@ def adopt_all(adoption: Adoption) -> Recovery:
     log = adoption.log
     latest = adoption.evictions.latest
     for versions in ranked(adoption.found, log.stride, adoption.evictions):
-        for number, record in versions:
-            if adoption.try_adopt(number, record):
+        for record in versions:
+            if adoption.try_adopt(record):
                 log.retention.add((record.id & LEAF_MASK) // log.stride, record.id)
                 break
             if not adoption.damaged:

@@ -146,14 +146,14 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     index.generation[: index.highest] = generation
     _open_lanes(adoption, state, opened)
     log.admission.fit_memory()
-    at = {record.id: (number, record) for number, record in found if record.kind == SEGMENT}
+    at = {record.id: record for record in found if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
     # The last to be evicted first: where memory is too small the others are not kept.
     for k in reversed(range(len(slots))):
         if int(ids[k]) not in at:
             report.damages.append(f"segment {ids[k]}: in no file of the checkpoint")
             continue
-        kept[k] = adoption.try_adopt(*at[int(ids[k])])
+        kept[k] = adoption.try_adopt(at[int(ids[k])])
         if kept[k] and last_flags[k] & TRUNCATED and log.sealed.truncate(int(slots[k])):
             adoption.broken.add(int(slots[k]))
         if adoption.full:
@@ -199,9 +199,9 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints) -> None
         return
     numbers = np.where(begins, 0, numbers)
     log.reopen_lanes(opened, steps, begins, numbers, shares, staged)
-    at = {record.id: (number, record) for number, record in adoption.found if record.kind == TAIL}
+    at = {record.id: record for record in adoption.found if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
-        header, arrays = adoption.open_rows(*at[id_]) if id_ in at else (None, {})
+        header, arrays = adoption.open_rows(at[id_]) if id_ in at else (None, {})
         first = int(steps[lane] - rows[lane])
         if header is not None and header.steps and not rows[lane]:
             header = None  # of rows that were flushed, and dropped with the episode that was broken off

@@ -23,9 +23,9 @@ from sharpwave.escaping import escaped
 from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import NoValuesError, curves_of
-from sharpwave.viewer.distributions import of_view
 from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, SORTS, Snapshot
 from sharpwave.viewer.overview import episode_row, field_rows, overview
+from sharpwave.viewer.priorities import distributions
 from sharpwave.viewer.watching import Watched
 
 TYPES = {
@@ -190,7 +190,7 @@ class Endpoints:
         if not snapshot.views:
             raise HTTPException(404, snapshot.trouble or "no checkpoint with a view was written yet")
         view = snapshot.views[_number(request, "view", len(snapshot.views) - 1)]
-        return _json(of_view(view, snapshot))
+        return _json(distributions(view, snapshot.survey))
 
     # shared by requests
 

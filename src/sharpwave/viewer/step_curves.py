@@ -12,7 +12,7 @@ from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.spec import Field
 from sharpwave.viewer.frame_pictures import is_picture
 from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapshot
-from sharpwave.viewer.priorities import episode_numbers
+from sharpwave.viewer.priorities import episode_numbers, numbers
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -114,12 +114,6 @@ def text_of(value: npt.NDArray[Any]) -> str:
     if len(flat) > MAX_VALUES:
         words.append(f"... {len(flat):,} numbers")
     return words[0] if np.ndim(value) == 0 else " ".join(words)
-
-
-def numbers(values: Floats) -> list[float | None]:
-    """Return numbers for JSON, with None for missing ones; six digits are more than a screen shows."""
-    finite = np.isfinite(values)
-    return [float(f"{one:.6g}") if ok else None for one, ok in zip(values.tolist(), finite.tolist(), strict=True)]
 
 
 def _of_views(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> list[tuple[str, str, Floats]]:
