@@ -103,11 +103,14 @@ class DiskBudget:
         self.unreadable: set[int] = set()
         self.noted_bytes: Callable[[int], int] = lambda number: 0
 
-    def evict_in_any_order(self) -> None:
-        """Prepare for regions that become half empty: make them smaller, and keep one free within the limit to copy
-        into."""
-        self.compacts = True
-        self.set_limit(self.limit_bytes, self._max_step_bytes)
+    def begin(self, compacts: bool, drops: bool) -> None:
+        """Prepare for regions that become half empty, by smaller regions and one free within the limit to copy into
+        (``compacts``); and for evicting segments when the disk is full (``drops``)."""
+        self.compacts, self.drops = compacts, drops
+        if compacts:
+            self.set_limit(self.limit_bytes, self._max_step_bytes)
+        if drops:
+            self.grow_regions()
 
     def set_limit(self, limit_bytes: int | None, max_step_bytes: int | None) -> None:
         """Change the limit; existing regions keep their size.  Raises: OSError."""
@@ -126,11 +129,6 @@ class DiskBudget:
         if self.limit_bytes is None or self.drops:
             self._regions.region_bytes = size
 
-    def drop_when_full(self) -> None:
-        """Prepare for evicting segments when the disk is full."""
-        self.drops = True
-        self.grow_regions()
-
     @property
     def reserve_bytes(self) -> int:
         """Disk space to hold for writes on a full disk that precede a file's deletion.
@@ -139,7 +137,7 @@ class DiskBudget:
         """
         return max(SPARE_BYTES, self._regions.region_bytes if self.compacts else 0)
 
-    def emptied(self, left_out: frozenset[int] = frozenset()) -> int | None:
+    def emptied(self, left_out: frozenset[int]) -> int | None:
         """Return a region so nearly empty that a copy of its records fits the disk space in reserve, or ``None``."""
         number = self.emptiest(FULL_SHARE, left_out)
         return None if number is None or self.needed_bytes(number) > self.reserve_bytes else number
@@ -226,7 +224,7 @@ class DiskBudget:
             found.append((nbytes / regions[number].allocated, number))
         return min(found, default=(0, None))[1]
 
-    def small_ones(self, left_out: frozenset[int] = frozenset()) -> list[int]:
+    def small_ones(self, left_out: frozenset[int]) -> list[int]:
         """Return small regions to merge into one, if there are many; otherwise none.
 
         Cost: O(regions).

@@ -125,10 +125,7 @@ class DiskTier:
             drops: whether segments are evicted when the disk is full.
         """
         self._claims, self.evictions = claims, Evictions(stride)
-        if not in_order:
-            self.budget.evict_in_any_order()
-        if drops:
-            self.budget.drop_when_full()
+        self.budget.begin(not in_order, drops)
 
     @property
     def folder(self) -> Path:

@@ -126,12 +126,6 @@ def seal_again(data: npt.NDArray[np.uint8]) -> None:
     data[-CHECKSUM.size :] = np.frombuffer(CHECKSUM.pack(zlib.crc32(data[: -CHECKSUM.size].data)), np.uint8)
 
 
-def begins_episode(packed: bytes) -> bool:
-    """Return whether the first step of a segment that this release sealed begins an episode."""
-    (offset,) = struct.unpack_from("<Q", packed, HEADER.size + COLUMN.size * FLAGS + COLUMN_OFFSET)
-    return bool(packed[offset] & START)
-
-
 def readdressed(packed: bytes, lane: int, first_step: int) -> bytes:
     """Return a segment's bytes with its steps in another lane, from its step ``first_step`` on.
 

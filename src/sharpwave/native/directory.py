@@ -153,8 +153,8 @@ def open_file(path: Path) -> int:
     return _opened(path, None, path, _READ)
 
 
-def read_file(path: Path, directory: Directory | None = None, max_bytes: int = -1) -> bytes:
-    """Return a regular file's content, or its first ``max_bytes`` bytes; found from ``directory``, if given.
+def read_file(path: Path, directory: Directory | None, max_bytes: int) -> bytes:
+    """Return the first ``max_bytes`` bytes of a regular file; found from ``directory``, if given.
 
     Raises: IrregularError; OSError.
     """

@@ -288,7 +288,7 @@ def _filled(
             with left.part() as part:
                 state = read_state(part.path / STATE, part)
             before, views = snapshot.checked(state.get("log"), settings.segment_steps), _numbered(state.get("views"))
-            log = _log(settings, disk, max(slots, snapshot.slots_needed(before)))
+            log = _log(settings, disk, max(slots, len(before["generation"])))
             adoption = Adoption(log, regions, records, damages, disk, writers_go_on=left.writers_go_on)
             return log, snapshot.restore(adoption, before), views
         except (*NO_STATE, OSError) as error:

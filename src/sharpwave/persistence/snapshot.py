@@ -116,11 +116,6 @@ def checked(state: Any, stride: int) -> dict[str, Any]:
     return state
 
 
-def slots_needed(state: dict[str, Any]) -> int:
-    """Return the number of slots in use."""
-    return len(state["generation"])
-
-
 def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     """Restore everything into the empty log: with a disk the segments stay there, otherwise they are read into memory.
 
