@@ -155,9 +155,7 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 def describe(found: Survey) -> dict[str, Any]:
     """Return everything known about the store, as JSON."""
-    from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL
-
-    described, steps = found.described, found.steps
+    described = found.described
     whole = [one for one in found.episodes if one.whole]
     ends = [one.end for one in found.episodes]
     taken = {
@@ -174,20 +172,10 @@ def describe(found: Survey) -> dict[str, Any]:
         }
         for name, codecs in found.packed.items()
     }
-    total = sum(one.header.nbytes for one in found.segments)
-    raw = steps * described.spec.step_bytes
-    lanes = []
-    for lane, chain in found.lanes.items():
-        lanes.append(
-            {
-                "lane": lane,
-                "segments": len(chain.segments),
-                "steps": sum(one.header.steps for one in chain.segments),
-                "first_step": chain.segments[0].header.first_step,
-                "last_step": chain.segments[-1].end - 1,
-                "gaps": [{"first_step": begin, "steps": end - begin} for begin, end in chain.gaps],
-            }
-        )
+    lanes = [
+        {"lane": lane, **chain.described(), "gaps": [{"first_step": a, "steps": b - a} for a, b in chain.gaps]}
+        for lane, chain in found.lanes.items()
+    ]
     return {
         "path": str(found.folder),
         "store": described.identity.store.hex(),
@@ -206,7 +194,7 @@ def describe(found: Survey) -> dict[str, Any]:
         "annotations": described.annotations.manifest().get("annotations", {"store": {}, "lanes": {}}),
         "segment_steps": described.segment_steps,
         "limits": described.limits,
-        "steps": steps,
+        "steps": found.steps,
         "segments": len(found.segments),
         "lanes": lanes,
         "episodes": {
@@ -216,27 +204,8 @@ def describe(found: Survey) -> dict[str, Any]:
             "length": spread([one.steps for one in whole]),
             "return": spread([one.total for one in whole]),
         },
-        "bytes": {
-            "segments": total,
-            "per_step": total / max(1, steps),
-            "raw": raw,
-            "ratio": raw / max(1, total),
-            "fields": taken,
-            "overhead": found.overhead_bytes,
-            "dictionaries": found.dictionary_bytes,
-            "files": sum(region.nbytes for region in found.regions),
-        },
-        "regions": [
-            {
-                "path": str(region.path),
-                "bytes": region.nbytes,
-                "used": region.used,
-                "segments": region.counts[SEGMENT],
-                "tails": region.counts[TAIL],
-                "dictionaries": region.counts[DICTIONARY],
-            }
-            for region in found.regions
-        ],
+        "bytes": found.sizes() | {"fields": taken},
+        "regions": [{"path": str(region.path), **region.described()} for region in found.regions],
         "damages": [damage_text(damage) for damage in found.damages],
     }
 

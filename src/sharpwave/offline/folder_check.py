@@ -117,7 +117,7 @@ def _check_lanes(folder: Path, scan: FolderScan, stride: int, result: Check) -> 
     lanes, result.superseded = chains(folder, scan.files, stride, result.damages)
     result.lanes = len(lanes)
     for lane, chain in lanes.items():
-        result.steps += sum(one.header.steps for one in chain.segments)
+        result.steps += chain.steps
         for one in chain.overlaps:
             first, last = one.header.first_step, one.end - 1
             what = f"segment {one.record.id}: steps {first:,} to {last:,} of lane {lane} are in another segment as well"

@@ -115,6 +115,16 @@ class Chain:
     gaps: list[tuple[int, int]]
     overlaps: list[Segment]
 
+    @property
+    def steps(self) -> int:
+        """Steps in the segments."""
+        return sum(one.header.steps for one in self.segments)
+
+    def described(self) -> dict[str, int]:
+        """Return the numbers of its segments and steps as JSON."""
+        first, last = self.segments[0].header.first_step, self.segments[-1].end - 1
+        return {"segments": len(self.segments), "steps": self.steps, "first_step": first, "last_step": last}
+
 
 # the folder
 
@@ -297,6 +307,11 @@ class FileScan:
     notes: list[tuple[Evicted, int]] = field(default_factory=list)
     torn: list[Damage] = field(default_factory=list)
     undecodable: list[Damage] = field(default_factory=list)
+
+    def described(self) -> dict[str, int | None]:
+        """Return the numbers of its bytes and records as JSON."""
+        kinds = {"segments": SEGMENT, "tails": TAIL, "dictionaries": DICTIONARY}
+        return {"bytes": self.nbytes, "used": self.used} | {name: self.counts[kind] for name, kind in kinds.items()}
 
     @property
     def damages(self) -> list[Damage]:

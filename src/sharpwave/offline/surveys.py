@@ -145,7 +145,21 @@ class Survey:
     @property
     def steps(self) -> int:
         """Steps in the segments that count."""
-        return sum(one.header.steps for one in self.segments)
+        return sum(chain.steps for chain in self.lanes.values())
+
+    def sizes(self) -> dict[str, float]:
+        """Return the bytes of the segments that count, encoded and raw, and of the files, as JSON."""
+        steps, total = self.steps, sum(one.header.nbytes for one in self.segments)
+        raw = steps * self.described.spec.step_bytes
+        return {
+            "segments": total,
+            "per_step": total / max(1, steps),
+            "raw": raw,
+            "ratio": raw / max(1, total),
+            "overhead": self.overhead_bytes,
+            "dictionaries": self.dictionary_bytes,
+            "files": sum(region.nbytes for region in self.regions),
+        }
 
     def read(
         self,

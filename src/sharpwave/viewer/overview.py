@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from sharpwave.escaping import escaped
-from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL
 from sharpwave.json_values import encode
 from sharpwave.viewer import frame_pictures
 from sharpwave.viewer.memory import Snapshot
@@ -30,9 +29,7 @@ def overview(one: Watched) -> dict[str, Any]:
 
 def _memory(snapshot: Snapshot) -> dict[str, Any]:
     survey = snapshot.survey
-    described, episodes, steps = survey.described, survey.episodes, survey.steps
-    total = sum(one.header.nbytes for one in survey.segments)
-    raw = steps * described.spec.step_bytes
+    described, episodes = survey.described, survey.episodes
     whole = snapshot.columns["whole"]
     returns, lengths = snapshot.columns["return"][whole], snapshot.columns["length"][whole]
     best = snapshot.order("return", True, whole=True)
@@ -40,7 +37,7 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
         "version": snapshot.number,
         "taken": snapshot.taken,
         "store": described.identity.store.hex(),
-        "steps": steps,
+        "steps": survey.steps,
         "segments": len(survey.segments),
         "segment_steps": described.segment_steps,
         "limits": described.limits,
@@ -55,25 +52,14 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
         "lanes": [
             {
                 "lane": lane,
-                "steps": sum(one.header.steps for one in chain.segments),
-                "first_step": chain.segments[0].header.first_step,
-                "last_step": chain.segments[-1].end - 1,
+                **chain.described(),
                 "missing": sum(end - begin for begin, end in chain.gaps),
                 "annotations": described.annotations.of(lane),
             }
             for lane, chain in list(survey.lanes.items())[:MAX_LANES]
         ],
         "lane_count": len(survey.lanes),
-        "bytes": {
-            "segments": total,
-            "raw": raw,
-            "per_step": total / max(1, steps),
-            "ratio": raw / max(1, total),
-            "overhead": survey.overhead_bytes,
-            "dictionaries": survey.dictionary_bytes,
-            "files": sum(one.nbytes for one in survey.regions),
-            "used": sum(one.used or 0 for one in survey.regions),
-        },
+        "bytes": survey.sizes() | {"used": sum(one.used or 0 for one in survey.regions)},
         "packed": [
             {
                 "name": escaped(name),
@@ -85,17 +71,7 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
             for name, codecs in list(survey.packed.items())[:MAX_FIELDS]
             for codec, packed in codecs.items()
         ],
-        "regions": [
-            {
-                "name": escaped(one.path.name),
-                "bytes": one.nbytes,
-                "used": one.used,
-                "segments": one.counts[SEGMENT],
-                "tails": one.counts[TAIL],
-                "dictionaries": one.counts[DICTIONARY],
-            }
-            for one in survey.regions[-MAX_REGIONS:]
-        ],
+        "regions": [{"name": escaped(one.path.name), **one.described()} for one in survey.regions[-MAX_REGIONS:]],
         "region_count": len(survey.regions),
         "damages": [
             escaped(f"{one.path.name}: byte {one.offset:,}: {one.what}")[:500] for one in survey.damages[:MAX_DAMAGES]
