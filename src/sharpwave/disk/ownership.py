@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import stat
 from pathlib import Path
@@ -15,7 +14,6 @@ from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read
 from sharpwave.errors import DamagedError
 from sharpwave.format.checkpoint_state import STATE
 from sharpwave.format.region import HEADER, Identity
-from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory, IrregularError, kind_of
 from sharpwave.native.file_operations import Files
 
@@ -38,11 +36,7 @@ def is_of(directory: Directory, name: str, store: bytes) -> bool:
 def header_of(directory: Directory, name: str) -> bytes:
     """Return a region file's header; empty if there is no such file, or it cannot be read."""
     try:
-        descriptor = directory.open_file(name)
-        try:
-            return descriptors.pread(descriptor, HEADER.size, 0)
-        finally:
-            os.close(descriptor)
+        return directory.read(name, HEADER.size)
     except OSError:
         return b""
 
@@ -59,26 +53,13 @@ def unfinished(directory: Directory, identity: Identity) -> list[str]:
 
 def mark(directory: Directory, name: str, content: dict[str, Any], files: Files) -> None:
     """Write a file that tells later processes the purpose of a folder.  Raises: OSError."""
-    descriptor = files.open(directory, name)
-    try:
-        files.pwrite(descriptor, json.dumps(content).encode(), 0)
-        files.fsync(descriptor)
-    except OSError:
-        with contextlib.suppress(OSError):
-            files.unlink(directory, name)
-        raise
-    finally:
-        os.close(descriptor)
+    files.create(directory, name, lambda descriptor: files.pwrite(descriptor, json.dumps(content).encode(), 0))
 
 
 def marked(directory: Directory, name: str) -> dict[str, Any]:
     """Read a file that ``mark`` wrote; return an empty dict if there is none."""
     try:
-        descriptor = directory.open_file(name)
-        try:
-            found = json.loads(descriptors.pread(descriptor, 4096, 0))
-        finally:
-            os.close(descriptor)
+        found = json.loads(directory.read(name, 4096))
     except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}

@@ -18,7 +18,7 @@ from typing import Any
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.format.segment_header import check_names
 from sharpwave.native import descriptors
-from sharpwave.native.directory import UNWRITABLE, Directory, IrregularError, read_file
+from sharpwave.native.directory import UNWRITABLE, Directory, IrregularError, open_file
 from sharpwave.native.file_operations import Files
 
 ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
@@ -198,7 +198,8 @@ def read_manifest(folder: Path | Directory) -> dict[str, Any]:
     directory = folder if isinstance(folder, Directory) else None
     path = (folder.path if isinstance(folder, Directory) else folder) / MANIFEST
     try:
-        content = read_file(path, directory, MANIFEST_BYTES + 1)
+        with os.fdopen(open_file(path, directory), "rb") as file:
+            content = file.read(MANIFEST_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise FileNotFoundError(f"{path.parent}: no store there: {MANIFEST} is missing") from error
     try:

@@ -52,12 +52,7 @@ class _Member(NamedTuple):
 
 def write_state(directory: Directory, name: str, tree: dict[str, Any], files: Files) -> None:
     """Write dicts and lists of arrays, numbers, strings and ``None`` to a new file, and sync.  Raises: OSError."""
-    descriptor = files.open(directory, name)
-    try:
-        write_tree(descriptor, tree)
-    finally:
-        os.close(descriptor)
-    files.sync(directory, name)
+    files.create(directory, name, lambda descriptor: write_tree(descriptor, tree))
 
 
 def read_state(path: Path, directory: Directory | None = None) -> dict[str, Any]:
@@ -70,7 +65,7 @@ def read_state(path: Path, directory: Directory | None = None) -> dict[str, Any]
         DamagedError: not a checkpoint's state, or damaged.  NewerVersionError.
         IrregularError: not a regular file.  OSError.
     """
-    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
+    descriptor = open_file(path, directory)
     try:
         return read_tree(descriptor)
     except DamagedError as error:

@@ -145,7 +145,7 @@ def read_region(
     descriptor = -1
     try:
         # Another process's file is never appended to.
-        descriptor = open_file(path) if directory is None else directory.open_file(path.name)
+        descriptor = open_file(path, directory)
         return _read_region(path, descriptor, identity, begin)
     except BaseException as error:
         size = os.fstat(descriptor).st_size if descriptor >= 0 else 0

@@ -137,6 +137,11 @@ class Directory:
         target, base = self.at(name)
         return _opened(target, base, self.path / name, _READ | (os.O_RDWR if writable else 0))
 
+    def read(self, name: str, max_bytes: int) -> bytes:
+        """Return the first ``max_bytes`` bytes of a regular file.  Raises: IrregularError; OSError."""
+        with os.fdopen(self.open_file(name), "rb") as file:
+            return file.read(max_bytes)
+
     def open_or_make(self, name: str) -> int:
         """Open a regular file for reading and writing; create it if absent.  Raises: IrregularError; OSError."""
         target, base = self.at(name)
@@ -148,19 +153,12 @@ class Directory:
         return found is not None and os.path.samestat(found, os.fstat(descriptor))
 
 
-def open_file(path: Path) -> int:
-    """Open the regular file at a path for reading.  Raises: IrregularError: not a regular file.  OSError."""
-    return _opened(path, None, path, _READ)
+def open_file(path: Path, directory: Directory | None = None) -> int:
+    """Open the regular file at a path for reading, found from ``directory``, if given.
 
-
-def read_file(path: Path, directory: Directory | None, max_bytes: int) -> bytes:
-    """Return the first ``max_bytes`` bytes of a regular file; found from ``directory``, if given.
-
-    Raises: IrregularError; OSError.
+    Raises: IrregularError: not a regular file.  OSError.
     """
-    descriptor = open_file(path) if directory is None else directory.open_file(path.name)
-    with os.fdopen(descriptor, "rb") as file:
-        return file.read(max_bytes)
+    return _opened(path, None, path, _READ) if directory is None else directory.open_file(path.name)
 
 
 def open_at(target: str | Path, flags: int, base: int | None) -> int:

@@ -148,14 +148,24 @@ class Files:
         if directory.descriptor >= 0:
             os.fsync(directory.descriptor)
 
+    def create(self, directory: Directory, name: str, write: Callable[[int], None]) -> None:
+        """Write a new file, by ``write`` to its descriptor, and sync it; after an error it is deleted again."""
+        descriptor = self.open(directory, name)
+        try:
+            write(descriptor)
+            self.fsync(descriptor)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.unlink(directory, name)
+            raise
+        finally:
+            os.close(descriptor)
+
     def replace(self, directory: Directory, name: str, partial: str, write: Callable[[int], None]) -> None:
         """Write a file atomically: as ``partial``, a name of this process only, synced, then renamed.
 
         A regular file ``partial`` was left by a crashed process, and is overwritten. Anything but a regular file under
         either name is an error.
-
-        Args:
-            write: writes the content to the descriptor of an empty file.
         """
         for one in (name, partial):
             found = directory.status(one)
@@ -163,13 +173,8 @@ class Files:
                 raise IrregularError(directory.path / one, found.st_mode)
             if one == partial and found is not None:
                 self.unlink(directory, partial)
-        descriptor = self.open(directory, partial)
+        self.create(directory, partial, write)
         try:
-            try:
-                write(descriptor)
-                self.fsync(descriptor)
-            finally:
-                os.close(descriptor)
             self.rename(directory, partial, directory, name)
         except OSError:
             with contextlib.suppress(OSError):

@@ -88,10 +88,10 @@ def _check_ours(path: Path) -> None:
 
 def _pack(folder: Directory, number: str, files: Files) -> None:
     """Write the archive of a checkpoint into its own folder, and sync it.  Raises: OSError."""
-    files.unlink(folder, _PACKED)
-    descriptor = files.open(folder, _PACKED)
-    with os.fdopen(descriptor, "w+b") as out:
+
+    def write(descriptor: int) -> None:
         with (
+            os.fdopen(descriptor, "w+b", closefd=False) as out,
             zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive,
             folder.directory(number) as part,
             part.directory(FOLDER) as regions,
@@ -101,8 +101,9 @@ def _pack(folder: Directory, number: str, files: Files) -> None:
                 _add(archive, f"{number}/{name}", part, name)
             for name in regions.names():
                 _add(archive, f"{number}/{FOLDER}/{name}", regions, name)
-        out.flush()
-        files.fsync(out.fileno())
+
+    files.unlink(folder, _PACKED)
+    files.create(folder, _PACKED, write)
 
 
 def _add(archive: zipfile.ZipFile, as_name: str, folder: Directory, name: str) -> None:
