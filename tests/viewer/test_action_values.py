@@ -30,9 +30,10 @@ from sharpwave.training import setup
 from sharpwave.training.folder import read_config
 from sharpwave.viewer import action_values
 from sharpwave.viewer.action_values import NoValuesError, Policy, ValuesOf
-from sharpwave.viewer.memory import Memory, Snapshot
 from sharpwave.viewer.rerun_export import export_rerun
+from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import find_sources
+from sharpwave.viewer.watching import Watched
 from tests.offline.written import SPEC, Writer, contents, fill
 from tests.viewer.runs import trained
 from tests.viewer.served import serving
@@ -55,8 +56,8 @@ def tmaze(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def read(run: Path) -> tuple[ValuesOf, Snapshot]:
     (source,) = find_sources([run])
-    memory = Memory(source)
-    memory.update()
+    memory = Watched(source)
+    memory.read()
     assert memory.snapshot is not None
     return ValuesOf(source), memory.snapshot
 
@@ -137,8 +138,8 @@ def test_observations_are_those_of_a_view(
                 terminated=bool(number % 2),
             )  # fmt: skip
         store.flush()
-        memory = Memory(find_sources([tmp_path / "store"])[0])
-        memory.update()
+        memory = Watched(find_sources([tmp_path / "store"])[0])
+        memory.read()
         assert memory.snapshot is not None and len(memory.snapshot.episodes) == len(lengths)
         for episode in memory.snapshot.episodes:
             parts = list(action_values.walked(memory.snapshot, episode))
@@ -289,11 +290,11 @@ import sys
 sys.modules["torch"] = None
 from pathlib import Path
 from sharpwave.viewer.action_values import NoValuesError, ValuesOf
-from sharpwave.viewer.memory import Memory
+from sharpwave.viewer.watching import Watched
 from sharpwave.viewer.sources import find_sources
 (source,) = find_sources([Path({str(cartpole)!r})])
-memory = Memory(source)
-memory.update()
+memory = Watched(source)
+memory.read()
 try:
     ValuesOf(source).compute(memory.snapshot, memory.snapshot.episodes[0])
 except NoValuesError as error:

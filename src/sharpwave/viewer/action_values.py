@@ -20,8 +20,8 @@ from sharpwave.extras import install
 from sharpwave.offline.surveys import EpisodeSpan
 from sharpwave.spec import Field
 from sharpwave.training.folder import LAST, steps_of
-from sharpwave.viewer.memory import Snapshot
 from sharpwave.viewer.priorities import numbers
+from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import ViewerSource, checkpoints
 from sharpwave.viewer.step_curves import MAX_POINTS, thinned
 

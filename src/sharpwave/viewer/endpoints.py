@@ -23,9 +23,9 @@ from sharpwave.escaping import escaped
 from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import NoValuesError, curves_of
-from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, SORTS, Snapshot
 from sharpwave.viewer.overview import episode_row, field_rows, overview
 from sharpwave.viewer.priorities import distributions
+from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, SORTS, Snapshot
 from sharpwave.viewer.watching import Watched
 
 TYPES = {
@@ -62,7 +62,7 @@ class Endpoints:
         return _json(self._told(number, one))
 
     def _told(self, number: int, one: Watched) -> dict[str, Any]:
-        snapshot, (done, total) = one.memory.snapshot, one.memory.progress
+        snapshot, (done, total) = one.snapshot, one.progress
         return {
             "id": number,
             "name": escaped(one.source.name),
@@ -202,14 +202,14 @@ class Endpoints:
 
     def _ready(self, request: Request) -> tuple[int, Watched]:
         number, one = self._source(request)
-        if one.memory.snapshot is None and not one.version:
+        if one.snapshot is None and not one.version:
             one.ask()
             one.wait(FIRST_WAIT_S)
         return number, one
 
     def _snapshot(self, request: Request) -> tuple[int, Watched, Snapshot]:
         number, one = self._ready(request)
-        if (snapshot := one.memory.snapshot) is None:
+        if (snapshot := one.snapshot) is None:
             reading = "the store is being read for the first time ..." if one.updating else "no steps are on disk yet"
             raise HTTPException(404, one.trouble or reading)
         return number, one, snapshot

@@ -11,7 +11,7 @@ import numpy as np
 from sharpwave.escaping import escaped
 from sharpwave.json_values import encode
 from sharpwave.viewer import frame_pictures
-from sharpwave.viewer.memory import Snapshot
+from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.watching import Watched
 
 MAX_DAMAGES, MAX_LANES, MAX_REGIONS, MAX_FIELDS = 50, 64, 100, 128
@@ -21,7 +21,7 @@ EXTREMES = 3
 
 def overview(one: Watched) -> dict[str, Any]:
     """Return all data of a source except its steps."""
-    snapshot = one.memory.snapshot
+    snapshot = one.snapshot
     log = one.log
     run = None if log is None else {"settings": log.settings(), "summary": log.summary()}
     return {"memory": None if snapshot is None else _memory(snapshot), "run": run}

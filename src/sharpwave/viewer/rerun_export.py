@@ -14,9 +14,10 @@ from sharpwave.errors import DamagedError
 from sharpwave.extras import install
 from sharpwave.training.atomic_files import replacing
 from sharpwave.viewer import frame_pictures, step_curves
-from sharpwave.viewer.action_values import ActionValues, NoValuesError, ValuesOf, curves_of
-from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Memory, Snapshot
+from sharpwave.viewer.action_values import ActionValues, NoValuesError, curves_of
+from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapshot
 from sharpwave.viewer.sources import opened_sources
+from sharpwave.viewer.watching import Watched
 
 FRAMES_AT_A_TIME = 256
 
@@ -42,16 +43,16 @@ def export_rerun(path: Path, out: Path, number: int | None, say: Callable[[str],
         folder = str(sources[0].path)
         if os.path.commonpath([out.absolute(), folder]) == folder:
             raise ValueError(f"--export: {str(out)!r} is in the shown folder, which is only read; give another")
-        memory = Memory(sources[0])
-        memory.update()
-        snapshot = memory.snapshot
+        watched = Watched(sources[0])
+        watched.read()
+        snapshot = watched.snapshot
         if snapshot is None or not snapshot.episodes:
             raise ValueError(f"--export: {str(path)!r} holds no episode yet")
         number = _chosen(snapshot, number)
         values = None
         try:
             if sources[0].run is not None:
-                values = ValuesOf(sources[0]).compute(snapshot, snapshot.episodes[number])
+                values = watched.values.compute(snapshot, snapshot.episodes[number])
         except NoValuesError as error:
             say(f"without Q-values: {error}")
         try:

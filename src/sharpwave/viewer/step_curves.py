@@ -11,8 +11,8 @@ from sharpwave.escaping import escaped
 from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.spec import Field
 from sharpwave.viewer.frame_pictures import is_picture
-from sharpwave.viewer.memory import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapshot
 from sharpwave.viewer.priorities import episode_numbers, numbers
+from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapshot
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -78,12 +78,11 @@ def number(value: Any) -> float:
 
 
 class TrainingLog:
-    """Log of the run in ``folder``. Any thread may call it."""
+    """Log of the run in ``folder``. Any thread may read it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
-        self._updating = threading.Lock()
         self._forget()
 
     def _forget(self) -> None:
@@ -94,11 +93,7 @@ class TrainingLog:
         self._waiting = b""
 
     def update(self) -> bool:
-        """Read lines added since the last call; return whether there are any."""
-        with self._updating:
-            return self._update()
-
-    def _update(self) -> bool:
+        """Read lines added since the last call; return whether there are any. One thread may call it at a time."""
         try:
             descriptor = os.open(self.folder / METRICS, os.O_RDONLY | NO_WAIT)
         except OSError:

@@ -7,14 +7,19 @@ import os
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
+from sharpwave.offline.scan import Progress, part_of
+from sharpwave.offline.surveys import Following, Survey
 from sharpwave.training.folder import METRICS, SUMMARY
 from sharpwave.viewer.action_values import ValuesOf
-from sharpwave.viewer.memory import Memory
+from sharpwave.viewer.priorities import ViewItems, read_views
+from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.sources import ViewerSource
 from sharpwave.viewer.training_log import TrainingLog
+from sharpwave.views.store_views import NO_STATE
 
 MIN_PAUSE_S = 2.0
 PAUSES = 20
@@ -29,12 +34,17 @@ class Watched:
     """Source and its data. It is updated only on request; a live source, on a thread of low priority.
 
     Attributes:
+        snapshot: newest contents of the replay memory; ``None``: not read yet, or the source is empty.
+        progress: bytes read, and in total, of a running update.
         trouble: why the memory cannot be read; "" if it can.
     """
 
     def __init__(self, source: ViewerSource) -> None:
         self.source = source
-        self.memory = Memory(source)
+        self.snapshot: Snapshot | None = None
+        self.progress = (0, 0)
+        self._following: Following | None = None
+        self._state: tuple[Any, ...] = ()
         self.values = ValuesOf(source)
         self.log = None if source.run is None else TrainingLog(source.run)
         self.trouble = ""
@@ -64,15 +74,47 @@ class Watched:
         """Read new data."""
         changed = self.log is not None and self.log.update()
         try:
-            changed |= self.memory.update()
+            changed |= self.read()
             trouble = ""
         except FileNotFoundError as error:  # such as of a checkpoint that was replaced meanwhile
-            trouble = str(error) if self.memory.snapshot is None else ""
+            trouble = str(error) if self.snapshot is None else ""
         except (OSError, DamagedError, NewerVersionError, ValueError, MemoryError) as error:
             trouble = str(error) or type(error).__name__
         changed |= trouble != self.trouble
         self.trouble = escaped(trouble)
         self.version += changed
+
+    def read(self) -> bool:
+        """Read new data of the replay memory; return whether there is any.
+
+        Raises:
+            OSError, DamagedError, NewerVersionError: the store cannot be read; the snapshot stays.
+        """
+        folder = self.source.store_folder()
+        if folder is None:
+            return False
+        same = self._following is not None and self._following.folder == folder
+        following = self._following if self._following is not None and same else Following(folder)
+        changed = following.update(self._start) or not same
+        self._following = following
+        state = self.source.state_folder()
+        mark: tuple[Any, ...] = (state, *_mark(state)) if state is not None else ()
+        if not changed and mark == self._state and self.snapshot is not None:
+            return False
+        views, trouble = _views(state, following.survey)
+        self._state = mark
+        number = 0 if self.snapshot is None else self.snapshot.number + 1
+        when = float(mark[1]) if len(mark) > 1 else None
+        self.snapshot = Snapshot(number, time.time(), following.survey, views, when, trouble)
+        return True
+
+    def _start(self, total: int) -> Progress:
+        self.progress = (0, total)
+
+        def advance(nbytes: int) -> None:
+            self.progress = (self.progress[0] + nbytes, total)
+
+        return advance
 
     def _run(self) -> None:
         if self.live():
@@ -92,9 +134,8 @@ class Watched:
         if saved or (run is not None and (run / SUMMARY).exists()):
             return False
         paths = [] if run is None else [run / METRICS]
-        snapshot = self.memory.snapshot
-        if snapshot is not None:
-            paths += [one.path for one in snapshot.survey.regions[-1:]]
+        if self.snapshot is not None:
+            paths += [one.path for one in self.snapshot.survey.regions[-1:]]
         return any(time.time() - _modified(path) < LIVE_S for path in paths)
 
 
@@ -103,3 +144,23 @@ def _modified(path: Path) -> float:
         return path.stat().st_mtime
     except OSError:
         return 0.0
+
+
+def _views(state: Path | None, survey: Survey) -> tuple[list[ViewItems], str]:
+    """Return a checkpoint's views, those with priorities first, and why they cannot be read."""
+    if state is None:
+        return [], ""
+    try:
+        views = read_views(state, survey)
+    except (OSError, DamagedError, NewerVersionError, MemoryError, *NO_STATE) as error:
+        return [], f"the checkpoint's priorities cannot be read: {error}"
+    return sorted(views, key=lambda one: one.priority is None), ""
+
+
+def _mark(folder: Path) -> tuple[float, ...]:
+    """Return a checkpoint's time, and its part's number."""
+    try:
+        part = part_of(folder)
+        return (folder / "store.json").stat().st_mtime, float(part.stat().st_ino)
+    except OSError:
+        return ()

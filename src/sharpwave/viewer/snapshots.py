@@ -1,26 +1,19 @@
-"""Contents of a source's replay memory, kept up to date: episodes, their steps, and their priorities."""
+"""Contents of a source's replay memory at one moment: episodes, their order, their steps, and their priorities."""
 
 from __future__ import annotations
 
-import threading
-import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.errors import DamagedError, NewerVersionError
-from sharpwave.offline.scan import part_of
-from sharpwave.offline.surveys import EpisodeSpan, Following, Stretch, Survey
-from sharpwave.viewer.priorities import ViewItems, read_views
-from sharpwave.viewer.sources import ViewerSource
-from sharpwave.views.store_views import NO_STATE
+from sharpwave.offline.surveys import EpisodeSpan, Stretch, Survey
+from sharpwave.viewer.priorities import ViewItems
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -130,77 +123,3 @@ class Snapshot:
         for number, one in enumerate(self.episodes):
             lanes.setdefault(one.lane, []).append((one.first_step, number))
         return {lane: sorted(found) for lane, found in lanes.items()}
-
-
-class Memory:
-    """Replay memory of a source. Any thread may call it; one at a time updates.
-
-    Attributes:
-        progress: bytes read, and in total, of a running update.
-    """
-
-    def __init__(self, source: ViewerSource) -> None:
-        self.source = source
-        self.progress = (0, 0)
-        self._following: Following | None = None
-        self._snapshot: Snapshot | None = None
-        self._state: tuple[Any, ...] = ()
-        self._updating = threading.Lock()
-
-    @property
-    def snapshot(self) -> Snapshot | None:
-        """Newest snapshot; ``None``: not read yet, or the source is empty."""
-        return self._snapshot
-
-    def update(self) -> bool:
-        """Read new data; return whether there is any.
-
-        Raises:
-            OSError, DamagedError, NewerVersionError: the store cannot be read; the snapshot stays.
-        """
-        with self._updating:
-            folder = self.source.store_folder()
-            if folder is None:
-                return False
-            if self._following is None or self._following.folder != folder:
-                following = Following(folder)
-            else:
-                following = self._following
-            changed = following.update(self._start) or following is not self._following
-            self._following = following
-            state = self.source.state_folder()
-            mark: tuple[Any, ...] = (state, *_mark(state)) if state is not None else ()
-            if not changed and mark == self._state and self._snapshot is not None:
-                return False
-            views, trouble = self._views(state, following)
-            self._state = mark
-            number = 0 if self._snapshot is None else self._snapshot.number + 1
-            when = float(mark[1]) if len(mark) > 1 else None
-            self._snapshot = Snapshot(number, time.time(), following.survey, views, when, trouble)
-            return True
-
-    def _start(self, total: int) -> Any:
-        self.progress = (0, total)
-
-        def advance(nbytes: int) -> None:
-            self.progress = (self.progress[0] + nbytes, total)
-
-        return advance
-
-    def _views(self, state: Path | None, following: Following) -> tuple[list[ViewItems], str]:
-        if state is None:
-            return [], ""
-        try:
-            views = read_views(state, following.survey)
-        except (OSError, DamagedError, NewerVersionError, MemoryError, *NO_STATE) as error:
-            return [], f"the checkpoint's priorities cannot be read: {error}"
-        return sorted(views, key=lambda one: one.priority is None), ""
-
-
-def _mark(folder: Path) -> tuple[float, ...]:
-    """Return a checkpoint's time, and its part's number."""
-    try:
-        part = part_of(folder)
-        return (folder / "store.json").stat().st_mtime, float(part.stat().st_ino)
-    except OSError:
-        return ()
