@@ -26,7 +26,7 @@ from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
-from sharpwave.persistence.checkpoint_file import folder_to_open, is_file_name, save_file
+from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, save_file
 from sharpwave.persistence.lifetime import (
     Life,
     check_same,
@@ -257,7 +257,8 @@ class Store:
             check_same(now, found._settings, there, is_open=True)
             found._log.boundaries.strict = bool(strict)
             return found
-        with folder_to_open(checked_folder("open", path), target) as folder, Left.read(folder, target) as left:
+        given_path = checked_folder("open", path)
+        with folder_of(given_path, target, to_open=True) as folder, Left.read(folder, target) as left:
             left.writers_go_on = bool(writers_go_on)
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
             store = cls.__new__(cls)

@@ -217,7 +217,8 @@ class DiskTier:
                 raise
             # Without any reserve a full disk takes the notes only after the files are deleted. A crash in between loses
             # no held step: some evicted steps would return.
-            self._note_later(numbers)
+            self.evictions.pending.update(dict.fromkeys(self._told_by(numbers).tolist()))
+            self._ends_due = True
         self.regions.sync()  # replacements of their records are on disk before they are deleted
         for number in numbers:
             self.regions.delete(number)
@@ -225,11 +226,6 @@ class DiskTier:
         if self._ends_due:
             with contextlib.suppress(OSError):  # retried before the next record
                 self.note(always=True)
-
-    def _note_later(self, numbers: list[int]) -> None:
-        """Prepare the next note to repeat the content of notes in regions ``numbers``, which are being deleted."""
-        self.evictions.pending.update(dict.fromkeys(self._told_by(numbers).tolist()))
-        self._ends_due = True
 
     def _told_by(self, numbers: list[int]) -> npt.NDArray[np.int64]:
         """Return the ids of evicted segments that only notes in regions ``numbers`` record.

@@ -188,12 +188,9 @@ def _unlinked(directory: Directory, store: bytes | None) -> list[str]:
         names = regions.names()
         if not names or store is None or marked(directory, OPENING).get("store") != store.hex():
             return names
-        return [name for name in names if not (_REGION.fullmatch(name) and _is_linked(regions, name, store))]
-
-
-def _is_linked(regions: Directory, name: str, store: bytes) -> bool:
-    header = header_of(regions, name)
-    return regions.is_file(name) and (header[40:56] == store or not any(header))
+        ours = {name for name in names if _REGION.fullmatch(name) and regions.is_file(name)}
+        headers = {name: header_of(regions, name) for name in ours}
+        return [name for name in names if name not in ours or (any(headers[name]) and headers[name][40:56] != store)]
 
 
 def check_apart(path: Path) -> None:

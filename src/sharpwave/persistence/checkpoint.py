@@ -53,11 +53,13 @@ def save(
 
     Raises:
         OSError: a full or failing disk; the checkpoint that was there before stays.
-        FileExistsError: the folder holds a store that is no checkpoint.  StoreInUseError: it is in use.
+        FileExistsError: the folder holds, or lies in, a store that is no checkpoint.  StoreInUseError: it is in use.
     """
     with lock:
         log.check_open()
-    _check_place(folder, log)
+    if log.disk is not None and folder.exists() and log.disk.directory.is_at(folder):
+        raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
+    check_apart(folder)
     with files.make_folder(folder) as directory, Hold(directory, wait_s=WAIT_S) as hold:
         before = _manifest(directory)
         remove_partial_manifests(directory, files)
@@ -84,13 +86,6 @@ def save(
                 remove_part(directory, str(before["checkpoint"]), before["store"], files, named=True)
         then(directory)
     _trim()
-
-
-def _check_place(folder: Path, log: StepLog) -> None:
-    """Check the folder of a checkpoint.  Raises: FileExistsError: it is the store's own, or lies in one."""
-    if log.disk is not None and folder.exists() and log.disk.directory.is_at(folder):
-        raise FileExistsError(f"checkpoint: {folder} is the store's own folder; give another one")
-    check_apart(folder)
 
 
 def _write_part(

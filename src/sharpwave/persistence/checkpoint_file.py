@@ -15,7 +15,6 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any
 
 from sharpwave.disk.ownership import MARK, remove_part
 from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, MANIFEST_BYTES, Hold, read_manifest
@@ -112,28 +111,16 @@ def _add(archive: zipfile.ZipFile, as_name: str, folder: Directory, name: str) -
 
 
 @contextlib.contextmanager
-def folder_to_open(path: Path, disk: Path | None) -> Iterator[Path]:
-    """Provide ``folder_of`` a path to open a store from, on disk in the folder ``disk``, or in memory.
-
-    Raises: ValueError: the file is of a store on disk, and ``disk`` is not given.  As ``folder_of``.
-    """
-    with folder_of(path, disk) as folder:
-        if folder != path and disk is None and read_manifest(folder).get("on_disk"):
-            raise ValueError(
-                f"open: {path} is of a store on disk, whose files go to a folder; give disk=, a new or empty one"
-            )
-        yield folder
-
-
-@contextlib.contextmanager
-def folder_of(path: Path, disk: Path | None = None) -> Iterator[Path]:
+def folder_of(path: Path, disk: Path | None = None, *, to_open: bool = False) -> Iterator[Path]:
     """Provide the folder of a checkpoint: ``path`` itself, or the content of a file, unpacked for the duration.
 
     Args:
         disk: the unpacked files lie beside this folder; default: beside the file, or if that folder is not writable, in
             the system's temporary folder.
+        to_open: a store is opened from it, on disk in the folder ``disk``, or in memory.
 
     Raises:
+        ValueError: the file is of a store on disk, and ``disk`` is not given.
         FileNotFoundError, DamagedError: the file is no checkpoint.
         OSError: no room, or a failing disk.
     """
@@ -145,6 +132,10 @@ def folder_of(path: Path, disk: Path | None = None) -> Iterator[Path]:
         if disk is not None:
             beside.mkdir(parents=True, exist_ok=True)
         with _unpacked(archive, path, beside) as folder:
+            if to_open and disk is None and read_manifest(folder).get("on_disk"):
+                raise ValueError(
+                    f"open: {path} is of a store on disk, whose files go to a folder; give disk=, a new or empty one"
+                )
             yield folder
 
 
@@ -200,17 +191,12 @@ def _unpacked(archive: zipfile.ZipFile, path: Path, beside: Path) -> Iterator[Pa
                 target = folder / entry.filename
                 try:
                     with archive.open(entry) as source, target.open("xb") as out:
-                        _copy(source, out)
+                        shutil.copyfileobj(source, out, COPIED)
                 except (zipfile.BadZipFile, EOFError) as error:
                     raise DamagedError(f"{path}: {entry.filename}: {error}; nothing was opened") from error
             yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _copy(source: IO[bytes], out: Any) -> None:
-    while content := source.read(COPIED):
-        out.write(content)
 
 
 def _remove_remains(beside: Path, prefix: str) -> None:

@@ -17,7 +17,7 @@ from sharpwave.format.annotations import MAX_STORE_BYTES, Annotations
 from sharpwave.format.segment_header import required_names
 from sharpwave.memory.segment_layout import default_stride, max_segment_bytes
 from sharpwave.sampling.ordered import Fifo
-from sharpwave.sampling.retention import LowestPriority, Reservoir, Retention
+from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.spec import Spec
 from sharpwave.validation import check_capacity, parse_bytes
 
@@ -163,18 +163,11 @@ class Settings:
                 on_disk=on_disk,
                 on_full=manifest.get("on_full"),
                 codec=codecs,
-                retention=_retention(retention),
+                retention=RETENTIONS[retention["kind"]](**{k: v for k, v in retention.items() if k != "kind"}),
                 **whole,
             )
         except (TypeError, ValueError, OverflowError) as error:
             raise DamagedError(f"{folder}: store.json is not what a store writes ({error}); put back a copy") from error
-
-
-def _retention(described: dict[str, Any]) -> Retention:
-    """Return a new retention.  Raises: ValueError, TypeError: not the settings of one."""
-    settings = dict(described)
-    made: Retention = RETENTIONS[settings.pop("kind")](**settings)
-    return made
 
 
 def checked_limits(capacity: Any, ram: Any, disk_limit: Any, on_disk: bool) -> dict[str, int | None]:

@@ -161,7 +161,8 @@ def _priorities(sampler: Mapping[str, Any], state: Mapping[str, Any], items: int
         if values is None or not isinstance(alpha, float) or not 0 < alpha <= 1:
             return None, None
         with np.errstate(over="ignore", invalid="ignore"):
-            return _padded(np.where(values > 0, np.maximum(values, 0) ** (1 / alpha), 0.0), items), largest
+            raw = np.where(values > 0, np.maximum(values, 0) ** (1 / alpha), 0.0)
+        return np.pad(raw, (0, max(0, items - len(raw)))), largest
     if kind == RankPrioritized.__name__:
         heap, priorities = _array(state.get("heap"), np.int64), _array(state.get("priorities"), np.float64)
         if heap is None or priorities is None or len(heap) != len(priorities):
@@ -179,10 +180,6 @@ def _settings_of(sampler: Mapping[str, Any]) -> Mapping[str, Any]:
         [_dict(one[1]) for one in parts if isinstance(one, list) and len(one) == 2] if isinstance(parts, list) else []
     )
     return next((one for one in inner if "eps" in one), sampler)
-
-
-def _padded(values: Floats, items: int) -> Floats:
-    return np.pad(values, (0, max(0, items - len(values))))
 
 
 def _dict(value: Any) -> dict[str, Any]:
