@@ -104,11 +104,6 @@ class Left:
         return self.directory.path
 
     @property
-    def described(self) -> dict[str, Any]:
-        """Contents of ``store.json`` but for its format and its checksum."""
-        return {name: value for name, value in self.manifest.items() if name not in ("format", "checksum")}
-
-    @property
     def identity(self) -> Identity:
         """Identity of the region files."""
         return Identity(bytes.fromhex(self.manifest["store"]), self.manifest["schema"])
@@ -232,7 +227,7 @@ def _check_target(folder: Directory, left: Left | None) -> None:
 def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
     with contextlib.ExitStack() as stack:
         if disk is not None:
-            disk.described = left.described
+            disk.described = {name: said for name, said in left.manifest.items() if name not in ("format", "checksum")}
             if left.checkpoint:
                 left.link(disk, files)
             regions = disk.regions
