@@ -103,33 +103,6 @@ def last_line(command: Sequence[str], name: str) -> Any:
     return json.loads(ran.stdout.splitlines()[-1])
 
 
-KINDS = {  # by their command lines
-    "sharpwave.serve.process": "shard", "ray::RayShard": "shard", "multiprocessing.spawn": "actor",
-    "sharpwave.cli train": "learner", "--on-ray": "learner",
-}  # fmt: skip
-
-
-def descendants(process: int) -> Iterator[int]:
-    """Yield the processes that a process has started, and those that they have."""
-    for task in Path(f"/proc/{process}/task").glob("*/children"):
-        children: list[str] = []
-        with contextlib.suppress(OSError):  # it has ended
-            children = task.read_text().split()
-        for child in map(int, children):
-            yield child
-            yield from descendants(child)
-
-
-def of_kinds() -> Iterator[tuple[int, str]]:
-    """Yield the learners, actors and shards that this process has started, each with its kind."""
-    for process in descendants(os.getpid()):
-        with contextlib.suppress(OSError):  # it has ended
-            line = Path(f"/proc/{process}/cmdline").read_text().replace("\0", " ")
-            kind = next((kind for part, kind in KINDS.items() if part in line), None)
-            if kind is not None:
-                yield process, kind
-
-
 def processor_s(process: int) -> float:
     """Return the seconds of processors that a process took so far; 0: it has ended."""
     try:

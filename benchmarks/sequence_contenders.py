@@ -7,8 +7,6 @@ and the recurrent state of the first step.
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -225,24 +223,14 @@ class Ring(Contender):
 class TorchRL(Contender):
     """Contender TorchRL: ``SliceSampler`` over a storage of [time, lanes]; slices that lie in one episode.
 
-    Args:
-        mapped: keep the steps in memory-mapped files.
-        state: store each step's recurrent state: all steps of a slice have the same fields.
+    Each step has its recurrent state, as all steps of a slice have the same fields.
     """
 
-    def __init__(self, mapped: bool = False, state: bool = True) -> None:
-        self.mapped, self.state = mapped, state
-        self.folder: str | None = None
-
     def build(self, recording: PlayedSteps, steps: int) -> None:
-        from torchrl.data import LazyMemmapStorage, LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
+        from torchrl.data import LazyTensorStorage, SliceSampler, TensorDictReplayBuffer
 
         self.lanes = recording.lanes
-        if self.mapped:
-            self.folder = tempfile.mkdtemp(prefix="sharpwave-bench-")
-            storage: Any = LazyMemmapStorage(steps, scratch_dir=self.folder, ndim=2)
-        else:
-            storage = LazyTensorStorage(steps, ndim=2)
+        storage = LazyTensorStorage(steps, ndim=2)
         # cache_values: trajectory boundaries are looked for again after a write only.
         sampler = SliceSampler(
             slice_len=WINDOW, end_key="done", cache_values=True, strict_length=True, truncated_key=None, init_key=None
@@ -267,9 +255,8 @@ class TorchRL(Contender):
             "action": [step.number for step in steps],
             "reward": [step.reward for step in steps],
             "done": [step.terminated[:, None] for step in steps],
+            "state": [step.state for step in steps],
         }
-        if self.state:
-            columns["state"] = [step.state for step in steps]
         tensors = {name: torch.from_numpy(np.stack(arrays)) for name, arrays in columns.items()}
         return TensorDict(tensors, batch_size=[len(steps), self.lanes])
 
@@ -283,26 +270,15 @@ class TorchRL(Contender):
         obs, action = (
             sampled[name].reshape(-1, WINDOW, *sampled[name].shape[1:]).numpy() for name in ("obs", "action")
         )
-        if self.state:
-            state = sampled["state"].reshape(-1, WINDOW, *STATE)[:, 0].numpy()
-        else:
-            state = np.empty((0, *STATE), np.float32)
+        state = sampled["state"].reshape(-1, WINDOW, *STATE)[:, 0].numpy()
         return Seen(obs[:, :STEPS], action[:, :STEPS], np.ones((len(obs), STEPS), np.bool_), state)
-
-    def close(self) -> None:
-        if self.folder:
-            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Flashbax(Contender):
     """Contender Flashbax: the trajectory buffer, jitted, on the processor. Its windows cross the ends of episodes.
 
-    Args:
-        state: store each step's recurrent state: all steps of a window have the same fields.
+    Each step has its recurrent state, as all steps of a window have the same fields.
     """
-
-    def __init__(self, state: bool = True) -> None:
-        self.state = state
 
     def build(self, recording: PlayedSteps, steps: int) -> None:
         import flashbax
@@ -315,9 +291,8 @@ class Flashbax(Contender):
         step = {
             "obs": jnp.zeros(recording.frame_shape, jnp.uint8), "action": jnp.zeros((), jnp.int32),
             "reward": jnp.zeros((), jnp.float32), "terminated": jnp.zeros((), jnp.bool_),
+            "state": jnp.zeros(STATE, jnp.float32),
         }  # fmt: skip
-        if self.state:
-            step["state"] = jnp.zeros(STATE, jnp.float32)
         buffer = self._buffer(flashbax, 1)
         self.memory: Any = jax.jit(buffer.init)(step)
         self._add = jax.jit(buffer.add, donate_argnums=0)
@@ -341,10 +316,8 @@ class Flashbax(Contender):
     def item(self, step: Step) -> Any:
         columns: dict[str, Any] = {
             "obs": step.obs, "action": step.number.astype(np.int32), "reward": step.reward,
-            "terminated": step.terminated,
+            "terminated": step.terminated, "state": step.state,
         }  # fmt: skip
-        if self.state:
-            columns["state"] = step.state
         return {name: array[:, None] for name, array in columns.items()}
 
     def add(self, item: Any) -> None:
@@ -360,7 +333,7 @@ class Flashbax(Contender):
 
     def seen(self, sampled: Any) -> Seen:
         obs, number = np.asarray(sampled["obs"])[:, :STEPS], np.asarray(sampled["action"])[:, :STEPS]
-        state = np.asarray(sampled["state"])[:, 0] if self.state else np.empty((0, *STATE), np.float32)
+        state = np.asarray(sampled["state"])[:, 0]
         return Seen(obs, number, np.ones(number.shape, np.bool_), state)
 
 

@@ -66,10 +66,7 @@ CONTENDERS: dict[str, Callable[[], Contender]] = {
     "sharpwave raw": partial(Sharpwave, "raw"),
     "numpy ring": Ring,
     "TorchRL": TorchRL,
-    "TorchRL, no state": partial(TorchRL, state=False),
-    "TorchRL memmap": partial(TorchRL, mapped=True),
     "Flashbax": Flashbax,
-    "Flashbax, no state": partial(Flashbax, state=False),
     "Reverb": Reverb,
 }
 BATCHES = (64, 16)
@@ -80,8 +77,6 @@ DRAINED = 4
 """Batches taken before the clock starts, some of which were prepared earlier."""
 IDLE_S = 0.002
 OURS, PEERS = "sharpwave", ("TorchRL", "Flashbax", "Reverb")
-STATELESS = "no state"
-"""Contenders with this in their names lack the recurrent states, and are not compared with."""
 WORKER = "--worker"
 
 
@@ -268,7 +263,7 @@ def make(name: str, folder: Path, steps: int) -> Any:
 
 def fastest_peer(results: Results, what: str) -> str | None:
     """Return the library that hands out the most windows a second with everything in them."""
-    names = [name for name in results["contenders"] if name.startswith(PEERS) and STATELESS not in name]
+    names = [name for name in results["contenders"] if name.startswith(PEERS)]
     return max(names, key=lambda name: rate(results, name, what), default=None)
 
 
@@ -330,14 +325,14 @@ def show(results: Results) -> None:
         shares = ", ".join(
             f"1/{bytes_a_step(results, name) / each:.0f} of {name}"
             for name, entry in results["contenders"].items()
-            if name.startswith(PEERS) and STATELESS not in name and entry["fill"]["bytes"] > 0
+            if name.startswith(PEERS) and entry["fill"]["bytes"] > 0
         )
         console.print(f"{large['steps'] / 1e6:g}M steps: {large['bytes'] / 1e6:,.0f} MB, {each:,.0f} a step: {shares}")
 
 
 def figure(results: Results, path: Path) -> None:
     """Draw bars by contender: windows sampled a second at both batch sizes, and bytes a step."""
-    shown, where = [row for row in rows(results) if STATELESS not in row[0]], results["environment"]
+    shown, where = rows(results), results["environment"]
     panels = {
         f"windows a second, batch {batch}": [rate(results, name, f"{how} {batch}") for _, name, how in shown]
         for batch in BATCHES

@@ -20,8 +20,7 @@ import numpy as np
 from runner import memory
 
 import sharpwave as sw
-from faults.account import LANES, PATIENCE_S, Account, audit, wrong
-from faults.homes import Home
+from faults.homes import LANES, PATIENCE_S, Account, Home, audit, wrong
 from sharpwave.bench.measured import private_bytes
 from sharpwave.serve.addresses import UNIX, Address
 from sharpwave.serve.wire import HEADER
@@ -247,7 +246,7 @@ class Group:
 
     def doomed(self, *arguments: str, stops: bool = False) -> list[str]:
         """Run another writer or learner, stop it for a while if it ``stops``, and kill it; return what it said."""
-        command = [sys.executable, str(HERE / "account.py"), *arguments]
+        command = [sys.executable, str(HERE / "homes.py"), *arguments]
         lines: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None

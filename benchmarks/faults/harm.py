@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 import sharpwave as sw
-from faults.account import Account, audit, wrong
 from faults.group import STOPPED_S, Group
-from faults.homes import BACK_S, Here, OnRay, Served, Started
+from faults.homes import BACK_S, Account, Here, OnRay, Served, Started, audit, wrong
 from faults.training import TrainingGroup
 
 SHARDS = 2

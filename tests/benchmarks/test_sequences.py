@@ -95,7 +95,6 @@ def results():
         "contenders": {
             "sharpwave auto": contender(22_000, 30, prioritized=15),
             "Flashbax": contender(1_200_000, 10, wrong=0.25),
-            "Flashbax, no state": contender(700_000, 20),
             "Reverb": contender(190_000, 1),
         },
         "limit": {"64": [5000.0], "16": [6000.0]},
