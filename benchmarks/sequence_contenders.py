@@ -7,17 +7,16 @@ and the recurrent state of the first step.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 import sharpwave as sw
-from sharpwave.bench.contenders import times
+from sharpwave.bench.contenders import Contender, times
 from sharpwave.bench.played import PlayedSteps
 
 BURN_IN, LENGTH, STRIDE, N_STEP, GAMMA = 40, 80, 40, 5, 0.997
@@ -28,9 +27,6 @@ STATE = (2, 512)
 ALPHA, BETA = 0.9, 0.6
 STATES = 4093
 """Different recurrent states: a prime, so that the segments of a store do not repeat one another."""
-
-BLOCK = 64
-"""Times of all lanes that TorchRL is filled with at once."""
 
 Array = npt.NDArray[Any]
 
@@ -57,45 +53,15 @@ class Seen:
     state: Array
 
 
-class Contender(ABC):
-    """Replay memory of a library in one configuration. Timed methods do only what a user's code would do."""
-
-    @abstractmethod
-    def build(self, recording: PlayedSteps, steps: int) -> None:
-        """Make an empty buffer for ``steps`` steps like those of ``recording``."""
-
-    @abstractmethod
-    def item(self, step: Step) -> Any:
-        """Convert a step to the argument of ``add``, outside the clock."""
-
-    @abstractmethod
-    def add(self, item: Any) -> None:
-        """Add a step of all lanes."""
-
-    @abstractmethod
-    def sample(self, batch: int) -> Any:
-        """Return a uniform batch of windows, all of it in memory."""
-
-    @abstractmethod
-    def seen(self, sampled: Any) -> Seen:
-        """Convert what ``sample`` returned, for checking."""
-
-    def fill(self, steps: Iterable[Step]) -> None:
-        """Add ``steps``, outside the clock."""
-        for step in steps:
-            self.add(self.item(step))
-
-    def close(self) -> None:  # noqa: B027
-        """Release what would outlive the process."""
-
-
+@functools.cache
 def recurrent_states() -> npt.NDArray[np.float32]:
     """Return made-up recurrent states [STATES, *STATE], which no codec compresses much."""
     return np.tanh(np.random.default_rng(0).standard_normal((STATES, *STATE), np.float32))
 
 
-def play(recording: PlayedSteps, states: npt.NDArray[np.float32], begin: int, end: int) -> Iterator[Step]:
+def play(recording: PlayedSteps, begin: int, end: int) -> Iterator[Step]:
     """Yield all lanes' steps of ``begin <= t < end``."""
+    states = recurrent_states()
     for start, stop, number in times(recording, begin, end):
         obs = np.array(recording.obs[start:stop])
         for i, t in enumerate(range(start, stop)):
@@ -110,7 +76,22 @@ def play(recording: PlayedSteps, states: npt.NDArray[np.float32], begin: int, en
             )
 
 
-class Sharpwave(Contender):
+class Windows(Contender):
+    """Replay memory of windows, whose items are each made of a step of all lanes. Peers' are not prioritized."""
+
+    def items(self, recording: PlayedSteps, begin: int, end: int) -> Iterator[Any]:
+        """Yield the item of each step."""
+        return map(self.item, play(recording, begin, end))
+
+    def item(self, step: Step) -> Any:
+        """Convert a step to the argument of ``add``."""
+        return step
+
+    def prioritize(self, fill: Callable[[], None]) -> bool:
+        return False
+
+
+class Sharpwave(Windows):
     """Contender ``sharpwave.Store.sequences``: padded windows at both ends of an episode, among the others."""
 
     def __init__(self, codec: str) -> None:
@@ -146,6 +127,9 @@ class Sharpwave(Contender):
     def sample(self, batch: int) -> Any:
         return self.uniform.sample(batch)
 
+    def prioritize(self, fill: Callable[[], None]) -> bool:
+        return True
+
     def sample_prioritized(self, batch: int, td_error: Array) -> Any:
         """Return a prioritized batch, its priorities updated with ``td_error`` [B, LENGTH]."""
         sampled = self.prioritized.sample(batch)
@@ -159,7 +143,7 @@ class Sharpwave(Contender):
         self.store.close()
 
 
-class Ring(Contender):
+class Ring(Windows):
     """Contender numpy: a ring of raw frames, copied into memory that every batch of its size shares.
 
     A lane's first steps are written once more behind its last ones, so that each window lies in one piece; it is copied
@@ -178,9 +162,6 @@ class Ring(Contender):
         self.added = 0
         self.rng = np.random.default_rng(0)
         self.batches: dict[int, list[Array]] = {}
-
-    def item(self, step: Step) -> Any:
-        return step
 
     def add(self, item: Any) -> None:
         t = self.added % self.size
@@ -220,7 +201,7 @@ class Ring(Contender):
         return Seen(obs[:, :STEPS], action[:, :STEPS], np.ones((len(obs), STEPS), np.bool_), state)
 
 
-class TorchRL(Contender):
+class TorchRL(Windows):
     """Contender TorchRL: ``SliceSampler`` over a storage of [time, lanes]; slices that lie in one episode.
 
     Each step has its recurrent state, as all steps of a slice have the same fields.
@@ -238,27 +219,15 @@ class TorchRL(Contender):
         self.buffer: Any = TensorDictReplayBuffer(storage=storage, sampler=sampler, dim_extend=0)
 
     def item(self, step: Step) -> Any:
-        return self._items([step])
-
-    def fill(self, steps: Iterable[Step]) -> None:
-        """Add ``steps`` in blocks, as each call takes milliseconds."""
-        left = iter(steps)
-        while block := list(islice(left, BLOCK)):
-            self.add(self._items(block))
-
-    def _items(self, steps: list[Step]) -> Any:
         import torch
         from tensordict import TensorDict
 
-        columns: dict[str, list[Any]] = {
-            "obs": [step.obs for step in steps],
-            "action": [step.number for step in steps],
-            "reward": [step.reward for step in steps],
-            "done": [step.terminated[:, None] for step in steps],
-            "state": [step.state for step in steps],
-        }
-        tensors = {name: torch.from_numpy(np.stack(arrays)) for name, arrays in columns.items()}
-        return TensorDict(tensors, batch_size=[len(steps), self.lanes])
+        columns: dict[str, Any] = {
+            "obs": step.obs, "action": step.number, "reward": step.reward, "done": step.terminated[:, None],
+            "state": step.state,
+        }  # fmt: skip
+        tensors = {name: torch.from_numpy(np.array(array))[None] for name, array in columns.items()}
+        return TensorDict(tensors, batch_size=[1, self.lanes])
 
     def add(self, item: Any) -> None:
         self.buffer.extend(item)
@@ -274,7 +243,7 @@ class TorchRL(Contender):
         return Seen(obs[:, :STEPS], action[:, :STEPS], np.ones((len(obs), STEPS), np.bool_), state)
 
 
-class Flashbax(Contender):
+class Flashbax(Windows):
     """Contender Flashbax: the trajectory buffer, jitted, on the processor. Its windows cross the ends of episodes.
 
     Each step has its recurrent state, as all steps of a window have the same fields.
@@ -337,7 +306,7 @@ class Flashbax(Contender):
         return Seen(obs, number, np.ones(number.shape, np.bool_), state)
 
 
-class Reverb(Contender):
+class Reverb(Windows):
     """Contender Reverb: overlapping items of whole windows, written by a ``TrajectoryWriter`` a lane, in this process.
 
     Its chunks are compressed. A state is stored for the first step of each window only.
@@ -365,9 +334,6 @@ class Reverb(Contender):
         self.writers = [client.trajectory_writer(num_keep_alive_refs=WINDOW) for _ in range(recording.lanes)]
         self.written = [0] * recording.lanes
         self.batches: dict[int, Iterator[Any]] = {}
-
-    def item(self, step: Step) -> Any:
-        return step
 
     def add(self, item: Any) -> None:
         for lane, writer in enumerate(self.writers):

@@ -34,21 +34,20 @@ from sequence_contenders import (
     STEPS,
     STRIDE,
     WINDOW,
-    Contender,
     Flashbax,
     Reverb,
     Ring,
     Sharpwave,
     TorchRL,
-    play,
+    Windows,
     recurrent_states,
 )  # fmt: skip
 
+from sharpwave.bench import measured
 from sharpwave.bench import played as recordings
 from sharpwave.bench.contenders import installed
 from sharpwave.bench.machine import AnsweringChild, cores, environment
-from sharpwave.bench.measured import Limit, private_bytes, timed
-from sharpwave.bench.played import PlayedSteps
+from sharpwave.bench.measured import Limit
 from sharpwave.bench.report import ratios
 from sharpwave.bench.session import measure_round
 
@@ -61,7 +60,7 @@ FRAMES = 500_000
 """Steps to play; a store of more repeats them."""
 
 
-CONTENDERS: dict[str, Callable[[], Contender]] = {
+CONTENDERS: dict[str, Callable[[], Windows]] = {
     "sharpwave auto": partial(Sharpwave, "auto"),
     "sharpwave raw": partial(Sharpwave, "raw"),
     "numpy ring": Ring,
@@ -70,9 +69,6 @@ CONTENDERS: dict[str, Callable[[], Contender]] = {
     "Reverb": Reverb,
 }
 BATCHES = (64, 16)
-MAX_ADDED_TIMES = 1000
-"""Times of all lanes that adding is timed with."""
-WARM_TIMES = 600
 DRAINED = 4
 """Batches taken before the clock starts, some of which were prepared earlier."""
 IDLE_S = 0.002
@@ -159,72 +155,28 @@ def chosen(arguments: argparse.Namespace) -> list[str]:
     return names
 
 
-class Bench:
-    """Benchmark of a contender, filled from a recording."""
+class Bench(measured.Bench):
+    """Benchmark of a contender whose memory counts without any batch."""
 
-    def __init__(self, make: Callable[[], Contender], recording: PlayedSteps) -> None:
-        self.make, self.recording = make, recording
-        self.states = recurrent_states()
+    large = BATCHES[0]
 
     def fill(self, steps: int) -> dict[str, Any]:
-        """Fill the contender; ``bytes`` is the growth of the process without any batch's memory."""
-        lanes = self.recording.lanes
-        self.contender = self.make()  # import, compile and start threads, whose memory is not the buffer's
-        self._add_all(WARM_TIMES * lanes)
-        self._sample_each()
-        self.contender.close()
-        del self.contender
-        before = private_bytes()
-        self.contender = self.make()
-        begin = time.perf_counter()
-        self._add_all(steps)
-        answer: dict[str, Any] = {"steps": steps, "fill_s": time.perf_counter() - begin}
-        answer["bytes"] = private_bytes() - before
-        answer["prioritized"] = isinstance(self.contender, Sharpwave)
-        self._sample_each()
-        answer["bytes_with_batches"] = private_bytes() - before
-        if isinstance(self.contender, Sharpwave):
-            answer["windows"] = len(self.contender.uniform)
-        answer["wrong"] = self._wrong()
-        times = min(MAX_ADDED_TIMES, self.recording.times)
-        self.items = [self.contender.item(step) for step in play(self.recording, self.states, 0, times)]
-        self.at = 0
+        """Fill the contender; ``bytes`` is the growth of the process."""
+        answer = super().fill(steps)
+        answer["bytes"] = answer["filled_bytes"]
         return answer
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
         """Return calls per second and processor time per call; ``rows`` is the number of steps or windows of one."""
-        contender = self.contender
-        if what == "add":
-            return timed(self._add_next, seconds) | {"rows": self.recording.lanes}
-        for _ in range(DRAINED):
-            contender.sample(batch)
-        if what == "uniform":
-            answer = timed(lambda: contender.sample(batch), seconds)
-        else:
-            assert isinstance(contender, Sharpwave)
-            errors = np.random.default_rng(0).exponential(size=(batch, LENGTH))
-            answer = timed(lambda: contender.sample_prioritized(batch, errors), seconds)
-        _wait_until_idle()
-        return answer | {"rows": batch}
-
-    def _add_next(self) -> None:
-        self.contender.add(self.items[self.at])
-        self.at = (self.at + 1) % len(self.items)
-
-    def _add_all(self, steps: int) -> None:
-        """Build the contender and add ``steps``, playing the recording again from its beginning as often as needed."""
-        self.contender.build(self.recording, steps)
-        times = steps // self.recording.lanes
-        while times:
-            part = min(times, self.recording.times)
-            self.contender.fill(play(self.recording, self.states, 0, part))
-            times -= part
-
-    def _sample_each(self) -> None:
-        for batch in BATCHES:
+        for _ in range(DRAINED if batch else 0):
             self.contender.sample(batch)
-            if isinstance(self.contender, Sharpwave):
-                self.contender.sample_prioritized(batch, np.ones((batch, LENGTH)))
+        answer = super().measure(what, batch, seconds)
+        _wait_until_idle()
+        return answer
+
+    def errors(self, batch: int) -> Any:
+        """Return TD errors of the steps of a batch's windows."""
+        return np.random.default_rng(0).exponential(size=(batch, LENGTH))
 
     def _wrong(self) -> dict[str, float]:
         """Return the shares of sampled windows that are not consecutive steps of one episode, of observations that are
@@ -239,8 +191,7 @@ class Bench:
             whole = np.array_equal(number, number[0] + lanes * np.arange(len(number)))
             crossed += not whole or recording.start[t[-1], lane] > t[0]
             frames += int((seen.obs[i][mask] != recording.obs[t, number % lanes]).any(axis=(1, 2)).sum())
-            if len(seen.state):
-                states += not np.array_equal(seen.state[i], self.states[number[0] % STATES])
+            states += not np.array_equal(seen.state[i], recurrent_states()[number[0] % STATES])
         count = len(seen.number)
         return {"windows": crossed / count, "frames": frames / int(seen.mask.sum()), "states": states / count}
 

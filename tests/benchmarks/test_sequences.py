@@ -8,8 +8,9 @@ import pytest
 import runner
 import sequences
 from rich.console import Console
-from sequence_contenders import STATES, Ring, Sharpwave, play
+from sequence_contenders import Ring, Sharpwave, play, recurrent_states
 
+from sharpwave.bench import measured
 from sharpwave.bench import played as recordings
 from sharpwave.bench.measured import private_bytes
 
@@ -36,12 +37,12 @@ def recording(tmp_path_factory):
 @pytest.mark.parametrize("make", [lambda: Sharpwave("auto"), Ring], ids=["Sharpwave", "Ring"])
 @pytest.mark.parametrize("steps", [8 * TIMES, 8 * 300])
 def test_contenders_hand_out_windows_of_what_was_played(recording, make, steps, monkeypatch):
-    monkeypatch.setattr(sequences, "WARM_TIMES", 300)
+    monkeypatch.setattr(measured, "MAX_WARM_TIMES", 300)
     bench = sequences.Bench(make, recording)
     filled = bench.fill(steps)
     assert filled["wrong"] == {"windows": 0, "frames": 0, "states": 0}
-    measured = [("add", 0), ("uniform", 16)] + [("prioritized", 16)] * isinstance(bench.contender, Sharpwave)
-    for what, batch in measured:
+    whats = [("add", 0), ("uniform", 16)] + [("prioritized", 16)] * filled["prioritized"]
+    for what, batch in whats:
         answer = bench.measure(what, batch, 0.01)
         assert answer["calls"] > 0 and answer["rows"] == (batch or recordings.LANES)
     bench.contender.close()
@@ -58,6 +59,7 @@ def test_memory_that_is_filled_counts_as_growth():
 def test_a_window_that_crosses_an_end_or_has_another_state_is_counted(recording, monkeypatch):
     bench = sequences.Bench(Ring, recording)
     bench.contender = ring = Ring()
+    ring.build(recording, 8 * TIMES)
     bench._add_all(8 * TIMES)
     monkeypatch.setattr(ring, "_begins", lambda batch: ([0] * batch, [255] * batch))
     ring.state += 1
@@ -65,14 +67,13 @@ def test_a_window_that_crosses_an_end_or_has_another_state_is_counted(recording,
 
 
 def test_steps_tell_their_numbers_states_and_final_observations(recording):
-    states = np.arange(STATES, dtype=np.float32)
-    steps = list(play(recording, states, 259, 261))
+    steps = list(play(recording, 259, 261))
     assert [step.number.tolist() for step in steps] == [list(range(2072, 2080)), list(range(2080, 2088))]
-    assert steps[0].state.tolist() == list(range(2072, 2080)) and np.all(steps[0].final_obs == 255)
+    assert np.array_equal(steps[0].state, recurrent_states()[2072:2080]) and np.all(steps[0].final_obs == 255)
     assert steps[0].terminated.all() and steps[1].final_obs is None
 
 
-def measured(calls, cpu_us=1000.0, rows=64):
+def rounds_of(calls, cpu_us=1000.0, rows=64):
     return [{"calls": calls, "rows": rows, "cpu_us": cpu_us}] * 3
 
 
@@ -83,9 +84,13 @@ def filled(nbytes, wrong=0.0):
 @pytest.fixture
 def results():
     def contender(nbytes, calls, prioritized=None, wrong=0.0):
-        rounds = {"add": measured(9, rows=8), "uniform 64": measured(calls), "uniform 16": measured(4 * calls, rows=16)}
+        rounds = {
+            "add": rounds_of(9, rows=8),
+            "uniform 64": rounds_of(calls),
+            "uniform 16": rounds_of(4 * calls, rows=16),
+        }
         if prioritized:
-            rounds |= {"prioritized 64": measured(prioritized), "prioritized 16": measured(prioritized, rows=16)}
+            rounds |= {"prioritized 64": rounds_of(prioritized), "prioritized 16": rounds_of(prioritized, rows=16)}
         return {"fill": filled(nbytes, wrong), "rounds": rounds}
 
     return {

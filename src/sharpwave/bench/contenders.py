@@ -42,16 +42,19 @@ class Contender(ABC):
         """Yield arguments of ``add`` for all lanes' steps of ``begin <= t < end``."""
 
     @abstractmethod
+    def seen(self, sampled: Any) -> Any:
+        """Convert what ``sample`` returned, for checking."""
+
     def empty(self, prioritized: bool) -> Any:
         """Return an empty buffer; ``None``: the library has no such one."""
+        return None
 
-    @abstractmethod
     def sample_prioritized(self, batch: int, td_error: Array) -> Any:
         """Return a prioritized batch, its priorities updated."""
+        raise NotImplementedError
 
-    @abstractmethod
-    def seen(self, sampled: Any) -> Sampled:
-        """Convert what ``sample`` returned, for checking."""
+    def close(self) -> None:  # noqa: B027
+        """Release what would outlive the process."""
 
     def build(self, recording: PlayedSteps, steps: int) -> None:
         """Make an empty buffer for ``steps`` steps like those of ``recording``."""
@@ -169,9 +172,6 @@ class SB3(Contender):
 
     def add(self, item: Any) -> None:
         self.buffer.add(*item)
-
-    def sample_prioritized(self, batch: int, td_error: Array) -> Any:
-        raise NotImplementedError
 
     def seen(self, sampled: Any) -> Sampled:
         arrays = (sampled.observations, sampled.next_observations, sampled.actions[:, 0])

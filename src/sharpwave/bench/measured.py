@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.bench.contenders import SETUPS, Contender, Sharpwave
+from sharpwave.bench.contenders import SETUPS, Array, Contender, Sharpwave
 from sharpwave.bench.machine import answer, available_bytes, cores
 from sharpwave.bench.played import PlayedSteps, read
 from sharpwave.native import core
@@ -102,7 +102,13 @@ def timed(call: Callable[[], Any], seconds: float) -> dict[str, float]:
 
 
 class Bench:
-    """Benchmark of a contender, filled from a recording."""
+    """Benchmark of a contender, filled from a recording.
+
+    Attributes:
+        large: size of a large batch, whose memory counts as the contender's.
+    """
+
+    large = 256
 
     def __init__(self, make: Callable[[], Contender], recording: PlayedSteps) -> None:
         self.make, self.recording = make, recording
@@ -121,7 +127,7 @@ class Bench:
         filled["filled_bytes"] = private_bytes() - before
         if isinstance(contender, Sharpwave):
             # Includes the sampler's tree over every step, and the memory of its batches.
-            contender.sample_prioritized(256, np.ones(256))
+            contender.sample_prioritized(self.large, self.errors(self.large))
             filled["stats"] = contender.store.stats()
         filled["bytes"] = private_bytes() - before
         filled["prioritized"] = contender.prioritize(lambda: self._add_all(steps))
@@ -142,9 +148,13 @@ class Bench:
         if what == "uniform":
             found = timed(lambda: contender.sample(batch), seconds)
         else:
-            errors = np.random.default_rng(0).exponential(size=batch)
+            errors = self.errors(batch)
             found = timed(lambda: contender.sample_prioritized(batch, errors), seconds)
         return found | {"rows": batch}
+
+    def errors(self, batch: int) -> Array:
+        """Return TD errors of a batch."""
+        return np.random.default_rng(0).exponential(size=batch)
 
     def _add_next(self) -> None:
         self.contender.add(self.items[self.at])
@@ -165,10 +175,11 @@ class Bench:
         steps = min(MAX_WARM_TIMES, self.recording.times) * self.recording.lanes
         self.contender.build(self.recording, steps)
         self._add_all(steps)
-        self.contender.sample(256)
-        self.contender.sample(256)
+        self.contender.sample(self.large)
+        self.contender.sample(self.large)
         if self.contender.prioritize(lambda: self._add_all(steps)):
-            self.contender.sample_prioritized(256, np.ones(256))
+            self.contender.sample_prioritized(self.large, self.errors(self.large))
+        self.contender.close()
         self.contender = contender
 
     def _wrong(self) -> dict[str, float]:
