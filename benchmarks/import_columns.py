@@ -22,11 +22,6 @@ DAMAGES: dict[str, Callable[[Data], Any]] = {"": lambda data: None}
 """Damage of the arrays; it may return a function that damages the file's bytes."""
 
 
-def damage(change: Callable[[Data], Any]) -> Callable[[Data], Any]:
-    DAMAGES[change.__name__.replace("_", " ").strip()] = change
-    return change
-
-
 def without(data: Data, *names: str) -> None:
     for name in names:
         del data[name]
@@ -131,69 +126,31 @@ put("terminal within an episode", "terminals", 10, True)
 put("timeout within an episode", "timeouts", 10, True)
 
 
-@damage
-def rewards_of_two(data: Data) -> None:
-    data["rewards"] = np.stack([data["rewards"]] * 2, 1)
+def moved(name: str, rows: int) -> Callable[[Data], Any]:
+    """Return a damage that moves a column by some rows."""
+    return lambda data: data.update({name: np.roll(data[name], rows, axis=0)})
 
 
-@damage
-def no_timeouts(data: Data) -> None:
-    without(data, "timeouts")
+def scaled(factor: float) -> Callable[[Data], Any]:
+    """Return a damage that scales the next observations."""
+    return lambda data: data.update(next_observations=data["next_observations"] * np.float32(factor))
 
 
-@damage
-def no_next_observations(data: Data) -> None:
-    without(data, "next_observations")
-
-
-@damage
-def nothing_says_where_truncated_ones_end(data: Data) -> None:
-    unmarked(data)
-
-
-@damage
-def rounded_next_observations(data: Data) -> None:
-    data["next_observations"] *= np.float32(1 + 2e-7)
-
-
-@damage
-def next_observations_off_by_a_thousandth(data: Data) -> None:
-    data["next_observations"] *= np.float32(1.001)
-
-
-@damage
-def next_observations_are_the_observations(data: Data) -> None:
-    data["next_observations"] = data["observations"].copy()
-
-
-@damage
-def next_observations_a_row_early(data: Data) -> None:
-    data["next_observations"] = np.roll(data["next_observations"], -1, axis=0)
-
-
-@damage
-def zeros_of_another_sign(data: Data) -> None:
-    data["zero"] = -np.zeros(COUNT)
-
-
-@damage
-def timeouts_a_row_early(data: Data) -> None:
-    data["timeouts"] = np.roll(data["timeouts"], -1)
-
-
-@damage
-def timeouts_a_row_late(data: Data) -> None:
-    data["timeouts"] = np.roll(data["timeouts"], 1)
-
-
-@damage
-def terminals_a_row_early(data: Data) -> None:
-    data["terminals"] = np.roll(data["terminals"], -1)
-
-
-@damage
-def terminals_a_row_late(data: Data) -> None:
-    data["terminals"] = np.roll(data["terminals"], 1)
+DAMAGES |= {
+    "rewards of two": lambda data: data.update(rewards=np.stack([data["rewards"]] * 2, 1)),
+    "no timeouts": lambda data: without(data, "timeouts"),
+    "no next observations": lambda data: without(data, "next_observations"),
+    "nothing says where truncated ones end": unmarked,
+    "rounded next observations": scaled(1 + 2e-7),
+    "next observations off by a thousandth": scaled(1.001),
+    "next observations are the observations": lambda data: data.update(next_observations=data["observations"].copy()),
+    "next observations a row early": moved("next_observations", -1),
+    "zeros of another sign": lambda data: data.update(zero=-np.zeros(COUNT)),
+    "timeouts a row early": moved("timeouts", -1),
+    "timeouts a row late": moved("timeouts", 1),
+    "terminals a row early": moved("terminals", -1),
+    "terminals a row late": moved("terminals", 1),
+}
 
 
 def rows(data: Data, which: Any) -> None:
@@ -236,92 +193,42 @@ chosen("two rows swapped", np.r_[0:10, 11, 10, 12:COUNT], step=STEP)
 chosen("no rows", slice(0, 0))
 
 
-@damage
-def a_text_a_step(data: Data) -> None:
-    data["mission"] = np.array(["go"] * COUNT, "S2")
+def instead(name: str, *removed: str, **arrays: Any) -> None:
+    """Add a damage: arrays in place of all that says where truncated episodes end, and of the removed ones."""
+
+    def change(data: Data) -> None:
+        unmarked(data)
+        without(data, *removed)
+        data.update(arrays)
+
+    DAMAGES[name] = change
 
 
-@damage
-def further_field_of_other_length(data: Data) -> None:
-    data["infos/qpos"] = np.zeros(3)
+instead("dones only", "terminals", dones=END)
+instead("dones that contradict terminals", dones=END & (EPISODE < 3))
+instead("dones true everywhere", dones=np.ones(COUNT, bool))
+instead("is first a row late", is_first=np.roll(STEP == 0, 1))
+instead("steps that contradict episodes", step=STEP, episode=np.minimum(EPISODE, 4))
+instead("step of the whole run", step=np.arange(COUNT), episode=EPISODE)
+instead("step of the whole run only", step=np.arange(COUNT))
 
 
-@damage
-def two_names_of_terminals(data: Data) -> None:
-    data["terminated"] = data["terminals"]
+def in_dict(data: Data, after: str) -> None:
+    """Name the observations as parts of a dict, and the next ones as its part ``after``."""
+    data["observations/state"] = data.pop("observations")
+    data[f"next_observations/{after}"] = data.pop("next_observations")
 
 
-@damage
-def two_names_of_timeouts(data: Data) -> None:
-    data["truncated"] = data["timeouts"]
-
-
-@damage
-def dones_only(data: Data) -> None:
-    unmarked(data)
-    without(data, "terminals")
-    data["dones"] = END
-
-
-@damage
-def dones_and_timeouts(data: Data) -> None:
-    without(data, "terminals")
-    data["dones"] = END
-
-
-@damage
-def dones_that_contradict_terminals(data: Data) -> None:
-    unmarked(data)
-    data["dones"] = END & (EPISODE < 3)
-
-
-@damage
-def dones_true_everywhere(data: Data) -> None:
-    unmarked(data)
-    data["dones"] = np.ones(COUNT, bool)
-
-
-@damage
-def is_first_a_row_late(data: Data) -> None:
-    unmarked(data)
-    data["is_first"] = np.roll(STEP == 0, 1)
-
-
-@damage
-def steps_that_contradict_episodes(data: Data) -> None:
-    unmarked(data)
-    data["step"], data["episode"] = STEP, np.minimum(EPISODE, 4)
-
-
-@damage
-def step_of_the_whole_run(data: Data) -> None:
-    unmarked(data)
-    data["step"], data["episode"] = np.arange(COUNT), EPISODE
-
-
-@damage
-def step_of_the_whole_run_only(data: Data) -> None:
-    unmarked(data)
-    data["step"] = np.arange(COUNT)
-
-
-@damage
-def observations_in_a_dict(data: Data) -> None:
-    for name in ("observations", "next_observations"):
-        data[f"{name}/state"] = data.pop(name)
-
-
-@damage
-def next_observations_of_another_key(data: Data) -> None:
-    data["observations/state"], data["next_observations/other"] = (
-        data.pop("observations"),
-        data.pop("next_observations"),
-    )
-
-
-@damage
-def next_observations_of_another_width(data: Data) -> None:
-    data["next_observations"] = data["next_observations"][:, :2]
+DAMAGES |= {
+    "a text a step": lambda data: data.update(mission=np.array(["go"] * COUNT, "S2")),
+    "further field of other length": lambda data: data.update({"infos/qpos": np.zeros(3)}),
+    "two names of terminals": lambda data: data.update(terminated=data["terminals"]),
+    "two names of timeouts": lambda data: data.update(truncated=data["timeouts"]),
+    "dones and timeouts": lambda data: (without(data, "terminals"), data.update(dones=END)),
+    "observations in a dict": lambda data: in_dict(data, "state"),
+    "next observations of another key": lambda data: in_dict(data, "other"),
+    "next observations of another width": lambda data: data.update(next_observations=data["next_observations"][:, :2]),
+}
 
 
 def cut(label: str, change: Callable[[bytes], bytes]) -> None:
@@ -356,7 +263,7 @@ def written(
     data = arrays_of(episodes)
     after = change(data)
     save(path, data)
-    if after is not None:
+    if callable(after):
         path.write_bytes(after(path.read_bytes()))
     return f"{path.suffix[1:]}:{path}"
 

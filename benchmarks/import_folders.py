@@ -26,17 +26,6 @@ HIT = 3
 """Number of the episode that is damaged; it has 7 steps and was truncated."""
 
 
-class Damages(dict[str, Change]):
-    """Damages by name; ``add`` names one by its function."""
-
-    def __init__(self) -> None:
-        super().__init__({"": lambda data: None})
-
-    def add(self, change: Change) -> Change:
-        self[change.__name__.replace("_", " ").strip()] = change
-        return change
-
-
 def cut(path: Path, share: float) -> None:
     content = path.read_bytes()
     path.write_bytes(content[: int(share * len(content))])
@@ -93,7 +82,7 @@ def of_files(change: Change) -> Change:
     return changed
 
 
-MINARI = Damages()
+MINARI: dict[str, Change] = {"": lambda data: None}
 
 
 def put(name: str, values: Callable[[Any], Any], number: int = HIT) -> Change:
@@ -134,53 +123,28 @@ MINARI["mission of numbers"] = put("observations/mission", lambda x: np.arange(l
 MINARI["mission short"] = put("observations/mission", lambda x: x[:-1])
 
 
-@MINARI.add
-def an_episode_is_missing(file: Any) -> None:
+def with_another(file: Any, other: Any) -> None:
+    """Put something in the place of the episode."""
     del file[f"episode_{HIT}"]
+    file[f"episode_{HIT}"] = other
 
 
-@MINARI.add
-def the_last_episode_is_missing(file: Any) -> None:
-    del file[f"episode_{len(LENGTHS) - 1}"]
-
-
-@MINARI.add
-def the_first_episode_is_missing(file: Any) -> None:
-    del file["episode_0"]
-
-
-@MINARI.add
-def an_episode_comes_twice(file: Any) -> None:
-    del file["episode_5"]
-    file.copy("episode_3", "episode_5")
-
-
-@MINARI.add
-def an_episode_more(file: Any) -> None:
-    file.copy("episode_3", "episode_6")
-
-
-@MINARI.add
-def episodes_in_another_order(file: Any) -> None:
+def swapped(file: Any) -> None:
     for old, new in (("episode_3", "x"), ("episode_1", "episode_3"), ("x", "episode_1")):
         file.move(old, new)
 
 
-@MINARI.add
-def an_episode_is_an_array(file: Any) -> None:
-    del file[f"episode_{HIT}"]
-    file[f"episode_{HIT}"] = np.zeros(3)
-
-
-@MINARI.add
-def an_episode_is_a_link(file: Any) -> None:
-    del file[f"episode_{HIT}"]
-    file[f"episode_{HIT}"] = h5py.SoftLink("/episode_1")
-
-
-@MINARI.add
-def an_episode_of_another_number(file: Any) -> None:
-    file[f"episode_{HIT}"].attrs["id"] = 9
+MINARI |= {
+    "an episode is missing": lambda file: file.__delitem__(f"episode_{HIT}"),
+    "the last episode is missing": lambda file: file.__delitem__(f"episode_{len(LENGTHS) - 1}"),
+    "the first episode is missing": lambda file: file.__delitem__("episode_0"),
+    "an episode comes twice": lambda file: (file.__delitem__("episode_5"), file.copy("episode_3", "episode_5")),
+    "an episode more": lambda file: file.copy("episode_3", "episode_6"),
+    "episodes in another order": swapped,
+    "an episode is an array": lambda file: with_another(file, np.zeros(3)),
+    "an episode is a link": lambda file: with_another(file, h5py.SoftLink("/episode_1")),
+    "an episode of another number": lambda file: file[f"episode_{HIT}"].attrs.__setitem__("id", 9),
+}
 
 
 def said(**changes: Any) -> Change:
@@ -305,7 +269,7 @@ def lerobot(version: str) -> Callable[[Path, list[Episode], Change], str]:
     return write
 
 
-LEROBOT = Damages()
+LEROBOT: dict[str, Change] = {"": lambda data: None}
 
 
 def rewrite(column: str, change: Callable[[list[Any], np.ndarray[Any, Any]], None], kind: Any = None) -> Change:
@@ -517,7 +481,7 @@ def write_rlds(folder: Path, episodes: list[Episode], change: Change) -> str:
     return f"rlds:{folder / '1.0.0'}"
 
 
-RLDS = Damages()
+RLDS: dict[str, Change] = {"": lambda data: None}
 
 
 def values(key: str, change: Callable[[Any], Any], every: bool = False) -> Change:
@@ -653,7 +617,7 @@ class Groups:
         self.groups[HIT] = group.take(np.arange(len(group))[which])
 
 
-PARQUET = Damages()
+PARQUET: dict[str, Change] = {"": lambda data: None}
 
 
 def at(row: int, value: Any) -> Callable[[list[Any]], list[Any]]:
