@@ -46,7 +46,7 @@ CONTENDERS: dict[str, Callable[[], Contender]] = {
 ENCODED = ("sharpwave auto", "sharpwave delta", "sharpwave zstd")
 BATCHES = (32, 256, 1024)
 TREES = ("sharpwave tree", "sharpwave sampler", "cpprb", "Tianshou")
-LEAVES = 1 << 20
+LEAVES, DRAWN = 1 << 20, 256
 ALPHA, BETA = 0.6, 0.4
 PACKAGES = ("sharpwave", "numpy", "zstandard", "torch", "stable-baselines3", "cpprb", "tianshou", "ale-py")
 
@@ -108,20 +108,15 @@ class Trees:
 
     def fill(self, steps: int) -> dict[str, Any]:
         """Make the trees, with so many leaves and random priorities everywhere."""
-        leaves = steps
-        self.rng = np.random.default_rng(0)
-        priorities = self.rng.exponential(size=leaves) + 1e-3
-        self.rounds: dict[str, Callable[[int], Callable[[], Any]]] = {
-            "sharpwave tree": _sharpwave_tree(leaves, priorities, self.rng),
-            "sharpwave sampler": _sharpwave_sampler(leaves, priorities, self.rng),
-            "cpprb": _cpprb(leaves, priorities, self.rng),
-            "Tianshou": _tianshou(leaves, priorities, self.rng),
-        }
-        return {"trees": list(self.rounds), "leaves": leaves}
+        rng = np.random.default_rng(0)
+        priorities, errors = rng.exponential(size=steps) + 1e-3, rng.exponential(size=DRAWN)
+        made = (_sharpwave_tree, _sharpwave_sampler, _cpprb, _tianshou)
+        self.calls = {name: make(priorities, errors, rng) for name, make in zip(TREES, made, strict=True)}
+        return {"trees": list(self.calls), "leaves": steps}
 
     def measure(self, what: str, batch: int, seconds: float) -> dict[str, float]:
         """Return microseconds of a draw and an update: the median of single calls, which is least disturbed."""
-        call = self.rounds[what](batch)
+        call = self.calls[what]
         call()
         taken, end = [], time.perf_counter() + seconds
         while (begin := time.perf_counter()) < end:
@@ -130,84 +125,62 @@ class Trees:
         return {"us": float(np.median(taken)) * 1e6}
 
 
-def _sharpwave_tree(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+def _sharpwave_tree(priorities: Any, errors: Any, rng: np.random.Generator) -> Callable[[], Any]:
     from sharpwave.sampling.sum_tree import SumTree
 
-    tree = SumTree(leaves)
-    tree.set(np.arange(leaves), priorities**ALPHA)
+    tree = SumTree(len(priorities))
+    tree.set(np.arange(len(priorities)), priorities**ALPHA)
+    uniforms, values, rest = (np.empty(DRAWN) for _ in range(3))
+    drawn = np.empty(DRAWN, np.int64)
 
-    def prepare(batch: int) -> Callable[[], Any]:
-        uniforms, values, rest = (np.empty(batch) for _ in range(3))
-        drawn, errors = np.empty(batch, np.int64), rng.exponential(size=batch)
+    def call() -> None:
+        rng.random(out=uniforms)
+        tree.draw(uniforms, drawn, values, rest)
+        tree.set(drawn, errors**ALPHA)
 
-        def call() -> None:
-            rng.random(out=uniforms)
-            tree.draw(uniforms, drawn, values, rest)
-            tree.set(drawn, errors**ALPHA)
-
-        return call
-
-    return prepare
+    return call
 
 
-def _sharpwave_sampler(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+def _sharpwave_sampler(priorities: Any, errors: Any, rng: np.random.Generator) -> Callable[[], Any]:
     from sharpwave import Prioritized
     from sharpwave.native import core
     from sharpwave.sampling.protocol import Draw
 
-    stride = 128
+    stride, leaves = 128, len(priorities)
     slots = -(-leaves // stride)
     sampler = Prioritized(alpha=ALPHA, beta=BETA)
     sampler.bind(slots, stride)
     sampler.insert(np.arange(slots), np.zeros(slots, np.int64), np.full(slots, stride))
     sampler.update(np.arange(leaves), priorities)
+    draw = Draw.of(DRAWN)
 
-    def prepare(batch: int) -> Callable[[], Any]:
-        draw, errors = Draw.of(batch), rng.exponential(size=batch)
+    def call() -> None:
+        sampler.draw(draw, rng)
+        core.importance_weights(draw.probabilities, BETA, draw.weights)
+        sampler.update(draw.items, errors)
 
-        def call() -> None:
-            sampler.draw(draw, rng)
-            core.importance_weights(draw.probabilities, BETA, draw.weights)
-            sampler.update(draw.items, errors)
-
-        return call
-
-    return prepare
+    return call
 
 
-def _cpprb(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+def _cpprb(priorities: Any, errors: Any, rng: np.random.Generator) -> Callable[[], Any]:
     from cpprb import PrioritizedReplayBuffer
 
     # Its tree is not available alone: this is the smallest buffer around it, one byte a step.
-    buffer = PrioritizedReplayBuffer(leaves, {"done": {"dtype": np.bool_}}, alpha=ALPHA)
-    buffer.add(done=np.zeros(leaves, np.bool_), priorities=priorities)
-
-    def prepare(batch: int) -> Callable[[], Any]:
-        errors = rng.exponential(size=batch)
-
-        def call() -> None:
-            buffer.update_priorities(buffer.sample(batch, beta=BETA)["indexes"], errors)
-
-        return call
-
-    return prepare
+    buffer = PrioritizedReplayBuffer(len(priorities), {"done": {"dtype": np.bool_}}, alpha=ALPHA)
+    buffer.add(done=np.zeros(len(priorities), np.bool_), priorities=priorities)
+    return lambda: buffer.update_priorities(buffer.sample(DRAWN, beta=BETA)["indexes"], errors)
 
 
-def _tianshou(leaves: int, priorities: Any, rng: np.random.Generator) -> Callable[[int], Callable[[], Any]]:
+def _tianshou(priorities: Any, errors: Any, rng: np.random.Generator) -> Callable[[], Any]:
     from tianshou.data import SegmentTree
 
-    tree = SegmentTree(leaves)
-    tree[np.arange(leaves)] = priorities**ALPHA
+    tree = SegmentTree(len(priorities))
+    tree[np.arange(len(priorities))] = priorities**ALPHA
 
-    def prepare(batch: int) -> Callable[[], Any]:
-        errors = rng.exponential(size=batch)
+    def call() -> None:
+        tree[tree.get_prefix_sum_idx(rng.random(DRAWN) * tree.reduce())] = errors**ALPHA
 
-        def call() -> None:
-            tree[tree.get_prefix_sum_idx(rng.random(batch) * tree.reduce())] = errors**ALPHA
-
-        return call
-
-    return prepare
+    return call
 
 
 def cpu_us(results: Results, name: str, what: str) -> float:
