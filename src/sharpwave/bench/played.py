@@ -231,7 +231,7 @@ def from_store(path: Path, folder: Path, say: Say) -> tuple[int | None, str]:
         ValueError: the store holds too few steps.
         OSError: the folder holds no store, or cannot be read.
     """
-    from sharpwave.offline.surveys import frames, survey
+    from sharpwave.offline.surveys import survey
 
     say(f"reading {path}")
     found = survey(path)
@@ -242,13 +242,19 @@ def from_store(path: Path, folder: Path, say: Say) -> tuple[int | None, str]:
     rows: list[tuple[Array, float, bool, bool]] = []  # frame, reward, terminated, truncated
     finals: dict[int, Array] = {}  # by the row of the episode's last step
     for episode in reversed(found.episodes):
-        shown = list(frames(found, episode, name, np.arange(min(episode.steps, wanted) + 1)))
-        if len(shown) < 2:
+        frames: list[Array] = []
+        rewards: list[float] = []
+        for part in found.read(episode, (name,), 0, wanted + 1):
+            at = part.frames[part.rows]
+            frames += list(part.arrays[name][at[0] : at[-1] + 1 + part.ends])  # with the final observation
+            rewards += part.arrays["reward"][part.rows].tolist()
+        frames = frames[: wanted + 1]
+        if len(frames) < 2:
             continue
-        rows += [(one.frame, one.reward or 0.0, False, False) for one in shown[:-1]]
-        whole = shown[-1].reward is None and episode.end == "terminated"
+        rows += [(frame, reward, False, False) for frame, reward in zip(frames[:-1], rewards, strict=False)]
+        whole = len(frames) > episode.steps and episode.end == "terminated"
         rows[-1] = (*rows[-1][:2], whole, not whole)
-        finals[len(rows) - 1] = shown[-1].frame
+        finals[len(rows) - 1] = frames[-1]
         say(f"reading {path}: {len(rows):,} steps")
         if len(rows) >= wanted:
             break
