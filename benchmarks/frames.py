@@ -1,4 +1,7 @@
-"""Real frames for the benchmarks: games stepped by ale-py under random play, kept as .npy files outside git."""
+"""Real frames for the benchmarks: games stepped by ale-py under random play, kept as .npy files outside git.
+
+The game ``noise`` has frames that no codec compresses.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +44,8 @@ def folder_of(game: str, steps: int, *, cache: Path = CACHE, say: Callable[[str]
     unfinished = cache / f"{kind}@{steps}.{os.getpid()}"
     unfinished.mkdir(parents=True)
     try:
-        _play(game, -(-steps // LANES) + 1, unfinished, say, env)
+        times = -(-steps // LANES) + 1
+        _draw_noise(times, unfinished) if game == "noise" else _play(game, times, unfinished, say, env)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
@@ -52,6 +56,14 @@ def read(folder: Path, steps: int | None = None) -> PlayedSteps:
     """Open a cached run, or its first ``steps``."""
     there = json.loads((folder / "info.json").read_text())["times"] - 1  # its last frame is the last step's successor
     return played.read(folder, STACK, there if steps is None else min(-(-steps // LANES), there))
+
+
+def _draw_noise(times: int, folder: Path) -> None:
+    frames = np.lib.format.open_memmap(folder / "obs.npy", "w+", np.uint8, (times, LANES, 84, 84))
+    frames[:] = np.frombuffer(np.random.default_rng(0).bytes(frames.nbytes), np.uint8).reshape(frames.shape)
+    no = np.zeros((times, LANES), np.bool_)
+    played.write(folder, no, no, no, np.zeros((0, 84, 84), np.uint8))
+    (folder / "info.json").write_text(json.dumps({"game": "noise", "times": times}))
 
 
 def _play(game: str, times: int, folder: Path, say: Callable[[str], None], settings: dict[str, Any]) -> None:

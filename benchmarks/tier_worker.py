@@ -19,8 +19,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,12 +31,11 @@ from frames import CACHE, STACK, folder_of, read
 from numba import njit
 
 import sharpwave as sw
+from sharpwave.bench import contenders
 from sharpwave.bench.measured import private_bytes
 from sharpwave.bench.played import LANES
 
 BATCH, LOOKAHEAD, LEARNER_S = 256, 4, 0.01
-PLAYED = 250_000
-"""Distinct steps of a game; larger stores hold them several times."""
 PROBED = 65_536
 WATCH_S = 0.02
 SAMPLED = 8
@@ -145,30 +146,8 @@ def forgetful(descriptors: Sequence[int]) -> Iterator[None]:
         thread.join()
 
 
-def observations(data: str) -> Iterator[Array]:
-    """Yield frames of all lanes, [lanes, 84, 84], without end: of a game, or noise."""
-    if data == "noise":
-        rng = np.random.default_rng(0)
-        while True:
-            yield np.frombuffer(rng.bytes(LANES * 84 * 84), np.uint8).reshape(LANES, 84, 84)
-    else:
-        steps = 500_000 if data == "pong" else PLAYED
-        played = read(folder_of(data, steps, cache=CACHE, say=lambda text: print(text, file=sys.stderr)), steps)
-        while True:
-            yield from played.obs
-
-
-class Contender(Protocol):
-    """Replay memory that is filled and then measured."""
-
-    def build(self, steps: int, ram: str, folder: Path) -> None:
-        """Make an empty memory for ``steps`` steps."""
-
-    def add(self, obs: Array) -> None:
-        """Add a step of each lane: [lanes, 84, 84]."""
-
-    def sample(self) -> Any:
-        """Return a batch without prefetching."""
+class Contender(contenders.Contender):
+    """Replay memory that is filled, and then sampled now or ahead."""
 
     def ahead(self) -> Any:
         """Return a prefetched batch."""
@@ -178,35 +157,30 @@ class Contender(Protocol):
 
     def bytes(self) -> dict[str, int]:
         """Return the memory's bytes by use; ``disk``: bytes of its files."""
+        return {}
 
     def files(self) -> AbstractContextManager[None]:
         """Keep its files out of the page cache while inside."""
+        return contextlib.nullcontext()
 
     def forget(self) -> None:
         """Drop its files from the page cache between two calls, untimed, if ``files`` does not do it meanwhile."""
 
 
-class Sharpwave:
+class Sharpwave(contenders.Sharpwave, Contender):
     """Contender ``sharpwave.Store``, in memory or on disk."""
 
-    def __init__(self, on_disk: bool, segment_steps: int | None) -> None:
-        self.on_disk, self.segment_steps = on_disk, segment_steps
+    def __init__(self, ram: str, disk: Path | None, segment_steps: int | None) -> None:
+        super().__init__("auto")
+        self.tier: dict[str, Any] = {"ram": ram, "disk": disk} if disk else {}
+        self.segment_steps = segment_steps
 
-    def build(self, steps: int, ram: str, folder: Path) -> None:
+    def empty(self, prioritized: bool) -> Any:
         spec = sw.Spec(obs=sw.Field((84, 84), "uint8", stack=STACK), action=sw.Field((), "int64"))
-        tier: dict[str, Any] = {"ram": ram, "disk": folder / "store"} if self.on_disk else {}
-        self.store = sw.Store(spec, capacity=steps, segment_steps=self.segment_steps, **tier)
-        self.view = self.store.transitions()
-        self.stream = self.view.stream(BATCH, lookahead=LOOKAHEAD)
-        zeros = np.zeros(LANES)
-        no = np.zeros(LANES, bool)
-        self.others: dict[str, Any] = {"action": zeros.astype(int), "reward": zeros, "terminated": no, "truncated": no}
-
-    def add(self, obs: Array) -> None:
-        self.store.extend(obs=obs, **self.others)
-
-    def sample(self) -> Any:
-        return self.view.sample(BATCH)
+        self.store = sw.Store(spec, capacity=self.steps, segment_steps=self.segment_steps, **self.tier)
+        view = self.store.transitions()
+        self.stream = view.stream(BATCH, lookahead=LOOKAHEAD)
+        return view
 
     def ahead(self) -> Any:
         return next(self.stream)
@@ -214,18 +188,18 @@ class Sharpwave:
     def rest(self) -> None:
         self.stream.close()
 
+    def close(self) -> None:
+        self.store.close()
+
     def bytes(self) -> dict[str, int]:
         stats, log = self.store.stats(), self.store._log
         found = {"encoded": log.inventory.sealed_bytes, "counted": stats["total_bytes"], "disk": 0}
         found |= {part: stats["bytes"][part] for part in ("index", "samplers", "open_segments", "batches")}
-        return found | ({"disk": stats["disk"]["bytes"]} if self.on_disk else {})
+        return found | ({"disk": stats["disk"]["bytes"]} if self.tier else {})
 
     def files(self) -> AbstractContextManager[None]:
         disk = self.store._log.disk
         return forgetful([region.descriptor for region in disk.regions.regions.values()] if disk else [])
-
-    def forget(self) -> None:
-        pass
 
     def limit(self, threads: int, seconds: float, direct: bool) -> tuple[float, float]:
         """Measure segments and bytes per second of random reads straight from the files.
@@ -246,44 +220,21 @@ class Sharpwave:
         return reads(descriptors, places, sizes, threads, seconds, direct=direct)
 
 
-class TorchRL:
+class TorchRL(contenders.TorchRL, Contender):
     """Contender TorchRL: ``TensorDictReplayBuffer`` over ``LazyMemmapStorage``; stacks before and after the step."""
 
-    def build(self, steps: int, ram: str, folder: Path) -> None:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def empty(self, prioritized: bool) -> Any:
         from torchrl.data import LazyMemmapStorage, TensorDictReplayBuffer
 
-        self.folder = folder / "torchrl"
-        storage = LazyMemmapStorage(steps, scratch_dir=str(self.folder))
-        self.buffer = TensorDictReplayBuffer(storage=storage, batch_size=BATCH)
+        storage = LazyMemmapStorage(self.steps, scratch_dir=str(self.folder))
         self.prefetching = TensorDictReplayBuffer(storage=storage, batch_size=BATCH, prefetch=LOOKAHEAD)
-        self.recent: list[Array] = []
-
-    def add(self, obs: Array) -> None:
-        self.recent = [*self.recent[-STACK:], np.array(obs)]
-        if len(self.recent) == STACK + 1:
-            window = np.stack(self.recent, axis=1)
-            self.buffer.extend(self.transitions(window[:, :-1], window[:, 1:]))
-
-    def transitions(self, obs: Array, successor: Array) -> Any:
-        """Make rows of [n, 4, 84, 84] in TorchRL's layout."""
-        import torch
-        from tensordict import TensorDict
-
-        n = len(obs)
-        no = torch.zeros(n, dtype=torch.bool)
-        after = {"obs": torch.from_numpy(successor), "reward": torch.zeros(n), "done": no, "terminated": no}
-        action = torch.zeros(n, dtype=torch.int64)
-        row = {"obs": torch.from_numpy(obs), "action": action, "next": TensorDict(after, batch_size=[n])}
-        return TensorDict(row, batch_size=[n])
-
-    def sample(self) -> Any:
-        return self.buffer.sample()
+        return TensorDictReplayBuffer(storage=storage, batch_size=BATCH)
 
     def ahead(self) -> Any:
         return self.prefetching.sample()
-
-    def rest(self) -> None:
-        pass
 
     def _paths(self) -> list[Path]:
         return list(self.folder.rglob("*.memmap"))
@@ -339,26 +290,29 @@ class Watch(threading.Thread):
 class Bench:
     """Benchmark of a contender and its data."""
 
-    def __init__(self, name: str, data: str, folder: Path, segment_steps: int | None) -> None:
-        self.data, self.folder = data, folder
-        makes: dict[str, Callable[[], Contender]] = {
-            "memory": lambda: Sharpwave(False, segment_steps),
-            "disk": lambda: Sharpwave(True, segment_steps),
-            "torchrl": TorchRL,
-        }
-        self.make = makes[name]
+    def __init__(self, name: str, data: str, recorded: int, folder: Path, segment_steps: int | None) -> None:
+        self.name, self.folder, self.segment_steps = name, folder, segment_steps
+        self.recording = read(folder_of(data, recorded, cache=CACHE, say=runner.say), recorded)
+        self.probed = 2048 if data == "noise" else PROBED
         self.held = 0
+
+    def make(self, ram: str, folder: Path) -> Contender:
+        """Make the contender, with its files in a folder."""
+        if self.name == "torchrl":
+            return TorchRL(folder / "torchrl")
+        return Sharpwave(ram, folder / "store" if self.name == "disk" else None, self.segment_steps)
+
+    def endless(self, contender: Contender) -> Iterator[Any]:
+        """Yield the recording's steps again and again."""
+        while True:
+            yield from contender.items(self.recording, 0, self.recording.times)
 
     def plan(self, times: float, ram: str) -> dict[str, Any]:
         """Return the number of steps that take ``times`` the bytes of ``ram``, encoded."""
-        contender = self.make()
-        assert isinstance(contender, Sharpwave)
-        contender.on_disk = False
-        contender.build(PROBED, ram, self.folder)
-        source = observations(self.data)
-        probed = PROBED if self.data != "noise" else 2048
-        for _ in range(probed // LANES):
-            contender.add(next(source))
+        contender = Sharpwave(ram, None, self.segment_steps)
+        contender.build(self.recording, self.probed)
+        for item in islice(self.endless(contender), self.probed // LANES):
+            contender.add(item)
         a_step = contender.store.stats()["encoded_bytes_per_step"]
         limit = sw.Store(contender.store.spec, ram=ram).ram or 0
         return {"steps": int(1.03 * times * limit / a_step) // LANES * LANES, "a_step": a_step, "ram": limit}
@@ -366,25 +320,22 @@ class Bench:
     def build(self, steps: int, ram: str) -> dict[str, Any]:
         """Make an empty contender, after a small one has loaded and compiled all code."""
         with tempfile.TemporaryDirectory(dir=self.folder) as small:
-            warm = self.make()
-            warm.build(4096, ram, Path(small))
-            source = observations(self.data)
-            for _ in range(4096 // LANES):
-                warm.add(next(source))
-            for call in (warm.sample, warm.ahead):
-                call()
-                call()
+            warm = self.make(ram, Path(small))
+            warm.build(self.recording, 4096)
+            for item in islice(self.endless(warm), 4096 // LANES):
+                warm.add(item)
+            for _ in range(2):
+                warm.sample(BATCH)
+                warm.ahead()
             warm.rest()
-            if isinstance(warm, Sharpwave):
-                warm.store.close()
-            del warm, source
+            warm.close()
+            del warm, item
         gc.collect()
-        self.contender = self.make()
-        self.source = observations(self.data)
-        next(self.source)
+        self.contender = self.make(ram, self.folder)
+        self.source = self.endless(self.contender)
         self.watch = Watch()
         self.watch.start()
-        self.contender.build(steps, ram, self.folder)
+        self.contender.build(self.recording, steps)
         return {}
 
     def fill(self, steps: int) -> dict[str, Any]:
@@ -411,7 +362,7 @@ class Bench:
                 rate, nbytes = contender.limit(int(threads), seconds, bool(direct))
             return {"rate": rate, "bytes": nbytes}
         kind, _, cached = what.partition(" ")
-        call = contender.sample if kind == "sample" else contender.ahead
+        call = partial(contender.sample, BATCH) if kind == "sample" else contender.ahead
         pause = LEARNER_S if kind == "learner" else 0.0
         try:
             if cached:
@@ -440,7 +391,7 @@ class Bench:
     def latencies(self, calls: int, cold: bool) -> dict[str, list[float]]:
         """Return the seconds of single calls: of adding a step to each lane, and of sampling a batch."""
         contender = self.contender
-        rows = [np.array(next(self.source)) for _ in range(min(calls, 512))]
+        rows = list(islice(self.source, min(calls, 512)))
 
         def each(call: Callable[[int], Any], count: int) -> list[float]:
             times = []
@@ -453,12 +404,12 @@ class Bench:
         adds = each(lambda i: contender.add(rows[i % len(rows)]), calls)
         self.held += calls * LANES
         with contender.files() if cold else contextlib.nullcontext():
-            each(lambda _: contender.sample(), 3)
-            samples = each(lambda _: contender.sample(), max(50, calls // SAMPLED))
+            each(lambda _: contender.sample(BATCH), 3)
+            samples = each(lambda _: contender.sample(BATCH), max(50, calls // SAMPLED))
         return {"add": adds, "sample": samples}
 
 
 if __name__ == "__main__":
-    name, folder, data, segment_steps = sys.argv[1:]
-    runner.answer(lambda: Bench(name, data, Path(folder), int(segment_steps) or None))
+    name, folder, data, recorded, segment_steps = sys.argv[1:]
+    runner.answer(lambda: Bench(name, data, int(recorded), Path(folder), int(segment_steps) or None))
     shutil.rmtree(folder, ignore_errors=True)

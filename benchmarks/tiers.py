@@ -31,7 +31,6 @@ import frames
 import numpy as np
 import runner
 from runner import Results, in_turn
-from tier_worker import PLAYED
 
 from sharpwave.bench import machine
 from sharpwave.bench.machine import AnsweringChild
@@ -45,6 +44,8 @@ RAM = {"seaquest": "96MiB", "noise": "256MiB", "pong": "64MiB"}
 QUICK_RAM = {"seaquest": "48MiB", "noise": "160MiB", "pong": "48MiB"}
 SEGMENT_STEPS = {"noise": 8}
 """Steps in a segment: each item of incompressible data reads a segment, 0.9 MB with the default of 128 steps."""
+PLAYED, QUICK_PLAYED = {"seaquest": 250_000, "noise": 16_384, "pong": 500_000}, 48_000
+"""Distinct steps; larger stores hold them several times."""
 LIMITS = ("limit 16", "limit 64", "limit 64 direct")
 KINDS = ("sample", "stream", "learner")
 CACHED = tuple(f"{kind} cached" for kind in KINDS)
@@ -69,7 +70,7 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
     try:
         for name in names:
             (folder / name).mkdir(parents=True)
-            workers[name] = contender(name, folder / name, data, steps_in_segment, arguments.threads)
+            workers[name] = contender(name, folder / name, data, steps_in_segment, arguments)
         plan = workers["memory"].ask(do="plan", times=arguments.times, ram=ram)
         results["plan"] = plan
         for name in names:
@@ -96,9 +97,15 @@ def measure(data: str, arguments: argparse.Namespace, base: Path) -> Results:
     return results
 
 
-def contender(name: str, folder: Path, data: str, segment_steps: str, threads: int) -> AnsweringChild:
+def contender(name: str, folder: Path, data: str, segment_steps: str, arguments: argparse.Namespace) -> AnsweringChild:
     """Start the process of a contender."""
-    return runner.worker("tier_worker.py", name, folder, data, segment_steps, name=name, threads=threads)
+    given = folder, data, recorded(data, arguments.quick), segment_steps
+    return runner.worker("tier_worker.py", name, *given, name=name, threads=arguments.threads)
+
+
+def recorded(data: str, quick: bool) -> int:
+    """Return the number of distinct steps."""
+    return min(PLAYED[data], QUICK_PLAYED) if quick else PLAYED[data]
 
 
 def rates(results: Results, name: str, what: str) -> list[float]:
@@ -195,7 +202,7 @@ def growth(arguments: argparse.Namespace, base: Path) -> Results:
     try:
         for name, steps in most.items():
             (base / name).mkdir()
-            workers[name] = contender(name, base / name, "seaquest", "0", arguments.threads)
+            workers[name] = contender(name, base / name, "seaquest", "0", arguments)
             workers[name].ask(do="build", steps=steps, ram=arguments.ram)
         for size in sizes:
             there = [name for name in most if size <= most[name]]
@@ -273,7 +280,7 @@ def show_growth(arguments: argparse.Namespace) -> None:
         arguments.steps, arguments.peer_steps = min(arguments.steps, 100_000), min(arguments.peer_steps, SMALLEST)
         arguments.ram, arguments.calls = "48MiB", 600
     arguments.ram = arguments.ram or "128MiB"
-    frames.folder_of("seaquest", PLAYED, cache=frames.CACHE, say=say)
+    frames.folder_of("seaquest", recorded("seaquest", arguments.quick), cache=frames.CACHE, say=say)
     base = Path(tempfile.mkdtemp(prefix="sharpwave-latency-", dir=arguments.folder))
     where = environment()
     try:
@@ -318,8 +325,8 @@ def main() -> None:
     if arguments.quick:
         arguments.rounds, arguments.seconds = 2, 0.5
         arguments.peer_steps = min(arguments.peer_steps, 8_000)
-    for game in set(arguments.data) - {"noise"}:
-        frames.folder_of(game, 500_000 if game == "pong" else 250_000, cache=frames.CACHE, say=say)
+    for game in arguments.data:
+        frames.folder_of(game, recorded(game, arguments.quick), cache=frames.CACHE, say=say)
     base = arguments.folder or Path(tempfile.mkdtemp(prefix="sharpwave-tiers-"))
     console = runner.console()
     where = environment()
