@@ -32,7 +32,7 @@ from frames import load as load_frames
 import sharpwave as sw
 
 Array = npt.NDArray[Any]
-Columns = dict[str, Array]
+Columns = dict[str, Any]
 TIMES = {"qbert": 8_192, "humanoid": 4_096, "smac": 4_096, "gobigger": 256}
 """Distinct steps of each lane; larger memories hold them several times."""
 

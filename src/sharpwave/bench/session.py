@@ -115,7 +115,11 @@ class _Contest:
 
     def round(self, turn: int, slice_s: float) -> None:
         """Measure everything of every contender; each round begins with another one."""
-        measure_round(self._results["contenders"], turn, BATCHES, lambda *asked: self._measured(*asked, slice_s))
+
+        def ask(name: str, what: str, batch: int) -> Results | None:
+            return self._measured(name, what, batch, slice_s)
+
+        measure_round(self._results["contenders"], turn, BATCHES, ask)
         limit = self._measured(LIMIT, "windows", 256, slice_s)
         if limit is not None:
             self._results["limit"].append(limit["windows"])
