@@ -45,6 +45,7 @@ def outcomes() -> dict[str, Any]:
     return {one["name"]: one for one in map(json.loads, answer.stdout.splitlines())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_hostile_data_set_is_refused(outcomes: dict[str, Any], name: str) -> None:
     found = outcomes[name]

@@ -11,6 +11,7 @@ import pytest
 
 import sharpwave as sw
 from tests.data_sets.fuzzing import FORMATS, MUTATIONS
+from tests.support.examples import examples
 
 pytest.importorskip("minari")
 pytest.importorskip("av")
@@ -28,7 +29,7 @@ def fuzz(count: int, *kinds: str) -> None:
 
 def test_a_few_mutations() -> None:
     """Of all formats in one process, and of the nightly ones the first."""
-    fuzz(min(40, MUTATIONS), *FORMATS)
+    fuzz(min(examples(40), MUTATIONS), *FORMATS)
 
 
 @pytest.mark.nightly

@@ -24,9 +24,11 @@ SHORT: dict[str, Any] = {
     "evaluate_every": 450, "seed": 4, "precision": "float32",
 }  # fmt: skip
 AGENTS: dict[str, dict[str, Any]] = {"sac": {}, "td3": {"prioritized": True}, "crossq": {"critic_units": 8}}
+FIRST = [pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for name in AGENTS]
+"""One agent in each run, the others in that of ``.ci/run``."""
 
 
-@pytest.mark.parametrize("name", AGENTS)
+@pytest.mark.parametrize("name", FIRST)
 def test_a_resumed_run_is_the_run_that_was_not_stopped(name, tmp_path):
     recipe = load_recipe(name).override(**SHORT, **AGENTS[name])
     whole, summary, _ = go(run, name, recipe, tmp_path / "whole")
@@ -66,9 +68,7 @@ def test_actors_play_by_the_learner_s_policy():
     trained.close()
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name == "sac" else pytest.mark.slow) for name in AGENTS]
-)
+@pytest.mark.parametrize("name", FIRST)
 def test_a_point_is_held_where_it_belongs(name):
     """The best score is 0; no action costs 0.67, random ones more than 1. What a seed ends with is the processor's,
     which rounds as it likes: 0 to -0.24 on six seeds (CrossQ)."""

@@ -108,6 +108,7 @@ def test_a_process_that_dies_is_replaced_and_measures_the_same_policy(weights):
         evaluator.close()
 
 
+@pytest.mark.slow
 def test_a_slow_evaluation_is_waited_for_until_the_run_is_interrupted(weights):
     evaluator = Evaluator(SHORT)
     try:

@@ -67,7 +67,7 @@ def test_its_refusals_name_the_environment(registered, tmp_path, capfd):
 def test_a_process_that_has_not_registered_it_says_so(registered, tmp_path, capfd):
     folder = tmp_path / "run"
     code, text = sharpwave(
-        capfd, "train", "tabular", "--env", "CliffWalking-v1", "--steps", 200, "--warmup-steps", 100,
+        capfd, "train", "tabular", "--env", "FrozenLake-v1", "--steps", 200, "--warmup-steps", 100,
         "--evaluate-every", 0, "--out", folder,
     )  # fmt: skip
     assert code == 0, text

@@ -72,6 +72,7 @@ class SlowLearner(Callback):
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a3c_learns_from_actors_and_they_wait_where_short_episodes_make_many_windows():
     recipe = load_recipe("cartpole-a3c").override(
         actors=1, num_envs=2, steps=1_500, hidden_units=8, length=16, stop_reward=None, evaluate_every=0, device="cpu"

@@ -13,7 +13,11 @@ TINY = {"steps": 160, "warmup_steps": 120, "capacity": 1_000, "update_every": 8,
 
 
 @pytest.mark.parametrize(
-    "name", ["minatar", "minatar-rainbow", "minatar-iqn", "rainbow", "data-efficient-rainbow", "iqn"]
+    "name",
+    [
+        *("minatar", "minatar-rainbow", "minatar-iqn", "rainbow"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("data-efficient-rainbow", "iqn")),
+    ],
 )
 def test_it_trains_and_its_policy_plays(name):
     recipe = load_recipe(name).override(**TINY, hidden_units=16, evaluate_every=0, precision="float32")

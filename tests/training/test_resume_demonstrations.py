@@ -140,6 +140,7 @@ def test_it_is_the_run_that_was_not_stopped(unbroken: Whole, tmp_path: Path) -> 
     assert np.ptp(batches[0].probabilities) > 0, "priorities of the demonstrations were learned"
 
 
+@pytest.mark.slow
 def test_with_actors_the_share_follows_the_steps_that_arrived(tmp_path: Path) -> None:
     demonstrations, draws = recorded(tmp_path / "demonstrations"), Draws()
     recipe = RECIPE.override(demonstrations=str(demonstrations), actors=1, segment_steps=16)

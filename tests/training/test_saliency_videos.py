@@ -23,6 +23,7 @@ def trained(folder, recipe, **options):
     return run("r2d2-atari", recipe, folder, Console(file=io.StringIO()), **options)[0]
 
 
+@pytest.mark.slow
 def test_training_goes_on_as_without_them(tmp_path):
     import imageio.v2 as imageio
 

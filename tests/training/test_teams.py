@@ -57,7 +57,7 @@ def test_a_team_is_trained_and_its_rewards_are_stored(algorithm, changes):
                 assert play(trained.agent, vector, 4, epsilon, seed=3) == [96.0] * 4
 
 
-@pytest.mark.parametrize("algorithm", ["qmix", "masac"])
+@pytest.mark.parametrize("algorithm", ["qmix", pytest.param("masac", marks=pytest.mark.slow)])
 def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, tmp_path):
     recipe = quick(algorithm)
     whole, _, _ = go(run, algorithm, recipe, tmp_path / "whole")
@@ -71,6 +71,7 @@ def test_a_team_s_run_resumes_bit_for_bit_and_is_evaluated(algorithm, tmp_path):
     assert figures["steps"] == 600 and scores == [96.0] * 5
 
 
+@pytest.mark.slow
 def test_actors_play_for_a_team():
     """With priorities, and the agents' own rewards in the segments that they send."""
     trained = Trained(quick("masac", own_rewards=True, prioritized=True, actors=1, segment_steps=8))

@@ -106,8 +106,12 @@ def played(central, actor, lanes, steps, inferring):
 
 @pytest.mark.parametrize(
     ("recipe", "sizes", "steps"),
-    [(CART, (4, 4, 4), 200), (CART, (3, 8, 1), 100), (MAZE, (4, 4, 4), 120), (PONG, (4, 4), 40)],
-    ids=["mlp", "mlp-few-lanes", "recurrent", "frames"],
+    [
+        pytest.param(CART, (4, 4, 4), 200, id="mlp"),
+        pytest.param(CART, (3, 8, 1), 100, id="mlp-few-lanes"),
+        pytest.param(MAZE, (4, 4, 4), 120, id="recurrent"),
+        pytest.param(PONG, (4, 4), 40, id="frames", marks=pytest.mark.slow),
+    ],
 )
 def test_actions_are_those_of_local_inference_bit_for_bit(recipe, sizes, steps):
     """Actions, stored fields such as recurrent states, and first priorities, for every batch that comes about."""
