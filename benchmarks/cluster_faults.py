@@ -3,8 +3,8 @@
     python benchmarks/cluster_faults.py [--rounds 200] [--seed 0] [--kinds shards,service,...] [--results FILE]
     python benchmarks/cluster_faults.py --show FILE [FILE ...]
 
-Writers with ``durability="flush"`` and a learner go on while shards, services, drivers, disks, writers, learners,
-actors of a training and connections die or stop. After every round the learner's batches are checked against what was
+Writers with ``durability="flush"`` and a learner go on while shards, services, disks, writers, learners and
+connections die or stop. After every round the learner's batches are checked against what was
 written, and its probabilities against the shards' own masses; after every group of rounds all that the cluster holds.
 A table says, by fault: rounds, how long it took until all was as before (median and longest), and what was lost, twice,
 or never written; and how memory grew.

@@ -14,7 +14,6 @@ import numpy as np
 import sharpwave as sw
 from faults.group import STOPPED_S, Group
 from faults.homes import BACK_S, Account, Here, OnRay, Served, Started, audit, wrong
-from faults.training import TrainingGroup
 
 SHARDS = 2
 Fault = Callable[[Any, int], float]
@@ -299,15 +298,6 @@ KINDS: dict[str, tuple[Make, dict[str, Fault]]] = {
             "shard on Ray killed, replicas=1": _killed(_adding),
             "node lost, replicas=1": lambda group, shard: group.home.lose_node(shard, with_disk=False),
             "node lost with its disk, replicas=1": node_lost,
-        },
-    ),
-    "training": (
-        TrainingGroup,
-        {
-            "actor of a training killed": TrainingGroup.kill_actor,
-            "actor of a training stopped": TrainingGroup.stop_actor,
-            "shard of a training killed": TrainingGroup.kill_shard,
-            "training killed and resumed": TrainingGroup.kill_learner,
         },
     ),
 }

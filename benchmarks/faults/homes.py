@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,33 +315,15 @@ class Started(Home):
 class Served(Started):
     """Shards of ``sharpwave serve``, which is also the directory."""
 
-    def __init__(self, folder: Path, shards: int, spec: sw.Spec | None = SPEC) -> None:
+    def __init__(self, folder: Path, shards: int) -> None:
         self.listen = f"unix:{folder / 'serve.sock'}"
         super().__init__(folder, shards)
-        if spec is not None:
-            self.cluster = sw.Cluster(spec, address=self.listen)
-
-    def join(self) -> None:
-        """Connect, once another client has said what a step is."""
-        begun = time.monotonic()
-        while True:
-            try:
-                self.cluster = sw.connect(self.listen)
-                return
-            except (ValueError, ConnectionError):
-                if time.monotonic() > begun + BACK_S:
-                    raise
-                time.sleep(0.1)
+        self.cluster = sw.Cluster(SPEC, address=self.listen)
 
     def command(self) -> list[str]:
         settings = {"shards": self._shards, "capacity": CAPACITY, "segment-steps": 8, "disk": self.folder}
-        return serve(self.listen, settings)
-
-
-def serve(listen: str, settings: Mapping[str, Any]) -> list[str]:
-    """Return the command of ``sharpwave serve``."""
-    given = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    return [sys.executable, "-m", "sharpwave.cli", "serve", "--listen", listen, *given]
+        given = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        return [sys.executable, "-m", "sharpwave.cli", "serve", "--listen", self.listen, *given]
 
 
 class OnRay(Home):
