@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from sharpwave.data.episode import Episode, LastStep, Source
-from sharpwave.data.formats import open_source
+from sharpwave.data.episode import Episode, LastStep, Source, Totals
+from sharpwave.data.formats import Episodes, Selection, open_source, select
 from sharpwave.data.opened_files import REMEDY, explained
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.selection import Episodes, Selection, select
-from sharpwave.data.totals import Totals
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.escaping import escaped
 from sharpwave.json_values import encode

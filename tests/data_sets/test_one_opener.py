@@ -38,7 +38,7 @@ OPENING = {
 }
 """Functions and methods that open what they are given."""
 GIVEN = {"file", "self._output", "self._input", "io.BytesIO(content)"}
-"""Names of what is open already: files that ``files.py`` opened, those being written, and bytes in memory."""
+"""Names of what is open already: files that ``opened_files.py`` opened, those being written, and bytes in memory."""
 WRITERS = {"Hdf5Output", "Hdf5Writer", "NpzWriter", "ParquetTarget", "MinariTarget"}
 ALLOWED = {
     ("npz.py", "archive.open(info)"),
@@ -53,9 +53,10 @@ ALLOWED = {
     ("minari.py", "files.open('data/main_data.hdf5')"),
     ("lerobot.py", "ParquetFile(folder.open(name), self._budget)"),
     ("lerobot.py", "ParquetFile(self._folder.open(name), self._budget)"),
+    ("parquet.py", "ParquetFile(open_path(found, budget), budget)"),
     ("minari.py", "MinariDataset(folder / 'data')"),  # of a data set that is trusted
 }
-"""Members of an archive, and files of ``files.Folder``."""
+"""Members of an archive, and files of a ``Folder``."""
 
 
 def openings(path: Path) -> list[str]:

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import doubts
-from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
-from sharpwave.data.opened_files import File, ReadBudget, open_path
+from sharpwave.data.episode import (
+    Arrays,
+    Episode,
+    Totals,
+    below,
+    field_of,
+    finite_sum,
+    len_of,
+    nested,
+    usable_name,
+    with_tuples,
+)
+from sharpwave.data.opened_files import ReadBudget
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.log.same_values import TOLERANCE, compare
 from sharpwave.spec import Field, Spec
 
@@ -58,43 +68,6 @@ DOUBTFUL = re.compile("trunc|time_?out|done|term|end|last|first|start|reset|epis
 """Parts of names that flags of ends often have."""
 
 
-class Columns(Protocol):
-    """Arrays by name, read by rows. A name in a group contains slashes."""
-
-    def names(self) -> list[str]:
-        """Return the names of all arrays, in order."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return an array's shape."""
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """Return an array's dtype."""
-
-    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows [end - begin, ...]."""
-
-    def close(self) -> None:
-        """Close the files."""
-
-
-def open_columns(kind: str, place: str, columns: Callable[[File], Columns], budget: ReadBudget) -> ColumnSource:
-    """Open a file whose arrays are in the D4RL layout; ``columns`` finds them.
-
-    Raises: FileNotFoundError, ValueError; ModuleNotFoundError: ``columns`` needs a package.
-    """
-    path = existing(place, kind)
-    file = open_path(path, budget)
-    found: Columns | None = None
-    try:
-        found = columns(file)
-        return ColumnSource(f"{kind}:{path}", found, budget)
-    except BaseException:
-        if found is not None:
-            found.close()
-        file.close()
-        raise
-
-
 class ColumnSource:
     """Episodes of a data set in the D4RL layout.
 
@@ -113,22 +86,22 @@ class ColumnSource:
         ValueError: arrays are missing, or do not fit each other.
     """
 
-    def __init__(self, name: str, columns: Columns, budget: ReadBudget) -> None:
-        self.name, self._columns, self._budget = name, columns, budget
+    def __init__(self, name: str, arrays: Arrays, budget: ReadBudget) -> None:
+        self.name, self._arrays, self._budget = name, arrays, budget
         self.left_out: list[str] = []
         self.notes: list[str] = []
         self.left = Totals()
         found: dict[str, str] = {}
-        for one in columns.names():
-            if not columns.shape(one):  # a setting, as steps=1000
-                self.left_out.append(f"{one} (() {columns.dtype(one)}): not one value a step")
+        for one, array in arrays.items():
+            if not array.shape:  # a setting, as steps=1000
+                self.left_out.append(f"{one} (() {array.dtype}): not one value a step")
                 continue
             if (standard := self._standard(one)) in found:
                 raise ValueError(f"{name}: has both {found[standard]} and {one}, which are the same; expected one")
             found[standard] = one
-        self._obs = _branch(found, "observations")
-        self._nexts = _branch(found, "next_observations")
-        self._actions = _branch(found, "actions")
+        self._obs = below(found, "observations")
+        self._nexts = below(found, "next_observations")
+        self._actions = below(found, "actions")
         self._reward = self._needed(found, "rewards")
         self._find_timeouts(found)
         self._timeouts = found.get("timeouts")
@@ -143,12 +116,12 @@ class ColumnSource:
             )
         if self._nexts and self._nexts.keys() != self._obs.keys():
             raise ValueError(f"{name}: next_observations {sorted(self._nexts)}, expected those of {sorted(self._obs)}")
-        self._count = self._length(self._reward)
+        self._count = len_of(self._arrays[self._reward])
         used = {*self._obs.values(), *self._actions.values(), *self._nexts.values()}
         for one in used | {self._reward, self._terminals, self._timeouts or self._reward}:
-            if self._length(one) != self._count:
+            if len_of(self._arrays[one]) != self._count:
                 raise ValueError(
-                    f"{name}: {one} has {self._length(one):,} rows, expected {self._count:,}, as {self._reward}"
+                    f"{name}: {one} has {len_of(self._arrays[one]):,} rows, expected {self._count:,}, as {self._reward}"
                 )
         budget.check_steps(name, self._count)
         self._check_flags()
@@ -184,8 +157,12 @@ class ColumnSource:
 
     def _is_flag(self, name: str) -> bool:
         """Return whether an array has a flag for each step."""
-        shape, dtype = self._columns.shape(name), self._columns.dtype(name)
-        if self._length(name) != self._length(self._reward) or not _single(shape[1:]) or dtype.kind not in "buif":
+        shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
+        if (
+            len_of(self._arrays[name]) != len_of(self._arrays[self._reward])
+            or not _single(shape[1:])
+            or dtype.kind not in "buif"
+        ):
             return False
         values = self._numbers(name, 0, shape[0])
         return bool(((values == 0) | (values == 1)).all())
@@ -223,8 +200,8 @@ class ColumnSource:
                 or (name in used and not self._observed_mark(name, one))
             ):
                 continue
-            shape, dtype = self._columns.shape(name), self._columns.dtype(name)
-            if not _single(shape[1:]) or self._length(name) != self._count or dtype.kind not in "buif":
+            shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
+            if not _single(shape[1:]) or len_of(self._arrays[name]) != self._count or dtype.kind not in "buif":
                 if shape == (1,) or (group and one in (LIMIT, *EPISODES, *STEPS)):  # a setting, or unrelated
                     continue
                 raise ValueError(
@@ -247,7 +224,7 @@ class ColumnSource:
 
     def _observed_mark(self, name: str, one: str) -> bool:
         """Return whether the observation ``one`` marks episodes: it marks few rows, so it is no feature."""
-        if name not in self._obs.values() or not _single(self._columns.shape(name)[1:]) or one in (LIMIT, *DONES):
+        if name not in self._obs.values() or not _single(self._arrays[name].shape[1:]) or one in (LIMIT, *DONES):
             return False
         values = self._numbers(name, 0, self._count)
         if one in (*LASTS, *FIRSTS):
@@ -264,7 +241,7 @@ class ColumnSource:
         restarts = values[1:] <= values[:-1]
         taken = {*used, *self._marks, self._reward, self._terminals, self._timeouts}
         for name in found.values() if restarts.any() else ():
-            if name in taken or self._columns.dtype(name).kind != "b" or self._columns.shape(name) != (self._count,):
+            if name in taken or self._arrays[name].dtype.kind != "b" or self._arrays[name].shape != (self._count,):
                 continue
             flags = self._flag(name, 0, self._count)
             for one, which, part in ((LASTS[0], "before", flags[:-1]), (FIRSTS[0], "where", flags[1:])):
@@ -274,17 +251,13 @@ class ColumnSource:
                         f"{name}: taken to tell episodes apart; it is true exactly {which} {steps} restarts"
                     )
 
-    def _length(self, name: str) -> int:
-        shape = self._columns.shape(name)
-        return shape[0] if shape else -1
-
     def _check_flags(self) -> None:
         for name in (self._reward, self._terminals, self._timeouts):
             if name is not None and (
-                not _single(self._columns.shape(name)[1:]) or self._columns.dtype(name).kind not in "buif"
+                not _single(self._arrays[name].shape[1:]) or self._arrays[name].dtype.kind not in "buif"
             ):
                 raise ValueError(
-                    f"{self.name}: {name} is {self._columns.shape(name)} {self._columns.dtype(name)}, expected one "
+                    f"{self.name}: {name} is {self._arrays[name].shape} {self._arrays[name].dtype}, expected one "
                     "number a step"
                 )
         if not self._count:
@@ -298,7 +271,7 @@ class ColumnSource:
         for standard, name in found.items():
             if name in taken:
                 continue
-            shape, dtype = self._columns.shape(name), self._columns.dtype(name)
+            shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
             if not shape or shape[0] != self._count or dtype.kind not in "buif" or 0 in shape:
                 self.left_out.append(f"{name} ({shape} {dtype}): not one value a step")
                 continue
@@ -311,7 +284,7 @@ class ColumnSource:
 
     def _spec(self) -> Spec:
         def one(name: str) -> Field:
-            return field_of(f"{self.name}: {name}", self._columns.shape(name)[1:], self._columns.dtype(name))
+            return field_of(f"{self.name}: {name}", self._arrays[name].shape[1:], self._arrays[name].dtype)
 
         for key, name in self._nexts.items():
             after, there = one(name), one(self._obs[key])
@@ -335,7 +308,7 @@ class ColumnSource:
 
     def _chunks(self) -> Iterator[tuple[int, int]]:
         names = [*self._obs.values(), *self._nexts.values()] if self._nexts else [self._reward]
-        row = max(math.prod(self._columns.shape(name)[1:]) * self._columns.dtype(name).itemsize for name in names)
+        row = max(math.prod(self._arrays[name].shape[1:]) * self._arrays[name].dtype.itemsize for name in names)
         size = max(2, CHUNK_BYTES // max(1, row))
         return ((begin, min(begin + size, self._count)) for begin in range(0, self._count, size))
 
@@ -359,8 +332,8 @@ class ColumnSource:
                     broken = np.zeros(end - begin + 1, np.bool_)  # after the step before each, and after the last
                     inexact = np.zeros(end - begin + 1, np.bool_)
                     for key, name in self._nexts.items():
-                        after = self._columns.rows(name, begin, end)
-                        there = self._columns.rows(self._obs[key], begin, end)
+                        after = self._arrays[name].rows(begin, end)
+                        there = self._arrays[self._obs[key]].rows(begin, end)
                         if after.dtype != there.dtype:
                             with np.errstate(over="ignore"):
                                 after, there = (x.astype(_common(after.dtype, there.dtype)) for x in (after, there))
@@ -410,7 +383,7 @@ class ColumnSource:
         """Note where numbers of episodes and steps contradict episodes that begin at ``starts``."""
         for name in () if self._nexts and self._timeouts else self._fields.values():
             numbered = _mark_of(name) in (*EPISODES, *STEPS)
-            if not numbered and _single(self._columns.shape(name)[1:]) and self._columns.dtype(name).kind in "uif":
+            if not numbered and _single(self._arrays[name].shape[1:]) and self._arrays[name].dtype.kind in "uif":
                 self.notes += doubts.of_unnamed(name, self._numbers(name, 0, self._count), starts)
         for name in self._numbered():
             one, values = _mark_of(name), self._numbers(name, 0, self._count)
@@ -424,8 +397,8 @@ class ColumnSource:
             name
             for name in self._fields.values()
             if _mark_of(name) in (*EPISODES, *STEPS)
-            and _single(self._columns.shape(name)[1:])
-            and self._columns.dtype(name).kind in "ui"
+            and _single(self._arrays[name].shape[1:])
+            and self._arrays[name].dtype.kind in "ui"
         ]
 
     def _leave(self, unknown: npt.NDArray[np.int64], lost: npt.NDArray[np.int64]) -> None:
@@ -436,12 +409,7 @@ class ColumnSource:
         if self._timeouts is not None:
             left.truncated = int(self._flag(self._timeouts, 0, self._count)[lost - 1].sum())
         left.unmarked = left.episodes - left.truncated
-        self.left_out.append(
-            f"{left.steps:,} steps at the ends of episodes that did not terminate, with rewards of {left.reward:g}: "
-            "the observation after them is not in the data"
-        )
-        if left.episodes:
-            self.left_out.append(f"{left.episodes:,} episodes of one such step")
+        self.left_out += left.said()
 
     def _check_dones(self, dones: str, timeouts: str) -> None:
         """Check that ``dones`` marks terminals only, or every end.  Raises: ValueError: it marks some timeouts only."""
@@ -503,7 +471,7 @@ class ColumnSource:
 
     def _numbers(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
         """Read rows of an array with one number a row, [end - begin]."""
-        return self._columns.rows(name, begin, end).reshape(-1)
+        return self._arrays[name].rows(begin, end).reshape(-1)
 
     def _flag(self, name: str, begin: int, end: int) -> npt.NDArray[np.bool_]:
         values = self._numbers(name, begin, end)
@@ -525,8 +493,8 @@ class ColumnSource:
 
         def observed(key: str) -> npt.NDArray[Any]:
             if self._nexts:
-                before = self._columns.rows(self._obs[key], begin, end)
-                after = self._columns.rows(self._nexts[key], end - 1, end)
+                before = self._arrays[self._obs[key]].rows(begin, end)
+                after = self._arrays[self._nexts[key]].rows(end - 1, end)
                 with np.errstate(over="ignore", invalid="ignore"):
                     final = after.astype(before.dtype, copy=False)
                 if before.dtype.kind != "f" and (final != after).any():
@@ -536,18 +504,18 @@ class ColumnSource:
                     )
                 return np.concatenate([before, final])
             if terminated:  # the row after a terminal step belongs to the next episode
-                before = self._columns.rows(self._obs[key], begin, end)
+                before = self._arrays[self._obs[key]].rows(begin, end)
                 return np.concatenate([before, before[-1:]])
-            return self._columns.rows(self._obs[key], begin, end + 1)
+            return self._arrays[self._obs[key]].rows(begin, end + 1)
 
         obs = {key: observed(key) for key in self._obs}
         return Episode(
             self._tree(obs),
-            self._tree({key: self._columns.rows(name, begin, end) for key, name in self._actions.items()}),
+            self._tree({key: self._arrays[name].rows(begin, end) for key, name in self._actions.items()}),
             self._numbers(self._reward, begin, end),
             terminated,
             truncated,
-            {key: self._columns.rows(name, begin, end) for key, name in self._fields.items()},
+            {key: self._arrays[name].rows(begin, end) for key, name in self._fields.items()},
         )
 
     def length(self, number: int) -> int:
@@ -558,10 +526,6 @@ class ColumnSource:
         """Describe an episode's place."""
         begin, _, rows = self._episodes[number].tolist()
         return f"{self.name}: episode {number} (rows {begin:,} to {rows - 1:,})"
-
-    def close(self) -> None:
-        """Close the files."""
-        self._columns.close()
 
 
 def _mark_of(path: str) -> str:
@@ -597,21 +561,6 @@ def _known(name: str) -> str:
     lower = name.lower()
     joined = lower.replace("_", "").replace("-", "")
     return KNOWN.get(lower) or JOINED.get(joined, name) if len(joined) > 1 else name
-
-
-def _branch(found: dict[str, str], name: str) -> dict[str, str]:
-    """Return the array ``name``, or the arrays of group ``name``, by their paths below it; "" is the array itself."""
-    return {one[len(name) + 1 :]: found[one] for one in found if one == name or one.startswith(f"{name}/")}
-
-
-def with_tuples(tree: Any) -> Any:
-    """Return dicts whose keys are ``_index_0``, ``_index_1`` ... as tuples."""
-    if not isinstance(tree, dict):
-        return tree
-    inner = {key: with_tuples(value) for key, value in tree.items()}
-    if inner and inner.keys() == {f"_index_{n}" for n in range(len(inner))}:
-        return tuple(inner[f"_index_{n}"] for n in range(len(inner)))
-    return inner
 
 
 def _common(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:

@@ -1,17 +1,18 @@
-"""Episodes of data sets, the form that every format is read into and written from."""
+"""Episodes of data sets, the form that every format is read into and written from, and arrays that hold them."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.totals import Totals
+from sharpwave.extras import install
 from sharpwave.spec import RESERVED, Field, Spec
 
 PARTIAL = ".partial"
@@ -19,6 +20,53 @@ PARTIAL = ".partial"
 
 LastStep = Literal["auto", "step", "final"]
 """Meaning of RLDS's step with ``is_last``: an ordinary step, or the final observation only; "auto": decided by data."""
+
+
+def finite_sum(rewards: npt.NDArray[Any]) -> float:
+    """Sum the finite rewards of steps that are left out and so were not checked."""
+    values = np.asarray(rewards, np.float64)
+    return float(values[np.isfinite(values)].sum())
+
+
+@dataclass
+class Totals:
+    """Sums over episodes.
+
+    Attributes:
+        reward: sum of the rewards, in float64.
+        terminated, truncated, unmarked: numbers of episodes by their end; an episode with both ends counts in both,
+            one without any in ``unmarked``.
+    """
+
+    episodes: int = 0
+    steps: int = 0
+    reward: float = 0.0
+    terminated: int = 0
+    truncated: int = 0
+    unmarked: int = 0
+
+    def add(self, reward: npt.NDArray[Any], terminated: bool, truncated: bool) -> None:
+        """Add an episode with rewards [T]."""
+        self.episodes += 1
+        self.steps += len(reward)
+        self.reward += float(np.sum(reward, dtype=np.float64))
+        self.terminated += terminated
+        self.truncated += truncated
+        self.unmarked += not (terminated or truncated)
+
+    def plus(self, other: Totals) -> Totals:
+        """Return the sum of both."""
+        return Totals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+    def said(self, which: str = "that did not terminate") -> list[str]:
+        """Describe steps that are left out since their successor is unknown, and episodes of one such step."""
+        found: list[str] = []
+        if self.steps:
+            found.append(
+                f"{self.steps:,} steps at the ends of episodes {which}, with rewards of {self.reward:g}: the "
+                "observation after them is not in the data"
+            )
+        return found + ([f"{self.episodes:,} episodes of one such step"] if self.episodes else [])
 
 
 @dataclass(frozen=True)
@@ -76,8 +124,43 @@ class Source(Protocol):
     def place(self, number: int) -> str:
         """Describe an episode's place: the data set's name, and where in it the episode lies."""
 
-    def close(self) -> None:
-        """Close the files."""
+
+class Array(Protocol):
+    """Array in a file, read by rows."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+
+    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows [end - begin, ...].  Raises: ValueError."""
+
+
+Arrays = Mapping[str, Array]
+"""Arrays by their paths, as ``arm/joints``; a single array has the path ""."""
+Found = TypeVar("Found")
+
+
+def below(arrays: Mapping[str, Found], name: str) -> dict[str, Found]:
+    """Return the array ``name``, or the arrays of group ``name``, by their paths in it."""
+    return {one[len(name) + 1 :]: arrays[one] for one in arrays if one == name or one.startswith(f"{name}/")}
+
+
+def len_of(array: Array) -> int:
+    """Return an array's number of rows; -1 for a single value."""
+    return array.shape[0] if array.shape else -1
+
+
+def needed(package: str, extra: str) -> Any:
+    """Import a package.  Raises: ModuleNotFoundError: names the extra that installs it."""
+    try:
+        return importlib.import_module(package)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != package.split(".")[0]:
+            raise
+        raise ModuleNotFoundError(f"this data set needs {package}: {install(extra)}", name=error.name) from error
 
 
 def existing(path: str, what: str) -> Path:
@@ -132,6 +215,16 @@ def nested(what: str, values: Mapping[str, Any], separator: str) -> Any:
             )
         place[last] = value
     return tree
+
+
+def with_tuples(tree: Any) -> Any:
+    """Return dicts whose keys are ``_index_0``, ``_index_1`` ... as tuples."""
+    if not isinstance(tree, dict):
+        return tree
+    inner = {key: with_tuples(value) for key, value in tree.items()}
+    if inner and inner.keys() == {f"_index_{n}" for n in range(len(inner))}:
+        return tuple(inner[f"_index_{n}"] for n in range(len(inner)))
+    return inner
 
 
 def usable_name(name: str) -> str:

@@ -6,9 +6,8 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.episode import PARTIAL, Episode
@@ -21,27 +20,6 @@ from sharpwave.data.progress_bar import Shown, shown
 from sharpwave.nesting import name_path, path_name
 from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import Order, StoredEpisode
-
-
-class Target(Protocol):
-    """Data set that is written episode by episode; it gets its name in ``close``."""
-
-    def add(self, episode: Episode) -> None:
-        """Write an episode."""
-
-    def close(self) -> None:
-        """Complete the data set, and give it its name."""
-
-    def discard(self) -> None:
-        """Remove the incomplete data set."""
-
-
-class ColumnWriter(Protocol):
-    """Writer of arrays, one after the other."""
-
-    def write(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def export(
@@ -64,7 +42,7 @@ def export(
         else:
             columns = _columns(store.spec)
             with _new_file(place, kind) as partial:
-                writer: ColumnWriter = NpzWriter(partial) if kind == "npz" else Hdf5Writer(partial)
+                writer: NpzWriter | Hdf5Writer = NpzWriter(partial) if kind == "npz" else Hdf5Writer(partial)
                 try:
                     _write_columns(writer, episodes, columns, report)
                 finally:
@@ -134,7 +112,7 @@ def read(episode: StoredEpisode, spec: Spec) -> Episode:
     )
 
 
-def _write(target: Target, episodes: list[StoredEpisode], spec: Spec, report: Shown) -> None:
+def _write(target: MinariTarget | ParquetTarget, episodes: list[StoredEpisode], spec: Spec, report: Shown) -> None:
     try:
         for one in episodes:
             target.add(read(one, spec))
@@ -183,7 +161,9 @@ def _columns(spec: Spec) -> list[_Column]:
     return found
 
 
-def _write_columns(writer: ColumnWriter, episodes: list[StoredEpisode], columns: list[_Column], report: Shown) -> None:
+def _write_columns(
+    writer: NpzWriter | Hdf5Writer, episodes: list[StoredEpisode], columns: list[_Column], report: Shown
+) -> None:
     """Write the D4RL layout, array by array: each field is decoded once, observations twice."""
     steps, done = sum(one.length for one in episodes), 0
 

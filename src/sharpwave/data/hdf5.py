@@ -1,7 +1,8 @@
-"""HDF5 files in the D4RL layout."""
+"""HDF5 files: groups and arrays that are checked before they are read, and a writer."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import math
 import os
@@ -13,13 +14,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.columns import ColumnSource, open_columns
+from sharpwave.data.episode import needed
 from sharpwave.data.opened_files import REMEDY, File, ReadBudget, explained
-from sharpwave.data.packages import needed
 from sharpwave.native.interrupts import InterruptLock
 
-METADATA = "metadata"
-"""Group that describes a D4RL data set."""
 MAX_DEPTH = 8
 """Limit of groups in groups."""
 FREE_BYTES, MAX_RATIO = 1 << 26, 2000
@@ -37,7 +35,7 @@ MAX_NAME_CHARACTERS = 1024
 
 
 class Hdf5File:
-    """Groups and arrays of an HDF5 file, each checked before it is read.
+    """Groups and arrays of an HDF5 file, each checked before it is read; ``file`` is closed with it, and on failure.
 
     No reference to another file is followed: links, virtual arrays, values in other files.
     """
@@ -46,8 +44,10 @@ class Hdf5File:
         self._h5py = needed("h5py", "data")
         self._what, self._budget, self._input = f"hdf5: {str(file.path)!r}", budget, file
         self._groups: dict[int, str] = {}
-        with explained(f"{self._what} is no HDF5 file, or damaged"):
+        with explained(f"{self._what} is no HDF5 file, or damaged"), contextlib.ExitStack() as failing:
+            failing.callback(file.close)
             self.root: Any = self._h5py.File(file, "r")
+            failing.pop_all()
 
     def _address(self, one: Any) -> int:
         return int(self._h5py.h5o.get_info(one.id).addr)
@@ -212,44 +212,6 @@ def _plain(value: Any) -> str | int | float:
     """Convert a value of HDF5 to a text or number of Python."""
     value = value.item() if hasattr(value, "item") else value
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-class Hdf5Columns:
-    """Arrays of an HDF5 file in the D4RL layout."""
-
-    def __init__(self, file: File, budget: ReadBudget) -> None:
-        self._file = Hdf5File(file, budget)
-        try:
-            self._arrays = self._file.arrays(self._file.root, leave=METADATA)
-        except BaseException:
-            self._file.close()
-            raise
-
-    def names(self) -> list[str]:
-        """Return the names of all arrays."""
-        return list(self._arrays)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return an array's shape."""
-        return tuple(self._arrays[name].shape or ())
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """Return an array's dtype."""
-        dtype: np.dtype[Any] = self._arrays[name].dtype
-        return dtype
-
-    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows.  Raises: ValueError."""
-        return self._file.read(self._arrays[name], name, slice(begin, end))
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-def open_hdf5(path: str, budget: ReadBudget) -> ColumnSource:
-    """Open an HDF5 file in the D4RL layout.  Raises: as ``open_columns``."""
-    return open_columns("hdf5", path, lambda file: Hdf5Columns(file, budget), budget)
 
 
 class Hdf5Output(io.RawIOBase):

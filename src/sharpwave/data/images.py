@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.packages import needed
+from sharpwave.data.episode import needed
 
 MODES = {"uint8": ("L", "LA", "RGB", "RGBA"), "uint16": ("I;16",)}
 """Pillow's modes that are read, by dtype. Other modes hold numbers of a palette, or single bits."""

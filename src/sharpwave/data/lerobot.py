@@ -14,11 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, videos
-from sharpwave.data.episode import Episode, existing, field_of, nested, usable_name
+from sharpwave.data.episode import Episode, Totals, existing, field_of, finite_sum, needed, nested, usable_name
 from sharpwave.data.opened_files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
-from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
-from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
 
 EPISODE = "episode_index"
@@ -73,7 +71,6 @@ class LeRobotSource:
 
     Raises:
         ValueError: it is damaged, or of another layout.
-        ValueError: it is damaged, or of another layout.
     """
 
     def __init__(self, path: str, budget: ReadBudget) -> None:
@@ -81,24 +78,20 @@ class LeRobotSource:
         self.name, self.left_out, self.notes, self._budget = f"lerobot:{folder}", list[str](), list[str](), budget
         self._arrow: Any = needed("pyarrow", "data")
         self._open: tuple[str, ParquetFile] | None = None
-        self._group: tuple[str, int, Any] | None = None
-        self._ends: tuple[str, int, Any] | None = None
+        self._groups: dict[bool, tuple[str, int, Any]] = {}
         self._runs: dict[str, dict[int, tuple[int, int]] | None] = {}
         self._unlisted = 0
         self.left = Totals()
         self._folder = Folder(folder, budget)
+        budget.closing.callback(self._close_file)
         try:
             with explained(f"{self.name}: meta/info.json is damaged, or no LeRobot data set's", self.name):
                 self._read_info()
             with explained(f"{self.name}: is damaged, or no LeRobot data set", self.name):
                 self._places = self._read_episodes()
-                self.steps = sum(place.steps for place in self._places)
         except FileNotFoundError as error:
-            self.close()
             raise FileNotFoundError(f"{self.name}: is not complete, or no LeRobot data set ({error})") from error
-        except BaseException:
-            self.close()
-            raise
+        self.steps = sum(place.steps for place in self._places)
 
     def _read_info(self) -> None:
         """Read the data set's description.  Raises: FileNotFoundError; any error that its values cause."""
@@ -202,14 +195,8 @@ class LeRobotSource:
             self._texts = [one for one in self._texts if one in names]
         if self._unlisted:
             self.left_out.append(f"{self._unlisted:,} rows of episodes that meta/episodes does not list")
-        if self.left.steps:
-            which = "that did not terminate" if DONE in self._fields else f"(without {DONE} none is known to terminate)"
-            self.left_out.append(
-                f"{self.left.steps:,} steps at the ends of episodes {which}, with rewards of {self.left.reward:g}: the "
-                "observation after them is not in the data"
-            )
-        if self.left.episodes:
-            self.left_out.append(f"{self.left.episodes:,} episodes of one such step")
+        which = "that did not terminate" if DONE in self._fields else f"(without {DONE} none is known to terminate)"
+        self.left_out += self.left.said(which)
         if self._said_episodes not in (None, len(numbers)):
             self.left_out.append(
                 f"episodes: info.json says {str(self._said_episodes)[:32]}, meta/episodes lists {len(numbers):,}"
@@ -394,18 +381,15 @@ class LeRobotSource:
         return table
 
     def _row_group(self, name: str, file: ParquetFile, number: int, columns: list[str] | None) -> Any:
-        """Return a row group, or always the same columns of it; the last one read stays in memory."""
-        kept = self._group if columns is None else self._ends
-        if kept is None or kept[:2] != (name, number):
-            self._group, self._ends = (None, self._ends) if columns is None else (self._group, None)
+        """Return a row group, or always the same columns of it; the last one of each stays in memory."""
+        whole = columns is None
+        if self._groups.get(whole, ())[:2] != (name, number):
+            self._groups.pop(whole, None)  # two would need twice the memory
             for one in columns or self._columns:
                 self._check_type(file, one)
-            kept = name, number, file.read(number, columns or [*self._columns, *self._texts, EPISODE, FRAME])
-            if columns is None:
-                self._group = kept
-            else:
-                self._ends = kept
-        return kept[2]
+            read = file.read(number, columns or [*self._columns, *self._texts, EPISODE, FRAME])
+            self._groups[whole] = name, number, read
+        return self._groups[whole][2]
 
     def _check_type(self, file: ParquetFile, name: str) -> None:
         """Check a column's type: lists of a fixed size take space even where they are null.  Raises: ValueError."""
@@ -516,15 +500,11 @@ class LeRobotSource:
         place = self._places[number]
         return f"{self.name}: {place.name}: episode {place.number}"
 
-    def close(self) -> None:
-        """Close the folder and its open file."""
-        self._close_file()
-        self._folder.close()
-
     def _close_file(self) -> None:
         if self._open is not None:
             self._open[1].close()
-        self._open = self._group = self._ends = None
+        self._open = None
+        self._groups.clear()
 
 
 def _values(column: Any) -> npt.NDArray[Any]:
@@ -548,8 +528,3 @@ def _constant(table: Any, name: str) -> str | None:
         found = found.flatten()
     values = found.unique()
     return str(values[0].as_py()) if len(values) == 1 and values[0].is_valid else None
-
-
-def open_lerobot(path: str, budget: ReadBudget) -> LeRobotSource:
-    """Open a data set's folder.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    return LeRobotSource(path, budget)

@@ -17,11 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images
-from sharpwave.data.episode import PARTIAL, Episode, field_of, nested, usable_name
+from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, needed, nested, usable_name
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.opened_files import REMEDY, Folder, ReadBudget, explained, parse_json
-from sharpwave.data.packages import needed
-from sharpwave.data.totals import Totals
 from sharpwave.escaping import escaped
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.spaces import parts_of, stored_parts_of, stored_space, variable_parts
@@ -78,16 +76,9 @@ class MinariSource:
             )
         self.name, self.notes, self._budget = f"minari:{folder}", list[str](), budget
         self.left, self._misfits = Totals(), set[str]()
-        self._closing = contextlib.ExitStack()
-        try:
-            with explained(f"{self.name}: is damaged, or not a Minari data set", self.name):
-                files = Folder(folder, budget)
-                self._closing.callback(files.close)
-                self._open(files, folder)
-                self._describe()
-        except BaseException:
-            self.close()
-            raise
+        with explained(f"{self.name}: is damaged, or not a Minari data set", self.name):
+            self._open(Folder(folder, budget), folder)
+            self._describe()
 
     def _open(self, files: Folder, folder: Path) -> None:
         said = files.json("data/metadata.json")
@@ -117,7 +108,7 @@ class MinariSource:
         self._file: Hdf5File | None = None
         if (kind := said.get("data_format")) == "hdf5":
             self._file = Hdf5File(files.open("data/main_data.hdf5"), self._budget)
-            self._closing.callback(self._file.close)
+            self._budget.closing.callback(self._file.close)
         elif self._budget.trust:
             from minari import MinariDataset
 
@@ -310,10 +301,6 @@ class MinariSource:
         file = "data/main_data.hdf5" if self._file is not None else "data"
         return f"{self.name}: {file}: episode {number}"
 
-    def close(self) -> None:
-        """Close the files."""
-        self._closing.close()
-
 
 class _Raw(NamedTuple):
     """Episode as read from the file; ``said``: its metadata; ``others``: infos with another number of rows."""
@@ -328,11 +315,6 @@ class _Raw(NamedTuple):
     said: Mapping[str, Any]
     texts: dict[str, str | None]
     others: tuple[str, ...] = ()
-
-
-def open_minari(name: str, budget: ReadBudget) -> MinariSource:
-    """Open a local data set.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    return MinariSource(name, budget)
 
 
 def _parsed_space(text: Any, budget: ReadBudget) -> Any:

@@ -13,8 +13,9 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy
 
-from sharpwave.data.columns import ColumnSource, open_columns
-from sharpwave.data.opened_files import File, ReadBudget, explained
+from sharpwave.data.columns import ColumnSource
+from sharpwave.data.episode import existing
+from sharpwave.data.opened_files import ReadBudget, explained, open_path
 
 SKIP_BYTES = 1 << 20
 NUMPYS = {zipfile.ZIP_STORED: "stored", zipfile.ZIP_DEFLATED: "deflated"}
@@ -25,19 +26,20 @@ MAX_HEADER_BYTES = 10_000
 """Limit of an array's header, numpy's own."""
 
 
-class _Member:
-    """Array in an archive, read forwards; going back opens it anew.
+class NpzArray:
+    """Array in an archive, ``what``, read forwards; going back opens it anew.
 
     Raises: ValueError: not an array of plain numbers.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> None:
+    def __init__(self, archive: zipfile.ZipFile, info: zipfile.ZipInfo, what: str) -> None:
         if info.compress_type not in NUMPYS:
             raise ValueError(
                 f"compressed by method {info.compress_type}, expected {' or '.join(NUMPYS.values())}; write it by "
                 "numpy.savez_compressed"
             )
         self._archive, self._info, self._file = archive, info, archive.open(info)
+        self._what = f"{what}: {info.filename.removesuffix('.npy')}"
         version = npy.read_magic(self._file)
         readers = {(1, 0): (2, npy.read_array_header_1_0), (2, 0): (4, npy.read_array_header_2_0)}
         if version not in readers:
@@ -47,7 +49,8 @@ class _Member:
         if int.from_bytes(length, "little") > MAX_HEADER_BYTES:  # numpy would read the whole header first
             raise ValueError(f"a header of {int.from_bytes(length, 'little'):,} bytes, expected {MAX_HEADER_BYTES:,}")
         header = io.BytesIO(length + self._file.read(int.from_bytes(length, "little")))
-        self.shape, fortran, self.dtype = reader(header)
+        shape, fortran, self.dtype = reader(header)
+        self.shape: tuple[int, ...] = tuple(shape)
         if self.dtype.hasobject:
             raise ValueError("holds pickled objects, which are not read; save plain arrays")
         if fortran and len(self.shape) > 1:
@@ -63,6 +66,11 @@ class _Member:
         self._at = 0
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        """Read rows.  Raises: ValueError."""
+        with explained(f"{self._what}: rows {begin} to {end} cannot be read"):
+            return self._rows(begin, end)
+
+    def _rows(self, begin: int, end: int) -> npt.NDArray[Any]:
         if begin < self._at:
             self._file.close()
             self._file = self._archive.open(self._info)
@@ -80,57 +88,22 @@ class _Member:
         while nbytes > 0 and (part := self._file.read(min(nbytes, SKIP_BYTES))):
             nbytes -= len(part)
 
-    def close(self) -> None:
-        self._file.close()
 
-
-class NpzColumns:
-    """Arrays of an ``.npz`` file."""
-
-    def __init__(self, file: File, budget: ReadBudget) -> None:
-        self.path, self._file = file.path, file
-        with explained(f"npz: {str(self.path)!r}"):
-            self._archive = zipfile.ZipFile(file)
-        self._members: dict[str, _Member] = {}
-        try:
-            infos = [one for one in self._archive.infolist() if one.filename.endswith(".npy")]
-            budget.check_count(f"npz: {str(self.path)!r}", len(infos), "arrays")
-            for info in infos:
-                with explained(f"npz: {str(self.path)!r}: {info.filename}"):
-                    self._members[info.filename.removesuffix(".npy")] = _Member(self._archive, info)
-            budget.check_total_bytes(f"npz: {str(self.path)!r}", sum(one.nbytes for one in self._members.values()))
-        except BaseException:
-            self.close()
-            raise
-
-    def names(self) -> list[str]:
-        """Return the names of all arrays."""
-        return list(self._members)
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Return an array's shape."""
-        return tuple(self._members[name].shape)
-
-    def dtype(self, name: str) -> np.dtype[Any]:
-        """Return an array's dtype."""
-        return self._members[name].dtype
-
-    def rows(self, name: str, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows.  Raises: ValueError."""
-        with explained(f"npz: {str(self.path)!r}: {name}: rows {begin} to {end} cannot be read"):
-            return self._members[name].rows(begin, end)
-
-    def close(self) -> None:
-        """Close the file."""
-        for member in self._members.values():
-            member.close()
-        self._archive.close()
-        self._file.close()
-
-
-def open_npz(path: str, budget: ReadBudget) -> ColumnSource:
-    """Open an ``.npz`` file in the D4RL layout.  Raises: as ``open_columns``."""
-    return open_columns("npz", path, lambda file: NpzColumns(file, budget), budget)
+def open_npz(place: str, budget: ReadBudget) -> ColumnSource:
+    """Open an ``.npz`` file in the D4RL layout.  Raises: FileNotFoundError, ValueError."""
+    path = existing(place, "npz")
+    what, arrays = f"npz: {str(path)!r}", dict[str, NpzArray]()
+    file = open_path(path, budget)
+    with explained(what):
+        archive = zipfile.ZipFile(file)
+    budget.closing.callback(archive.close)
+    infos = [one for one in archive.infolist() if one.filename.endswith(".npy")]
+    budget.check_count(what, len(infos), "arrays")
+    for info in infos:
+        with explained(f"{what}: {info.filename}"):
+            arrays[info.filename.removesuffix(".npy")] = NpzArray(archive, info, what)
+    budget.check_total_bytes(what, sum(one.nbytes for one in arrays.values()))
+    return ColumnSource(f"npz:{path}", arrays, budget)
 
 
 class NpzWriter:

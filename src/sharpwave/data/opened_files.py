@@ -54,12 +54,14 @@ class ReadBudget:
 
     Attributes:
         nbytes: bytes of the files opened so far; inf without bounds.
+        closing: closes all that stays open while the data set is read, the last opened first.
     """
 
     def __init__(self, trust: bool = False, progress: bool | None = False, skip_damaged: bool = False) -> None:
         self.skip_damaged = skip_damaged
         self.trust, self.progress, self.nbytes = trust, progress, math.inf if trust else 0.0
         self._counted: set[tuple[int, int]] = set()
+        self.closing = contextlib.ExitStack()
         self._spent_s, self._begun_s, self._thread = 0.0, 0.0, -1
 
     def count(self, descriptor: int, weight: int = 1) -> int:
@@ -215,19 +217,21 @@ class File(io.BufferedReader):
 
 
 def open_path(path: Path, budget: ReadBudget, weight: int = 1) -> File:
-    """Open the regular file at a user's path, which may contain links.
+    """Open the regular file at a user's path, which may contain links; ``budget`` closes it.
 
     Raises: ValueError: a FIFO, a device, a folder.  OSError.
     """
     found = path.resolve()
     try:
-        return File(open_file(found), path, budget, weight)
+        file = File(open_file(found), path, budget, weight)
     except IrregularError as error:
         raise ValueError(f"{path} is {error.what}; give the file itself") from error
+    budget.closing.callback(file.close)
+    return file
 
 
 class Folder:
-    """Folder of a data set, held open: files are found below it, name by name, never through a link.
+    """Folder of a data set, held open until ``budget`` closes it: files are found below it, never through a link.
 
     The user's path to it may contain links. Names are relative, with slashes.
     """
@@ -237,6 +241,7 @@ class Folder:
         if not path.is_dir():
             raise ValueError(f"{path} is no folder, expected a data set's folder")
         self._top = Directory.open(path)
+        budget.closing.callback(self._top.close)
 
     def open(self, name: str, weight: int = 1) -> File:
         """Open a regular file.
@@ -291,10 +296,6 @@ class Folder:
                     raise ValueError(f"{file.path}: a line of more than {MAX_LINE_BYTES:,} bytes")
                 if line.strip():
                     yield parse_json(line)
-
-    def close(self) -> None:
-        """Close the folder."""
-        self._top.close()
 
     def _enter(self, parts: list[str], stack: contextlib.ExitStack) -> Directory:
         place = self._top

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from pathlib import Path
@@ -11,11 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.episode import Episode, existing
+from sharpwave.data.episode import Episode, Totals, existing, needed
 from sharpwave.data.opened_files import ReadBudget, explained, open_path, parse_json
-from sharpwave.data.packages import needed
 from sharpwave.data.parquet_files import ParquetFile
-from sharpwave.data.totals import Totals
 from sharpwave.json_values import encode
 from sharpwave.spec import Field, Spec
 
@@ -99,16 +96,9 @@ class ParquetSource:
         self.left = Totals()
         self._arrow: Any = needed("pyarrow", "data")
         with explained(f"{self.name}: is damaged, or no export of a store"):
-            file = open_path(found, budget)
-            self._closing = contextlib.ExitStack()
-            self._closing.callback(file.close)
-            try:
-                self._file = ParquetFile(file, budget)
-                self._closing.callback(self._file.close)
-                self.spec = self._read_spec(found)
-            except BaseException:
-                self._closing.close()
-                raise
+            self._file = ParquetFile(open_path(found, budget), budget)
+            budget.closing.callback(self._file.close)
+            self.spec = self._read_spec(found)
         self._rows = self._file.rows
         self.steps = sum(self._rows) - len(self._rows)
         numbers = self._file.least("episode")
@@ -194,12 +184,3 @@ class ParquetSource:
     def place(self, number: int) -> str:
         """Describe an episode's place."""
         return f"{self.name}: episode {number}"
-
-    def close(self) -> None:
-        """Close the file."""
-        self._closing.close()
-
-
-def open_parquet(path: str, budget: ReadBudget) -> ParquetSource:
-    """Open a file that ``Store.export`` wrote.  Raises: FileNotFoundError, ValueError, ModuleNotFoundError."""
-    return ParquetSource(path, budget)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import contextlib
 from typing import Any, NamedTuple
 
+from sharpwave.data.episode import needed
 from sharpwave.data.opened_files import REMEDY, File, ReadBudget, explained
-from sharpwave.data.packages import needed
 
 WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE": 8}
 LEVEL_BYTES = 4

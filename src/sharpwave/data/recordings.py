@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.columns import with_tuples
-from sharpwave.data.episode import Episode, field_of, nameless, nested, usable_name
+from sharpwave.data.episode import (
+    Array,
+    Arrays,
+    Episode,
+    Totals,
+    field_of,
+    finite_sum,
+    len_of,
+    nameless,
+    nested,
+    usable_name,
+    with_tuples,
+)
 from sharpwave.data.opened_files import ReadBudget, explained
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.log.same_values import TOLERANCE, compare
 from sharpwave.spec import Field, Spec
 
@@ -24,31 +34,11 @@ FLAGS = ("terminated", "truncated")
 OBS, NEXT_OBS, ACTION, FURTHER = "obs", "next_obs", "action", "further"
 
 
-class Array(Protocol):
-    """Array in a file, read by rows."""
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Shape."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Dtype."""
-
-    def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows [end - begin, ...].  Raises: ValueError."""
-
-
-Arrays = Mapping[str, Array]
-"""Arrays by their paths, as ``arm/joints``; a single array has the path ""."""
-
-
 @dataclass(frozen=True)
 class EpisodeRecording:
     """Episode of T steps in a data set, before it is read.
 
     Attributes:
-        place: description of its place.
         obs: [T + 1, ...], the final observation last; or [T, ...], if that is in ``next_obs``, or unknown.
         next_obs: observations after each step [T, ...], or none.
         action: [T, ...].
@@ -57,7 +47,6 @@ class EpisodeRecording:
         info: the data set's description of the episode.
     """
 
-    place: str
     obs: Arrays
     action: Arrays
     next_obs: Arrays = field(default_factory=dict)
@@ -68,33 +57,31 @@ class EpisodeRecording:
     info: Mapping[str, Any] = field(default_factory=dict)
 
 
-class RecordingLayout(Protocol):
-    """Mapping from the files of a format to their episodes.
-
-    It may also have ``named``, as ``RecordingSource``, and ``surveyed``: remarks on the number of rows of all sound
-    episodes, once they were read, in words.
+class RecordingLayout:
+    """Mapping from the files of a format to their episodes, at ``places`` that are described in words.
 
     Attributes:
         left_out, notes: as those of ``Source``. ``about``: description of all episodes, which an import notes.
         final: whether observations have one row more than steps, the final observation.
     """
 
-    final: bool
-    left_out: list[str]
-    notes: list[str]
-    about: dict[str, Any]
+    final = False
 
-    def __len__(self) -> int:
-        """Return the number of episodes."""
-
-    def place(self, number: int) -> str:
-        """Describe an episode's place."""
+    def __init__(self, places: Sequence[str], *notes: str) -> None:
+        self.places, self.notes = places, list(notes)
+        self.left_out, self.about = list[str](), dict[str, Any]()
 
     def recording(self, number: int) -> EpisodeRecording:
         """Find the arrays of an episode.  Raises: ValueError: it is damaged."""
+        raise NotImplementedError
 
-    def close(self) -> None:
-        """Close the files."""
+    def surveyed(self, rows: int) -> list[str]:
+        """Return remarks on the number of rows of all sound episodes, once they were read, in words."""
+        return []
+
+    def named(self, name: str) -> list[int] | None:
+        """Return the numbers of the episodes with a name; ``None``: they have no names.  Raises: ValueError."""
+        return None
 
 
 class _Size(NamedTuple):
@@ -120,7 +107,7 @@ class RecordingSource:
         self.name, self._layout, self._budget = name, layout, budget
         self.left_out, self.notes, self.left = list(layout.left_out), list(layout.notes), Totals()
         self.about = layout.about
-        budget.check_count(name, len(layout), "episodes")
+        budget.check_count(name, len(layout.places), "episodes")
         self._fields, self._further = self._found_fields()
         budget.check_total(name, 0, {path: one for group in self._fields.values() for path, one in group.items()})
         self.spec = Spec(
@@ -139,7 +126,7 @@ class RecordingSource:
         counts: collections.Counter[tuple[str, str, tuple[int, ...], str]] = collections.Counter()
         damage: ValueError | None = None
         tried = 0
-        for number in range(min(len(self._layout), MAX_TRIED)):
+        for number in range(min(len(self._layout.places), MAX_TRIED)):
             try:
                 with explained(self._where(number), self.name):
                     one = self._layout.recording(number)
@@ -197,14 +184,14 @@ class RecordingSource:
         within: collections.Counter[str] = collections.Counter()
         rewarded = marked = followed = kept = sound = every = halved = 0
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
-        with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout)) as report:
-            for number in range(len(self._layout)):
+        with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout.places)) as report:
+            for number in range(len(self._layout.places)):
                 report(1)
                 try:
                     with explained(self._where(number), self.name):
                         one = self._layout.recording(number)
                         rows = self._rows(one)
-                        ends = {name: self._flags(one, name, rows) for name in FLAGS}
+                        ends = {name: self._flags(one, name, rows, self._where(number)) for name in FLAGS}
                         terminated, truncated = (bool(flags[-1]) for flags in ends.values())
                         known_final = terminated or bool(one.next_obs) or self._layout.final
                         if not known_final:
@@ -230,8 +217,7 @@ class RecordingSource:
         if halved:
             self.notes.append(f"terminated: missing in {halved:,} episodes with truncated; none of them terminated")
         self._say(others, within, kept, rewarded, marked, sound)
-        if (surveyed := getattr(self._layout, "surveyed", None)) is not None:
-            self.left_out += surveyed(every)
+        self.left_out += self._layout.surveyed(every)
         return sizes
 
     def _leave(self, one: EpisodeRecording, rows: int, truncated: bool) -> None:
@@ -250,13 +236,7 @@ class RecordingSource:
         """Note what is left out, and how the data are read."""
         for what, count in sorted(others.items()):
             self.left_out.append(f"{what}, in {count:,} episodes: not one value a step in most of them")
-        if self.left.steps:
-            self.left_out.append(
-                f"{self.left.steps:,} steps at the ends of episodes that did not terminate, with rewards of "
-                f"{self.left.reward:g}: the observation after them is not in the data"
-            )
-        if self.left.episodes:
-            self.left_out.append(f"{self.left.episodes:,} episodes of one such step")
+        self.left_out += self.left.said()
         if kept:
             self.left_out.append("the last row of further fields that have one more than there are steps")
         if not rewarded and sound:
@@ -271,13 +251,13 @@ class RecordingSource:
             if count:
                 self.notes.append(f"{name}: true before the last step in {count:,} episodes, which do not end there")
 
-    def _flags(self, one: EpisodeRecording, name: str, rows: int) -> npt.NDArray[np.bool_]:
+    def _flags(self, one: EpisodeRecording, name: str, rows: int, what: str) -> npt.NDArray[np.bool_]:
         """Return flags of each step, bool [T].  Raises: ValueError."""
         flags = getattr(one, name)
         if isinstance(flags, bool | None):
             marked: npt.NDArray[np.bool_] = np.arange(rows) == (rows - 1 if flags else rows)
             return marked
-        self._budget.check_bytes(f"{self.name}: {one.place}: {name}", rows * flags.dtype.itemsize)
+        self._budget.check_bytes(f"{what}: {name}", rows * flags.dtype.itemsize)
         values = flags.rows(0, rows).reshape(-1)
         if values.dtype != np.bool_ and (wrong := values[(values != 0) & (values != 1)]).size:
             raise ValueError(f"{name} has {wrong[0]}, expected 0 and 1")
@@ -295,7 +275,7 @@ class RecordingSource:
             rows = self._rows(one)
             self._check_fields(one, rows)
             self._budget.check_episode(what, rows + 1, self.spec.fields)
-            terminated, truncated = (bool(self._flags(one, name, rows)[-1]) for name in FLAGS)
+            terminated, truncated = (bool(self._flags(one, name, rows, what)[-1]) for name in FLAGS)
             steps, rounded = rows, 0
             obs = {path: one.obs[path].rows(0, len_of(one.obs[path])) for path in self._fields[OBS]}
             for path in one.next_obs:
@@ -341,28 +321,13 @@ class RecordingSource:
         return self._where(self._sizes[number].number)
 
     def _where(self, number: int) -> str:
-        return f"{self.name}: {self._layout.place(number)}"
+        return f"{self.name}: {self._layout.places[number]}"
 
     def named(self, name: str) -> list[int]:
         """Return the numbers of the episodes with a name in the layout.  Raises: ValueError."""
-        if (named := getattr(self._layout, "named", None)) is None:
+        if (wanted := self._layout.named(name)) is None:
             raise nameless(self.name, name)
-        wanted = set(named(name))
-        return [number for number, one in enumerate(self._sizes) if one.number in wanted]
-
-    def close(self) -> None:
-        """Close the files."""
-        self._layout.close()
-
-
-def below(arrays: Arrays, name: str) -> dict[str, Array]:
-    """Return the array ``name``, or the arrays of group ``name``, by their paths in it."""
-    return {one[len(name) + 1 :]: arrays[one] for one in arrays if one == name or one.startswith(f"{name}/")}
-
-
-def len_of(array: Array) -> int:
-    """Return an array's number of rows; -1 for a single value."""
-    return array.shape[0] if array.shape else -1
+        return [number for number, one in enumerate(self._sizes) if one.number in set(wanted)]
 
 
 def _all(one: EpisodeRecording) -> Iterator[tuple[str, str, Array]]:

@@ -12,10 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
-from sharpwave.data.episode import Episode, LastStep, existing, field_of, nested, usable_name
+from sharpwave.data.episode import Episode, LastStep, Totals, existing, field_of, finite_sum, nested, usable_name
 from sharpwave.data.opened_files import REMEDY, File, Folder, ReadBudget, check_whole, explained
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.totals import Totals, finite_sum
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
@@ -58,20 +57,18 @@ class RldsSource:
     TensorFlow Datasets keeps float64 as float32.
 
     Raises:
-        ValueError: it is damaged, or not an RLDS data set.
+        ValueError: it is damaged, or not an RLDS data set; or an unknown ``last``.
     """
 
     def __init__(self, path: str, budget: ReadBudget, last: LastStep = "auto") -> None:
+        if last not in get_args(LastStep):
+            raise ValueError(f"rlds: last={last!r}, expected one of {', '.join(get_args(LastStep))}")
         folder = existing(path, "rlds")
         self.name, self.left_out, self.notes, self._budget = f"rlds:{folder}", list[str](), list[str](), budget
         self.left = Totals()
         self._folder = Folder(folder, budget)
-        try:
-            self._read_features()
-            self._read_places(last)
-        except BaseException:
-            self.close()
-            raise
+        self._read_features()
+        self._read_places(last)
 
     def _read_features(self) -> None:
         """Read the features of a step.  Raises: FileNotFoundError, ValueError."""
@@ -343,17 +340,6 @@ class RldsSource:
         """Describe an episode's place."""
         place = self._places[number]
         return f"{self.name}: {place.name}, byte {place.offset:,}: episode {number}"
-
-    def close(self) -> None:
-        """Close the folder: files are opened for each episode."""
-        self._folder.close()
-
-
-def open_rlds(path: str, budget: ReadBudget, last: LastStep = "auto") -> RldsSource:
-    """Open a data set's folder.  Raises: FileNotFoundError, ValueError."""
-    if last not in get_args(LastStep):
-        raise ValueError(f"rlds: last={last!r}, expected one of {', '.join(get_args(LastStep))}")
-    return RldsSource(path, budget, last)
 
 
 def _check_ends(what: str, last: npt.NDArray[Any], terminal: npt.NDArray[Any]) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.episode import needed
 from sharpwave.data.opened_files import File, explained
-from sharpwave.data.packages import needed
 
 TOLERANCE_S = 1e-4
 """Largest distance of a frame from the given time, as in LeRobot's own loader."""

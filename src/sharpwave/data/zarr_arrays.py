@@ -9,17 +9,16 @@ import zipfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import zstandard
 
-from sharpwave.data.episode import existing
+from sharpwave.data.episode import Array, existing, len_of, needed
 from sharpwave.data.npz import NUMPYS
-from sharpwave.data.opened_files import File, Folder, ReadBudget, check_whole, explained, open_path, parse_json
-from sharpwave.data.packages import needed
-from sharpwave.data.recordings import Array, EpisodeRecording, RecordingSource, len_of
+from sharpwave.data.opened_files import Folder, ReadBudget, check_whole, explained, open_path, parse_json
+from sharpwave.data.recordings import EpisodeRecording, RecordingLayout, RecordingSource
 
 DESCRIPTION, GROUP, FORMAT_3, ALL = ".zarray", ".zgroup", "zarr.json", ".zmetadata"
 MAX_DEPTH = 8
@@ -33,23 +32,8 @@ REWARDS = ("reward", "rewards")
 ACTIONS = ("action", "actions")
 
 
-class ZarrFiles(Protocol):
-    """Files of a zarr store, by names with slashes."""
-
-    what: str
-
-    def names(self) -> list[str]:
-        """Return the names of all files.  Raises: ValueError."""
-
-    def read(self, name: str) -> bytes:
-        """Read a file.  Raises: ValueError, FileNotFoundError."""
-
-    def close(self) -> None:
-        """Close open files."""
-
-
 class FolderFiles:
-    """Files of a zarr store in a folder. The budget counts all of them when they are listed."""
+    """Files of a zarr store in a folder, by names with slashes. The budget counts all when they are listed."""
 
     def __init__(self, path: Path, budget: ReadBudget) -> None:
         self.what = f"zarr:{path}"
@@ -79,19 +63,16 @@ class FolderFiles:
         with self._folder.open(name) as file:
             return file.read()
 
-    def close(self) -> None:
-        """Close the folder."""
-        self._folder.close()
-
 
 class ArchiveFiles:
     """Files of a zarr store in a ZIP archive."""
 
-    def __init__(self, file: File, budget: ReadBudget) -> None:
-        self.what = f"zarr:{file.path}"
-        self._file, self._budget = file, budget
+    def __init__(self, path: Path, budget: ReadBudget) -> None:
+        self.what, self._budget = f"zarr:{path}", budget
+        file = open_path(path, budget)
         with explained(self.what):
             self._archive = zipfile.ZipFile(file)
+        budget.closing.callback(self._archive.close)
 
     def names(self) -> list[str]:
         """Return the names of all files.  Raises: ValueError."""
@@ -107,10 +88,8 @@ class ArchiveFiles:
         self._budget.check_bytes(f"{self.what}: {name}", info.file_size)
         return self._archive.read(info)
 
-    def close(self) -> None:
-        """Close the archive."""
-        self._archive.close()
-        self._file.close()
+
+ZarrFiles = FolderFiles | ArchiveFiles
 
 
 class ZarrArray:
@@ -234,18 +213,14 @@ class ZarrPart:
         return self._array.rows(self._begin + begin, self._begin + end)
 
 
-class ZarrReplayBuffer:
+class ZarrReplayBuffer(RecordingLayout):
     """Layout of diffusion policy: ``data/*`` [N, ...] of all episodes, and their ends, ``meta/episode_ends``.
 
     ``data/action`` is the action, ``data/reward`` the optional reward; others are observations.
     """
 
-    final = False
-
     def __init__(self, files: ZarrFiles, budget: ReadBudget) -> None:
         self._files, self._arrays = files, dict[str, ZarrArray]()
-        self.left_out: list[str] = []
-        self.notes, self.about = ["read as diffusion policy's ReplayBuffer"], dict[str, Any]()
         names = files.names()
         if FORMAT_3 in names:
             raise ValueError(f"{files.what}: is zarr's format 3, expected 2; write it with zarr_format=2")
@@ -268,6 +243,10 @@ class ZarrReplayBuffer:
         if (np.diff(stops.astype(np.int64), prepend=0) < 0).any():
             raise ValueError(f"{files.what}: meta/episode_ends falls, expected it to rise; write it anew")
         self._bounds: list[int] = [0, *stops.tolist()]
+        super().__init__(
+            [f"episode {n} (rows {a:,} to {b - 1:,})" for n, (a, b) in enumerate(itertools.pairwise(self._bounds))],
+            "read as diffusion policy's ReplayBuffer",
+        )
         for name in sorted(found):
             one = name.removeprefix("data/")
             if name.startswith("data/") and one not in (*ACTIONS, *REWARDS) and (why := self._no_field(name)):
@@ -311,26 +290,14 @@ class ZarrReplayBuffer:
             lost |= {place for place, _, one in said if one == DESCRIPTION and place not in found}
         return min(lost, default="")
 
-    def __len__(self) -> int:
-        return len(self._bounds) - 1
-
-    def place(self, number: int) -> str:
-        """Describe an episode's place."""
-        return f"episode {number} (rows {self._bounds[number]:,} to {self._bounds[number + 1] - 1:,})"
-
     def recording(self, number: int) -> EpisodeRecording:
-        """Find the arrays of an episode.  Raises: ValueError."""
         begin, end = self._bounds[number : number + 2]
         parts: dict[str, Array] = {name: ZarrPart(array, begin, end) for name, array in self._arrays.items()}
         action = next((parts.pop(name) for name in ACTIONS if name in parts), None)
         reward = next((parts.pop(name) for name in REWARDS if name in parts), None)
         if short := [name for name, part in parts.items() if len_of(part) < end - begin]:
             raise ValueError(f"data/{short[0]} has {len_of(parts[short[0]]):,} of its {end - begin:,} rows")
-        return EpisodeRecording(self.place(number), parts, {} if action is None else {"": action}, reward=reward)
-
-    def close(self) -> None:
-        """Close the files."""
-        self._files.close()
+        return EpisodeRecording(parts, {} if action is None else {"": action}, reward=reward)
 
 
 def open_zarr(place: str, budget: ReadBudget) -> RecordingSource:
@@ -339,18 +306,6 @@ def open_zarr(place: str, budget: ReadBudget) -> RecordingSource:
     Raises: FileNotFoundError, ValueError; ModuleNotFoundError: numcodecs is missing.
     """
     path = existing(place, "zarr")
-    if path.is_dir():
-        files: ZarrFiles = FolderFiles(path, budget)
-    else:
-        file = open_path(path, budget)
-        try:
-            files = ArchiveFiles(file, budget)
-        except BaseException:
-            file.close()
-            raise
-    try:
-        with explained(f"zarr:{path}"):
-            return RecordingSource(f"zarr:{path}", ZarrReplayBuffer(files, budget), budget)
-    except BaseException:
-        files.close()
-        raise
+    files: ZarrFiles = FolderFiles(path, budget) if path.is_dir() else ArchiveFiles(path, budget)
+    with explained(f"zarr:{path}"):
+        return RecordingSource(f"zarr:{path}", ZarrReplayBuffer(files, budget), budget)

@@ -10,9 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.integrations.frame_stacks import Stack, same_bits
-from sharpwave.integrations.moving import move
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
+from sharpwave.views.transitions import NStep
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
@@ -21,6 +21,8 @@ Named = dict[str, Array]
 
 ONE = ""
 """Name of an observation that is a single array."""
+MOVED = 256
+"""Transitions that are decoded at a time to be moved to another store."""
 
 
 class LaneEnds:
@@ -187,6 +189,36 @@ class FrameWriter:
         if self._single is not None:
             return self.stacks[self._single].join(obs)
         return {name: stack.join(obs[name]) for name, stack in self.stacks.items()}
+
+
+def move(old: Store, new: Store, single: str | None, changed: Callable[[Named], Named]) -> None:
+    """Append all transitions of ``old`` to ``new``, lane by lane, in order; unfinished episodes stay unfinished.
+
+    Args:
+        single: name of the observation, if it is no dict.
+        changed: converts observations of ``old``, [n, *shape] by name, to the form of ``new``.
+
+    Cost: decoding and encoding all steps.
+    """
+    view = old.view(NStep(1, 1.0, newest=True), name="move")
+    steps = old.lane_steps.tolist()
+    lanes = [old.ids(lane, np.arange(max(0, end - len(old)), end), missing="mask") for lane, end in enumerate(steps)]
+    ids = np.concatenate([found[found >= 0] for found in lanes]) if lanes else np.empty(0, np.int64)
+    for begin in range(0, len(ids), MOVED):
+        batch = view.fetch(ids[begin : begin + MOVED])
+        before = changed(batch.obs if single is None else {single: batch.obs})
+        after = changed(batch.next_obs if single is None else {single: batch.next_obs})
+        for row, lane in enumerate(batch.lane.tolist()):
+            obs, next_obs = ({k: v[row] for k, v in part.items()} for part in (before, after))
+            new.append(
+                lane=lane,
+                obs=obs if single is None else obs[single],
+                next_obs=next_obs if single is None else next_obs[single],
+                action=batch.action[row],
+                reward=batch.reward[row],
+                terminated=bool(batch.terminated[row]),
+                truncated=bool(batch.truncated[row]),
+            )
 
 
 def stacks_in(spec: Spec, whole: Mapping[str, Stack], action: Field) -> dict[str, Stack] | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import gc
+import tempfile
 import weakref
 from collections import deque
 from collections.abc import Collection, Mapping
@@ -17,10 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import StoreInUseError
-from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.integrations.frame_stacks import Stack, finders
 from sharpwave.integrations.frame_writer import ONE, FrameWriter, LaneEnds, Named, stacks_in
 from sharpwave.integrations.resets import Resets
-from sharpwave.integrations.stack_finder import finders
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 
@@ -33,7 +33,9 @@ Obs = Any
 _Rows = tuple[Named, Named, Array, Array, Bools, Bools, Ints]
 MAX_PENDING = 512
 """Limit of transitions kept unstored until it is known whether observations are stacks of frames."""
-
+LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
+"""Settings of a store that may change when it is opened again."""
+CHECKPOINT = "transitions.sharpwave"
 MAX_GAPS = 1_000_000
 """Number of calls of ``add`` whose skipped rows are remembered, if the store has no capacity."""
 
@@ -139,8 +141,7 @@ class WholeTransitions:
         """Open the existing store on disk, only when needed, so that inspecting a model locks nothing."""
         disk = self._settings.get("disk")
         if self._writer is None and not self._pending and disk is not None and (Path(disk) / "store.json").exists():
-            names = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
-            limits = {name: self._settings[name] for name in names if name in self._settings}
+            limits = {name: self._settings[name] for name in LIMITS if name in self._settings}
             try:
                 store = Store.open(disk, **limits)
             except StoreInUseError:
@@ -318,6 +319,22 @@ class WholeTransitions:
     def __del__(self) -> None:
         if getattr(self, "_pending", None) and self._settings.get("disk") is not None:
             self.close()
+
+
+def packed(store: Store) -> bytes:
+    """Return the bytes of a store's checkpoint, for frameworks that pickle their buffers."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / CHECKPOINT
+        store.checkpoint(path)
+        return path.read_bytes()
+
+
+def unpacked(content: bytes, **limits: Any) -> Store:
+    """Return the store in the bytes of ``packed``.  Raises: as ``Store.open``."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / CHECKPOINT
+        path.write_bytes(content)
+        return Store.open(path, **limits)
 
 
 _ALL: weakref.WeakSet[WholeTransitions] = weakref.WeakSet()

@@ -13,8 +13,8 @@ except ModuleNotFoundError as error:
     raise ModuleNotFoundError(missing, name=error.name) from error
 
 from sharpwave.integrations.sb3.her import HerReplayBuffer
-from sharpwave.integrations.sb3.prioritized import PrioritizedDQN, PrioritizedReplayBuffer, PrioritizedSamples
-from sharpwave.integrations.sb3.replay_buffer import NStepReplayBuffer, ReplayBuffer
+from sharpwave.integrations.sb3.prioritized_dqn import PrioritizedDQN, PrioritizedReplayBuffer, PrioritizedSamples
+from sharpwave.integrations.sb3.sb3_buffer import NStepReplayBuffer, ReplayBuffer
 
 __all__ = [
     "HerReplayBuffer",

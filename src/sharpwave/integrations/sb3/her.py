@@ -15,7 +15,7 @@ from stable_baselines3.common.vec_env import VecEnv
 from stable_baselines3.her import her_replay_buffer
 from stable_baselines3.her.goal_selection_strategy import KEY_TO_GOAL_STRATEGY, GoalSelectionStrategy
 
-from sharpwave.integrations.sb3.replay_buffer import ReplayBuffer
+from sharpwave.integrations.sb3.sb3_buffer import ReplayBuffer
 from sharpwave.views.hindsight import Episode, Final, Future, Goals, Hindsight
 
 Array = npt.NDArray[Any]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,23 @@ import tianshou.data as theirs
 from tianshou.data import Batch
 
 from sharpwave.errors import EmptyError
-from sharpwave.integrations.tianshou.arguments import THEIRS, checked_settings
-from sharpwave.integrations.tianshou.observations import checked, each, joined, null_rows, split, stand_in, where
-from sharpwave.integrations.tianshou.parts import part_of
-from sharpwave.integrations.tianshou.places import Places
-from sharpwave.integrations.tianshou.stored import EvictedError, Stored
+from sharpwave.integrations.tianshou.batches import checked, each, joined, null_rows, split, stand_in, where
+from sharpwave.integrations.tianshou.buffer_parts import part_of
+from sharpwave.integrations.tianshou.stored import EvictedError, Places, Stored
 from sharpwave.integrations.whole_transitions import WholeTransitions
+from sharpwave.spec import Field, Spec
+from sharpwave.store import Store
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 
 PLAIN = theirs.ReplayBuffer
+THEIRS = (
+    *("size", "total_size", "buffer_num", "stack_num", "ignore_obs_next", "save_only_last_obs", "sample_avail"),
+    *("random_seed", "alpha", "beta", "weight_norm"),
+)
+"""Arguments of Tianshou's buffers; others are the store's."""
 REQUIRED = {"obs", "act", "rew", "terminated", "truncated"}
 LANE = np.zeros(1, np.int64)
 """The one lane of a buffer of one environment."""
@@ -53,7 +59,7 @@ class StoredObservations:
         self._save_only_last_obs, self._save_obs_next = False, True
         self._lanes: int = getattr(self, "cached_buffer_num", getattr(self, "buffer_num", 1))
         self._given = {"frame_stack": frame_stack, **kwargs}
-        settings = checked_settings({"capacity": self.maxsize + EVICTS_LATE * self._lanes, **kwargs})
+        settings = _checked_settings({"capacity": self.maxsize + EVICTS_LATE * self._lanes, **kwargs})
         places = Places(self.maxsize, self._lanes)
         self._stored = Stored(places, self._lanes, self.stack_num, last_only, frame_stack, settings)
         self._unchecked, self._null, self._null_obs = np.zeros((3, self.maxsize), np.bool_)
@@ -424,3 +430,17 @@ class CachedReplayBuffer(StoredObservations, theirs.CachedReplayBuffer):  # type
         """Restore a saved state."""
         super().__setstate__(state)
         self.main_buffer, self.cached_buffers = self.buffers[0], self.buffers[1:]
+
+
+def _checked_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return settings of a store.  Raises: ValueError, TypeError: invalid settings."""
+    if "retention" in settings:
+        raise ValueError("retention: expected none; the oldest are evicted, as in Tianshou's buffers")
+    disk = settings.get("disk")
+    if disk is not None and (Path(disk) / "store.json").exists():
+        raise ValueError(
+            f"disk={str(disk)!r} already holds a store; load the buffer saved with it, or give an empty folder"
+        )
+    in_memory = {name: value for name, value in settings.items() if name not in ("disk", "disk_limit", "on_full")}
+    Store(Spec(obs=Field((1,), "uint8"), action=Field((), "int64")), **in_memory).close()
+    return settings

@@ -11,7 +11,7 @@ try:
 except ModuleNotFoundError as error:
     raise ModuleNotFoundError(f"{error}; install TorchRL with: {install('torchrl')}") from error
 
-from sharpwave.integrations.torchrl.replay_buffer import ReplayBuffer
 from sharpwave.integrations.torchrl.storage import SharpwaveStorage
+from sharpwave.integrations.torchrl.tensordict_buffer import ReplayBuffer
 
 __all__ = ["ReplayBuffer", "SharpwaveStorage"]

@@ -11,11 +11,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data.replay_buffers import Storage
 
-from sharpwave.integrations.torchrl.layout import MASK
-from sharpwave.integrations.torchrl.saving import load, packed, save, unpack
-from sharpwave.integrations.torchrl.transitions import StoredTransitions
+from sharpwave.integrations.torchrl.stored_transitions import StoredTransitions
+from sharpwave.integrations.torchrl.tensordict_layout import MASK
 from sharpwave.store import Store
-from sharpwave.views.batch import Batch
 from sharpwave.views.replay import Replay
 from sharpwave.views.transitions import NStep
 
@@ -28,7 +26,49 @@ THEIRS: dict[str, tuple[Any, str]] = {
 """Arguments of ``LazyTensorStorage``: the only allowed value, and the reason."""
 
 
-class SharpwaveStorage(Storage):  # type: ignore[misc]
+class StepStorage(Storage):  # type: ignore[misc]
+    """Storage of TorchRL whose transitions are in a store, and whose state is the store's checkpoint."""
+
+    def __init__(self, max_size: int, transitions: StoredTransitions) -> None:
+        super().__init__(max_size)
+        self.transitions = transitions
+        self._made: tuple[Store, Replay[Any]] | None = None
+
+    @property
+    def view(self) -> Replay[Any]:
+        """View for sampling.  Raises: EmptyError: the buffer is empty."""
+        store = self.transitions.store
+        if self._made is None or self._made[0] is not store:
+            self._made = store, store.view(self._items(), name="torchrl", sampler=self._sampler())
+        return self._made[1]
+
+    def _items(self) -> Any:
+        return NStep(1, 1.0, newest=True)
+
+    def _sampler(self) -> Any:
+        return None
+
+    def _empty(self) -> None:
+        self.transitions.clear()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return a checkpoint of the store, as uint8."""
+        return {"checkpoint": self.transitions.packed()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue with the state that ``state_dict`` returned."""
+        self.transitions.unpack(state_dict["checkpoint"])
+
+    def dumps(self, path: Any) -> None:
+        """Write a checkpoint of the store to a folder."""
+        self.transitions.save(Path(path))
+
+    def loads(self, path: Any) -> None:
+        """Continue with the data that ``dumps`` wrote."""
+        self.transitions.load(Path(path))
+
+
+class SharpwaveStorage(StepStorage):
     """Storage of ``max_size`` transitions by place, as in ``LazyTensorStorage``.
 
     Use ``TensorDictReplayBuffer(storage=SharpwaveStorage(100_000))``. Samplers draw the same places as with TorchRL's
@@ -44,7 +84,6 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
     """
 
     def __init__(self, max_size: int, *, frame_stack: int | str | None = "auto", **store: Any) -> None:
-        super().__init__(max_size)
         for name, (only, why) in THEIRS.items():
             if str(given := store.pop(name, only)) != str(only):
                 raise ValueError(f"SharpwaveStorage: {name}={given!r}, expected {only!r}: {why}")
@@ -53,22 +92,14 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
                 f"SharpwaveStorage: got {sorted(store)}, expected no limits beside max_size: places that "
                 "TorchRL's samplers draw must be filled; use sharpwave.integrations.torchrl.ReplayBuffer"
             )
-        self.transitions = StoredTransitions(frame_stack, newest=self.max_size, **store)
+        super().__init__(max_size, StoredTransitions(frame_stack, newest=int(max_size), **store))
         self._ids = np.empty(0, np.int64)  # ids by place
-        self._made: tuple[Store, Replay[Batch]] | None = None
 
     def attach(self, buffer: Any) -> None:
         """Let a buffer use the results of ``get`` unchanged, unless it was given a ``collate_fn``."""
         super().attach(buffer)
         if getattr(buffer, "_init_collate_fn", self) is None:  # TorchRL has defaults only for its own storages
             buffer._init_collate_fn = torch.nn.Identity()
-
-    @property
-    def _view(self) -> Replay[Batch]:
-        store = self.transitions.store
-        if self._made is None or self._made[0] is not store:
-            self._made = store, store.view(NStep(1, 1.0, newest=True), name="torchrl")
-        return self._made[1]
 
     def set(self, cursor: Any, data: TensorDictBase, *, set_cursor: bool = True) -> None:
         """Append transitions [n], or one, and note their places.
@@ -107,7 +138,7 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         if isinstance(index, (int, np.integer)):
             return self.get([index])[0]
         places = _places(index, len(self._ids))
-        batch = self._view.fetch(self._ids[places], missing="mask")
+        batch = self.view.fetch(self._ids[places], missing="mask")
         if (lost := places[batch.ids < 0]).size:
             raise KeyError(
                 f"place {lost[0]} is empty by now: of {self.max_size} places the newest {self.transitions.newest} "
@@ -125,17 +156,17 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
         return found if found.ndim else bool(found)
 
     def _empty(self) -> None:
-        self.transitions.clear()
+        super()._empty()
         self._ids = np.empty(0, np.int64)
         super()._bump_mutation_revision()
 
     def state_dict(self) -> dict[str, Any]:
         """Return a checkpoint of the store, as uint8, and the places."""
-        return {"checkpoint": packed(self.transitions), "ids": torch.from_numpy(self._ids.copy())}
+        return super().state_dict() | {"ids": torch.from_numpy(self._ids.copy())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue with the state that ``state_dict`` returned."""
-        unpack(self.transitions, state_dict["checkpoint"])
+        super().load_state_dict(state_dict)
         self._ids = state_dict["ids"].cpu().numpy().copy()
         super()._bump_mutation_revision()
 
@@ -148,12 +179,12 @@ class SharpwaveStorage(Storage):  # type: ignore[misc]
 
     def dumps(self, path: Any) -> None:
         """Write a checkpoint of the store to a folder, and the places."""
-        save(self.transitions, Path(path))
+        super().dumps(path)
         (Path(path) / "ids.json").write_text(json.dumps(self._ids.tolist()))
 
     def loads(self, path: Any) -> None:
         """Continue with the data that ``dumps`` wrote."""
-        load(self.transitions, Path(path))
+        super().loads(path)
         self._ids = np.array(json.loads((Path(path) / "ids.json").read_text()), np.int64)
         super()._bump_mutation_revision()
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from sharpwave.integrations.frame_stacks import same_bits
 from sharpwave.integrations.resets import Resets
-from sharpwave.integrations.torchrl.layout import Named, Rows
+from sharpwave.integrations.torchrl.tensordict_layout import Named, Rows
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -11,7 +11,7 @@ from stable_baselines3 import DQN
 from stable_baselines3.common.vec_env import VecNormalize
 from torch.nn import functional
 
-from sharpwave.integrations.sb3.replay_buffer import ReplayBuffer
+from sharpwave.integrations.sb3.sb3_buffer import ReplayBuffer
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.views.batch import Batch

@@ -15,8 +15,7 @@ from stable_baselines3.common.type_aliases import DictReplayBufferSamples, Repla
 from stable_baselines3.common.utils import get_device
 from stable_baselines3.common.vec_env import VecNormalize
 
-from sharpwave.integrations.packed import packed, unpacked
-from sharpwave.integrations.whole_transitions import WholeTransitions
+from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Field

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -13,11 +14,11 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 
 from sharpwave.errors import EmptyError
-from sharpwave.integrations.frame_stacks import Stack
+from sharpwave.integrations.frame_stacks import Stack, StackFinder
 from sharpwave.integrations.resets import Resets
-from sharpwave.integrations.stack_finder import StackFinder
-from sharpwave.integrations.torchrl.layout import MASK, STEPS, Rows, TensorDictLayout
+from sharpwave.integrations.torchrl.tensordict_layout import MASK, STEPS, Rows, TensorDictLayout
 from sharpwave.integrations.torchrl.trajectories import LanePlaces, Trajectories
+from sharpwave.integrations.whole_transitions import CHECKPOINT, LIMITS
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import max_lanes
@@ -29,8 +30,6 @@ MIN_LANES = 64
 """Minimum number of unfinished trajectories that are distinguished."""
 SEGMENT_STEPS = 128
 """Maximum number of transitions in a segment."""
-LIMITS = ("capacity", "ram", "disk_limit", "on_full", "seed", "strict")
-"""Settings of a store that may change when it is opened again."""
 
 
 class StoredTransitions:
@@ -246,7 +245,44 @@ class StoredTransitions:
         data.set(MASK, torch.from_numpy(batch.mask))
         return data
 
-    # lives
+    # lives: nothing is pickled
+
+    def save(self, folder: Path) -> None:
+        """Write a checkpoint of the store; a store on disk is its own checkpoint, and is flushed."""
+        folder.mkdir(parents=True, exist_ok=True)
+        if self.opened is not None and self.disk is None:
+            self.store.checkpoint(folder / CHECKPOINT)
+        elif self.opened is not None:
+            self.store.flush()
+
+    def load(self, folder: Path) -> None:
+        """Continue with transitions that ``save`` wrote; trajectories begin anew.
+
+        Raises:
+            ValueError: not a buffer's transitions, or the buffer is on disk and empty.
+        """
+        if self.disk is not None:
+            if self.opened is None:
+                raise ValueError(f"loads: {self.disk} holds no store; a buffer on disk is opened by disk= alone")
+        elif (folder / CHECKPOINT).exists():
+            limits = {name: self.settings[name] for name in LIMITS if self.settings.get(name) is not None}
+            self.adopt(Store.open(folder / CHECKPOINT, **limits))
+        else:
+            self.clear()
+
+    def packed(self) -> torch.Tensor:
+        """Return the bytes that ``save`` writes, uint8 [bytes]."""
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder))
+            file = Path(folder) / CHECKPOINT
+            return torch.from_numpy(np.fromfile(file, np.uint8) if file.exists() else np.empty(0, np.uint8))
+
+    def unpack(self, content: torch.Tensor) -> None:
+        """Continue with the transitions that ``packed`` returned.  Raises: ValueError: as ``load``."""
+        with tempfile.TemporaryDirectory() as folder:
+            if len(content):
+                content.cpu().numpy().tofile(Path(folder) / CHECKPOINT)
+            self.load(Path(folder))
 
     def clear(self) -> None:
         """Evict all transitions; delete files on disk. The structure of the TensorDicts stays."""

@@ -1,26 +1,25 @@
-"""Parts of a TorchRL buffer - storage, sampler, writer - whose indices are ids of a Sharpwave store."""
+"""Replay buffer of TorchRL - storage, sampler, writer - whose indices are ids of a Sharpwave store."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torchrl.data.replay_buffers import Sampler, Storage, Writer
+from torchrl.data import TensorDictReplayBuffer
+from torchrl.data.replay_buffers import Sampler, Writer
 
-from sharpwave.integrations.torchrl.saving import load, packed, save, unpack
-from sharpwave.integrations.torchrl.transitions import StoredTransitions
+from sharpwave.integrations.torchrl.storage import StepStorage
+from sharpwave.integrations.torchrl.stored_transitions import StoredTransitions
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.uniform import Uniform
-from sharpwave.store import Store
 from sharpwave.views.replay import Replay
 from sharpwave.views.sequences import Windows
 from sharpwave.views.transitions import NStep
 
 
-class StoredIds(Storage):  # type: ignore[misc]
+class StoredIds(StepStorage):
     """Storage of TorchRL whose indices are the store's ids."""
 
     def __init__(
@@ -34,16 +33,14 @@ class StoredIds(Storage):  # type: ignore[misc]
         slice_len: int | None,
         burn_in: int,
     ) -> None:
-        super().__init__(transitions.settings["capacity"] or 1 << 62)
-        self.transitions, self.prioritized = transitions, alpha is not None
-        self.target = torch.device(device or "cpu")
+        super().__init__(transitions.settings["capacity"] or 1 << 62, transitions)
+        self.prioritized, self.target = alpha is not None, torch.device(device or "cpu")
         self._alpha, self._beta, self._gamma = alpha, beta, gamma
         self._slice_len, self._burn_in = slice_len, burn_in
-        self._made: tuple[Store, Replay[Any]] | None = None
         self.drawn: tuple[torch.Tensor, Any] | None = None  # the batch of the last draw: fetching it takes longer
-        self._kind(), self._sampler()  # both refuse invalid arguments
+        self._items(), self._sampler()  # both refuse invalid arguments
 
-    def _kind(self) -> Any:
+    def _items(self) -> Any:
         if self._slice_len is None:
             return NStep(self.transitions.n_step, self._gamma, newest=True)
         if self.transitions.n_step != 1:
@@ -54,13 +51,6 @@ class StoredIds(Storage):  # type: ignore[misc]
 
     def _sampler(self) -> Any:
         return Uniform() if self._alpha is None else Prioritized(alpha=self._alpha, beta=self._beta)
-
-    @property
-    def view(self) -> Replay[Any]:
-        store = self.transitions.store
-        if self._made is None or self._made[0] is not store:
-            self._made = store, store.view(self._kind(), name="torchrl", sampler=self._sampler())
-        return self._made[1]
 
     def get(self, index: Any) -> TensorDict:
         if isinstance(index, slice):
@@ -107,21 +97,6 @@ class StoredIds(Storage):  # type: ignore[misc]
     def contains(self, item: Any) -> bool:
         return bool((self.view.fetch(np.asarray(item).reshape(-1), missing="mask").ids >= 0).all())
 
-    def _empty(self) -> None:
-        self.transitions.clear()
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"checkpoint": packed(self.transitions)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        unpack(self.transitions, state_dict["checkpoint"])
-
-    def dumps(self, path: Any) -> None:
-        save(self.transitions, Path(path))
-
-    def loads(self, path: Any) -> None:
-        load(self.transitions, Path(path))
-
 
 class _Stateless:
     """Part of a buffer whose state the store holds."""
@@ -166,3 +141,95 @@ class Appending(_Stateless, Writer):  # type: ignore[misc]
 
     def _empty(self, empty_write_count: bool = True) -> None:
         self._write_count = 0 if empty_write_count else self._write_count
+
+
+class ReplayBuffer(TensorDictReplayBuffer):  # type: ignore[misc]
+    """Replay buffer for the TensorDicts of TorchRL's collectors, instead of ``TensorDictReplayBuffer`` and
+    ``TensorDictPrioritizedReplayBuffer``. An "index" is an id of the store.
+
+    Args:
+        capacity: maximum number of transitions. ``ram``: limit of all memory in bytes, or "2GiB". Give either or both.
+        batch_size, prefetch, transform, pin_memory, priority_key: as for TorchRL's buffers.
+        alpha, beta: draw by priority (Schaul et al. 2016); ``None``: uniformly.
+        n_step, gamma: n-step returns: samples have "steps_to_next_obs", which TorchRL's losses use.
+        slice_len: sample windows of this many consecutive steps instead, [batch_size, slice_len], with
+            ("collector", "mask"); ``burn_in``: number of steps before them.
+        frame_stack: "auto": detect stacks of frames (``CatFrames``) in the images of the first TensorDict, and store
+            each frame once; a number: frames in a stack; ``None``: store whole images.
+        device: device of samples; a CUDA device through pinned memory, without waiting.
+        seed: seed of sampling.
+        store: arguments of ``sharpwave.Store``: ``disk``, ``disk_limit``, ``codec``, .... If ``disk`` holds such
+            transitions, it is opened.
+
+    Attributes:
+        transitions: the store and its writer. ``view``: the view for sampling.
+
+    Raises:
+        ValueError, TypeError: an invalid argument.
+    """
+
+    def __init__(
+        self,
+        capacity: int | None = None,
+        *,
+        ram: int | str | None = None,
+        batch_size: int | None = None,
+        alpha: float | None = None,
+        beta: float = 0.4,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        slice_len: int | None = None,
+        burn_in: int = 0,
+        frame_stack: int | str | None = "auto",
+        device: torch.device | str | None = None,
+        seed: int = 0,
+        priority_key: str = "td_error",
+        prefetch: int | None = None,
+        transform: Any = None,
+        pin_memory: bool = False,
+        **store: Any,
+    ) -> None:
+        storage = StoredIds(
+            StoredTransitions(frame_stack, n_step=n_step, capacity=capacity, ram=ram, seed=seed, **store),
+            device,
+            alpha=alpha,
+            beta=beta,
+            gamma=gamma,
+            slice_len=slice_len,
+            burn_in=burn_in,
+        )
+        super().__init__(
+            storage=storage,
+            sampler=DrawnIds(),
+            writer=Appending(),
+            collate_fn=torch.nn.Identity(),
+            priority_key=priority_key,
+            batch_size=batch_size,
+            prefetch=prefetch,
+            transform=transform,
+            pin_memory=pin_memory,
+        )
+
+    @property
+    def transitions(self) -> StoredTransitions:
+        """The store and its writer."""
+        found: StoredTransitions = self._storage.transitions
+        return found
+
+    @property
+    def view(self) -> Replay[Any]:
+        """View for sampling.  Raises: EmptyError: the buffer is empty."""
+        found: Replay[Any] = self._storage.view
+        return found
+
+    def update_tensordict_priority(self, data: TensorDictBase) -> None:
+        """Set priorities of sampled transitions by their ``priority_key``, if the buffer draws by priority."""
+        errors = data.get(self.priority_key, None)
+        if self._storage.prioritized and errors is not None:
+            self.update_priority(data.get("index"), errors)
+
+    def close(self) -> None:
+        """Write all data, and release memory and disk."""
+        self.synchronize()
+        if self.transitions.opened is not None:
+            self.transitions.store.close()
