@@ -21,7 +21,7 @@ from sharpwave.agents.impala import IMPALA, IMPALASettings
 from sharpwave.agents.protocol import Learned
 from sharpwave.agents.registry import register
 from sharpwave.configuration import setting
-from sharpwave.envs.memory_tasks import Lock, TMaze
+from sharpwave.envs.small_tasks import Lock, TMaze
 from sharpwave.training import recording, setup
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe

@@ -9,7 +9,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from sharpwave.envs import make_env
-from sharpwave.envs.deep_sea import DeepSea
+from sharpwave.envs.small_tasks import DeepSea
 
 
 def play(env, moves):

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from sharpwave.envs.memory_tasks import TASKS, Lock, TMaze, register_tasks
+from sharpwave.envs.small_tasks import TASKS, Lock, TMaze, register_tasks
 
 DIGITS = 2
 """Of a lock's combination."""

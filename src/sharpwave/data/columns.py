@@ -484,7 +484,6 @@ class ColumnSource:
         return len(self._episodes)
 
     def read(self, number: int) -> Episode:
-        """Read an episode."""
         begin, end, rows = self._episodes[number].tolist()
         self._check_rewards(self.place(number), begin, end)
         self._budget.check_episode(self.place(number), end - begin + 1, self.spec.fields)
@@ -519,11 +518,9 @@ class ColumnSource:
         )
 
     def length(self, number: int) -> int:
-        """Return an episode's number of steps."""
         return int(self._episodes[number, 1] - self._episodes[number, 0])
 
     def place(self, number: int) -> str:
-        """Describe an episode's place."""
         begin, _, rows = self._episodes[number].tolist()
         return f"{self.name}: episode {number} (rows {begin:,} to {rows - 1:,})"
 

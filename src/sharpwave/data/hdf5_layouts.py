@@ -105,7 +105,6 @@ class Hdf5Array:
         self.dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows.  Raises: ValueError."""
         return self._file.read(self._array, self._name, slice(begin, end) if self.shape else ())
 
 
@@ -403,7 +402,6 @@ class Pictures:
             self.shape = (len_of(array), *images.size(array.rows(0, 1)[0].tobytes(), name), 3)
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Decode rows.  Raises: ValueError."""
         shape = (end - begin, *self.shape[1:])
         self._budget.check_bytes(f"{self._name}: {shape}", int(np.prod(shape, dtype=np.float64)))
         found = np.empty(shape, np.uint8)

@@ -407,7 +407,6 @@ class LeRobotSource:
         return len(self._places)
 
     def read(self, number: int) -> Episode:
-        """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
         what = self.place(number)
         if place.damage:
@@ -492,11 +491,9 @@ class LeRobotSource:
         return found
 
     def length(self, number: int) -> int:
-        """Return an episode's number of steps."""
         return self._places[number].steps
 
     def place(self, number: int) -> str:
-        """Describe an episode's place."""
         place = self._places[number]
         return f"{self.name}: {place.name}: episode {place.number}"
 

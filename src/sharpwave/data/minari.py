@@ -249,7 +249,6 @@ class MinariSource:
         return found.reshape(len(tree), *space.shape)
 
     def read(self, number: int) -> Episode:
-        """Read an episode.  Raises: ValueError: it is damaged."""
         what = self.place(number)
         with explained(f"{what} cannot be read", self.name):
             raw = self._raw(number)
@@ -297,7 +296,6 @@ class MinariSource:
             return 0
 
     def place(self, number: int) -> str:
-        """Describe an episode's place."""
         file = "data/main_data.hdf5" if self._file is not None else "data"
         return f"{self.name}: {file}: episode {number}"
 

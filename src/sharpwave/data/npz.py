@@ -66,7 +66,6 @@ class NpzArray:
         self._at = 0
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows.  Raises: ValueError."""
         with explained(f"{self._what}: rows {begin} to {end} cannot be read"):
             return self._rows(begin, end)
 

@@ -132,7 +132,6 @@ class ParquetSource:
         return len(self._rows)
 
     def read(self, number: int) -> Episode:
-        """Read an episode.  Raises: ValueError: the file is damaged."""
         what = self.place(number)
         spec, steps = self.spec, self._rows[number] - 1
         self._budget.check_episode(what, steps + 1, spec.fields)
@@ -178,9 +177,7 @@ class ParquetSource:
         return array.reshape(rows, *field.shape)
 
     def length(self, number: int) -> int:
-        """Return an episode's number of steps."""
         return self._rows[number] - 1
 
     def place(self, number: int) -> str:
-        """Describe an episode's place."""
         return f"{self.name}: episode {number}"

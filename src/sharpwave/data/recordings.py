@@ -268,7 +268,6 @@ class RecordingSource:
         return len(self._sizes)
 
     def read(self, number: int) -> Episode:
-        """Read an episode.  Raises: ValueError: it is damaged."""
         what = self.place(number)
         with explained(what, self.name):
             one = self._layout.recording(self._sizes[number].number)
@@ -313,11 +312,9 @@ class RecordingSource:
                     raise ValueError(f"{what} has {len_of(array):,} rows, expected {rows:,}, as actions")
 
     def length(self, number: int) -> int:
-        """Return an episode's number of steps."""
         return self._sizes[number].steps
 
     def place(self, number: int) -> str:
-        """Describe an episode's place."""
         return self._where(self._sizes[number].number)
 
     def _where(self, number: int) -> str:

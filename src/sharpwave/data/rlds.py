@@ -291,7 +291,6 @@ class RldsSource:
         return len(self._places)
 
     def read(self, number: int) -> Episode:
-        """Read an episode.  Raises: ValueError: it is damaged."""
         place = self._places[number]
         what = self.place(number)
         if (said := self._cut.get(place)) is not None:
@@ -333,11 +332,9 @@ class RldsSource:
         return info
 
     def length(self, number: int) -> int:
-        """Return an episode's number of steps."""
         return self._steps_of.get(self._places[number], 0)
 
     def place(self, number: int) -> str:
-        """Describe an episode's place."""
         place = self._places[number]
         return f"{self.name}: {place.name}, byte {place.offset:,}: episode {number}"
 

@@ -127,7 +127,6 @@ class ZarrArray:
         budget.check_total_bytes(f"{files.what}: {name}", math.prod(self.shape) * self._stored.itemsize)
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows [end - begin, ...].  Raises: ValueError."""
         found = np.empty((end - begin, *self.shape[1:]), self.dtype)
         spans = [(begin, end), *((0, size) for size in self.shape[1:])]
         places = [range(low // size, -(-high // size)) for (low, high), size in zip(spans, self._chunks, strict=True)]
@@ -209,7 +208,6 @@ class ZarrPart:
         self.dtype = array.dtype
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
-        """Read rows.  Raises: ValueError."""
         return self._array.rows(self._begin + begin, self._begin + end)
 
 

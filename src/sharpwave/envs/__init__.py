@@ -18,7 +18,7 @@ from sharpwave.environment_spec import step_spec
 from sharpwave.envs.action_masks import ActionMasks, VectorActionMasks
 from sharpwave.envs.atari import AtariFrames, AtariSettings, games
 from sharpwave.envs.gym import known, make_gym
-from sharpwave.envs.teams import TeamEnv
+from sharpwave.envs.team_games import TeamEnv
 
 __all__ = [
     "ActionMasks",

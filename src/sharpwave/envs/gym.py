@@ -15,9 +15,8 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from sharpwave.envs.action_masks import masks_in_infos, with_action_mask
-from sharpwave.envs.deep_sea import register_deep_sea
-from sharpwave.envs.memory_tasks import register_tasks
-from sharpwave.envs.teams import register_mpe
+from sharpwave.envs.small_tasks import register_tasks
+from sharpwave.envs.team_games import register_mpe
 from sharpwave.extras import install
 from sharpwave.spaces import stored_parts_of, variable_parts
 
@@ -33,7 +32,6 @@ def register() -> None:
     register_tasks()
     if "sharpwave/TwoStep-v0" not in gymnasium.registry:
         gymnasium.register("sharpwave/TwoStep-v0", "sharpwave.envs.team_games:two_step")
-    register_deep_sea()
     if "ALE/Pong-v5" not in gymnasium.registry:
         gymnasium.register_envs(ale_py)
 

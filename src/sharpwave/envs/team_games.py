@@ -1,17 +1,179 @@
-"""Small games for teams, whose best policies are known."""
+"""Teams of agents as one environment, PettingZoo's parallel ones through Gymnasium's interface; and a small game."""
 
 from __future__ import annotations
 
+import importlib.util
+import re
+from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import numpy as np
 import numpy.typing as npt
-from gymnasium.spaces import Box, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Space
+from gymnasium.spaces.utils import flatten, flatten_space
 
-from sharpwave.envs.teams import TeamEnv
+from sharpwave.extras import install
+from sharpwave.teams import ACTION_MASK, AGENTS, REWARDS, STATE
 
+MPE = re.compile(r"mpe2/(\w+_v\d+)")
+"""Names of the particle environments of the package mpe2, as "mpe2/simple_spread_v3"."""
 Each = dict[str, Any]
 """A value for each agent, by name."""
+
+
+class TeamEnv(gymnasium.Env[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]):
+    """PettingZoo ``ParallelEnv`` whose agents all act in one step of a Gymnasium environment.
+
+    Agents are numbered as in ``possible_agents``. The observation has the parts
+
+    - ``agents`` [N, ...]: each agent's observation; zeros for an absent agent. If observations differ in shape or
+      dtype, they are flattened, as float32, and padded with zeros.
+    - ``action_mask`` int8 [N, A]: legal actions, with A the largest number of actions; all zero for an absent agent,
+      one that has left or not yet joined. The environment gives legal actions as ``action_mask`` in an agent's info or
+      beside ``observation`` in its observation; without it, all are legal.
+    - ``state``: the environment's state, with ``state=True``.
+
+    The action is a number from 0 for each agent; the number of an absent one is ignored. The reward is the sum of the
+    agents' rewards; ``info["rewards"]`` has them one by one, float32 [N], and ``step_spec`` declares them as a field.
+    The episode ends when no agent is left. It is truncated if one of the last agents was truncated; the final
+    observation then has that agent's observation and legal actions. An agent that leaves earlier, terminated or
+    truncated, is absent from then on.
+
+    Args:
+        parallel: a ``pettingzoo.ParallelEnv`` whose agents have ``Discrete`` actions.
+        state: observe the global state, ``parallel.state()``, too. Without it learners see only agents' observations.
+
+    Raises:
+        ValueError: actions of another kind, or a state that is not a ``Box``.
+    """
+
+    def __init__(self, parallel: Any, *, state: bool = False) -> None:
+        self.parallel, self.render_mode = parallel, getattr(parallel, "render_mode", None)
+        self.names: list[str] = list(parallel.possible_agents)
+        actions = [parallel.action_space(name) for name in self.names]
+        for name, space in zip(self.names, actions, strict=True):
+            if not isinstance(space, Discrete):
+                raise ValueError(f"TeamEnv: agent {name!r} has the actions {space}, expected Discrete")
+        self._counts, self._starts = [int(one.n) for one in actions], [int(one.start) for one in actions]
+        self._spaces = [_seen(parallel.observation_space(name)) for name in self.names]
+        first = self._spaces[0]
+        self._alike = isinstance(first, Box) and all(
+            isinstance(one, Box) and (one.shape, one.dtype) == (first.shape, first.dtype) for one in self._spaces
+        )
+        masks = MultiBinary([len(self.names), max(self._counts)])
+        parts: dict[str, Space[Any]] = {AGENTS: self._agent_space(), ACTION_MASK: masks}
+        if state:
+            space = getattr(parallel, "state_space", None)
+            if not isinstance(space, Box):
+                raise ValueError(f"TeamEnv: state=True, but the environment's state_space is {space}, expected a Box")
+            parts[STATE] = space
+        self.observation_space: Any = Dict(parts)
+        self.action_space = MultiDiscrete([masks.shape[1]] * len(self.names))
+        said = getattr(parallel, "metadata", {})
+        self.metadata = {name: said[name] for name in ("render_modes", "render_fps") if name in said}
+        self.metadata["info_fields"] = {REWARDS: Box(-np.inf, np.inf, (len(self.names),), np.float32)}
+        self._mask = np.zeros(masks.shape, np.int8)
+
+    def _agent_space(self) -> Box[Any]:
+        low, high = [], []
+        for one in self._spaces:
+            space: Any = one if self._alike else flatten_space(one)
+            low.append(np.minimum(space.low, 0))  # the space includes the zeros of absent agents
+            high.append(np.maximum(space.high, 0))
+        if self._alike:
+            return Box(np.stack(low), np.stack(high), dtype=low[0].dtype.type)
+        size = max(map(len, low))
+        low, high = ([np.pad(one, (0, size - len(one))).astype(np.float32) for one in ends] for ends in (low, high))
+        return Box(np.stack(low), np.stack(high), dtype=np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[dict[str, npt.NDArray[Any]], dict[str, Any]]:
+        super().reset(seed=seed)
+        seen, infos = self.parallel.reset(seed=seed, options=options)
+        return self._observed(seen, infos, self.parallel.agents), {}
+
+    def step(
+        self, action: npt.NDArray[np.int64]
+    ) -> tuple[dict[str, npt.NDArray[Any]], float, bool, bool, dict[str, Any]]:
+        chosen = np.asarray(action)
+        if chosen.shape != (len(self.names),):
+            raise ValueError(
+                f"TeamEnv.step: action has shape {chosen.shape}, expected a number for each of {self.names}"
+            )
+        acting = [number for number, name in enumerate(self.names) if name in self.parallel.agents]
+        for number in acting:
+            if not 0 <= chosen[number] < self._mask.shape[1] or not self._mask[number, chosen[number]]:
+                legal = np.flatnonzero(self._mask[number]).tolist()
+                raise ValueError(
+                    f"TeamEnv.step: action {chosen[number]} of agent {self.names[number]!r} is not legal, expected one "
+                    f"of {legal}, as the observation's {ACTION_MASK!r} says"
+                )
+        made = {self.names[number]: int(chosen[number]) + self._starts[number] for number in acting}
+        seen, rewards, terminated, truncated, infos = self.parallel.step(made)
+        left = [name for name in self.parallel.agents if not (terminated.get(name) or truncated.get(name))]
+        cut = [] if left else [name for name in made if truncated.get(name) and not terminated.get(name)]
+        own = np.array([rewards.get(name, 0.0) for name in self.names], np.float32)
+        observed = self._observed(seen, infos, left or cut)
+        return observed, float(own.sum(dtype=np.float64)), not left and not cut, bool(cut), {REWARDS: own}
+
+    def _observed(
+        self, seen: Mapping[str, Any], infos: Mapping[str, Any], present: list[str]
+    ) -> dict[str, npt.NDArray[Any]]:
+        space = self.observation_space
+        agents = np.zeros(space[AGENTS].shape, space[AGENTS].dtype)
+        self._mask = np.zeros_like(self._mask)
+        for number, name in enumerate(self.names):
+            if name not in present:
+                continue
+            given, mask = seen[name], infos.get(name, {}).get(ACTION_MASK)
+            if isinstance(given, Mapping) and "observation" in given:
+                mask = given.get(ACTION_MASK, mask)
+                given = given["observation"]
+            if self._alike:
+                agents[number] = given
+            else:
+                flat = flatten(self._spaces[number], given)
+                agents[number, : len(flat)] = flat
+            self._mask[number, : self._counts[number]] = 1 if mask is None else np.asarray(mask)
+        observed = {AGENTS: agents, ACTION_MASK: self._mask}
+        return observed | {STATE: np.asarray(self.parallel.state())} if STATE in space.spaces else observed
+
+    def render(self) -> Any:
+        return self.parallel.render()
+
+    def close(self) -> None:
+        self.parallel.close()
+
+
+def _seen(space: Any) -> Space[Any]:
+    """Return the space of an agent's observation, without the mask beside it."""
+    found: Space[Any] = space["observation"] if isinstance(space, Dict) and "observation" in space.spaces else space
+    return found
+
+
+def make_mpe(module: str, render_mode: str | None = None, **settings: Any) -> TeamEnv:
+    """Make a particle environment of the package mpe2, by its module's name, as "simple_spread_v3"."""
+    return TeamEnv(importlib.import_module(f"mpe2.{module}").parallel_env(render_mode=render_mode, **settings))
+
+
+def register_mpe(name: str) -> None:
+    """Register a name as "mpe2/simple_spread_v3" with Gymnasium; do nothing for others.
+
+    Raises:
+        ValueError: mpe2 is not installed, or has no such environment.
+    """
+    found = MPE.fullmatch(name)
+    if found is None or name in gymnasium.registry:
+        return
+    try:
+        installed = importlib.util.find_spec(f"mpe2.{found[1]}") is not None
+    except ModuleNotFoundError as error:
+        raise ValueError(f"env {name!r} needs mpe2: {install('mpe')}") from error
+    if not installed:
+        raise ValueError(f"env {name!r}: mpe2 has no such environment, expected one as mpe2/simple_spread_v3")
+    gymnasium.register(name, f"{__name__}:make_mpe", kwargs={"module": found[1]})
 
 
 class TwoStepGame:
