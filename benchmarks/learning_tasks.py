@@ -182,4 +182,4 @@ for name, entry_point in MADE.items():
     if name not in gymnasium.registry:
         gymnasium.register(name, entry_point)
 for number in range(1_000):  # the deep sea, with which action means right drawn from that number
-    gymnasium.register(f"DeepSea{number}-v0", "sharpwave.envs.deep_sea:DeepSea", kwargs={"mapping": number})
+    gymnasium.register(f"DeepSea{number}-v0", "sharpwave.envs.small_tasks:DeepSea", kwargs={"mapping": number})
