@@ -43,6 +43,7 @@ class SegmentCache:
     def __init__(self, arena: Arena, index: SegmentIndex, disk: DiskTier) -> None:
         self.arena, self.index, self._disk = arena, index, disk
         self._make(arena, index.slots)
+        disk.end_reads()  # of a log whose opening was given up
         disk.end_reads = self._readers.close
         self._coming = 0  # segments whose reads were started and not entered yet
         self.hits = self.misses = self.moved = self.stalls = 0
