@@ -102,7 +102,7 @@ def test_a_file_that_goes_meanwhile_is_no_damage(tmp_path: Path, monkeypatch: py
     written(tmp_path)
     gone = tmp_path / "regions" / f"{9:012d}.region"
     paths = [region_of(tmp_path), gone]
-    monkeypatch.setattr("sharpwave.offline.scan.region_files", lambda folder: paths)
+    monkeypatch.setattr("sharpwave.offline.scan.region_files", lambda folder, part: paths)
     assert check(tmp_path).damages == [] and survey(tmp_path).steps == 500
 
 

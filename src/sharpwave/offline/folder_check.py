@@ -69,13 +69,14 @@ def check(folder: Path, progress: Callable[[int], Progress] = no_progress) -> Ch
     each segment.
     """
     for _ in range(LOOKS):
-        part, result = part_of(folder), _checked(folder, progress)
+        part = part_of(folder)
+        result = _checked(folder, part, progress)
         if part_of(folder) == part:
             break
     return result
 
 
-def _checked(folder: Path, progress: Callable[[int], Progress]) -> Check:
+def _checked(folder: Path, part: Path, progress: Callable[[int], Progress]) -> Check:
     if not is_store(folder):
         raise FileNotFoundError(f"{folder}: no store there: neither {MANIFEST} nor {FOLDER}/*.region")
     result = Check()
@@ -86,7 +87,7 @@ def _checked(folder: Path, progress: Callable[[int], Progress]) -> Check:
         what = "is missing" if isinstance(error, FileNotFoundError) else str(error).removeprefix(f"{folder / MANIFEST}")
         damage = Damage(folder / MANIFEST, 0, size_of(folder / MANIFEST), what.removeprefix(": "))
         result.damages.append(damage)
-    result.damages += irregular_folders(folder)
+    result.damages += irregular_folders(folder, part)
     scan = FolderScan(folder, None if described is None else _decoded)
     scan.update(described, progress)
     for file in scan.files.values():
@@ -97,9 +98,9 @@ def _checked(folder: Path, progress: Callable[[int], Progress]) -> Check:
         result.bytes += file.nbytes
         result.files += file.used is not None
     if described is not None:
-        _check_lanes(folder, scan, described.segment_steps, result)
+        _check_lanes(folder, described, scan, result)
     _check_views(folder, result)
-    for path in _strangers(folder):
+    for path in _strangers(folder, part):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"
         result.notes.append(escaped(f"{path}: {why}; {size_of(path):,} bytes"))
@@ -113,8 +114,8 @@ def _decoded(reader: Reader, record: Record) -> tuple[Header, None]:
     return header, None
 
 
-def _check_lanes(folder: Path, scan: FolderScan, stride: int, result: Check) -> None:
-    lanes, result.superseded = chains(folder, scan.files, stride, result.damages)
+def _check_lanes(folder: Path, described: Described, scan: FolderScan, result: Check) -> None:
+    lanes, result.superseded = chains(folder, described, scan.files, result.damages)
     result.lanes = len(lanes)
     for lane, chain in lanes.items():
         result.steps += chain.steps
@@ -149,9 +150,9 @@ def _of_views(folder: Path) -> list[Path]:
     return [path for path, named in view_files(folder) if named == store]
 
 
-def _strangers(folder: Path) -> list[Path]:
+def _strangers(folder: Path, part: Path) -> list[Path]:
     """Return the files in a store's folder that do not belong to it, including files that recovery set aside."""
-    part, views = part_of(folder), folder / VIEWS
+    views = folder / VIEWS
     known = {MANIFEST, LOCK, QUARANTINE, VIEWS, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
     if views.is_symlink() or (views.exists() and not views.is_dir()):
@@ -159,7 +160,7 @@ def _strangers(folder: Path) -> list[Path]:
     else:
         ours = set(_of_views(folder))
         found += [path for path in views.glob("*") if path not in ours and partial_of(path.name) is None]
-    if not irregular_folders(folder):
+    if not irregular_folders(folder, part):
         if part != folder:
             found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]
         found += [path for path in (part / FOLDER).glob("*") if path.suffix != ".region"]

@@ -70,11 +70,13 @@ class Described:
     """Contents of ``store.json``.
 
     Attributes:
+        part: folder of the regions, and of a checkpoint's state.
         limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as given for the store.
         codecs: by field, as given.
         annotations: of the store and of its lanes.
     """
 
+    part: Path
     spec: Spec
     identity: Identity
     segment_steps: int
@@ -140,33 +142,35 @@ def describe(folder: Path) -> Described:
     limits = {name: getattr(said, name) for name in LIMITS}
     identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
     annotations = Annotations(manifest.get("annotations"))
-    return Described(said.spec, identity, said.segment_steps, limits, said.codecs, annotations)
+    return Described(_part(folder, manifest), said.spec, identity, said.segment_steps, limits, said.codecs, annotations)
 
 
 def is_store(folder: Path) -> bool:
     """Return whether the folder is or was a store's: it has ``store.json``, or region files without it."""
-    return os.path.lexists(folder / MANIFEST) or bool(region_files(folder))
+    return os.path.lexists(folder / MANIFEST) or bool(region_files(folder, part_of(folder)))
 
 
 def part_of(folder: Path) -> Path:
     """Return the folder of the regions, and of a checkpoint's state: the one that ``store.json`` names, or else the
     existing one."""
     try:
-        number = int(read_manifest(folder).get("checkpoint", 0))
-        return folder / str(number) if number else folder
+        return _part(folder, read_manifest(folder))
     except (OSError, DamagedError):
         parts = [path for path in folder.glob("*") if re.fullmatch("[0-9]{1,10}", path.name)]
         return folder if not parts or (folder / FOLDER).is_dir() else max(parts, key=lambda path: int(path.name))
 
 
-def region_files(folder: Path) -> list[Path]:
-    """Return the folder's region files, oldest first, and other files named like one."""
-    return [] if irregular_folders(folder) else sorted((part_of(folder) / FOLDER).glob("*.region"))
+def _part(folder: Path, manifest: Mapping[str, Any]) -> Path:
+    return folder / str(manifest["checkpoint"]) if manifest.get("checkpoint") else folder
 
 
-def irregular_folders(folder: Path) -> list[Damage]:
+def region_files(folder: Path, part: Path) -> list[Path]:
+    """Return a store's region files, oldest first, and other files named like one."""
+    return [] if irregular_folders(folder, part) else sorted((part / FOLDER).glob("*.region"))
+
+
+def irregular_folders(folder: Path, part: Path) -> list[Damage]:
     """Return damage for anything but folders in the place of region folders: links are not followed."""
-    part = part_of(folder)
     for path in dict.fromkeys((part, part / FOLDER)):
         if path != folder:
             with contextlib.suppress(OSError):  # deleted meanwhile, or a file in the place of the folder
@@ -371,7 +375,7 @@ class FolderScan:
 
     def update(self, described: Described | None, progress: Callable[[int], Progress] = no_progress) -> bool:
         """Read data written since the last call; return whether anything changed.  Cost: the new bytes."""
-        paths = region_files(self.folder)
+        paths = region_files(self.folder, part_of(self.folder) if described is None else described.part)
         old = {path: file for path, file in self.files.items() if file.inode == _inode(path) and path in paths}
         changed = old.keys() != self.files.keys()  # deleted, or replaced
         new = [path for path in paths if path not in old or not old[path].final]
@@ -421,7 +425,7 @@ def _inode(path: Path) -> int:
 
 
 def chains(
-    folder: Path, files: Mapping[Path, FileScan], stride: int, damages: list[Damage]
+    folder: Path, described: Described, files: Mapping[Path, FileScan], damages: list[Damage]
 ) -> tuple[dict[int, Chain], int]:
     """Return the valid segments, by lane: held ones, one record of each. Also return the number of superseded records.
 
@@ -429,11 +433,12 @@ def chains(
         damages: damage of a checkpoint is appended: of its state, or segments that its files lack.
     """
     found = {one.record: one for file in files.values() for one, _ in file.segments}
-    ids = _checkpoint_ids(folder, damages)
+    part, stride = described.part, described.segment_steps
+    ids = None if part == folder else _checkpoint_ids(part / STATE, damages)
     if ids is not None:
         for id_ in sorted(ids - {record.id for record in found if record.kind != TAIL}):
             what = f"segment {id_}: held by the checkpoint, but missing from its files"
-            damages.append(Damage(part_of(folder) / FOLDER, 0, 0, what, id_))
+            damages.append(Damage(part / FOLDER, 0, 0, what, id_))
         found = {record: one for record, one in found.items() if record.kind == TAIL or record.id in ids}
     evictions = Evictions(stride, max_slots(len(found)))
     for file in files.values():
@@ -447,12 +452,10 @@ def chains(
     return result, len(found) - sum(len(chain.segments) + len(chain.overlaps) for chain in result.values())
 
 
-def _checkpoint_ids(folder: Path, damages: list[Damage]) -> set[int] | None:
-    """Return ids of the segments that a checkpoint holds; others in its files are evicted. ``None``: no checkpoint."""
-    part = part_of(folder)
-    path = part / STATE
+def _checkpoint_ids(path: Path, damages: list[Damage]) -> set[int] | None:
+    """Return ids of the segments that a checkpoint holds; others in its files are evicted. ``None``: unreadable."""
     try:
-        return None if part == folder else set(checked_array(read_state(path).get("log"), "ids", np.int64).tolist())
+        return set(checked_array(read_state(path).get("log"), "ids", np.int64).tolist())
     except (OSError, ValueError) as error:
         whole = isinstance(error, (OSError, DamagedError))
         what = str(error) if whole else f"not a checkpoint's state ({error})"

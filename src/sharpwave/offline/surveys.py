@@ -277,7 +277,7 @@ class Following:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self._part = folder, folder
+        self.folder = folder
         self._scan = FolderScan(folder, _outline)
         self.survey = Survey(folder, describe(folder))
 
@@ -292,15 +292,16 @@ class Following:
         changed = False
         for _ in range(LOOKS):
             changed |= self._update(progress)
-            if part_of(self.folder) == self._part:
+            if part_of(self.folder) == self.survey.described.part:
                 break
         return changed
 
     def _update(self, progress: Callable[[int], Progress]) -> bool:
-        described, part, before = describe(self.folder), part_of(self.folder), self.survey.described
-        if (described.identity, part) != (before.identity, self._part):
-            self._scan, self._part = FolderScan(self.folder, _outline), part  # another checkpoint, or another store
-        changed = self._scan.update(described, progress)
+        described, before = describe(self.folder), self.survey.described
+        replaced = (described.identity, described.part) != (before.identity, before.part)
+        if replaced:  # by another checkpoint, or another store
+            self._scan = FolderScan(self.folder, _outline)
+        changed = self._scan.update(described, progress) or replaced
         changed |= described.annotations.manifest() != before.annotations.manifest()
         if changed or not self.survey.regions:
             self.survey = _assembled(self.folder, described, self._scan.files)
@@ -319,7 +320,7 @@ def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan
     result = Survey(folder, described, files=files)
     result.damages = [damage for file in files.values() for damage in file.damages]
     pieces = {one.record: cut for file in files.values() for one, cut in file.segments}
-    result.lanes, _ = chains(folder, files, described.segment_steps, result.damages)
+    result.lanes, _ = chains(folder, described, files, result.damages)
     for lane, chain in result.lanes.items():
         episodes = _Episodes(lane)
         for one in chain.segments:
