@@ -129,15 +129,15 @@ class Files:
         return done
 
     def copy(self, source: int, directory: Directory, name: str) -> None:
-        """Copy an open file that cannot be linked to a new file."""
-        target = self.open(directory, name)
-        try:
+        """Copy an open file that cannot be linked to a new file, and sync that."""
+
+        def write(target: int) -> None:
             content, at = memoryview(bytearray(1 << 20)), 0
             while nbytes := self.pread(source, content, at):
                 self.pwrite(target, content[:nbytes], at)
                 at += nbytes
-        finally:
-            os.close(target)
+
+        self.create(directory, name, write)
 
     def fsync(self, descriptor: int) -> None:
         """Sync an open file's content to disk."""

@@ -128,7 +128,6 @@ class Left:
                     files.copy(source, target, name)
                 finally:
                     os.close(source)
-                files.sync(target, name)
         files.fsync_folder(target)
 
     def unlink(self, disk: DiskTier, files: Files) -> None:
