@@ -105,9 +105,9 @@ class Faulty(Files):
             self._written.pop(found.st_ino, None)
         super().unlink(directory, name)
 
-    def remove_directory(self, directory: Directory, name: str) -> bool:
+    def remove_directory(self, directory: Directory, name: str) -> None:
         self._step("remove_directory")
-        return super().remove_directory(directory, name)
+        super().remove_directory(directory, name)
 
     # what happens then
 

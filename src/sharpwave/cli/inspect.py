@@ -14,7 +14,7 @@ from sharpwave.cli.output import bytes_bar, table
 from sharpwave.cli.pictures import check_out, image_field, write_picture
 from sharpwave.cli.verify import damage_text
 from sharpwave.escaping import escaped
-from sharpwave.json_values import decode, encode
+from sharpwave.json_values import decode
 from sharpwave.showing import byte_text
 from sharpwave.training.text import number_text, quoted
 
@@ -179,18 +179,7 @@ def describe(found: Survey) -> dict[str, Any]:
     return {
         "path": str(found.folder),
         "store": described.identity.store.hex(),
-        "fields": {
-            name: {
-                "shape": list(field.shape),
-                "dtype": field.dtype,
-                "stack": field.stack,
-                "every": field.every,
-                "pad": field.pad,
-                "codec": described.codecs[name],
-                "metadata": encode(field.metadata, "metadata"),
-            }
-            for name, field in described.spec.fields.items()
-        },
+        "fields": described.fields(),
         "annotations": described.annotations.manifest().get("annotations", {"store": {}, "lanes": {}}),
         "segment_steps": described.segment_steps,
         "limits": described.limits,

@@ -194,15 +194,11 @@ class Files:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(target, dir_fd=base)
 
-    def remove_directory(self, directory: Directory, name: str) -> bool:
-        """Delete a folder if it is empty; return False if it is not."""
+    def remove_directory(self, directory: Directory, name: str) -> None:
+        """Delete a folder if it is empty; one that is not, or is missing, is no error."""
         target, base = directory.at(name)
         try:
             os.rmdir(target, dir_fd=base)
-        except FileNotFoundError:
-            pass
         except OSError as error:
-            if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
-                return False
-            raise
-        return True
+            if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise

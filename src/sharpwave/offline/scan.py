@@ -40,6 +40,7 @@ from sharpwave.format.region import (
     read_region,
 )
 from sharpwave.format.segment_header import Header
+from sharpwave.json_values import encode
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
@@ -83,6 +84,21 @@ class Described:
     limits: dict[str, int | None]
     codecs: dict[str, str]
     annotations: Annotations
+
+    def fields(self) -> dict[str, dict[str, Any]]:
+        """Return the fields by name as JSON."""
+        return {
+            name: {
+                "shape": list(field.shape),
+                "dtype": field.dtype,
+                "stack": field.stack,
+                "every": field.every,
+                "pad": field.pad,
+                "codec": self.codecs[name],
+                "metadata": encode(field.metadata, "metadata"),
+            }
+            for name, field in self.spec.fields.items()
+        }
 
     @cached_property
     def layout(self) -> SegmentLayout:

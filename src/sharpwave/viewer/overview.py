@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from sharpwave.escaping import escaped
-from sharpwave.json_values import encode
 from sharpwave.viewer import frame_pictures
 from sharpwave.viewer.snapshots import Snapshot
 from sharpwave.viewer.watching import Watched
@@ -121,7 +120,7 @@ def episode_row(snapshot: Snapshot, number: int) -> dict[str, Any]:
 def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
     """Return the fields as JSON; for pictures, with their drawn size."""
     rows = []
-    spec, codecs = snapshot.survey.described.spec, snapshot.survey.described.codecs
+    spec, told = snapshot.survey.described.spec, snapshot.survey.described.fields()
     for number, (name, field) in enumerate(list(spec.fields.items())[:MAX_FIELDS]):
         picture = None
         if name in spec.obs_names and frame_pictures.is_picture(field):
@@ -130,19 +129,7 @@ def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
             picture = {
                 "height": height, "width": width, "count": count, "columns": frame_pictures.COLUMNS, "every": every,
             }  # fmt: skip
-        rows.append(
-            {
-                "number": number,
-                "name": escaped(name),
-                "shape": list(field.shape),
-                "dtype": field.dtype,
-                "stack": field.stack,
-                "every": field.every,
-                "codec": codecs.get(name, ""),
-                "metadata": encode(field.metadata, "metadata"),
-                "picture": picture,
-            }
-        )
+        rows.append({"number": number, "name": escaped(name), **told[name], "picture": picture})
     return rows
 
 
