@@ -171,10 +171,8 @@ class Adoption:
                     table.drop(taken)
                 raise DamagedError(f"column {c} needs a dictionary, but its table is full: 255 others are in use")
             places.append(place)
-        needed = {
-            (c, column.dictionary): one for c, (column, one) in enumerate(zip(header.placed, shared, strict=True))
-        }
-        needed = {key: one for key, one in needed.items() if one}
+        columns = enumerate(zip(header.placed, shared, strict=True))
+        needed = {(c, column.dictionary): one for c, (column, one) in columns if one}
         number, offset = record.region, record.offset
         if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
             # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
