@@ -21,12 +21,14 @@ import pytest
 from tests.support.examples import ASKED, DEFAULT
 
 LONGEST = [
-    "cli/test_train.py", "cli/test_record.py", "training/test_resume.py", "test_examples.py", "cli/test_bench.py",
-    "training/actors/test_pool.py", "training/actors/test_nodes.py", "serve/test_folders.py", "docs/test_code.py",
-    "training/test_held_out.py", "persistence/test_crash.py", "integrations/test_sb3.py", "training/test_hooks.py",
-    "training/test_environments.py", "training/test_continuous_actions.py", "training/test_action_masks.py",
-    "cli/test_eval.py", "torture/test_torture.py", "training/test_loop.py", "persistence/test_many_lives.py",
-    "integrations/test_resets.py", "data_sets/test_bounds.py", "native/test_interrupts.py", "serve/test_lives.py",
+    "docs/test_code.py", "training/test_resume.py", "cli/test_train.py", "test_examples.py", "cli/test_record.py",
+    "cli/test_bench.py", "training/actors/test_nodes.py", "training/test_held_out.py", "training/test_environments.py",
+    "data_sets/test_bounds.py", "persistence/test_crash.py", "serve/test_folders.py", "training/test_action_masks.py",
+    "training/actors/test_pool.py", "training/test_continuous_actions.py", "training/test_loop.py",
+    "integrations/test_sb3.py", "integrations/test_resets.py", "training/actors/test_inference.py",
+    "persistence/test_many_lives.py", "training/test_evaluate_beside.py", "views/test_sequences_machine.py",
+    "integrations/test_tianshou.py", "training/test_hooks.py", "views/test_at_once.py", "training/test_saving.py",
+    "torture/test_torture.py", "native/test_interrupts.py", "cli/test_evaluate.py", "serve/test_lives.py",
 ]  # fmt: skip
 """Files whose tests take ten seconds of a processor or so, which begin first: workers are given a file at a time, and
 none is to wait at the end for another's."""
