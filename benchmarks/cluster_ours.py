@@ -11,7 +11,8 @@ from cluster_worker import ALPHA, BATCH, BETA, LOOKAHEAD, SHAPE, STACK, Step
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address
-from sharpwave.serve.local_shards import LocalShards, ShardPlan
+from sharpwave.serve.fleet import ShardPlan
+from sharpwave.serve.local_shards import LocalShards
 
 SPEC = sw.Spec(obs=sw.Field(SHAPE, "uint8", stack=STACK), action=sw.Field((), "int64"))
 

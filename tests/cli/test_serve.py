@@ -19,7 +19,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.local_shards import ShardPlan
+from sharpwave.serve.fleet import ShardPlan
 from sharpwave.serve.service import Service
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))

@@ -13,11 +13,11 @@ import numpy as np
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
 from sharpwave.serve.addresses import Address, Security, machine
-from sharpwave.serve.local_shards import ShardPlan
-from sharpwave.serve.members import Fleet, Members
-from sharpwave.serve.process import ShardSettings
+from sharpwave.serve.fleet import Fleet, ShardPlan
+from sharpwave.serve.members import Members
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
+from sharpwave.serve.shard_process import ShardSettings
 from tests.serve.serving import SPEC, Served, served
 
 EPISODE = 10
@@ -71,7 +71,7 @@ def fleet_of(shards: int, folder: Path) -> Iterator[tuple[Served, Fleet, Started
     with served(shards, folder, capacity=CAPACITY) as there:
         processes: Any = Started(there)
         fleet = Fleet(SPEC, ShardPlan(shards, folder, CAPACITY * shards), processes)
-        there.cluster._members = Members(Security(), fleet=fleet)
+        there.cluster._members, there.cluster._fleet = Members(Security(), fleet=fleet), fleet
         yield there, fleet, processes
         there.cluster.close()
         for server, store in list(zip(there.servers, there.stores, strict=True))[shards:]:

@@ -58,7 +58,7 @@ def test_views_are_bounded_and_those_that_nobody_uses_make_room(
             other.transitions(name="one more")
         assert len(held[1].sample(8)) == 8
         there.cluster.close()
-        eventually(lambda: len(views._unused_since) == 3)
+        eventually(lambda: sum(not one.users for one in views._views.values()) == 3)
         with pytest.raises(ValueError, match=r"an object that lives, or was used within 300 s.*free an object"):
             other.transitions(name="one more")
         again = other.transitions(name="view0")  # in use again

@@ -17,6 +17,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve import local_shards, supervisor
+from sharpwave.serve.fleet import ShardPlan
 from tests.serve.serving import SPEC
 
 pytestmark = pytest.mark.skipif(
@@ -45,7 +46,7 @@ def test_a_shard_ends_by_a_signal_that_another_thread_is_given() -> None:
 def test_a_shard_ends_without_the_end_of_its_interpreter(tmp_path: Path) -> None:
     """In which a connection's thread that is in the core may abort the process."""
     command = f"import atexit, os; atexit.register(os.abort); {local_shards.COMMAND}"
-    settings = asdict(local_shards.ShardPlan(1, tmp_path, capacity=1000).settings(SPEC)[0])
+    settings = asdict(ShardPlan(1, tmp_path, capacity=1000).settings(SPEC)[0])
     with subprocess.Popen(
         [sys.executable, "-c", command], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

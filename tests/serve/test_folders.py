@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -25,8 +26,8 @@ from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, cut, write_whole
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.local_shards import LocalShards
-from sharpwave.serve.process import ShardSettings
 from sharpwave.serve.service import Service
+from sharpwave.serve.shard_process import ShardSettings
 from tests.serve.serving import SPEC, play, served
 
 
@@ -291,7 +292,7 @@ def test_what_is_in_a_folders_way_or_fills_its_disk_is_named(tmp_path: Path, mon
         with pytest.raises(FileExistsError, match="file is a file, expected a folder; give another path"):
             sw.Cluster(SPEC, capacity=100, disk=folder)
         with pytest.raises(FileExistsError, match="file is a file, expected a folder; give another path"):
-            cut([], lambda _: None, folder, SPEC, None)
+            cut(Mock(), folder, SPEC, None)
     assert (tmp_path / "file").read_text() == "mine"
 
     def full(_: int) -> None:
@@ -390,10 +391,10 @@ def test_clients_of_a_service_grow_and_save_it(tmp_path: Path, monkeypatch: pyte
             held = write(other)
             replay.refresh()
             assert len(set(replay.sample(128).shards.tolist())) == 2
-            monkeypatch.setattr("sharpwave.serve.members.cut", held_up)
+            monkeypatch.setattr("sharpwave.serve.fleet.cut", held_up)
             other.checkpoint(tmp_path / "ckpt")
             assert still == [True]
-            monkeypatch.setattr("sharpwave.serve.members.cut", away)
+            monkeypatch.setattr("sharpwave.serve.fleet.cut", away)
             with pytest.raises(ShardLostError, match="nothing answers there"):  # as who started the shards is told
                 other.checkpoint(tmp_path / "ckpt")
     with sw.Cluster.open(tmp_path / "ckpt", shards=1, disk=tmp_path / "one") as cluster:

@@ -141,6 +141,8 @@ def test_a_fork_shares_neither_batches_nor_replies_nor_a_writer(tmp_path: Path) 
         with pytest.MonkeyPatch.context() as patch:  # as in a child, in whose place shards in threads would not be
             patch.setattr(os, "getpid", lambda: process + 1)
             sockets = link._socket
+            link.forked()
+            replay.forked()
             next(stream)
             assert link._socket is not sockets and replay._batches.memory is not memory
             with pytest.raises(sw.StoreInUseError, match="forked"):

@@ -16,8 +16,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
+from sharpwave.serve.fleet import SEGMENT_STEPS
 from sharpwave.serve.link import ShardLostError
-from sharpwave.serve.local_shards import SEGMENT_STEPS
 from tests.serve.fleets import wait_for
 from tests.serve.serving import SPEC, play, served
 

@@ -15,8 +15,9 @@ import pytest
 
 from sharpwave.serve import log_lines
 from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.fleet import ShardPlan
 from sharpwave.serve.link import Link
-from sharpwave.serve.local_shards import COMMAND, ShardPlan
+from sharpwave.serve.local_shards import COMMAND
 from sharpwave.serve.wire import Request
 from tests.serve.serving import SPEC, served
 

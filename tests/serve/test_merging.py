@@ -159,3 +159,6 @@ def test_a_checkpoint_opens_in_fewer_shards_without_loss(tmp_path: Path, on_disk
     if on_disk:
         with sw.Cluster.open(tmp_path / "two") as cluster:
             assert len(cluster) == held and len(cluster.links) == 2
+    with sw.Cluster.open(tmp_path / "ckpt", shards=1, disk=folder("one")) as cluster:  # without a neighbor, no replica
+        (shard,) = cluster.stats()["shards"]
+        assert "replica" not in shard and shard["steps"] > 0

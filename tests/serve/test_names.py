@@ -12,7 +12,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
-from sharpwave.serve.placement import home
+from sharpwave.serve.members import home
 from sharpwave.serve.remote_writer import Delivery
 from tests.serve.fleets import fleet_of
 from tests.serve.serving import SPEC, play, served

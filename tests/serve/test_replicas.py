@@ -13,8 +13,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve.addresses import Security
+from sharpwave.serve.fleet import ShardPlan
 from sharpwave.serve.link import Link
-from sharpwave.serve.local_shards import ShardPlan
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.replicas import Keeper, Neighbour
 from tests.serve.fleets import fleet_of

@@ -78,7 +78,7 @@ def test_a_view_that_is_made_anew_at_once_stays(tmp_path: Path) -> None:
         assert len(view.sample(8)) == 8
         eventually(lambda: there.cluster._members.views._objects == {"one": 1})
         there.cluster.stats()  # an answer behind those to all that was said
-        assert [len(users) for users in views._users.values()] == [1] and not views._unused_since
+        assert [len(one.users) for one in views._views.values()] == [1]
 
 
 def test_a_cluster_that_is_forgotten_leaves_no_thread(tmp_path: Path) -> None:

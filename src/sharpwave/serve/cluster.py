@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
+import tempfile
 import time
 import uuid
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -16,26 +19,31 @@ from sharpwave.arguments import is_integer
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.boundaries import NOTICED
 from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
-from sharpwave.sampling.limiters import check_timeout
+from sharpwave.sampling.limiters import Limiter, check_timeout
+from sharpwave.sampling.protocol import Sampler
+from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import Address, Security
-from sharpwave.serve.cluster_folder import Manifest, opening
-from sharpwave.serve.cluster_views import ClusterViews
-from sharpwave.serve.forked_clients import temporary_folder
-from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.local_shards import LocalShards, ShardPlan
-from sharpwave.serve.members import Fleet, Members, ask_directory
-from sharpwave.serve.placement import placed, turned
+from sharpwave.serve.cluster_folder import Manifest, cut, opening
+from sharpwave.serve.fleet import Fleet, ShardPlan
+from sharpwave.serve.link import READY_S, RETRY_S, Link, ShardLostError
+from sharpwave.serve.local_shards import LocalShards
+from sharpwave.serve.members import Members, ask_directory, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
+from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
-from sharpwave.serve.wire import Request
+from sharpwave.serve.shard_views import SAMPLERS
+from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Request
 from sharpwave.spec import Spec
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, checked_folder
+from sharpwave.views.batch import Batch, SequenceBatch
 
 LOCAL_CAPACITY = 64
+CHECKPOINT_S = 3600.0
+"""Time in which a service must write a checkpoint."""
 
 
-class Cluster(ClusterViews):
+class Cluster:
     """Experience store that several processes write to and sample from.
 
     Args:
@@ -112,7 +120,7 @@ class Cluster(ClusterViews):
         self._members = Members(security)
         self._undo = ExitStack()
         self._fleet: Fleet | None = None
-        self._local = Store(spec, capacity=LOCAL_CAPACITY)
+        self._local = Store(spec, capacity=LOCAL_CAPACITY)  # empty: its views define the layout of batches
         self._made = 0
         self._writers = 0
 
@@ -161,10 +169,76 @@ class Cluster(ClusterViews):
         return made
 
     def _sockets(self) -> Path:
-        """Return a folder for unix sockets, which only this user can enter, deleted at the end."""
-        folder, delete = temporary_folder(self)
-        self._undo.callback(delete)
-        return folder
+        """Return a folder for unix sockets, which only this user can enter, deleted at the end by this process."""
+        folder = tempfile.mkdtemp(prefix="sharpwave-")
+        self._undo.callback(weakref.finalize(self, _delete, folder, os.getpid()))
+        return Path(folder)
+
+    # views
+
+    def transitions(
+        self,
+        *,
+        name: str = TRANSITIONS,
+        n_step: int = 1,
+        gamma: float = 0.99,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+    ) -> RemoteReplay[Batch]:
+        """Make a view of n-step transitions of all shards: as ``Store.transitions``.
+
+        Args:
+            name: a view of this name that another process made is shared with it; it must have the same settings.
+            sampler: ``Uniform()`` or ``Prioritized(...)``, drawn from as if all shards were one store; ``Fifo()`` and
+                ``Lifo()``, in each shard's own order.
+
+        Raises:
+            ValueError, TypeError: an invalid argument, or a view of that name with other settings.
+        """
+        self._members.check_open()
+        sampler = _checked_sampler(sampler)
+        shape = self._local.transitions(name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler)
+        settings = {"n_step": shape.n_step, "gamma": shape.gamma}
+        return self._replay(shape, TRANSITIONS, name, settings, max_times_sampled, limiter, seed)
+
+    def sequences(
+        self,
+        length: int,
+        *,
+        name: str = SEQUENCES,
+        sampler: Sampler | None = None,
+        max_times_sampled: int | None = None,
+        limiter: Limiter | None = None,
+        seed: int | None = None,
+        **settings: Any,
+    ) -> RemoteReplay[SequenceBatch]:
+        """Make a view of windows of steps of all shards: as ``Store.sequences``, with the same settings.
+
+        Raises: as ``transitions``.
+        """
+        self._members.check_open()
+        sampler = _checked_sampler(sampler)
+        shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, **settings)
+        return self._replay(shape, SEQUENCES, name, shape.view.settings(), max_times_sampled, limiter, seed)
+
+    def _replay(
+        self,
+        shape: Any,
+        kind: str,
+        name: str,
+        settings: dict[str, Any],
+        max_times_sampled: int | None,
+        limiter: Limiter | None,
+        seed: int | None,
+    ) -> RemoteReplay[Any]:
+        if limiter is not None:
+            limiter.check(None, max_times_sampled)
+        seed = self._seed + self._made if seed is None else int(seed)
+        self._made += 1
+        asked = {"name": name, "kind": kind, "settings": settings, "max_times_sampled": max_times_sampled, "seed": seed}
+        return RemoteReplay(self._members, self._local, shape, asked, limiter, seed)
 
     # writers
 
@@ -206,7 +280,7 @@ class Cluster(ClusterViews):
         deadline = time.monotonic() + check_timeout("writer", timeout)
         while True:
             try:
-                delivery = self._delivery(lanes, name, shard, durability, timeout, deadline)
+                delivery = self._delivery(lanes, name, shard, durability == "flush", timeout, deadline)
                 try:
                     return RemoteWriter(self.spec, delivery, codec=codec, segment_steps=segment_steps, strict=strict)
                 except BaseException:
@@ -218,27 +292,26 @@ class Cluster(ClusterViews):
             time.sleep(RETRY_S)
 
     def _delivery(
-        self, lanes: int, name: str | None, shard: int | None, durability: str, timeout: float | None, deadline: float
+        self, lanes: int, name: str | None, shard: int | None, durable: bool, timeout: float | None, deadline: float
     ) -> Delivery:
         """Return lanes of the first reachable shard among the shards that may have them.
 
         Raises: ShardLostError, ValueError.
         """
-        links = list(self._members.now())
         if shard is not None:
             tried = [shard]
         elif name is not None:
-            tried = placed(str(name), self._members.now, max(0.0, deadline - time.monotonic()))
-            links = list(self._members.now())
+            tried = self._members.of_name(str(name), max(0.0, deadline - time.monotonic()))
         else:  # one after the other, skipping unreachable shards
-            tried = turned(len(links), self._writers + os.getpid())
+            tried = turned(len(self._members.now()), self._writers + os.getpid())
             self._writers += 1
+        links = list(self._members.now())
         for number in tried:
             if number not in range(len(links)):
                 raise ValueError(f"writer: shard={number!r}, expected one of {[*range(len(links))]}")
             try:
                 link = links[number].another()
-                if durability == "flush" and not link.call(Request.DESCRIBE).head["on_disk"]:
+                if durable and not link.call(Request.DESCRIBE).head["on_disk"]:
                     raise ValueError(
                         "writer: durability='flush', but this cluster has no disk to sync to; give it disk=, or write "
                         "with durability='memory'"
@@ -247,7 +320,7 @@ class Cluster(ClusterViews):
                     link,
                     uuid.uuid4().hex if name is None else str(name),
                     lanes,
-                    durable=durability == "flush",
+                    durable=durable,
                     timeout=timeout,
                     number=number,
                     others=self._members.now,
@@ -311,7 +384,14 @@ class Cluster(ClusterViews):
             OSError: a shard cannot write; an earlier checkpoint there is unchanged.
             FileExistsError: the folder holds something other than checkpoints of clusters.
         """
-        self._members.checkpoint(path, self.spec)
+        self._members.check_open()
+        if self._fleet is not None:
+            self._fleet.checkpoint(path)
+        elif self._members.directory:  # the service writes it
+            asked = {"path": str(checked_folder("checkpoint", path).absolute())}
+            self._members.ask_service(Request.CHECKPOINT, asked, CHECKPOINT_S)
+        else:
+            cut(self._members, path, self.spec, None)
 
     @classmethod
     def open(
@@ -332,7 +412,7 @@ class Cluster(ClusterViews):
 
         Args:
             shards: number of shards; default: as before. A checkpoint opens in fewer: each shard merges several, with
-                all their steps, and with the priorities, uses and counts of views.
+                all their steps, and with the priorities, uses and counts of views. A single shard has no replicas.
             disk: a new or empty folder for the shards of a checkpoint of a cluster on disk; or a folder in which that
                 copy was interrupted, which starts over.
             capacity, ram, disk_limit: of all shards together; default: as before. If shards are merged, each gets the
@@ -345,16 +425,18 @@ class Cluster(ClusterViews):
         """
         with opening(path, disk) as (found, folder, begins_from):
             count = _checked_shards(shards, found, path, begins_from)
+            replicas = found.replicas if count > 1 else 0  # a single shard has no neighbor
             limits: dict[str, Any] = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
             parts = found.parts if capacity is ram is disk_limit is None else 0
             if count < found.shards:
-                limits, parts = found.merged_limits(count) | _given(limits), 0
+                given = {name: limit for name, limit in limits.items() if limit is not None}
+                limits, parts = found.merged_limits(count, replicas) | given, 0
             made = cls.__new__(cls)
             made._begin(found.spec, Security.of(secret), seed)
             try:
                 plan = ShardPlan(
                     count, made._sockets(), **limits, disk=folder, security=made.security, begins_from=begins_from,
-                    merges=found.shards, opens=True, replicas=found.replicas, new=found.new, parts=parts,
+                    merges=found.shards, opens=True, replicas=replicas, new=found.new, parts=parts,
                 )  # fmt: skip
                 made._run(plan, LocalShards(plan.settings(found.spec)))
                 assert made._fleet is not None
@@ -375,7 +457,14 @@ class Cluster(ClusterViews):
             ShardFailedError: a shard does not start; shards started before it stay.
             OSError: the folder cannot be written to.
         """
-        self._members.resize(shards)
+        self._members.check_open()
+        if self._fleet is not None:
+            self._fleet.resize(shards)
+        elif self._members.directory:
+            self._members.ask_service(Request.RESIZE, {"shards": shards}, READY_S)
+        else:
+            raise ValueError("resize: these shards were started elsewhere; resize them there")
+        self._members.renew(0.0)
 
     def close(self) -> None:
         """Disconnect; shards that this object started write pending data to their disks, and end.
@@ -424,8 +513,18 @@ def _checked_shards(shards: int | None, found: Manifest, path: Any, begins_from:
     return int(shards)
 
 
-def _given(limits: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: limit for name, limit in limits.items() if limit is not None}
+def _checked_sampler(sampler: Sampler | None) -> Sampler:
+    sampler = Uniform() if sampler is None else sampler
+    if type(sampler) not in SAMPLERS.values():
+        raise ValueError(
+            f"sampler={sampler!r}: shards have {', '.join(SAMPLERS)}; others need to know all items of all shards"
+        )
+    return sampler
+
+
+def _delete(folder: str, process: int) -> None:
+    if os.getpid() == process:  # no fork deletes it
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def connect(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -19,7 +20,8 @@ from sharpwave.disk.store_folder import LOCK, Hold, lock_if_possible
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
-from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.members import Members
 from sharpwave.serve.wire import Request
 from sharpwave.spec import Spec
 from sharpwave.validation import checked_folder
@@ -79,19 +81,22 @@ class Manifest:
                 raise NewerVersionError(str(path))
             if checksum != _checksum(said):
                 raise ValueError("its checksum does not match")
-            shards, cut = said["shards"], said["cut"]
-            if type(shards) is not int or type(cut) is not int or not 0 < shards <= MAX_SHARDS_SAID or cut < 0:
-                raise ValueError(f"shards {shards!r}, cut {cut!r}")
-            replicas, new = said.get("replicas", 0), dict(said.get("new", {}))
-            if replicas not in (0, 1):
-                raise ValueError(f"replicas {replicas!r}")
-            spec = Spec.from_json(said["spec"])
-            checkpoint, opening = (str(said.get(name, "")) for name in ("checkpoint", "opening"))
-            parts = said.get("parts", 0)
-            if type(parts) is not int or not 0 <= parts <= MAX_SHARDS_SAID:
-                raise ValueError(f"parts {parts!r}")
-            on_disk = bool(said["on_disk"])
-            return cls(spec, shards, on_disk, cut, replicas, new, checkpoint, opening, parts)
+            said = {"replicas": 0, "parts": 0, **said}
+            limits = {"shards": (1, MAX_SHARDS_SAID), "cut": (0, math.inf), "replicas": (0, 1)}
+            for name, (least, most) in (limits | {"parts": (0, MAX_SHARDS_SAID)}).items():
+                if type(said[name]) is not int or not least <= said[name] <= most:
+                    raise ValueError(f"{name} {said[name]!r}")
+            return cls(
+                Spec.from_json(said["spec"]),
+                said["shards"],
+                bool(said["on_disk"]),
+                said["cut"],
+                said["replicas"],
+                dict(said.get("new", {})),
+                str(said.get("checkpoint", "")),
+                str(said.get("opening", "")),
+                said["parts"],
+            )
         except NewerVersionError:
             raise
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
@@ -99,18 +104,7 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Write the file, or replace it, at once.  Raises: OSError."""
-        said: dict[str, Any] = {
-            "format": FORMAT,
-            "spec": self.spec.description(),
-            "shards": self.shards,
-            "on_disk": self.on_disk,
-            "cut": self.cut,
-            "replicas": self.replicas,
-            "new": self.new,
-            "checkpoint": self.checkpoint,
-            "opening": self.opening,
-            "parts": self.parts,
-        }
+        said: dict[str, Any] = {"format": FORMAT, **vars(self), "spec": self.spec.description()}
         said["checksum"] = _checksum(said)
         write_whole(folder / CLUSTER, json.dumps(said, indent=1))
 
@@ -127,11 +121,11 @@ class Manifest:
         if self.checkpoint and not self.cut:
             raise FileNotFoundError(f"{folder}: the first checkpoint there was not finished; write it again")
 
-    def merged_limits(self, shards: int) -> dict[str, Any]:
-        """Return the limits of all shards together after a merge: each shard gets the limits of the largest merge."""
+    def merged_limits(self, shards: int, replicas: int) -> dict[str, Any]:
+        """Return the limits of all shards together after a merge: each store gets the limits of the largest merge."""
         most = -(-self.shards // shards)
         limits = {name: self.new.get(name) for name in ("capacity", "ram", "disk_limit")}
-        stores = {"capacity": shards, "ram": shards * (1 + self.replicas), "disk_limit": shards * (1 + self.replicas)}
+        stores = {"capacity": shards, "ram": shards * (1 + replicas), "disk_limit": shards * (1 + replicas)}
         return {name: None if one is None else one * most * stores[name] for name, one in limits.items()}
 
 
@@ -197,34 +191,11 @@ def alone(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def new_folder(disk: str | os.PathLike[str], manifest: Manifest) -> Iterator[None]:
-    """Make the folder of a new cluster on disk, and hold it while its shards begin.
-
-    Raises: as ``empty_folder``, ``alone``.
-    """
-    folder = empty_folder(disk)
-    with alone(folder):
-        empty_folder(disk)
-        replace(manifest, on_disk=True, cut=0).write(folder)
-        yield
-
-
-def cut(
-    links: Sequence[Link],
-    call: Callable[[Request], Any],
-    path: str | os.PathLike[str],
-    spec: Spec,
-    manifest: Manifest | None,
-) -> None:
+def cut(members: Members, path: str | os.PathLike[str], spec: Spec, manifest: Manifest | None) -> None:
     """Write a checkpoint of all shards at one moment, like ``Cluster.checkpoint``.
 
     Args:
-        call: sends a request to every shard. ``manifest``: the shards' manifest; ``None``: only their number is known.
-
-    Raises:
-        OSError: a shard cannot write; an earlier checkpoint there is unchanged.
-        FileExistsError: the folder holds something other than checkpoints of clusters.
+        manifest: the shards' manifest; ``None``: only their number is known.
     """
     folder = checked_folder("checkpoint", path).absolute()  # shards may have another working directory
     Files().make_folder(folder).close()
@@ -240,6 +211,7 @@ def cut(
         what = "a cluster that is no checkpoint" if other else others[0]
         way = ", or delete that, if a checkpoint that was killed left it" if what.startswith("cut-") else ""
         raise FileExistsError(f"checkpoint: {folder} holds {what}; give a new or empty folder{way}")
+    links = list(members.now())
     alike = Manifest(spec, len(links), on_disk=False) if manifest is None else manifest
     if found is None or not found.checkpoint:  # before there is a cut that bears it
         replace(alike if found is None else found, cut=before, checkpoint=name).write(folder)
@@ -253,14 +225,14 @@ def cut(
     write_whole(target / MARK, json.dumps({"cut": number, "checkpoint": name}))
     try:
         try:
-            call(Request.PAUSE)  # where one shard is lost, the others are paused, and are to go on
+            members.call(Request.PAUSE)  # where one shard is lost, the others are paused, and are to go on
             tickets = [
                 (link, link.submit(Request.CHECKPOINT, {"path": str(target / f"shard-{number}")}))
                 for number, link in enumerate(links)
             ]
             said = [link.wait(ticket).head for link, ticket in tickets]
         finally:
-            call(Request.RESUME)  # which a shard answers once it has written
+            members.call(Request.RESUME)  # which a shard answers once it has written
     except ShardLostError:  # it may be writing still; the next checkpoint removes that
         raise
     except Exception:

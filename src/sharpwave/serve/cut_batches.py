@@ -34,21 +34,18 @@ MAX_FIELDS = 1 << 12
 MAX_PLACE = 1 << 31
 
 
-def written(
-    target: BatchTarget, cutter: RowCutter | None, tables: Sequence[DictionaryTable], sent: Sent
-) -> dict[str, Part]:
+def written(target: BatchTarget, cutter: RowCutter, tables: Sequence[DictionaryTable], sent: Sent) -> dict[str, Part]:
     """Return the parts of a message with a batch's items.
 
     Args:
-        cutter: has cut their rows; ``None``: all columns were decoded.
+        cutter: has cut their rows.
         tables: the fields' dictionaries. ``sent``: dictionaries that the connection has; updated.
     """
     parts: dict[str, Part] = {"ids": target.ids.copy(), "probabilities": target.draw.probabilities.copy()}
-    cut = {} if cutter is None else cutter.columns
     for name, array in target.columns.items():
-        if name not in cut:
+        if name not in cutter.columns:
             parts[f"column:{name}"] = _narrow(array) if array.dtype == np.int64 else array.copy()
-    for name, column in cut.items():
+    for name, column in cutter.columns.items():
         parts[f"rows:{name}"] = column.rows
         if column.all_pieces is not None:
             parts[f"pieces:{name}"] = _narrow(column.all_pieces)
@@ -59,9 +56,8 @@ def written(
                     del sent[one]  # nothing refers to it any more
                 sent[key] = data
                 parts[f"{DICTIONARY}{column.field}:{place}"] = data
-    places = None if cutter is None else cutter.places
-    if places is not None:
-        parts["places"] = _narrow(places)
+    if cutter.places is not None:
+        parts["places"] = _narrow(cutter.places)
     return parts
 
 

@@ -181,16 +181,17 @@ class Intake:
         if client.refused is not None:
             raise client.refused
         try:
-            return {"duplicates": self._taken(client, head, parts)}, {}
+            self._taken(client, head, parts)
+            return {}, {}
         except Exception as error:
             if client.turn:
                 client.refused = error.with_traceback(None)
             raise
 
-    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> int:
-        """Append the segments of a message; return how many were there already."""
+    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> None:
+        """Append the segments of a message that are not there already."""
         self._level(client)
-        duplicates, appended, noticed = 0, [], head.get("noticed", [])
+        appended, noticed = [], head.get("noticed", [])
         for number, keys in enumerate(head.get("keys", [])):
             packed = bytes(parts[f"segment:{number}"])
             errors = parts.get(f"td_error:{number}")
@@ -200,14 +201,13 @@ class Intake:
                 if client.turn != client.holder.turn:
                     raise ValueError(f"writer: {REPLACED}")
                 counts = noticed[number] if number < len(noticed) else None
-                duplicates += not append_once(self._store, packed, shared, errors, counts)
+                append_once(self._store, packed, shared, errors, counts)
             appended.append(Copy(packed, shared))
         durable = bool(head.get("durable"))
         if self.neighbour is not None:  # duplicates too: the connection may have ended before the replica had them
             self._replicated(client, appended, durable)
         if durable:
             self._store.flush(views=False)
-        return duplicates
 
     def _level(self, client: Client) -> None:
         """Wait until this shard has all steps of its replica; steps appended before would hide the gap."""
@@ -264,6 +264,7 @@ class Intake:
         with self._changed:
             if total_steps is None:
                 self._credit.pop(view, None)
+                self._unused_since.pop(view, None)
             else:
                 self._credit[view] = total_steps
             self._changed.notify_all()

@@ -80,15 +80,13 @@ class KnownShards:
         self._shards.check_open()
         return dict(enumerate(self._shards.links))
 
-    def _follow(self) -> None:
-        """Forget lost shards: another shard has taken over their limiter's counts."""
-        self._shards.renew()
-        links = self.links
-        for number in [one for one, shard in self.known.items() if shard.link is not links.get(one)]:
-            del self.known[number]
-
-    def ensure(self, number: int, link: Link) -> KnownShard:
-        """Make sure that a shard has the view.  Raises: ShardLostError."""
+    def ensure(self, number: int) -> Link:
+        """Make sure that a shard has the view; return the link to it.  Raises: ShardLostError."""
+        self._shards.check_open()
+        links = self._shards.links
+        if number >= len(links):
+            raise ShardLostError("shard: gone")
+        link = links[number]
         link.connect()
         shard = self.known.get(number)
         if shard is None or shard.link is not link:
@@ -100,7 +98,7 @@ class KnownShards:
             self.told(number, reply)
             if not self._limited:  # the limits of an earlier learner would otherwise block writers for ever
                 link.drop(link.submit(Request.CREDIT, self.head(number)))
-        return shard
+        return link
 
     def told(self, number: int, reply: Frame) -> None:
         """Take over the view's state of a shard's reply."""
@@ -123,14 +121,17 @@ class KnownShards:
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask each shard for its state if its last answer is older than ``older_s`` seconds."""
-        self._follow()
+        self._shards.renew()
+        links = self.links
+        for number in [one for one, shard in self.known.items() if shard.link is not links.get(one)]:
+            del self.known[number]  # a lost shard, whose limiter's counts another shard has taken over
         before = time.monotonic() - older_s
         tickets: list[tuple[int, Link, int]] = []
-        for number, link in self.links.items():
+        for number, link in links.items():
             if not link.may_be_tried() or (number in self.known and self.known[number].told > before):
                 continue
             try:
-                self.ensure(number, link)
+                self.ensure(number)
                 tickets.append((number, link, link.submit(Request.STATE, self.head(number))))
             except ShardLostError:
                 self.lost(number)
@@ -171,32 +172,29 @@ class KnownShards:
         together would take too many steps.
         """
         credit = self._credit(limiter, cursor)
-        less = [number for number, inserts in credit.items() if inserts < self.known[number].credit]
+        less = {number: inserts for number, inserts in credit.items() if inserts < self.known[number].credit}
+        for number, ticket in self._tell_credit(less).items():
+            try:
+                self.told(number, self.known[number].link.wait(ticket))
+            except (ShardLostError, LookupError):  # or it was started again, and has not been asked for the view
+                self.lost(number)
         if less:
-            tickets = [(number, self._tell_credit(number, credit[number])) for number in less]
-            for number, ticket in tickets:
-                try:
-                    if ticket is not None:
-                        self.told(number, self.known[number].link.wait(ticket))
-                except (ShardLostError, LookupError):  # or it was started again, and has not been asked for the view
-                    self.lost(number)
             credit = self._credit(limiter, self.cursor(cursor.windows))
-        for number, inserts in credit.items():
-            if inserts > self.known[number].credit or (not less and inserts == self.known[number].credit):
-                ticket = self._tell_credit(number, inserts)
-                if ticket is not None:
-                    self.known[number].link.drop(ticket)
+        more = {number: n for number, n in credit.items() if n > self.known[number].credit - (not less)}
+        for number, ticket in self._tell_credit(more).items():
+            self.known[number].link.drop(ticket)
 
-    def _tell_credit(self, number: int, inserts: int) -> int | None:
-        """Ask a shard to take steps up to a total; return the number of the request, or ``None``: it is lost."""
-        shard = self.known[number]
-        try:
-            ticket = shard.link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts})
-        except ShardLostError:
-            self.lost(number)
-            return None
-        shard.credit = inserts
-        return ticket
+    def _tell_credit(self, credit: Mapping[int, int]) -> dict[int, int]:
+        """Ask shards to take steps up to their totals; return the number of each shard's request, but lost shards'."""
+        tickets: dict[int, int] = {}
+        for number, inserts in credit.items():
+            shard = self.known[number]
+            try:
+                tickets[number] = shard.link.submit(Request.CREDIT, self.head(number) | {"inserts": inserts})
+                shard.credit = inserts
+            except ShardLostError:
+                self.lost(number)
+        return tickets
 
     def _credit(self, limiter: Limiter, cursor: Cursor) -> dict[int, int]:
         """Return the total of steps up to which each shard may take some, so that the limiter is kept."""

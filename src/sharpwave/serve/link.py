@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import itertools
-import os
 import select
 import socket
 import threading
@@ -15,12 +14,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from sharpwave import errors
+from sharpwave.native.forks import follow
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, connect
 from sharpwave.serve.cut_batches import Dictionaries
-from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.wire import FAILED, Frame, Part, Request
 
+READY_S = 180.0
+"""Seconds that a shard may take to start: a large store on disk is read."""
 REPLY_S = 60.0
 """Time that a shard may take to answer."""
 MAX_UNANSWERED_BYTES = 1 << 16
@@ -80,14 +81,13 @@ class Link:
         self._dropped: set[int] = set()
         self._lost_at = 0.0
         self._why = ""
-        self._process = os.getpid()
         self.lock = threading.RLock()
         follow(self)
 
     def forked(self) -> None:
-        """Let the connection go: it is the parent's, a thread of which may hold the lock."""
+        """Let the connection go, with its replies: they are the parent's, a thread of which may hold the lock."""
         self.lock = threading.RLock()
-        self._check_process()
+        self.close()
 
     @property
     def is_local(self) -> bool:
@@ -109,7 +109,6 @@ class Link:
             ShardLostError: it cannot be reached.  ConnectionError: it refuses this client.
         """
         with self.lock:
-            self._check_process()
             if self._socket is not None:
                 return
             deadline = time.monotonic() + wait_s
@@ -173,12 +172,6 @@ class Link:
         self.address = address
         return True
 
-    def _check_process(self) -> None:
-        """Let the connection go in a forked process: it is the parent's, and so are the replies that it brings."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self.close()
-
     def may_be_tried(self) -> bool:
         """Return whether it is connected, or was lost long enough ago to be tried again."""
         return self._socket is not None or time.monotonic() - self._lost_at >= RETRY_S
@@ -221,7 +214,6 @@ class Link:
             ValueError, LookupError, OSError, ...: the shard's own error.
         """
         with self.lock:
-            self._check_process()
             while number not in self._replies:
                 if not any(number == one for one, _ in self._waiting):
                     raise ShardLostError(f"{self._what} {self.address}: {self._why or 'the connection broke'}")

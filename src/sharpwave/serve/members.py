@@ -1,124 +1,40 @@
-"""Members of a cluster: the process that started the shards adds some (``Fleet``), every client is linked to all."""
+"""Members of a cluster: a client's links to all shards, the shard that has a writer's name, and the views in use."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
-from collections import deque
+import weakref
+import zlib
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
-from dataclasses import replace
-from typing import Any
+from itertools import chain
+from queue import SimpleQueue
+from typing import Any, Protocol
 
-from sharpwave.arguments import is_integer
-from sharpwave.errors import StoreInUseError
-from sharpwave.serve.addresses import HERE, Address, Security, machine, nearest, reachable
-from sharpwave.serve.cluster_folder import Manifest, cut
-from sharpwave.serve.forked_clients import follow
-from sharpwave.serve.link import Link, OtherShardLostError, ShardLostError
-from sharpwave.serve.local_shards import MAX_SHARDS, READY_S, LocalShards, ShardPlan
-from sharpwave.serve.ray_cluster import RayShards
-from sharpwave.serve.view_uses import ViewUses
+from sharpwave.native.forks import follow
+from sharpwave.serve.addresses import Address, Security, machine, nearest, reachable
+from sharpwave.serve.link import READY_S, RETRY_S, Link, OtherShardLostError, ShardLostError
 from sharpwave.serve.wire import Request
 from sharpwave.spec import Spec
-from sharpwave.validation import checked_folder
 
 RENEW_S = 5.0
 """Period of asking a directory whether there are other shards."""
 ASK_S = 1.0
 """Time in which it must answer that."""
-CHECKPOINT_S = 3600.0
-"""Time in which a service must write a checkpoint."""
 PAUSE_S = 60.0
 """Pause before an unresponsive directory is asked again: connected clients work without it."""
+Gone = tuple[str, Sequence[deque[Any]]]
+"""Name of a freed object's view, and the batches that the object and its streams had requested."""
 
 
-class Fleet:
-    """Shards that this process has started, until ``close``.
+class Started(Protocol):
+    """Shards that this process has started (``fleet.Fleet``)."""
 
-    Attributes:
-        spec: of their steps. ``plan``: by which they were made. ``processes``: of the shards.
-        lock: held while shards are added, and while a checkpoint of all is written.
-    """
-
-    def __init__(self, spec: Spec, plan: ShardPlan, processes: LocalShards | RayShards) -> None:
-        self.spec, self.plan, self.processes = spec, plan, processes
-        self.lock = threading.RLock()
-        self._process = os.getpid()
-        follow(self)
-
-    def forked(self) -> None:
-        """Leave the shards to the parent, which stops them."""
-        self.lock = threading.RLock()
-        self.processes.leave()
-
-    def check_process(self, what: str) -> None:
-        """Refuse ``what`` in a process other than the one that started the shards.  Raises: StoreInUseError."""
-        if self._process != os.getpid():
-            raise StoreInUseError(
-                f"{what}: process {self._process} has started these shards; this is process {os.getpid()}, forked from "
-                "it: do that there"
-            )
-
-    def __len__(self) -> int:
-        return self.processes.count
-
-    def link(self, number: int) -> Link:
-        """Return a new link to a shard."""
-        return Link(
-            nearest(self.processes.where(), HERE)[number], self.plan.security, moved=self.processes.moved(number)
-        )
-
-    def manifest(self) -> Manifest:
-        """Return the manifest of the shards' folder, as it should be now."""
-        with self.lock:
-            return replace(self.plan.manifest(self.spec), shards=len(self))
-
-    def write(self, **about_to_change: Any) -> None:
-        """Write the manifest to the folder of the shards, if they have one.  Raises: OSError.
-
-        Args:
-            about_to_change: fields of ``Manifest`` that are not so yet.
-        """
-        if self.plan.disk is not None and isinstance(self.processes, LocalShards):
-            replace(self.manifest(), **about_to_change).write(self.plan.disk)
-
-    def opened(self, found: Manifest) -> None:
-        """Write the manifest if it differs from the one that was found: limits given now hold for later lives too.
-
-        Raises: OSError.
-        """
-        if self.manifest() != found:
-            self.write()
-
-    def resize(self, shards: int) -> None:
-        """Start further shards.  Raises: as ``Cluster.resize``."""
-        self.check_process("resize")
-        if self.plan.replicas:
-            raise ValueError("resize: with replicas the number of shards stays; open a new cluster with more")
-        if not is_integer(shards) or not 1 <= shards <= MAX_SHARDS:
-            raise ValueError(f"resize: shards={shards!r}, expected an integer from 1 to {MAX_SHARDS}")
-        with self.lock:
-            if shards < len(self):
-                raise ValueError(
-                    f"resize: shards={shards}, but {len(self)} run, and a cluster that runs only grows; write a "
-                    f"checkpoint and open it with Cluster.open(path, shards={shards})"
-                )
-            for one in [self.plan.one_more(self.spec, number) for number in range(len(self), shards)]:
-                try:
-                    self.write(shards=one.number + 1)  # first: clients write to a shard as soon as it is there
-                    self.processes.add(one)
-                except BaseException:  # shards that have started stay
-                    with contextlib.suppress(OSError):
-                        self.write()
-                    raise
-
-    def close(self) -> None:
-        """Stop the shards, which write pending data to their disks; in a forked process, do nothing."""
-        if self._process == os.getpid():
-            self.processes.close()
+    def __len__(self) -> int: ...
+    def where(self) -> dict[str, Any]: ...
+    def link(self, number: int) -> Link: ...
 
 
 class Members:
@@ -137,7 +53,7 @@ class Members:
         self,
         security: Security,
         *,
-        fleet: Fleet | None = None,
+        fleet: Started | None = None,
         directory: Address | None = None,
         said: Mapping[str, Any] | None = None,
         addresses: Sequence[Address] = (),
@@ -163,7 +79,7 @@ class Members:
     def where(self) -> dict[str, Any]:
         """Return the addresses of each of ``shards``, and the ``machine`` that they are on, as a directory does."""
         if self._fleet is not None:
-            return self._fleet.processes.where()
+            return self._fleet.where()
         if self._said is not None:
             return dict(self._said)
         return {"shards": [[str(link.address)] for link in self.links], "machine": machine()}
@@ -206,20 +122,15 @@ class Members:
     def _fit(self) -> None:
         """Make links to new shards, and drop links to removed shards."""
         if self._fleet is not None:
-            count = len(self._fleet)
-        elif self._said is not None:
-            count = len(self._said["shards"])
+            count, link = len(self._fleet), self._fleet.link
+        elif self._said is not None and self._directory is not None:
+            there = nearest(self._said, self._directory)
+            count, link = len(there), lambda number: Link(there[number], self._security)
         else:
             return
         while len(self.links) > count:
             self.links.pop().close()
-        if len(self.links) < count:
-            new = range(len(self.links), count)
-            if self._fleet is not None:
-                self.links += [self._fleet.link(number) for number in new]
-            elif self._said is not None and self._directory is not None:
-                there = nearest(self._said, self._directory)
-                self.links += [Link(there[number], self._security) for number in new]
+        self.links += [link(number) for number in range(len(self.links), count)]
 
     def call(
         self, kind: Request, head: Mapping[str, Any] | None = None, *, of_all: bool = True
@@ -251,43 +162,36 @@ class Members:
             raise lost
         return found
 
-    def resize(self, shards: int) -> None:
-        """Add shards.  Raises: as ``Cluster.resize``."""
-        self.check_open()
-        if self._fleet is not None:
-            self._fleet.resize(shards)
-        elif self._directory is not None:
-            self._ask_service(self._directory, Request.RESIZE, {"shards": shards}, READY_S)
-        else:
-            raise ValueError("resize: these shards were started elsewhere; resize them there")
-        self.renew(0.0)
+    def ask_service(self, kind: Request, head: Mapping[str, Any], patience_s: float) -> None:
+        """Send a request to the directory's service.
 
-    def checkpoint(self, path: str | os.PathLike[str], spec: Spec) -> None:
-        """Write a checkpoint of all shards, to which none is added meanwhile: as ``Cluster.checkpoint``.
-
-        A service writes its own.
+        Raises: ShardLostError: it, or a shard that it needs, is away; and errors of the service.
         """
-        self.check_open()
-        if self._directory is not None:
-            asked = {"path": str(checked_folder("checkpoint", path).absolute())}
-            self._ask_service(self._directory, Request.CHECKPOINT, asked, CHECKPOINT_S)
-            return
-        if self._fleet is not None:
-            self._fleet.check_process("checkpoint")
-        with nullcontext() if self._fleet is None else self._fleet.lock:
-            manifest = None if self._fleet is None else self._fleet.manifest()
-            self.renew()
-            cut(list(self.links), self.call, path, spec, manifest)
-
-    def _ask_service(self, directory: Address, kind: Request, head: Mapping[str, Any], patience_s: float) -> None:
-        """Send a request to the service.  Raises: ShardLostError: it, or a shard that it needs, is away."""
-        link = Link(directory, self._security, patience_s)
+        assert self._directory is not None
+        link = Link(self._directory, self._security, patience_s)
         try:
             link.call(kind, head)
         except OtherShardLostError as error:
             raise ShardLostError(str(error)) from error
         finally:
             link.close()
+
+    def of_name(self, name: str, timeout: float) -> list[int]:
+        """Return the numbers of the shards to try for a writer of a name, in order: the shard that has the name, else
+        all, its home first.
+
+        If an unreachable shard may have the name, and no other shard has it, wait for that shard, up to ``timeout``
+        seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            there = list(self.now())
+            turns, away = _turns(name, there)
+            if turns:
+                return [max(turns, key=lambda number: turns[number])]
+            if not away or time.monotonic() >= deadline:
+                return turned(len(there), home(name, len(there)))
+            time.sleep(RETRY_S)
 
     def close(self) -> None:
         """Disconnect, for good."""
@@ -317,3 +221,113 @@ def ask_directory(
         return link.call(Request.DIRECTORY, {"spec": None if spec is None else spec.description()}).head
     finally:
         link.close()
+
+
+# the shards of writers
+
+
+def home(name: str, shards: int) -> int:
+    """Return the home shard, of so many, of a writer's name that no shard has: the same in every process.
+
+    Names that end in numbers, such as "actor-0", "actor-1", ..., get one shard after the other.
+    """
+    stem = name.rstrip("0123456789")
+    return (zlib.crc32(stem.encode(errors="replace")) + int(name[len(stem) :][-9:] or 0)) % shards
+
+
+def turned(shards: int, begin: int) -> list[int]:
+    """Return the numbers of so many shards, one after the other, from one on; ``begin`` may be beyond them."""
+    return [(begin + number) % shards for number in range(shards)]
+
+
+def _turns(name: str, links: Sequence[Link]) -> tuple[dict[int, int], bool]:
+    """Ask all shards for a writer's name; return each holder's latest turn, and whether any shard did not answer."""
+    turns: dict[int, int] = {}
+    away = False
+    own = [link.another() for link in links]  # a learner's requests may be on their way on the others
+    tickets: list[int | None] = []
+    try:
+        for link in own:
+            tickets.append(None)
+            with contextlib.suppress(ShardLostError):
+                tickets[-1] = link.submit(Request.FIND, {"name": name})
+        for number, (link, ticket) in enumerate(zip(own, tickets, strict=True)):
+            try:
+                if ticket is None:
+                    raise ShardLostError(str(link.address))
+                head = link.wait(ticket).head
+            except ShardLostError:
+                away = True
+                continue
+            if head.get("lanes"):
+                turns[number] = int(head.get("turn", 0))
+            away = away or not head.get("complete")
+    finally:
+        for link in own:
+            link.close()
+    return turns, away
+
+
+# views in use
+
+
+class ViewUses:
+    """Views that a client's objects use, counted by name: shards are told of a view that no object uses any longer.
+
+    An object may be freed at any moment, also while this thread holds a lock of a link. So freeing it only leaves a
+    note, and a separate thread, started with the first view, tells the shards.
+    """
+
+    def __init__(self, client: Members) -> None:
+        self._client = weakref.ref(client)
+        self._objects: Counter[str] = Counter()
+        self._gone: SimpleQueue[Gone | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        weakref.finalize(client, self._gone.put, None).atexit = False
+        follow(self)
+
+    def forked(self) -> None:
+        """Go on without the parent's thread, which may have held the lock."""
+        self._lock, self._thread = threading.Lock(), None
+
+    def use(self, name: str, user: object, asked: Sequence[deque[Any]]) -> None:
+        """Count ``user`` among the users of a view, as long as it lives. Call this before asking shards.
+
+        Args:
+            asked: batches that it has requested; their replies are discarded once it is freed.
+        """
+        with self._lock:
+            self._objects[name] += 1
+            if self._thread is None:
+                self._thread = threading.Thread(target=_tell, args=(self._gone, weakref.ref(self)), daemon=True)
+                self._thread.start()
+        weakref.finalize(user, self._gone.put, (name, asked)).atexit = False
+
+    def unused(self, name: str, asked: Sequence[deque[Any]]) -> None:
+        """Note that an object was freed; tell the shards if it was the last user of the view.
+
+        Runs under the lock, so that a new object requests the view after that, over the same connections.
+        """
+        for plan in chain(*asked):
+            plan.drop()
+        with self._lock:
+            self._objects[name] -= 1
+            client = self._client()
+            if self._objects[name] or client is None:
+                return
+            del self._objects[name]
+            for link in list(client.links):
+                with contextlib.suppress(ShardLostError):
+                    if link.is_connected:  # otherwise the shard has noticed that nobody uses it
+                        link.drop(link.submit(Request.FORGET, {"name": name}))
+
+
+def _tell(gone: SimpleQueue[Gone | None], uses: weakref.ref[ViewUses]) -> None:
+    """Wait for freed views, until the client is freed."""
+    while (one := gone.get()) is not None:
+        there = uses()
+        if there is None:
+            return
+        there.unused(*one)
+        del there, one

@@ -17,8 +17,9 @@ from sharpwave.errors import ShardFailedError
 from sharpwave.extras import install
 from sharpwave.serve.addresses import HERE, TCP, Address, machine, nearest
 from sharpwave.serve.cluster_folder import write_whole
-from sharpwave.serve.local_shards import READY_S, STOP_S
-from sharpwave.serve.process import ShardSettings, running
+from sharpwave.serve.link import READY_S
+from sharpwave.serve.local_shards import STOP_S
+from sharpwave.serve.shard_process import ShardSettings, running
 
 NAMESPACE = "sharpwave"
 CLUSTER = "ray.txt"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,13 +15,12 @@ import numpy.typing as npt
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
 from sharpwave.native import core
-from sharpwave.native.forks import path
+from sharpwave.native.forks import path, precede
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into
-from sharpwave.serve.forked_clients import precede
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.shared_memory import SharedBlock, SharedBlocks
+from sharpwave.serve.shared_memory import SharedBlocks
 from sharpwave.serve.wire import Request, WireError
 from sharpwave.store import Store
 from sharpwave.views.layout import BatchTarget
@@ -36,7 +34,7 @@ KEEPS = (EmptyError, LimiterTimeoutError, ShardLostError)
 """Errors after which a batch's received shares are kept if uses are limited: no other learner gets these items."""
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Share:
     """One shard's part of a batch.
 
@@ -44,6 +42,8 @@ class Share:
         shard: its number in the cluster. ``begin``, ``end``: the range of the batch's items that it draws.
         points: float64 [end - begin], in [0, 1): positions in the shard's own mass, in random order.
         probability: probability that a point of the whole mass fell into this shard's part.
+        link: over which it is requested, by its ``connection`` of that number, as ``ticket``; ``None``: it is lost.
+        incarnation: the shard's, once it was received.
     """
 
     shard: int
@@ -51,6 +51,15 @@ class Share:
     end: int
     points: npt.NDArray[np.float64]
     probability: float
+    link: Link | None = None
+    connection: int = 0
+    ticket: int = 0
+    incarnation: int = -1
+
+    def drop(self) -> None:
+        """Let its reply go."""
+        if self.link is not None and self.connection == self.link.connections:
+            self.link.drop(self.ticket)
 
 
 @dataclass(eq=False)
@@ -59,11 +68,9 @@ class PlannedBatch:
 
     Attributes:
         size: number of items. ``target``: its memory; ``None`` until it has some. ``blocks``: the blocks of that
-            memory.
-        shared: description of the memory for shards on this machine.
-        shares: requested shares. ``tickets``: for each, link, its connections, number of the request; no link: the
-            share is lost. ``came``: received shares, with their shards' incarnations. ``lacks``: shares whose shards
-            had too few items, to be requested again.
+            memory; ``shared``: their descriptions for shards on this machine.
+        shares: requested shares. ``came``: received ones. ``lacks``: shares whose shards had too few items, to be
+            requested again.
     """
 
     size: int
@@ -71,8 +78,7 @@ class PlannedBatch:
     blocks: list[Any] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
-    tickets: list[tuple[Link | None, int, int]] = field(default_factory=list)
-    came: list[tuple[Share, int]] = field(default_factory=list)
+    came: list[Share] = field(default_factory=list)
     lacks: list[Share] = field(default_factory=list)
 
     @property
@@ -82,9 +88,8 @@ class PlannedBatch:
 
     def drop(self) -> None:
         """Let the replies go that its shards send."""
-        for link, connection, ticket in self.tickets:
-            if link is not None and connection == link.connections:
-                link.drop(ticket)
+        for share in self.shares:
+            share.drop()
 
 
 def taken(queue: deque[int]) -> Iterator[int]:
@@ -103,22 +108,18 @@ class RemoteBatches:
         seed: of the draws.
 
     Attributes:
-        memory, pool: of batches. ``cuts``: whether shards elsewhere send encoded rows, not whole arrays.
+        memory, pool: of batches.
         fields: of the spec. ``numbers``: numbers of the fields with encoded rows, by the column's name.
     """
 
     def __init__(self, known: KnownShards, shape: Replay[Any], local: Store, seed: int) -> None:
         self._of, self._shape, self._view = known, shape, shape.view
         self._seed, self._rng = seed, np.random.default_rng([seed, 0])
-        self.memory = SharedBlocks(known.freed)
         self._in_shared_memory = all(link.is_local for link in known.links.values())
-        self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
-        self._quarantined: deque[tuple[float, Any]] = deque()
+        self._renew()
         self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
-        self._process = os.getpid()
         self.fields = list(local.spec.fields.values())
         self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
-        self.cuts = True
         precede(self)
 
     def before_fork(self) -> None:
@@ -134,7 +135,13 @@ class RemoteBatches:
         """Take a lock that no thread of the parent holds, other memory, and draws of this process's own."""
         self._decoding._at_fork_reinit()
         self._rng = np.random.default_rng(np.random.SeedSequence([self._seed, 0], spawn_key=path()))
+        self._inherited = self.pool, self._quarantined  # shards write the parent's batches to the shared memory
         self._renew()
+
+    def _renew(self) -> None:
+        self.memory = SharedBlocks(self._of.freed)
+        self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
+        self._quarantined: deque[tuple[float, Any]] = deque()
 
     def submitted(self, batch_size: int) -> PlannedBatch:
         """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
@@ -154,15 +161,13 @@ class RemoteBatches:
             self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
         plan.drop()
 
-    def _lend(self, plan: PlannedBatch) -> None:
+    def _lend(self, plan: PlannedBatch) -> BatchTarget:
         """Take memory for a batch.
 
         Shards that share the memory must know it when they are asked. Other batches take memory once their shares have
         arrived: the memory of the batch before last is then in the processor's cache, and memory of all batches ahead
         would not fit there.
         """
-        if self._process != os.getpid():  # forked: shards write the parent's batches to the memory that was shared
-            self._renew()
         source, size = self._shape.source, plan.size
         layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
         self.pool.collect()
@@ -172,11 +177,7 @@ class RemoteBatches:
             plan.shared = [block.memory for block, _ in lent]
             for block in plan.shared:
                 block.awaited = True
-
-    def _renew(self) -> None:
-        self._process, self._inherited = os.getpid(), (self.pool, self._quarantined)
-        self.memory, self._quarantined = SharedBlocks(self._of.freed), deque()
-        self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
+        return plan.target
 
     def _ask(self, plan: PlannedBatch, begin: int, end: int) -> None:
         """Ask shards for these items of a batch.  Raises: EmptyError, MemoryError."""
@@ -184,45 +185,36 @@ class RemoteBatches:
         masses = np.array([self._of.known[number].mass for number in numbers])
         if not masses.sum() > 0:
             raise EmptyError(f"sample: no shard has an item to sample; {self._view.waits_for}")
-        for one in divide(masses, end - begin, self._rng):
-            share = replace(one, shard=numbers[one.shard], begin=begin + one.begin, end=begin + one.end)
+        for share in divide(masses, end - begin, self._rng):
+            share.shard, share.begin, share.end = numbers[share.shard], begin + share.begin, begin + share.end
             plan.shares.append(share)
-            link = self._of.links.get(share.shard)
             try:
-                if link is None:
-                    raise ShardLostError("shard: gone")
-                self._of.ensure(share.shard, link)
-                ticket = self._ask_one(link, share, plan.shared, plan.size)
-                plan.tickets.append((link, link.connections, ticket))
-                self._of.known[share.shard].asked.append((ticket, share.end - share.begin))
+                link = self._of.ensure(share.shard)
+                share.ticket = self._submit(link, share, plan)
             except ShardLostError:
                 self._of.lost(share.shard)
-                plan.tickets.append((None, 0, 0))
+            else:
+                share.link, share.connection = link, link.connections
+                self._of.known[share.shard].asked.append((share.ticket, share.end - share.begin))
 
-    def _ask_one(self, link: Link, share: Share, blocks: Sequence[Any], batch_size: int) -> int:
-        head = self._of.head(share.shard) | {"begin": share.begin, "batch": batch_size}
-        fds: list[int] = []
-        self._forget_freed()
+    def _submit(self, link: Link, share: Share, plan: PlannedBatch) -> int:
+        head = self._of.head(share.shard) | {"begin": share.begin, "batch": plan.size}
+        for number in taken(self.memory.gone):  # blocks that were freed here
+            for one in self._of.links.values():
+                if number in one.shared:
+                    one.shared.discard(number)
+                    one.forgotten.append(number)
         if forgotten := list(taken(link.forgotten)):
             head["forget"] = forgotten
-        if link.is_local and blocks and isinstance(blocks[0], SharedBlock):
-            head["blocks"] = [block.number for block in blocks]
-            new = [block for block in blocks if block.number not in link.shared]
-            if new:
-                head["shared"] = [[block.number, len(block)] for block in new]
-                fds = [block.fd for block in new]
-            ticket = link.submit(Request.DRAW, head, {"points": share.points}, fds)
-            link.shared.update(block.number for block in new)
-            return ticket
-        return link.submit(Request.DRAW, head | {"cut": self.cuts}, {"points": share.points})
-
-    def _forget_freed(self) -> None:
-        """Note for every shard which blocks of shared memory were freed here."""
-        for number in taken(self.memory.gone):
-            for link in self._of.links.values():
-                if number in link.shared:
-                    link.shared.discard(number)
-                    link.forgotten.append(number)
+        if not (link.is_local and plan.shared):
+            return link.submit(Request.DRAW, head, {"points": share.points})
+        head["blocks"] = [block.number for block in plan.shared]
+        new = [block for block in plan.shared if block.number not in link.shared]
+        if new:
+            head["shared"] = [[block.number, len(block)] for block in new]
+        ticket = link.submit(Request.DRAW, head, {"points": share.points}, [block.fd for block in new])
+        link.shared.update(block.number for block in new)
+        return ticket
 
     def collected(
         self, plan: PlannedBatch, beta: float | None, wait: Callable[[int], None] | None = None
@@ -234,8 +226,7 @@ class RemoteBatches:
 
         Raises:
             EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, received shares are kept, and the call
-            may
-                be repeated.
+                may be repeated.
         """
         try:
             return self._joined(plan, beta, wait)
@@ -253,19 +244,21 @@ class RemoteBatches:
             for _, error in missing:
                 if not isinstance(error, (EmptyError, ShardLostError)):
                     raise error
-            lost = next((error for _, error in missing if isinstance(error, ShardLostError)), None)
-            keeps = lost is None or self._of.limits_uses  # received shares: a view may give their items once only
+            lost = any(isinstance(error, ShardLostError) for _, error in missing)
+            keeps = not lost or self._of.limits_uses  # received shares: a view may give their items once only
             if keeps:
                 plan.lacks += [share for share, _ in missing]
-                if lost is not None and self._in_shared_memory:
+                if lost and self._in_shared_memory:
                     self._move(plan)
-            attempts -= bool(missing) and (lost is not None or wait is None)
+            attempts -= bool(missing) and (lost or wait is None)
             if not attempts:
-                kind = EmptyError if lost is None else ShardLostError
+                kind = ShardLostError if lost else EmptyError
                 raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
             self._of.refresh()
-            if not keeps:
-                self._again(plan)
+            if not keeps:  # the whole batch again, from the remaining shards, into other memory
+                fresh = self.submitted(plan.size)
+                plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
+                plan.shares, plan.came = fresh.shares, []
                 continue
             if wait is not None:
                 wait(plan.lacking)
@@ -275,14 +268,13 @@ class RemoteBatches:
         target = plan.target
         assert target is not None
         shards = np.empty(len(target.ids), np.int64)
-        for share, incarnation in plan.came:
+        for share in plan.came:
             target.draw.probabilities[share.begin : share.end] *= share.probability
-            shards[share.begin : share.end] = incarnation
+            shards[share.begin : share.end] = share.incarnation
         beta = float(self._shape.sampler.beta) if beta is None else float(beta)
         core.importance_weights(target.draw.probabilities, beta, target.draw.weights)
-        if self._in_shared_memory:
-            for memory in plan.shared:
-                memory.awaited = False
+        for memory in plan.shared:
+            memory.awaited = False
         target.batch.shards = shards
         return target
 
@@ -290,16 +282,9 @@ class RemoteBatches:
         """Move received shares of a batch to other memory: a lost shard may still write to the batch's own."""
         before = plan.target
         assert before is not None
-        self._lend(plan)
-        assert plan.target is not None
-        for share, _ in plan.came:
-            plan.target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
-
-    def _again(self, plan: PlannedBatch) -> None:
-        """Request a batch again, from the remaining shards, into other memory."""
-        fresh = self.submitted(plan.size)
-        plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
-        plan.shares, plan.tickets, plan.came = fresh.shares, fresh.tickets, fresh.came
+        target = self._lend(plan)
+        for share in plan.came:
+            target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
 
     def _missing(self, plan: PlannedBatch, wanted: bool = True) -> list[tuple[Share, Exception]]:
         """Wait for every requested share of a batch; return the missing shares, each with its error.
@@ -310,20 +295,20 @@ class RemoteBatches:
             wanted: whether received shares are read.
         """
         missing: list[tuple[Share, Exception]] = []
-        for share, (link, connection, ticket) in zip(plan.shares, plan.tickets, strict=True):
+        for share in plan.shares:
+            link = share.link
             try:
-                if link is None or connection != link.connections:
+                if link is None or share.connection != link.connections:
                     raise ShardLostError("shard: its connection was made again")
-                reply = link.wait(ticket)
+                reply = link.wait(share.ticket)
                 self._of.told(share.shard, reply)
                 if reply.parts and wanted:
-                    if plan.target is None:
-                        self._lend(plan)
-                    assert plan.target is not None
-                    part = plan.target.part(share.begin, share.end)
+                    target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
+                        part = target.part(share.begin, share.end)
                         read_into(part, reply, self._view, self.fields, self.numbers)
-                plan.came.append((share, link.incarnation))
+                share.incarnation = link.incarnation
+                plan.came.append(share)
             except ShardLostError as error:
                 self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
                 self._of.lost(share.shard)
@@ -332,7 +317,7 @@ class RemoteBatches:
                 if isinstance(error, WireError) and link is not None:
                     link.close()  # a peer that sends such things is not heard any more over this connection
                 missing.append((share, error))
-        plan.shares, plan.tickets = [], []
+        plan.shares = []
         while self._quarantined and self._quarantined[0][0] < time.monotonic():
             self._quarantined.popleft()
         return missing
@@ -340,8 +325,7 @@ class RemoteBatches:
     def abandon(self, plans: deque[PlannedBatch]) -> None:
         """Let batches that were asked for go; their memory is used again once the shards have written to it."""
         while plans:
-            plan = plans.popleft()
-            self._missing(plan, wanted=False)
+            self._missing(plans.popleft(), wanted=False)
 
 
 def divide(masses: npt.NDArray[np.float64], batch_size: int, rng: np.random.Generator) -> list[Share]:

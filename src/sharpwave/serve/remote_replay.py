@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
+from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
-from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
@@ -112,15 +112,14 @@ class RemoteReplay(Generic[B]):
 
     # the limiter
 
-    def _waits(self, batch_size: int) -> str | None:
-        cursor = self._cursor
-        if self.limiter is not None:
-            reason = self.limiter.sample_waits(batch_size, cursor)
-            if reason is not None:
-                return f"{reason} ({self.limiter}; {cursor})"
-            if cursor.uses < batch_size:
-                return f"{batch_size} samples find {cursor.uses:g} uses of steps left ({self.limiter}; {cursor})"
-        return None
+    def _waits(self, batch_size: int, cursor: Cursor) -> str | None:
+        """Return the reason why the limiter makes a batch wait; ``None`` if it need not."""
+        if self.limiter is None:
+            return None
+        reason = self.limiter.sample_waits(batch_size, cursor)
+        if reason is None and cursor.uses < batch_size:
+            reason = f"{batch_size} samples find {cursor.uses:g} uses of steps left"
+        return None if reason is None else f"{reason} ({self.limiter}; {cursor})"
 
     def check_admitted(self, batch_size: int) -> None:
         """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
@@ -134,19 +133,14 @@ class RemoteReplay(Generic[B]):
             EmptyError: nothing can be sampled.  LimiterTimeoutError.  ShardLostError: no shard can be reached.
         """
         deadline = time.monotonic() + check_timeout("sample", timeout)
-        self._of.refresh(KNOWN_S)
-        self._give_credit()
-        while True:
-            reason = self._waits(batch_size)
-            if reason is None and self._cursor.uses >= batch_size:
-                return
-            self._of.refresh()
-            self._give_credit()
-            reason = self._waits(batch_size)
+        older_s = KNOWN_S
+        while not self._admits(batch_size, older_s):
+            if older_s:  # look again before anything is refused
+                older_s = 0.0
+                continue
             cursor = self._cursor
+            reason = self._waits(batch_size, cursor)
             if reason is None:
-                if cursor.uses >= batch_size:
-                    return
                 lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
                 where = f"; {', '.join(lost)} cannot be reached" if lost else ""
                 if lost and len(lost) == len(self._of.links):
@@ -158,6 +152,13 @@ class RemoteReplay(Generic[B]):
             if time.monotonic() >= deadline:
                 raise LimiterTimeoutError(f"sample: timed out; {reason}")
             time.sleep(LOOK_S)
+
+    def _admits(self, batch_size: int, older_s: float) -> bool:
+        """Return whether a batch need not wait, by states of at most ``older_s``; tell the shards their credit."""
+        self._of.refresh(older_s)
+        self._give_credit()
+        cursor = self._cursor
+        return self._waits(batch_size, cursor) is None and cursor.uses >= batch_size
 
     @property
     def _cursor(self) -> Cursor:
@@ -233,7 +234,7 @@ class RemoteReplay(Generic[B]):
         if not plans:
             self.wait(batch_size, timeout=timeout)
             plans.append(self._batches.submitted(batch_size))
-        while len(plans) <= lookahead and self._admits(batch_size):
+        while len(plans) <= lookahead and self._admits(batch_size, KNOWN_S if self.limiter is None else LOOK_S):
             plans.append(self._batches.submitted(batch_size))
         if len(plans) > 1 and self._of.limits_uses:
             for plan in tuple(plans):  # a complete batch may be behind one that cannot be filled
@@ -274,11 +275,6 @@ class RemoteReplay(Generic[B]):
             plan = self._left.popleft()
             (plans if self._of.limits_uses and plan.size == batch_size else others).append(plan)
         self._batches.abandon(others)
-
-    def _admits(self, batch_size: int) -> bool:
-        self._of.refresh(KNOWN_S if self.limiter is None else LOOK_S)
-        self._give_credit()
-        return self._waits(batch_size) is None and self._cursor.uses >= batch_size
 
     # priorities
 
@@ -322,7 +318,8 @@ class RemoteReplay(Generic[B]):
                 continue
             parts: dict[str, Part] = {"ids": np.asarray(ids[there]), "td_error": errors[there]}
             try:
-                if self._of.ensure(number, link).connection >= 0 and link.incarnation == int(incarnations[there][0]):
+                self._of.ensure(number)
+                if link.incarnation == int(incarnations[there][0]):  # otherwise it was started again just now
                     tickets.append((number, link, link.submit(Request.UPDATE, self._of.head(number), parts), count))
             except ShardLostError:
                 self._of.lost(number)

@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from sharpwave.errors import LimiterTimeoutError, StoreInUseError, not_to_be_copied
 from sharpwave.format.segment import readdressed
+from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
-from sharpwave.serve.forked_clients import follow
 from sharpwave.serve.link import REPLY_S, RETRY_S, Link, ShardLostError
-from sharpwave.serve.placement import home
+from sharpwave.serve.members import home
 from sharpwave.serve.wire import Part, Request
 from sharpwave.spec import Spec
 
@@ -155,19 +155,16 @@ class Delivery:
         self._looked_at = 0.0  # when the cluster was asked for its shards
         self._lease = lease = Lease(link, number, name, lanes, durable)
         self.first_lane, self.lane_steps, self.segment_steps = lease.first_lane, lease.lane_steps, lease.segment_steps
-        self._shift = [0] * lanes  # the shard's number of a lane's step, less the writer's
-        self._unshifted: set[int] = set()  # lanes whose shift the next segment decides
-        self._before = [0, 0]  # steps acknowledged and segments resent by earlier leases
 
     @property
     def acknowledged(self) -> int:
         """Steps that were acknowledged."""
-        return self._before[0] + self._lease.acknowledged
+        return self._lease.acknowledged
 
     @property
     def resent(self) -> int:
         """Segments that were sent again."""
-        return self._before[1] + self._lease.resent
+        return self._lease.resent
 
     @property
     def waiting(self) -> int:
@@ -183,13 +180,7 @@ class Delivery:
         """
         self._check_open(True)
         self._wait(WINDOW - 1, WINDOW_BYTES, getattr(self._asked, "timeout", self._timeout))
-        lane = segment.lane - self.first_lane
-        if lane in self._unshifted:
-            self._unshifted.discard(lane)
-            self._shift[lane] = _begin(self._lease, lane) - segment.first_step
-        if self._shift[lane] or self._lease.first_lane != self.first_lane:
-            segment = _moved(segment, self._lease.first_lane + lane, segment.first_step + self._shift[lane])
-        self._lease.keep(segment, td_error)
+        self._lease.keep(segment.lane - self.first_lane, segment, td_error)
         with contextlib.suppress(ShardLostError):  # later
             try:
                 if self._lease.link.may_be_tried():
@@ -291,19 +282,10 @@ class Delivery:
             number, link = place
         else:
             return False
-        self._lease = new = Lease(link.another(), number, self.name, self.lanes, self._durable, lease.turn)
-        moved_by: dict[int, int] = {}
-        for segment, td_error in lease.left():
-            lane = segment.lane - lease.first_lane
-            shift = moved_by.setdefault(lane, _begin(new, lane) - segment.first_step)
-            new.keep(_moved(segment, new.first_lane + lane, segment.first_step + shift), td_error)
-        for lane in range(self.lanes):
-            if lane in moved_by:
-                self._shift[lane] += moved_by[lane]
-            else:
-                self._unshifted.add(lane)
+        self._lease = Lease(link.another(), number, self.name, self.lanes, self._durable, lease)
+        for kept in lease.left():
+            self._lease.keep(*kept)
         lease.link.close()
-        self._before = [self._before[0] + lease.acknowledged, self._before[1] + lease.resent + lease.waiting]
         return True
 
     def _place_of_a_missing_shard(self) -> tuple[int, Link] | None:
@@ -343,7 +325,8 @@ class Lease:
     segment that it has by its lane and first step.
 
     Args:
-        number: of the shard. ``since``: this writer's turn in a lost shard; 0: it is a new writer.
+        number: of the shard. ``before``: this writer's lease in a lost shard, if it had one: the new shard counts lanes
+            and steps anew, from the writer's next segment of each lane on.
 
     Attributes:
         first_lane: the shard's number of the first lane. ``lane_steps``: steps that the shard had of each lane at
@@ -357,14 +340,19 @@ class Lease:
             of that name.
     """
 
-    def __init__(self, link: Link, number: int, name: str, lanes: int, durable: bool, since: int = 0) -> None:
+    def __init__(
+        self, link: Link, number: int, name: str, lanes: int, durable: bool, before: Lease | None = None
+    ) -> None:
         self.link, self.number, self._name, self._lanes, self._durable = link, number, name, lanes, durable
-        self._since = since
+        self._since = 0 if before is None else before.turn
+        self._shift: dict[int, int] = {}  # by lane: the shard's number of a step, less the writer's
         self._kept: deque[_Kept] = deque()  # in order
         self.waiting_bytes = 0
         self.turn = 0
         self._dictionaries: set[int] = set()  # that the shard has, of this connection
         self.first_lane, self.acknowledged, self.resent = -1, 0, 0
+        if before is not None:
+            self.acknowledged, self.resent = before.acknowledged, before.resent + before.waiting
         self.lane_steps = self._taken()
 
     def _taken(self) -> list[int]:
@@ -392,14 +380,22 @@ class Lease:
         """Segments that the shard has not acknowledged."""
         return len(self._kept)
 
-    def keep(self, segment: SealedSegment, td_error: Errors | None) -> None:
-        """Take a segment, to be sent."""
+    def keep(self, lane: int, segment: SealedSegment, td_error: Errors | None) -> None:
+        """Take a segment of a writer's lane, to be sent; in another shard than the first one under its numbers."""
+        if self._since:
+            there = self.lane_steps[lane]
+            shift = self._shift.setdefault(lane, there + (there > 0) - segment.first_step)  # one number is skipped
+            number, first_step = self.first_lane + lane, segment.first_step + shift
+            packed = readdressed(segment.packed, number, first_step)
+            segment = replace(segment, lane=number, first_step=first_step, packed=packed)
         self._kept.append(_Kept(segment, td_error))
         self.waiting_bytes += len(segment.packed)
 
-    def left(self) -> list[tuple[SealedSegment, Errors | None]]:
-        """Return the segments that are kept, in order."""
-        return [(one.segment, one.td_error) for one in self._kept]
+    def left(self) -> Iterator[tuple[int, SealedSegment, Errors | None]]:
+        """Yield the segments that are kept, in order: the writer's lane, and steps by its numbers."""
+        for one in self._kept:
+            lane = one.segment.lane - self.first_lane
+            yield lane, replace(one.segment, first_step=one.segment.first_step - self._shift.get(lane, 0)), one.td_error
 
     def send(self) -> None:
         """Send segments that were not sent on this connection; on a new one, only segments that the shard lacks.
@@ -478,14 +474,3 @@ def put_request(segment: SealedSegment, td_error: Errors | None, sent: set[int])
         if key not in sent:
             parts[f"dictionary:{key:x}"] = data
     return {"keys": [[f"{key:x}" for key in segment.dictionaries]], "noticed": [list(segment.noticed)]}, parts
-
-
-def _begin(lease: Lease, lane: int) -> int:
-    """Return the number of a lane's first step there; one number is skipped after an earlier writer's steps."""
-    there = lease.lane_steps[lane]
-    return there + (there > 0)
-
-
-def _moved(segment: SealedSegment, lane: int, first_step: int) -> SealedSegment:
-    packed = readdressed(segment.packed, lane, first_step)
-    return replace(segment, lane=lane, first_step=first_step, packed=packed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -46,13 +47,10 @@ def append_once(
     dictionaries: Mapping[int, bytes],
     td_error: npt.NDArray[np.float32] | None = None,
     noticed: Sequence[int] | None = None,
-) -> bool:
-    """Append a segment unless the store has had it; return whether it was appended."""
-    try:
+) -> None:
+    """Append a segment unless the store has had it."""
+    with contextlib.suppress(DuplicateError):
         store.add_segment(packed, dictionaries, td_error=td_error, noticed=noticed)
-    except DuplicateError:
-        return False
-    return True
 
 
 class Keeper:
@@ -168,10 +166,6 @@ class Neighbour:
             if not missing or sum(self._sent(missing)) <= theirs.sum():
                 break
         self._made_level = connection
-
-    def close(self) -> None:
-        """Disconnect."""
-        self._link.close()
 
 
 def lacking(store: Store, lane_steps: Ints) -> list[Copy]:

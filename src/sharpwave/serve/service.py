@@ -16,10 +16,10 @@ from sharpwave.memory.address_space import PAGE, reserve
 from sharpwave.serve.addresses import TCP, Address, Security, check_free, machine
 from sharpwave.serve.budget import Budget
 from sharpwave.serve.cluster_folder import CLUSTER, Manifest, alone, delete_shard, empty_folder
-from sharpwave.serve.local_shards import LocalShards, ShardPlan
-from sharpwave.serve.members import Fleet, Members
-from sharpwave.serve.process import once_free
+from sharpwave.serve.fleet import Fleet, ShardPlan
+from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.server import Client, Reply, Server
+from sharpwave.serve.shard_process import once_free
 from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.spec import Field, Spec
 
@@ -158,11 +158,7 @@ class Service:
         if frame.kind == Request.RESIZE:
             self._fleet.resize(frame.head.get("shards", 0))
             return {}, {}
-        members = Members(self._plan.security, fleet=self._fleet)
-        try:
-            members.checkpoint(str(frame.head["path"]), self._fleet.spec)
-        finally:
-            members.close()
+        self._fleet.checkpoint(str(frame.head["path"]))
         return {}, {}
 
     def _named(self, asked: Any) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +22,13 @@ from sharpwave.serve.cut_batches import written
 from sharpwave.serve.intake import Intake
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
-from sharpwave.serve.shard_views import ShardViews
-from sharpwave.serve.wire import Frame, Request, WireError
+from sharpwave.serve.shard_views import ShardView, ShardViews
+from sharpwave.serve.wire import Frame, Part, Request, WireError
 from sharpwave.store import Store
 from sharpwave.views.layout import BatchLayout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
+Points = npt.NDArray[np.float64]
 FREE_SHARE = 0.25
 """Share of the budget beyond which memory of batches that were sent is released."""
 ATTEMPTS = 8
@@ -112,16 +114,15 @@ class Shard:
     # views
 
     def _view(self, client: Client, frame: Frame) -> Reply:
-        """Make a view, or find the one of that name, which must have the same settings."""
-        return self._said(self.views.ask(client, frame.head))
+        return self._said(self.views.ask(client, frame.head)), {}
 
-    def _said(self, number: int) -> Reply:
-        return {"view": number, "state": self.views.state(number).described()}, {}
+    def _said(self, view: ShardView) -> dict[str, Any]:
+        return {"view": view.number, "state": asdict(view.state(self.store))}
 
     def _state(self, client: Client, frame: Frame) -> Reply:
-        number, replay = self.views.of(frame)
-        self._note(replay, frame)
-        return self._said(number)
+        view = self.views.of(frame)
+        self._note(view.replay, frame)
+        return self._said(view), {}
 
     def _forget(self, client: Client, frame: Frame) -> Reply:
         """Note that the client uses the view ``name`` no longer."""
@@ -138,52 +139,53 @@ class Shard:
     # draws
 
     def _draw(self, client: Client, frame: Frame) -> Reply:
-        """Draw items at points of the mass; decode them into shared memory, or send them, encoded if ``cut``.
+        """Draw items at points of the mass; decode them into shared memory, or send them with encoded rows.
 
         ``points``: float64 [n]. ``batch``: the batch's number of items; ``begin``: its first item here. ``blocks``:
         numbers of the batch's blocks of shared memory; new blocks arrive as file descriptors.
         """
-        number, replay = self.views.of(frame)
-        points = _points(frame)
+        view, points = self.views.of(frame), _points(frame)
         begin, size = frame.head.get("begin", 0), frame.head.get("batch", len(points))
         if not (type(begin) is type(size) is int and 0 <= begin <= begin + len(points) <= size <= MAX_BATCH_SIZE):
             raise WireError(f"a draw of {len(points)} items from {begin!r} on, of a batch of {size!r}")
-        shared, cut = "blocks" in frame.head, bool(frame.head.get("cut"))
-        what = f"a draw of {len(points):,} items"
-        client.budget.work(client.holding, len(points) * self.views.item_bytes(number, shared, cut), what)
-        layout = client.layout(number, size, replay.source.layout) if shared else None
+        what, (work_bytes, sent_bytes) = f"a draw of {len(points):,} items", view.item_bytes
+        layout = None
+        if "blocks" in frame.head:
+            client.budget.work(client.holding, len(points) * work_bytes, what)
+            layout = client.layout(view.number, size, view.replay.source.layout)
+        else:
+            client.budget.work(client.holding, len(points) * (work_bytes + sent_bytes), what)
         for _ in range(ATTEMPTS):
             try:
-                return self._drawn(client, frame, layout)
+                parts = self._drawn(client, frame, view, points, begin, layout)
+                return self._said(view), parts
             except NoRoomError as short:  # the store's lock was held, under which nothing waits
                 client.budget.keep(client.holding, short.nbytes, what)
                 client.holding.spare += short.nbytes
         raise MemoryError(f"{what} found no memory for its rows, {ATTEMPTS} times; use fewer learners a shard")
 
-    def _drawn(self, client: Client, frame: Frame, layout: BatchLayout | None) -> Reply:
-        number, replay = self.views.of(frame)
-        points, begin = frame.parts["points"], frame.head.get("begin", 0)
+    def _drawn(
+        self, client: Client, frame: Frame, view: ShardView, points: Points, begin: int, layout: BatchLayout | None
+    ) -> dict[str, Part]:
+        """Draw items into shared memory of a ``layout``, or return them as parts of a message."""
+        replay, source = view.replay, view.replay.source
         with replay.lock:
             self._note(replay, frame)
-            source = replay.source
             source.items.follow()
             if not source.items.enough(max(1, len(points))):
                 raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
             exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
             if layout is not None:
                 target = self._shared(client, layout, replay, frame)
-                part = target.part(begin, begin + len(points))
-                source.draw_into(part, 0.0, exact)
-                parts = {}
-            else:
-                pool = source.log.batches.pool
-                if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
-                    pool.trim()  # blocks of sizes that vary
-                target = source.lend(len(points))
-                target.cutter = cutter = client.cutter(number, source.log) if frame.head.get("cut") else None
-                source.draw_into(target, 0.0, exact)
-                parts = written(target, cutter, source.log.tables[FIRST_FIELD:], client.sent)
-            return self._said(number)[0], parts
+                source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
+                return {}
+            pool = source.log.batches.pool
+            if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
+                pool.trim()  # blocks of sizes that vary
+            target = source.lend(len(points))
+            target.cutter = client.cutter(view.number, source.log)
+            source.draw_into(target, 0.0, exact)
+            return written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
 
     def _shared(self, client: Client, layout: BatchLayout, replay: Replay[Any], frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""
@@ -199,16 +201,15 @@ class Shard:
         return layout.over(lent, replay.view, replay.source.tag)
 
     def _update(self, client: Client, frame: Frame) -> Reply:
-        number, replay = self.views.of(frame)
-        ids, errors = frame.parts.get("ids"), frame.parts.get("td_error")
+        view = self.views.of(frame)
+        replay, ids, errors = view.replay, frame.parts.get("ids"), frame.parts.get("td_error")
         if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
             raise WireError("an update without ids, int64 [n]")
         checked = checked_errors(errors, ids.shape + replay.view.error_shape)
         with replay.lock:
             self._note(replay, frame)
             stale = replay.update_priorities(ids, checked)
-        head, parts = self._said(number)
-        return {**head, "stale": stale}, parts
+        return self._said(view) | {"stale": stale}, {}
 
     # writers
 
@@ -228,10 +229,9 @@ class Shard:
 
     def _set_credit(self, client: Client, frame: Frame) -> Reply:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
-        number, _ = self.views.of(frame)
-        inserts = frame.head.get("inserts")
-        self.views.set_credit(client, number, None if inserts is None else int(inserts))
-        return self._said(number)
+        view, inserts = self.views.of(frame), frame.head.get("inserts")
+        self.views.set_credit(client, view, None if inserts is None else int(inserts))
+        return self._said(view), {}
 
     # the whole store
 
@@ -271,7 +271,7 @@ class Shard:
         return {}, {}
 
 
-def _points(frame: Frame) -> npt.NDArray[np.float64]:
+def _points(frame: Frame) -> Points:
     points = frame.parts.get("points")
     if not isinstance(points, np.ndarray) or points.dtype != np.float64 or points.ndim != 1:
         raise WireError("a draw without points, float64 [n]")

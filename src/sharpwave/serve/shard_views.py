@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from sharpwave.sampling.ordered import Fifo, Lifo
@@ -25,81 +27,112 @@ MAX_VIEWS = 16
 """Views of a shard; each takes 8 to 20 bytes for every step that the store has room for."""
 
 
+@dataclass(eq=False)
+class ShardView:
+    """View of a shard's store.
+
+    Attributes:
+        number: of the view. ``asked``: its settings. ``item_bytes``: bytes of memory that a draw takes for an item:
+            working memory, and columns that are sent as they are.
+        steps_before: steps of the store before the view. ``users``: connections. ``limiting``: connections whose
+            limiter bounds it. ``unused_since``: time at which its last user left; inf: it has some.
+    """
+
+    replay: Replay[Any]
+    number: int
+    asked: dict[str, Any]
+    item_bytes: tuple[int, int] = field(init=False)
+    steps_before: int = field(init=False)
+    users: set[int] = field(default_factory=set)
+    limiting: set[int] = field(default_factory=set)
+    unused_since: float = math.inf
+
+    def __post_init__(self) -> None:
+        sizes = [column.item.itemsize for column in self.replay.view.columns().values()]
+        self.item_bytes = 8 * (self.replay.view.scratch_rows + 3), sum(size for size in sizes if size < LARGE)
+        self.steps_before = self.replay.source.pace.steps_before
+
+    def state(self, store: Store) -> ViewState:
+        """Return the state that every reply has."""
+        items, sampler = self.replay.source.items, self.replay.sampler
+        with self.replay.lock:
+            items.follow()
+            mass = items.count if items.uses is not None else getattr(sampler, "mass", items.count)
+            return ViewState(
+                float(mass),
+                items.count,
+                -1 if items.uses is None else int(items.uses_left),
+                store.total_steps - self.steps_before,
+                items.samples,
+                float(getattr(sampler, "max_priority", 1.0)),
+            )
+
+    def leave(self, client: int) -> bool:
+        """Note that a connection no longer uses it; return whether it was the last whose limiter bounds it."""
+        self.users.discard(client)
+        limits = client in self.limiting
+        self.limiting.discard(client)
+        return limits and not self.limiting
+
+
 class ShardViews:
     """Views of a shard's store, by number. May be called from several threads.
 
     A view is in use while a connection that has asked for it is open and has not said that it forgets it. One that
     nobody has used for ``UNUSED_S``, or that its last user forgot, no longer holds writers up, and makes room for
     another where there are ``MAX_VIEWS``.
-
-    Attributes:
-        replays: by number.
     """
 
     def __init__(self, store: Store, intake: Intake) -> None:
         self._store, self._intake = store, intake
-        self.replays: dict[int, Replay[Any]] = {}
-        self._settings: dict[int, dict[str, Any]] = {}
-        self._inserts_before: dict[int, int] = {}
-        self._item_bytes: dict[int, tuple[int, int, int]] = {}  # working memory, small columns, all columns
-        self._users: dict[int, set[int]] = {}  # connections
-        self._limiting: dict[int, set[int]] = {}  # connections whose limiter bounds the view
-        self._unused_since: dict[int, float] = {}
+        self._views: dict[int, ShardView] = {}
         self._numbers = itertools.count()
         self._lock = threading.Lock()
 
-    def ask(self, client: Client, head: Mapping[str, Any]) -> int:
-        """Make a view, or find the one of that name, which must have the same settings; return its number.
+    @property
+    def replays(self) -> dict[int, Replay[Any]]:
+        """Views of the store, by number."""
+        return {number: view.replay for number, view in self._views.items()}
 
-        Raises: ValueError, TypeError.
-        """
+    def ask(self, client: Client, head: Mapping[str, Any]) -> ShardView:
+        """Make a view, or find the one of that name, which must have the same settings.  Raises: ValueError."""
         asked = {name: head.get(name) for name in ("name", "kind", "settings", "sampler", "max_times_sampled")}
-        name = asked["name"]
         with self._lock:
-            number = next((one for one, settings in self._settings.items() if settings["name"] == name), None)
-            if number is None:
-                unused = self._least_used(name) if len(self.replays) >= MAX_VIEWS else None
-                made = self._made(asked, head.get("seed"))
+            view = self._named(asked["name"])
+            if view is None:
+                unused = self._least_used(asked["name"]) if len(self._views) >= MAX_VIEWS else None
+                view = ShardView(self._made(asked, head.get("seed")), next(self._numbers), asked)
                 if unused is not None:
-                    self._drop(unused)
-                number = next(self._numbers)
-                self.replays[number], self._settings[number], self._users[number] = made, asked, set()
-                self._limiting[number] = set()
-                self._inserts_before[number] = made.source.pace.steps_before
-                sizes = [column.item.itemsize for column in made.view.columns().values()]
-                small = sum(size for size in sizes if size < LARGE)
-                self._item_bytes[number] = 8 * (made.view.scratch_rows + 3), small, sum(sizes)
-            elif (settings := self._settings[number]) != asked:
-                wrong = [key for key in asked if asked[key] != settings[key]]
+                    del self._views[unused.number]
+                    self._intake.set_credit(unused.number, None)
+                self._views[view.number] = view
+            elif view.asked != asked:
+                wrong = next(key for key in asked if asked[key] != view.asked[key])
                 raise ValueError(
-                    f"view {name!r} is there with other settings: {wrong[0]} is {settings[wrong[0]]!r}, "
-                    f"asked for was {asked[wrong[0]]!r}; give yours another name="
+                    f"view {asked['name']!r} is there with other settings: {wrong} is {view.asked[wrong]!r}, "
+                    f"asked for was {asked[wrong]!r}; give yours another name="
                 )
-            self._users[number].add(id(client))
-            self._unused_since.pop(number, None)
-        return number
+            view.users.add(id(client))
+            view.unused_since = math.inf
+        return view
 
-    def _least_used(self, name: Any) -> int:
+    def _named(self, name: Any) -> ShardView | None:
+        return next((view for view in self._views.values() if view.asked["name"] == name), None)
+
+    def _least_used(self, name: Any) -> ShardView:
         """Return the view that was unused for longest, which view ``name`` may replace.  Raises: ValueError."""
-        number = min(self._unused_since, key=self._unused_since.__getitem__, default=None)
-        if number is None or time.monotonic() - self._unused_since[number] < UNUSED_S:
-            names = ", ".join(repr(settings["name"]) for settings in self._settings.values())
+        view = min(self._views.values(), key=lambda one: one.unused_since)
+        if time.monotonic() - view.unused_since < UNUSED_S:
+            names = ", ".join(repr(one.asked["name"]) for one in self._views.values())
             raise ValueError(
-                f"view {name!r}: there are {len(self.replays)} views, of at most {MAX_VIEWS}, each used by an "
+                f"view {name!r}: there are {len(self._views)} views, of at most {MAX_VIEWS}, each used by an "
                 f"object that lives, or was used within {UNUSED_S:g} s: {names}; use one of them, or free an object "
                 "that uses one (del)"
             )
-        return number
-
-    def _drop(self, number: int) -> None:
-        tables: list[dict[int, Any]] = [self.replays, self._settings, self._inserts_before, self._item_bytes]
-        for table in (*tables, self._users, self._limiting, self._unused_since):
-            table.pop(number, None)
-        self._intake.set_credit(number, None)
-        self._intake.used(number)
+        return view
 
     def _made(self, asked: Mapping[str, Any], seed: Any) -> Replay[Any]:
-        settings = asked["settings"]
+        settings, kind = asked["settings"], asked["kind"]
         given: dict[str, Any] = {
             "name": asked["name"],
             "sampler": _sampler(asked["sampler"]),
@@ -108,90 +141,53 @@ class ShardViews:
         }
         if not isinstance(asked["name"], str):
             raise ValueError(f"view {asked['name']!r}, expected a name")
-        if not isinstance(settings, dict) or asked["kind"] not in (TRANSITIONS, SEQUENCES):
-            raise ValueError(f"view of kind {asked['kind']!r}, expected {TRANSITIONS!r} or {SEQUENCES!r}")
-        make: Any = self._store.transitions if asked["kind"] == TRANSITIONS else self._store.sequences
+        if not isinstance(settings, dict) or kind not in (TRANSITIONS, SEQUENCES):
+            raise ValueError(f"view of kind {kind!r}, expected {TRANSITIONS!r} or {SEQUENCES!r}")
+        make: Any = self._store.transitions if kind == TRANSITIONS else self._store.sequences
         try:
             made: Replay[Any] = make(**settings, **given)
         except TypeError as error:  # names and values are a stranger's
             raise ValueError(f"view {asked['name']!r} with settings {settings!r:.200}: {error}") from error
         return made
 
-    def item_bytes(self, number: int, shared: bool, cut: bool) -> int:
-        """Return the bytes of memory that a draw takes for an item, without memory kept for the next draw.
-
-        Args:
-            shared: the draw goes to memory of the client. ``cut``: large rows are not decoded.
-        """
-        work, small, whole = self._item_bytes[number]
-        return work + (0 if shared else small if cut else 2 * whole)
-
-    def of(self, frame: Frame) -> tuple[int, Replay[Any]]:
+    def of(self, frame: Frame) -> ShardView:
         """Return the view that a request names.  Raises: KeyError."""
         number = frame.head.get("view")
-        replay = self.replays.get(number) if type(number) is int else None
-        if replay is None:
+        view = self._views.get(number) if type(number) is int else None
+        if view is None:
             raise KeyError(f"view {number!r}: there is none of that number; ask for it by name first")
-        assert type(number) is int
-        return number, replay
+        return view
 
-    def state(self, number: int) -> ViewState:
-        """Return the state of a view that every reply has."""
-        replay = self.replays[number]
-        items, sampler = replay.source.items, replay.sampler
-        with replay.lock:
-            items.follow()
-            left = items.uses_left
-            mass = float(items.count) if items.uses is not None else float(getattr(sampler, "mass", items.count))
-            return ViewState(
-                mass,
-                items.count,
-                -1 if items.uses is None else int(left),
-                self._store.total_steps - self._inserts_before[number],
-                items.samples,
-                float(getattr(sampler, "max_priority", 1.0)),
-            )
-
-    def set_credit(self, client: Client, number: int, inserts: int | None) -> None:
+    def set_credit(self, client: Client, view: ShardView, inserts: int | None) -> None:
         """Let writers append until the view has counted ``inserts`` steps; ``None``: without limit."""
-        if inserts is None:
-            self._intake.set_credit(number, None)
-            return
-        with self._lock:
-            if id(client) in self._users[number]:
-                self._limiting[number].add(id(client))
-                self._intake.used(number)
-        self._intake.set_credit(number, inserts + self._inserts_before[number])
+        if inserts is not None:
+            with self._lock:
+                if id(client) in view.users:
+                    view.limiting.add(id(client))
+                    self._intake.used(view.number)
+            inserts += view.steps_before
+        self._intake.set_credit(view.number, inserts)
 
     def left(self, client: Client) -> None:
         """Note that a connection has ended."""
         with self._lock:
-            for number, users in self._users.items():
-                if id(client) in users:
-                    users.discard(id(client))
-                    if not users:
-                        self._unused_since[number] = time.monotonic()
-                    if self._limits_no_more(client, number):
-                        self._intake.unused(number)
+            for view in self._views.values():
+                if id(client) in view.users:
+                    if view.leave(id(client)):
+                        self._intake.unused(view.number)
+                    if not view.users:
+                        view.unused_since = time.monotonic()
 
     def forget(self, client: Client, name: Any) -> None:
         """Note that a client no longer uses a view; if it was the last client, none will return to it."""
         with self._lock:
-            number = next((one for one, settings in self._settings.items() if settings["name"] == name), None)
-            if number is not None and id(client) in (users := self._users[number]):
-                users.discard(id(client))
-                client.forget(number)
-                if not users:
-                    self._unused_since[number] = time.monotonic() - UNUSED_S
-                if self._limits_no_more(client, number):
-                    self._intake.set_credit(number, None)
-
-    def _limits_no_more(self, client: Client, number: int) -> bool:
-        """Note that a client no longer uses a view; return whether it was the last whose limiter bounds it."""
-        limiting = self._limiting[number]
-        before = len(limiting)
-        limiting.discard(id(client))
-        return before == 1 and not limiting
+            view = self._named(name)
+            if view is not None and id(client) in view.users:
+                client.forget(view.number)
+                if view.leave(id(client)):
+                    self._intake.set_credit(view.number, None)
+                if not view.users:
+                    view.unused_since = time.monotonic() - UNUSED_S
 
 
 def _sampler(described: Any) -> Sampler:

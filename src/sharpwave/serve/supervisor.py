@@ -197,7 +197,7 @@ def end(
 ) -> None:
     """Wait for processes that were asked to end; end the others by SIGTERM, then by SIGKILL.
 
-    grace_s: seconds that they may take.
+    Args:
         grace_s: seconds that they may take.
         meanwhile: called while waiting, and once after all have ended.
         stuck: called with each process that has not ended by then.

@@ -14,7 +14,7 @@ import socket
 import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
 from typing import Any, Self
 
@@ -329,10 +329,6 @@ class ViewState:
     inserts: int = 0
     samples: int = 0
     max_priority: float = 1.0
-
-    def described(self) -> dict[str, Any]:
-        """Return JSON values."""
-        return asdict(self)
 
     @classmethod
     def read(cls, described: Any) -> Self:

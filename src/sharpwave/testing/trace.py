@@ -29,7 +29,7 @@ PARTS = {
     "SAC": ("agents/sac.py", ("agents",)),
     "the delta codec": ("codecs/delta.py", ("codecs", "native")),
     "recovery of a disk": ("persistence/opening.py", ("persistence", "disk", "format")),
-    "a cluster's draw": ("serve/cluster_views.py", ("serve",)),
+    "a cluster's draw": ("serve/remote_replay.py", ("serve",)),
     "a run": ("training/run.py", ("training", "agents")),
     "store.py and all that it imports": ("store.py", ()),
 }
