@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import deque
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,8 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.serve import server as client_module
+from sharpwave.serve.addresses import Address, Security
+from sharpwave.serve.members import Members
 from sharpwave.serve.shared_memory import SharedBlocks
 from tests.serve.serving import fill, served
 
@@ -99,12 +100,14 @@ def test_an_error_of_a_shard_reaches_the_caller_and_the_next_batch_comes(tmp_pat
 
 
 def test_shared_memory_cannot_shrink_and_is_closed() -> None:
-    made = SharedBlocks(deque())
-    block = made.make(10_000)
+    members = Members(Security(), addresses=[Address.parse("unix:nowhere")])
+    block = SharedBlocks(members).make(10_000)
+    link = members.links[0]
+    link.shared.add(block.number)
     with pytest.raises(OSError):
         os.ftruncate(block.fd, 100)
     fd, number = block.fd, block.number
     del block
-    assert list(made.gone) == [number]
+    assert not link.shared and list(link.forgotten) == [number]
     with pytest.raises(OSError):
         os.fstat(fd)

@@ -180,9 +180,8 @@ def nearest(said: Mapping[str, Any], directory: Address) -> list[Address]:
 def machine() -> str:
     """Return an identifier of this machine since it was started; a container counts as another machine."""
     parts = [socket.gethostname()]
-    for path in ("/proc/sys/kernel/random/boot_id",):
-        with contextlib.suppress(OSError):
-            parts.append(Path(path).read_text().strip())
+    with contextlib.suppress(OSError):
+        parts.append(Path("/proc/sys/kernel/random/boot_id").read_text().strip())
     return " ".join(parts)
 
 

@@ -53,14 +53,14 @@ class KnownShards:
     """One view in each shard, by each shard's last answer.
 
     Args:
-        shards: the cluster's. ``asked``: the view's request. ``limited``: whether a limiter bounds it.
+        members: the cluster's. ``asked``: the view's request. ``limited``: whether a limiter bounds it.
 
     Attributes:
         known: state by shard number. ``limits_uses``: whether an item's uses are limited.
     """
 
-    def __init__(self, shards: Members, asked: Mapping[str, Any], limited: bool) -> None:
-        self._shards, self._asked = shards, dict(asked)
+    def __init__(self, members: Members, asked: Mapping[str, Any], limited: bool) -> None:
+        self.members, self._asked = members, dict(asked)
         self.known: dict[int, KnownShard] = {}
         self._limited, self.limits_uses = limited, self._asked["max_times_sampled"] is not None
 
@@ -70,20 +70,15 @@ class KnownShards:
         return sum(one.ahead for one in self.known.values())
 
     @property
-    def freed(self) -> deque[int]:
-        """Numbers of the client's blocks of shared memory that the shards must be told about."""
-        return self._shards.freed
-
-    @property
     def links(self) -> dict[int, Link]:
         """Links to the shards that are there, by number.  Raises: ValueError: the cluster was closed."""
-        self._shards.check_open()
-        return dict(enumerate(self._shards.links))
+        self.members.check_open()
+        return dict(enumerate(self.members.links))
 
     def ensure(self, number: int) -> Link:
         """Make sure that a shard has the view; return the link to it.  Raises: ShardLostError."""
-        self._shards.check_open()
-        links = self._shards.links
+        self.members.check_open()
+        links = self.members.links
         if number >= len(links):
             raise ShardLostError("shard: gone")
         link = links[number]
@@ -121,7 +116,7 @@ class KnownShards:
 
     def refresh(self, older_s: float = 0.0) -> None:
         """Ask each shard for its state if its last answer is older than ``older_s`` seconds."""
-        self._shards.renew()
+        self.members.renew()
         links = self.links
         for number in [one for one, shard in self.known.items() if shard.link is not links.get(one)]:
             del self.known[number]  # a lost shard, whose limiter's counts another shard has taken over

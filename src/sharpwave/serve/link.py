@@ -53,7 +53,7 @@ class Link:
         address: of the shard.
         incarnation: the shard's incarnation when the connection was made; -1: never connected.
         connections: number of connections made. ``shared``: numbers of the blocks of memory that this one shares;
-            ``forgotten``: numbers of freed blocks, which the shard must be told about.
+            ``forgotten``: numbers of blocks freed here, which the shard must be told about.
         dictionaries: of encoded rows, received from the shard over this connection.
         sent_bytes: bytes of requests. ``received_bytes``: bytes of replies.
     """

@@ -45,8 +45,7 @@ class Members:
         addresses: addresses of shards, if there is neither.
 
     Attributes:
-        links: by number. ``views``: views that are used over them. ``freed``: numbers of blocks of shared memory, of
-            any view, that the shards must be told about.
+        links: by number. ``views``: views that are used over them.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Members:
         self._closed = False
         self.links = [Link(one, security) for one in addresses]
         self._fit()
-        self.views, self.freed = ViewUses(self), deque[int]()
+        self.views = ViewUses(self)
         follow(self)
 
     def forked(self) -> None:

@@ -139,7 +139,7 @@ class RemoteBatches:
         self._renew()
 
     def _renew(self) -> None:
-        self.memory = SharedBlocks(self._of.freed)
+        self.memory = SharedBlocks(self._of.members)
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, Any]] = deque()
 
@@ -199,11 +199,6 @@ class RemoteBatches:
 
     def _submit(self, link: Link, share: Share, plan: PlannedBatch) -> int:
         head = self._of.head(share.shard) | {"begin": share.begin, "batch": plan.size}
-        for number in taken(self.memory.gone):  # blocks that were freed here
-            for one in self._of.links.values():
-                if number in one.shared:
-                    one.shared.discard(number)
-                    one.forgotten.append(number)
         if forgotten := list(taken(link.forgotten)):
             head["forget"] = forgotten
         if not (link.is_local and plan.shared):

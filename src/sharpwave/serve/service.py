@@ -41,7 +41,7 @@ class Service:
         limits: as in ``ShardPlan``. ``replicas`` and ``options`` must equal the settings of the cluster there.
 
     Attributes:
-        address: where it listens, with the port that it got. ``shards``: the shards' processes, once started.
+        address: where it listens, with the port that it got.
         budget: memory budget of the connections.
 
     Raises:
@@ -54,7 +54,6 @@ class Service:
         self._undo = ExitStack()
         self.budget = Budget(BYTES)
         self._lock = threading.Lock()
-        self.shards: LocalShards | None = None
         self._fleet: Fleet | None = None
         security.check(listen)
         try:
@@ -130,10 +129,14 @@ class Service:
             self._start(spec)
 
     def _start(self, spec: Spec) -> Fleet:
-        self.shards = LocalShards(self._plan.settings(spec))
-        self._fleet = Fleet(spec, self._plan, self.shards)
+        self._fleet = Fleet(spec, self._plan, LocalShards(self._plan.settings(spec)))
         self._undo.callback(self._fleet.close)
         return self._fleet
+
+    @property
+    def shards(self) -> Any:
+        """The shards' processes; ``None``: they were not started yet."""
+        return None if self._fleet is None else self._fleet.processes
 
     # the directory, which its server asks
 
@@ -172,9 +175,9 @@ class Service:
                         f"the shards store steps of {there}, asked for were {spec.description()}; "
                         "use that spec, or serve another folder"
                     )
-            if self._fleet is None or self.shards is None:
+            if self._fleet is None:
                 return {"spec": None, "shards": [], "machine": machine()}
-            return {"spec": self._fleet.spec.description(), **self.shards.where()}
+            return {"spec": self._fleet.spec.description(), **self._fleet.where()}
 
     def left(self, client: Client) -> None:
         """Do nothing: clients hold nothing up."""

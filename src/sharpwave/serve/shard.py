@@ -69,8 +69,8 @@ class Shard:
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
             Request.ANNOTATE: self._annotate,
-            Request.REPLICATE: self._replicate,
-            Request.RESTORE: self._restore,
+            Request.REPLICATE: lambda _, frame: self._keeper().keep(frame),
+            Request.RESTORE: lambda _, frame: self._keeper().give(frame),
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
@@ -90,22 +90,8 @@ class Shard:
         """Return the description that clients get when they connect."""
         return {"shard": self.incarnation, "process": os.getpid()}
 
-    @property
-    def _on_disk(self) -> bool:
-        return self.store._log.disk is not None
-
     def _describe(self, client: Client, frame: Frame) -> Reply:
-        store = self.store
-        head = {
-            "spec": store.spec.description(),
-            "segment_steps": store._log.stride,
-            "capacity": store.capacity,
-            "steps": len(store),
-            "total_steps": store.total_steps,
-            "lanes": store.lanes,
-            "on_disk": self._on_disk,
-        }
-        return head, {}
+        return {"steps": len(self.store), "on_disk": self.store._log.disk is not None}, {}
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
         replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
@@ -218,12 +204,6 @@ class Shard:
             raise ValueError("this shard keeps no replica of another")
         return self.keeper
 
-    def _replicate(self, client: Client, frame: Frame) -> Reply:
-        return self._keeper().keep(frame)
-
-    def _restore(self, client: Client, frame: Frame) -> Reply:
-        return self._keeper().give(frame)
-
     def _stores(self) -> list[Store]:
         return [self.store] if self.keeper is None else [self.store, self.keeper.store]
 
@@ -238,12 +218,12 @@ class Shard:
     def _flush(self, client: Client, frame: Frame) -> Reply:
         for one in self._stores():
             one.flush()
-        return {"total_steps": self.store.total_steps}, {}
+        return {}, {}
 
     def _pause(self, client: Client, frame: Frame) -> Reply:
         """Take no steps until ``RESUME``, or until the connection ends."""
         self.intake.pause(client)
-        return {"total_steps": self.store.total_steps}, {}
+        return {}, {}
 
     def _resume(self, client: Client, frame: Frame) -> Reply:
         self.intake.resume(client)
@@ -259,7 +239,7 @@ class Shard:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.store.checkpoint(path)
         self.intake.keep_leases(path.with_name(f"{path.name}-{LEASES}"))
-        return {"total_steps": self.store.total_steps, "steps": len(self.store), "on_disk": self._on_disk}, {}
+        return self._describe(client, frame)
 
     def _annotate(self, client: Client, frame: Frame) -> Reply:
         self.store.annotate(None, frame.head["values"])

@@ -7,7 +7,8 @@ import itertools
 import mmap
 import os
 import weakref
-from collections import deque
+
+from sharpwave.serve.members import Members
 
 _NUMBERS = itertools.count(1)
 MAP_FIXED = 0x10
@@ -38,11 +39,11 @@ class SharedBlocks:
     """Maker of shared memory for a pool of batches.
 
     Args:
-        gone: numbers of freed blocks, which the shards must forget; shared by all views of the client.
+        members: of the cluster: its shards must forget freed blocks.
     """
 
-    def __init__(self, gone: deque[int]) -> None:
-        self.gone = gone
+    def __init__(self, members: Members) -> None:
+        self._members = weakref.ref(members)  # which blocks must not keep alive
         self._made: weakref.WeakValueDictionary[int, SharedBlock] = weakref.WeakValueDictionary()  # by number
 
     def make(self, nbytes: int) -> SharedBlock:
@@ -61,7 +62,7 @@ class SharedBlocks:
         except OSError as error:
             raise MemoryError(f"sample: the system has no {nbytes:,} bytes of shared memory ({error})") from error
         block.number, block.fd, block.awaited = next(_NUMBERS), fd, True
-        weakref.finalize(block, _freed, fd, block.number, self.gone)
+        weakref.finalize(block, _freed, fd, block.number, self._members)
         self._made[block.number] = block
         return block
 
@@ -77,9 +78,14 @@ class SharedBlocks:
                 self._made.pop(block.number, None)
 
 
-def _freed(fd: int, number: int, gone: deque[int]) -> None:
+def _freed(fd: int, number: int, members: weakref.ref[Members]) -> None:
+    """Note that a block was freed, in any thread at any moment: no lock is taken."""
     os.close(fd)
-    gone.append(number)
+    client = members()
+    for link in [] if client is None else list(client.links):
+        if number in link.shared:
+            link.shared.discard(number)
+            link.forgotten.append(number)
 
 
 def _mmap(address: int, nbytes: int, protection: int, flags: int, fd: int, offset: int) -> None:
