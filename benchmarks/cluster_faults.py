@@ -90,10 +90,9 @@ class Record:
         for name, groups in self.memory.items():
             each, margin = slope(groups)
             largest = max(max(one, default=0.0) for one in groups)
-            print(
-                f"memory, {name}: {each / 1024:+.0f} KiB a round within groups, 95% interval +-{margin / 1024:.0f}; at "
-                f"most {largest / 2**20:.0f} MiB"
-            )
+            grows = f"{each / 1024:+.0f} KiB a round within groups, 95% interval +-{margin / 1024:.0f}"
+            trend = grows if np.isfinite(each) else "too few rounds for a trend"
+            print(f"memory, {name}: {trend}; at most {largest / 2**20:.0f} MiB")
 
 
 def play(kind: str, faults: list[str], seed: int, record: Record) -> None:
@@ -110,7 +109,8 @@ def play(kind: str, faults: list[str], seed: int, record: Record) -> None:
             found, memory = group.check()
             record.add(name, took, found, memory)
             said = found or ""
-            print(f"{record.rounds}: {kind} {seed}, {name}, shard {shard}: {took:.2f} s {said}", flush=True)
+            seconds = f"{took:.2f} s" if np.isfinite(took) else "-"
+            print(f"{record.rounds}: {kind} {seed}, {name}, shard {shard}: {seconds} {said}", flush=True)
         steps, counted = group.end()
     record.seeds.append(f"{kind} {seed}")
     record.steps += steps

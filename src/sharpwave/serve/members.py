@@ -121,15 +121,19 @@ class Members:
     def _fit(self) -> None:
         """Make links to new shards, and drop links to removed shards."""
         if self._fleet is not None:
-            count, link = len(self._fleet), self._fleet.link
-        elif self._said is not None and self._directory is not None:
-            there = nearest(self._said, self._directory)
-            count, link = len(there), lambda number: Link(there[number], self._security)
+            count = len(self._fleet)
+        elif self._said is not None:
+            count = len(self._said["shards"])
         else:
             return
         while len(self.links) > count:
             self.links.pop().close()
-        self.links += [link(number) for number in range(len(self.links), count)]
+        new = range(len(self.links), count)
+        if new and self._fleet is not None:
+            self.links += [self._fleet.link(number) for number in new]
+        elif new and self._said is not None and self._directory is not None:
+            there = nearest(self._said, self._directory)
+            self.links += [Link(there[number], self._security) for number in new]
 
     def call(
         self, kind: Request, head: Mapping[str, Any] | None = None, *, of_all: bool = True
