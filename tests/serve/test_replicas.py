@@ -148,7 +148,7 @@ def test_nothing_is_acknowledged_before_the_neighbour_has_it(tmp_path: Path, mon
         writer.flush()
         assert replica.lane_steps.tolist() == [40] and len(replica) == 8
         writer.delivery.close()
-        first.intake.neighbour.close()
+        first.intake.neighbour._link.close()
 
 
 def refuse(frame: object) -> None:
