@@ -63,7 +63,7 @@ RECIPES = {"cartpole": ["cartpole", "--actors=2", *APEX.split()], "pong": ["apex
 CAPACITY = 100_000
 LOOK_S = 0.5
 PROCESSES = {  # by their command lines
-    "sharpwave.serve.process": "shard", "ray::RayShard": "shard", "multiprocessing.spawn": "actor",
+    "sharpwave.serve.shard_process": "shard", "ray::RayShard": "shard", "multiprocessing.spawn": "actor",
     "sharpwave.cli train": "learner", "--on-ray": "learner",
 }  # fmt: skip
 
