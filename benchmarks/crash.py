@@ -219,7 +219,6 @@ def main() -> None:
     parser = runner.parser(__doc__)
     parser.add_argument("--flips", type=int, default=10_000)
     parser.add_argument("--whole-opens", type=int, default=500, help="flips and cuts checked on a whole store")
-    parser.add_argument("--no-faults", action="store_true")
     parser.add_argument("--retention", choices=[*LIVES, "all"], default="all", help="retention of stores with faults")
     parser.add_argument("--fault-rounds", type=int, default=1300, help="rounds with faults for each retention, at most")
     parser.add_argument("--seed", type=int, default=0)
@@ -228,10 +227,9 @@ def main() -> None:
     base = Path(tempfile.mkdtemp(prefix="sharpwave-crash-"))
     results: dict[str, Any] = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
     parts: dict[str, Callable[[], dict[str, Any]]] = {}
-    if not arguments.no_faults:
-        for one in LIVES if arguments.retention == "all" else [arguments.retention]:
-            name = "faults" if one == "fifo" else f"faults, {one}"
-            parts[name] = functools.partial(fail, base, one, max(1, arguments.fault_rounds), arguments.seed)
+    for one in LIVES if arguments.retention == "all" else [arguments.retention]:
+        name = "faults" if one == "fifo" else f"faults, {one}"
+        parts[name] = functools.partial(fail, base, one, max(1, arguments.fault_rounds), arguments.seed)
     if arguments.flips:
         parts["flips"] = lambda: flips(arguments.flips, arguments.whole_opens, arguments.seed, base)
     for name, part in parts.items():

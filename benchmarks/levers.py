@@ -1,7 +1,7 @@
 """Levers tried to speed up recipe `pong-dqn`, and sizes of its memory: a run for each lever and seed, a table of
 rewards by steps and of speeds, a figure.
 
-    python benchmarks/levers.py [--only NAME ...] [--seeds 0] [--steps 300000] [--there] [--runs FOLDER] [--out FOLDER]
+    python benchmarks/levers.py [--only NAME ...] [--seeds 0] [--steps 300000] [--runs FOLDER] [--out FOLDER]
 
 A lever's run is `sharpwave train pong-dqn` with its options; each takes some 10 minutes on two cores. A run whose
 folder is there is not trained again, whether it ended or not: what it has written is read.
@@ -183,7 +183,6 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", choices=LEVERS, default=list(LEVERS), metavar="NAME")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--steps", type=int, default=300_000)
-    parser.add_argument("--there", action="store_true", help="train nothing, read the existing runs")
     parser.add_argument("--runs", type=Path, default=Path("runs/levers"), help="folder of the runs")
     parser.add_argument("--out", type=Path, default=runner.RESULTS, help="folder for levers.json and levers.png")
     arguments = parser.parse_args()
@@ -192,8 +191,6 @@ def main() -> None:
         for seed in arguments.seeds:
             folder = arguments.runs / f"{name}-seed{seed}"
             if not folder.exists():
-                if arguments.there:
-                    continue
                 told = ["--seed", str(seed), "--steps", str(arguments.steps)]
                 train(folder, ["pong-dqn", *told, *LEVERS[name].options])
             results.setdefault(name, {})[str(seed)] = measured(folder)

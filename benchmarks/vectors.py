@@ -1,7 +1,7 @@
 """Small steps: what a call costs with vectors of 17 floats, and a million steps of Hopper in memory.
 
     python benchmarks/vectors.py [--rounds 9] [--steps 1000000]
-    python benchmarks/vectors.py --worst [--calls 977] [--lanes 1024] [--pause 0] [--backed]
+    python benchmarks/vectors.py --worst [--calls 977] [--lanes 1024] [--pause 0]
     python benchmarks/vectors.py --episodes
 
 Sharpwave beside a plain numpy ring, stable-baselines3, cpprb and TorchRL, in one process, measured in turn: each
@@ -14,9 +14,8 @@ each contender, which holds ``--steps`` steps.
 of its own, in turn, by the clock: whatever holds the caller up counts. The columns of processor time leave out what
 other processes take. The first call opens the lanes, and is shown apart. Until a memory is full the system clears each
 page that is written for the first time, which takes longer than the copy: the plain numpy ring shows how long. Where a
-virtual machine gives free pages back to its host, each takes some 8 us more, or 4 ms for a huge page; with ``--backed``
-the process frees such pages as it had before each call, so that these are taken. ``--pause`` is for environments:
-milliseconds between two calls, in which threads go on.
+virtual machine gives free pages back to its host, each takes some 8 us more, or 4 ms for a huge page. ``--pause`` is
+for environments: milliseconds between two calls, in which threads go on.
 
 ``--episodes``: whole episodes by ``add_episode``, and rollouts of eight lanes by one ``extend``, beside the same step
 by step.
@@ -27,7 +26,6 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import mmap
 import statistics
 import sys
 import time
@@ -440,28 +438,13 @@ def humanoids(lanes: int, steps: int) -> list[Steps]:
     return found
 
 
-def written(nbytes: int) -> mmap.mmap:
-    """Return memory of huge pages that has been written to."""
-    memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(memory, np.uint8)[:: mmap.PAGESIZE] = 1
-    return memory
-
-
-def filled(name: str, lanes: int, calls: int, backed: bool, pause_s: float) -> list[list[float]]:
+def filled(name: str, lanes: int, calls: int, pause_s: float) -> list[list[float]]:
     """Return milliseconds of each call, and of the calling thread's processor time."""
     steps = humanoids(lanes, 64)
     contender = CONTENDERS[name]()
     contender.build(calls * lanes, lanes, steps[0].obs.shape[1], steps[0].action.shape[1])
     items, spent = [contender.item(one) for one in steps], []
-    step_bytes = sum(one.nbytes for one in (steps[0].obs, steps[0].next_obs, steps[0].action)) // lanes
-    spare = [written(max(2 << 20, step_bytes * lanes)) for _ in range(calls if backed else 0)]
-    first = written(step_bytes * lanes * 160) if backed else None
     for call in range(calls):
-        if call == 0 and first is not None:
-            first.close()
-        if spare:
-            spare.pop().close()
         if pause_s:
             time.sleep(pause_s)
         began, used = time.perf_counter(), time.thread_time()
@@ -477,7 +460,6 @@ def show_worst(arguments: argparse.Namespace) -> None:
         for name in FILLED:
             command = [sys.executable, __file__, "--worst", "--one", name, "--calls", str(arguments.calls)]
             command += ["--lanes", str(arguments.lanes), "--pause", str(arguments.pause)]
-            command += ["--backed"] if arguments.backed else []
             found = runner.last_line(command, name)
             if found is None:
                 sys.exit(1)
@@ -573,14 +555,13 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=977, help="--worst: a million steps")
     parser.add_argument("--lanes", type=int, default=1024, help="--worst")
     parser.add_argument("--pause", type=float, default=0.0, help="--worst: milliseconds between two calls")
-    parser.add_argument("--backed", action="store_true", help="--worst: with pages that the process has had before")
     parser.add_argument("--episodes", action="store_true", help="whole episodes beside single steps")
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     arguments.rounds = arguments.rounds or (3 if arguments.worst else 9)
     if arguments.worst and arguments.one:
         pause_s = arguments.pause / 1e3
-        print(json.dumps(filled(arguments.one, arguments.lanes, arguments.calls, arguments.backed, pause_s)))
+        print(json.dumps(filled(arguments.one, arguments.lanes, arguments.calls, pause_s)))
         return
     if arguments.worst or arguments.episodes:
         show_worst(arguments) if arguments.worst else show_episodes()
