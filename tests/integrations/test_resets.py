@@ -139,7 +139,7 @@ def test_sb3s_buffer_passes_over_resets_of_gymnasiums_vectors(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "prioritized"),
     [
-        ("CartPole-v1", False),
+        pytest.param("CartPole-v1", False, marks=pytest.mark.slow),
         ("FrozenLake-v1", True),
         ("Breakout", False),
         pytest.param("CartPole-v1", True, marks=pytest.mark.slow),

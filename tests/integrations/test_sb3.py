@@ -213,7 +213,9 @@ STACKED: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("kind", STACKED)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=() if kind == "Gymnasium's" else pytest.mark.slow) for kind in STACKED]
+)
 def test_a_frame_of_a_stack_is_stored_once(kind: str) -> None:
     envs = STACKED[kind]()
     mine, other = both(ReplayBuffer, buffers.ReplayBuffer, envs, 40 if kind == "colours" else 250)
