@@ -22,8 +22,8 @@ import torch
 from torch import nn
 from training_runs import PACKAGES
 
-from sharpwave.agents.dqn import DQN
-from sharpwave.agents.losses import double_q_targets, huber
+from sharpwave.agents.dqn import DQN, double_q_targets
+from sharpwave.agents.losses import huber
 from sharpwave.bench.machine import environment
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe

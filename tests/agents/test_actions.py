@@ -7,7 +7,7 @@ from gymnasium.spaces import Box, Discrete, MultiBinary, MultiDiscrete, Space
 
 from sharpwave.agents.actions import NumberedActions
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.twin_critics import BoxActions
+from sharpwave.agents.sac import BoxActions
 
 
 def numbered(space: Space) -> NumberedActions:

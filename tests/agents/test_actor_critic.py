@@ -8,8 +8,7 @@ import torch
 from gymnasium.spaces import Box, Discrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import A2C, A3C
-from sharpwave.agents.actor_critic import LOG_PROBABILITY, RAW
+from sharpwave.agents.a2c import A2C, A3C, LOG_PROBABILITY, RAW
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces
@@ -172,7 +171,7 @@ def test_a_truncated_episode_bootstraps_from_its_final_observation(how):
     seen = learner.see(batch)
     final = learner.value(obs[3:4])[0, 0].item() if how == "truncated" else 0.0
     returns = [1 + 0.9 * (1 + 0.9 * (1 + 0.9 * final)), 1 + 0.9 * (1 + 0.9 * final), 1 + 0.9 * final]
-    np.testing.assert_allclose(learner.objectives(batch, seen).target[0, :3].tolist(), returns, rtol=1e-5)
+    np.testing.assert_allclose(learner.objectives(batch, seen)[1][0, :3].tolist(), returns, rtol=1e-5)
 
 
 def test_a_window_s_end_bootstraps_from_the_observation_behind_it():
@@ -180,7 +179,7 @@ def test_a_window_s_end_bootstraps_from_the_observation_behind_it():
     learner = IMPALA(SPACES, settings, seed=1)
     batch, obs = played(learner, SPACES.action, 6, terminated=True)
     behind = learner.value(obs[2:3])[0, 0].item()
-    found = learner.objectives(batch, learner.see(batch)).target[0].tolist()
+    found = learner.objectives(batch, learner.see(batch))[1][0].tolist()
     np.testing.assert_allclose(found, [1 + 0.9 * (1 + 0.9 * behind), 1 + 0.9 * behind], rtol=1e-4)
 
 

@@ -372,6 +372,10 @@ NOVEL: dict[str, Any] = {
 
 
 class TestNGU(AgentSuite):
+    """Over images, numbers and categories."""
+
+    spaces = TestDQNOverImages.spaces
+
     def make_agent(self, spaces, seed):
         return NGU(spaces, NGU.Settings(**NOVEL), seed=seed)
 

@@ -145,3 +145,18 @@ def test_statistics_are_learned_only_from_batches():
         for name, one in tensors.items()
     )
     assert not any(module.training for module in (agent.actor, agent.critics))
+
+
+@pytest.mark.parametrize("kind", [SAC, TD3, CrossQ])
+def test_updates_in_bfloat16_stay_close(kind):
+    """Updates of the same batches in either precision; weights move by a hundredth at most in each."""
+    found = {}
+    for precision in ("float32", "bfloat16"):
+        torch.manual_seed(1)
+        agent = kind(SPACES, kind.Settings(hidden_units=UNITS, lr=1e-2, precision=precision))
+        for step, batch in enumerate(batches(4, seed=3)):
+            agent.learn(SimpleNamespace(**{name: torch.from_numpy(one) for name, one in batch.items()}), step)
+        found[precision] = agent.policy_tensors()
+    for name, exact in found["float32"].items():
+        assert found["bfloat16"][name].dtype == exact.dtype
+        torch.testing.assert_close(found["bfloat16"][name], exact, rtol=0, atol=0.05)

@@ -8,7 +8,6 @@ from sharpwave.agents.exploration import (
     Softmax,
     epsilon_greedy,
     epsilon_ladder,
-    held,
     softmax_actions,
 )
 from sharpwave.agents.replay import linear
@@ -33,12 +32,11 @@ def test_a_way_of_no_steps_is_at_its_end():
 
 @pytest.mark.parametrize(("step", "expected"), [(0, 1.0), (49, 1.0), (50, 1.0), (100, 0.55), (150, 0.1), (999, 0.1)])
 def test_a_held_schedule_begins_after_the_warm_up(step, expected):
-    assert held(step, 1.0, 0.1, 100, 50) == pytest.approx(expected)
-    assert EpsilonGreedy(end=0.1, steps=100, hold=50).epsilon(step) == pytest.approx(expected)
+    assert EpsilonGreedy(end=0.1, steps=100, hold=50).level(step) == pytest.approx(expected)
 
 
 def test_held_for_some_steps_then_at_its_end_at_once():
-    assert [held(step, 1.0, 0.1, 0, 50) for step in (0, 49, 50)] == [1.0, 1.0, 0.1]
+    assert [EpsilonGreedy(end=0.1, steps=0, hold=50).level(step) for step in (0, 49, 50)] == [1.0, 1.0, 0.1]
 
 
 def test_ladder_of_ape_x():
@@ -94,7 +92,7 @@ def test_softmax_is_greedy_at_zero_and_overflows_nowhere():
 
 def test_temperatures_fall_and_form_a_ladder():
     softmax = Softmax(start=2.0, end=0.5, steps=100, hold=10, ladder=4.0)
-    assert [softmax.temperature(step) for step in (0, 10, 60, 110)] == [2.0, 2.0, 1.25, 0.5]
+    assert [softmax.level(step) for step in (0, 10, 60, 110)] == [2.0, 2.0, 1.25, 0.5]
     np.testing.assert_allclose(softmax.temperatures(0, 3), [2.0, 1.0, 0.5])  # 2 / 4^0, 2 / 4^.5, 2 / 4
     assert softmax.scored(3).tolist() == [False, False, True] and Softmax().scored(3).all()
     assert softmax.scored(1).tolist() == [True]

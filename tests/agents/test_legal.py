@@ -8,25 +8,19 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
+from sharpwave.agents.a2c import policy_for
 from sharpwave.agents.actions import legal_in, legal_rows, with_legal
-from sharpwave.agents.actor_critic import policy_for
 from sharpwave.agents.cql import CQL, CQLSettings
 from sharpwave.agents.distributional import C51, Expected
-from sharpwave.agents.dqn import DQN, DQNSettings
+from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, double_q_targets
 from sharpwave.agents.exploration import EpsilonGreedy, Softmax, epsilon_greedy
 from sharpwave.agents.impala import IMPALA
-from sharpwave.agents.losses import (
-    action_cross_entropy,
-    double_q_targets,
-    greedy_policy,
-    munchausen_bonus,
-    soft_policy,
-)
+from sharpwave.agents.losses import action_cross_entropy
 from sharpwave.agents.ngu import NGU, NGUSettings
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Acted, Spaces
-from sharpwave.agents.q_agent import NStepErrors
 from sharpwave.agents.r2d2 import R2D2, R2D2Settings
+from sharpwave.agents.rainbow import greedy_policy, munchausen_bonus, soft_policy
 from sharpwave.agents.replay import SequencesSettings
 
 INFINITY = math.inf
@@ -120,9 +114,9 @@ def test_a_policy_of_logits_has_no_part_in_illegal_actions_nor_gradient():
     expected = [*(np.array([0.0, 1.0]) - p - p * (np.log(p) + h)), 0.0]
     np.testing.assert_allclose(logits.grad[0], expected, atol=1e-6)
     for seed in range(20):
-        chosen = policy.choose(predicted.detach(), np.random.default_rng(seed))
-        assert chosen.action[0] in (0, 1) and np.isfinite(chosen.log_probability).all()
-    assert policy.choose(predicted.detach(), None).action.tolist() == [1]
+        action, density, _ = policy.choose(predicted.detach(), np.random.default_rng(seed))
+        assert action[0] in (0, 1) and np.isfinite(density).all()
+    assert policy.choose(predicted.detach(), None)[0].tolist() == [1]
 
 
 def test_random_actions_are_legal_and_equally_probable():

@@ -6,20 +6,17 @@ import numpy as np
 import pytest
 import torch
 
+from sharpwave.agents.dqn import double_q_targets
 from sharpwave.agents.losses import (
     action_cross_entropy,
-    double_q_targets,
-    greedy_policy,
     huber,
-    imitation_error,
-    munchausen_bonus,
-    n_step_targets,
     signed_hyperbolic,
     signed_parabolic,
-    soft_policy,
     squared,
 )
 from sharpwave.agents.networks import dueling_combine
+from sharpwave.agents.r2d2 import n_step_targets
+from sharpwave.agents.rainbow import greedy_policy, munchausen_bonus, soft_policy
 
 
 def test_q_targets_take_the_largest_value_of_the_target_network():
@@ -73,12 +70,6 @@ def test_action_cross_entropy_lowers_all_actions_by_their_probability_and_raises
     scores = torch.tensor([[1.0, 2.0, 5.0]]).log().requires_grad_()
     action_cross_entropy(scores, torch.tensor([1])).sum().backward()
     torch.testing.assert_close(scores.grad, torch.tensor([[1 / 8, 2 / 8 - 1, 5 / 8]]))
-
-
-def test_imitation_error_is_the_mean_over_an_actions_numbers():
-    # ((1 - 3)^2 + (2 - 2)^2) / 2 = 2; ((0 - 1)^2 + (0 + 3)^2) / 2 = 5
-    predicted, action = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.tensor([[3.0, 2.0], [1.0, -3.0]])
-    torch.testing.assert_close(imitation_error(predicted, action), torch.tensor([2.0, 5.0]))
 
 
 def test_munchausen_bonus_is_the_clipped_log_probability():

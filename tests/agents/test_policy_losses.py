@@ -6,19 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from sharpwave.agents.a2c import policy_gradient
+from sharpwave.agents.impala import vtrace
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.policy_losses import (
-    LOG_STD,
-    clipped_surrogate,
-    dpg_loss,
-    policy_gradient,
-    smoothed,
-    squash,
-    standardized,
-    temperature_loss,
-    twin_targets,
-    vtrace,
-)
+from sharpwave.agents.ppo import clipped_surrogate, standardized
+from sharpwave.agents.sac import LOG_STD, dpg_loss, squash, temperature_loss, twin_targets
+from sharpwave.agents.td3 import smoothed
 
 REWARD, HALF = torch.tensor([[1.0, 2.0, 4.0]]), torch.full((1, 3), 0.5)
 VALUE, NEXT, RATIO = torch.tensor([[1.0, 2.0, 4.0]]), torch.tensor([[2.0, 4.0, 8.0]]), torch.tensor([[2.0, 0.5, 1.0]])
@@ -27,42 +20,42 @@ LAST = torch.tensor([[False, False, True]])
 
 def test_vtrace():
     # Errors rho (r + gamma v' - v): 1, .5 * 2, 4. Backwards with gamma c: 4; 1 + .5 * .5 * 4 = 2; 1 + .5 * 2 = 2.
-    got = vtrace(REWARD, HALF, VALUE, NEXT, LAST, RATIO, 1.0)
-    torch.testing.assert_close(got.target, torch.tensor([[3.0, 4.0, 8.0]]))
+    target, advantage = vtrace(REWARD, HALF, VALUE, NEXT, LAST, RATIO, 1.0)
+    torch.testing.assert_close(target, torch.tensor([[3.0, 4.0, 8.0]]))
     # rho (r + gamma v_{s+1} - v): 1 + .5 * 4 - 1; .5 (2 + .5 * 8 - 2); 4 + .5 * 8 - 4.
-    torch.testing.assert_close(got.advantage, torch.tensor([[2.0, 2.0, 4.0]]))
+    torch.testing.assert_close(advantage, torch.tensor([[2.0, 2.0, 4.0]]))
 
 
 def test_vtrace_with_larger_ratios_cuts_its_traces_at_one_all_the_same():
     # Only the first ratio, 2, is no longer clipped in its error: 2 * 1 + .5 * 1 * 2 = 4 would be 5 with a trace of 2.
-    got = vtrace(REWARD, HALF, VALUE, NEXT, LAST, RATIO, 2.0)
-    torch.testing.assert_close(got.target, torch.tensor([[4.0, 4.0, 8.0]]))
-    torch.testing.assert_close(got.advantage, torch.tensor([[4.0, 2.0, 4.0]]))
+    target, advantage = vtrace(REWARD, HALF, VALUE, NEXT, LAST, RATIO, 2.0)
+    torch.testing.assert_close(target, torch.tensor([[4.0, 4.0, 8.0]]))
+    torch.testing.assert_close(advantage, torch.tensor([[4.0, 2.0, 4.0]]))
 
 
 def test_vtrace_bootstraps_at_an_episode_s_end_unless_it_terminated():
     ends = torch.tensor([[True, False, True]])
     discount = torch.tensor([[0.0, 0.5, 0.5]])  # terminated: 1 * (1 - 1) = 0
-    got = vtrace(REWARD, discount, VALUE, NEXT, ends, RATIO, 1.0)
-    torch.testing.assert_close(got.target, torch.tensor([[1.0, 4.0, 8.0]]))
-    torch.testing.assert_close(got.advantage, torch.tensor([[0.0, 2.0, 4.0]]))
-    got = vtrace(REWARD, HALF, VALUE, NEXT, ends, RATIO, 1.0)  # truncated: 1 + .5 * 2
-    torch.testing.assert_close(got.target, torch.tensor([[2.0, 4.0, 8.0]]))
-    torch.testing.assert_close(got.advantage, torch.tensor([[1.0, 2.0, 4.0]]))
+    target, advantage = vtrace(REWARD, discount, VALUE, NEXT, ends, RATIO, 1.0)
+    torch.testing.assert_close(target, torch.tensor([[1.0, 4.0, 8.0]]))
+    torch.testing.assert_close(advantage, torch.tensor([[0.0, 2.0, 4.0]]))
+    target, advantage = vtrace(REWARD, HALF, VALUE, NEXT, ends, RATIO, 1.0)  # truncated: 1 + .5 * 2
+    torch.testing.assert_close(target, torch.tensor([[2.0, 4.0, 8.0]]))
+    torch.testing.assert_close(advantage, torch.tensor([[1.0, 2.0, 4.0]]))
 
 
 def test_vtrace_of_the_same_policy_is_the_return():
     ones = torch.ones(1, 3)
-    got = vtrace(REWARD, HALF, VALUE, NEXT, LAST, ones, 1.0)
+    target, advantage = vtrace(REWARD, HALF, VALUE, NEXT, LAST, ones, 1.0)
     returns = lambda_returns(REWARD, HALF, NEXT, LAST, 1.0)
-    torch.testing.assert_close(got.target, returns)
-    torch.testing.assert_close(got.advantage, returns - VALUE)
+    torch.testing.assert_close(target, returns)
+    torch.testing.assert_close(advantage, returns - VALUE)
 
 
 def test_vtrace_gives_no_gradients():
     value, following, ratio = (part.clone().requires_grad_() for part in (VALUE, NEXT, RATIO))
-    got = vtrace(REWARD, HALF, value, following, LAST, ratio, 1.0)
-    assert not got.target.requires_grad and not got.advantage.requires_grad
+    target, advantage = vtrace(REWARD, HALF, value, following, LAST, ratio, 1.0)
+    assert not target.requires_grad and not advantage.requires_grad
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
-from sharpwave.agents.actor_critic import RAW, Gaussian, normal_log_density, policy_for
+from sharpwave.agents.a2c import RAW, Gaussian, normal_log_density, policy_for
 from sharpwave.agents.protocol import Spaces
 
 OBS = Box(-1, 1, (3,), np.float32)
@@ -22,9 +22,9 @@ class Fields(dict):
 def test_categorical_by_hand():
     policy = policy_for(Spaces(OBS, Discrete(2, start=5)), "test")
     predicted = torch.tensor([[0.0, np.log(3.0)]], dtype=torch.float32)  # probabilities 1/4 and 3/4
-    best = policy.choose(predicted, None)
-    assert best.action.tolist() == [6] and not best.fields
-    np.testing.assert_allclose(best.log_probability, np.log([0.75]), rtol=1e-6)
+    action, log_probability, fields = policy.choose(predicted, None)
+    assert action.tolist() == [6] and not fields
+    np.testing.assert_allclose(log_probability, np.log([0.75]), rtol=1e-6)
     batch = Fields(torch.tensor([[5, 6]]))
     got = policy.log_probability(predicted.expand(1, 2, 2), batch)
     torch.testing.assert_close(got, torch.tensor([[0.25, 0.75]]).log())
@@ -36,11 +36,11 @@ def test_categorical_draws_by_its_probabilities():
     policy, count = policy_for(Spaces(OBS, MultiDiscrete([2, 2])), "test"), 20_000
     probabilities = np.array([0.1, 0.2, 0.3, 0.4])
     predicted = torch.from_numpy(np.log(probabilities)).float().expand(count, 4)
-    chosen = policy.choose(predicted, np.random.default_rng(0))
-    number = chosen.action[:, 0] * 2 + chosen.action[:, 1]
+    action, log_probability, _ = policy.choose(predicted, np.random.default_rng(0))
+    number = action[:, 0] * 2 + action[:, 1]
     share = np.bincount(number, minlength=4) / count
     assert np.abs(share - probabilities).max() < 4 * np.sqrt(0.25 / count)  # four deviations
-    np.testing.assert_allclose(chosen.log_probability, np.log(probabilities)[number], rtol=1e-6)
+    np.testing.assert_allclose(log_probability, np.log(probabilities)[number], rtol=1e-6)
 
 
 def test_normal_log_density_by_hand():
@@ -64,20 +64,20 @@ def test_gaussian_actions_are_scaled_to_the_bounds_and_clipped():
     box = Box(np.array([[-3.0], [0.0], [-np.inf]], np.float32), np.array([[1.0], [np.inf], [np.inf]], np.float32))
     policy = Gaussian(box)
     predicted = torch.tensor([[0.5, -2.0, 5.0, 0, 0, 0], [7.0, 2.0, -5.0, 0, 0, 0]])
-    chosen = policy.choose(predicted, None)
+    action, _, fields = policy.choose(predicted, None)
     # -1 + 2 * .5 = 0, and 13 is clipped to 1; below 0 there is nothing; the last is unbounded.
-    np.testing.assert_array_equal(chosen.action, [[[0.0], [0.0], [5.0]], [[1.0], [2.0], [-5.0]]])
-    np.testing.assert_array_equal(chosen.fields[RAW], predicted[:, :3])  # before clipping: what the density is of
+    np.testing.assert_array_equal(action, [[[0.0], [0.0], [5.0]], [[1.0], [2.0], [-5.0]]])
+    np.testing.assert_array_equal(fields[RAW], predicted[:, :3])  # before clipping: what the density is of
 
 
 def test_gaussian_draws_by_its_deviations():
     policy, count = Gaussian(Box(-1, 1, (1,), np.float32)), 20_000
     predicted = torch.tensor([[0.3, np.log(0.5)]], dtype=torch.float32).expand(count, 2)
-    chosen = policy.choose(predicted, np.random.default_rng(0))
-    raw = chosen.fields[RAW][:, 0]
+    _, log_probability, fields = policy.choose(predicted, np.random.default_rng(0))
+    raw = fields[RAW][:, 0]
     assert abs(raw.mean() - 0.3) < 4 * 0.5 / np.sqrt(count) and abs(raw.std() - 0.5) < 4 * 0.5 / np.sqrt(2 * count)
     expected = torch.distributions.Normal(0.3, 0.5).log_prob(torch.from_numpy(raw))
-    np.testing.assert_allclose(chosen.log_probability, expected, atol=1e-5)
+    np.testing.assert_allclose(log_probability, expected, atol=1e-5)
 
 
 def test_a_fresh_policy_takes_all_actions_alike():

@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sharpwave.agents.exploration import epsilon_greedy
-from sharpwave.agents.masac import MASAC
+from sharpwave.agents.masac import MASAC, drawn, legal_policy, others_actions
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.team_agent import drawn, legal_policy, others_actions
 from sharpwave.agents.team_networks import Mixer, Sum, TeamInputs, mixed, team_of
 from sharpwave.agents.vdn import QMIX, VDN
 from sharpwave.teams import legal_actions, random_actions

@@ -46,7 +46,7 @@ class Tabular(Agent):
     def act(self, obs, state, step, explore=True):
         greedy = self.table[torch.from_numpy(np.asarray(obs))].argmax(dim=1).numpy()
         if explore:
-            epsilon = self.settings.exploration.epsilon(step)
+            epsilon = self.settings.exploration.level(step)
             greedy = epsilon_greedy(greedy, self.table.shape[1], epsilon, self.rng)
         return Acted(greedy, state)
 

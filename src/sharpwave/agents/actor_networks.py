@@ -162,6 +162,7 @@ class BatchRenorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., B, features] over B."""
+        x = x.to(self.mean.dtype)  # statistics of bfloat16 would be rounded
         running = (self.variance + self.EPS).sqrt()
         if not self.training:
             return torch.addcmul(self.shift, x - self.mean, self.scale / running)

@@ -19,7 +19,7 @@ from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import NetworkAgent, move_towards
-from sharpwave.agents.losses import action_cross_entropy, imitation_error
+from sharpwave.agents.losses import action_cross_entropy, squared
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, PairsSettings, TransitionsSettings
 from sharpwave.configuration import check, setting
@@ -136,7 +136,8 @@ class BC(NetworkAgent):
         if self.numbered is not None:
             action = self.numbered.numbers(batch.action)
             return action_cross_entropy(with_legal(predicted, legal_in(self.spaces, batch.obs), action), action)
-        return imitation_error(predicted, batch.action.flatten(1).to(predicted.dtype))
+        # The negative log-likelihood of a Gaussian policy of fixed variance, but for a factor and a constant.
+        return squared(predicted - batch.action.flatten(1).to(predicted.dtype)).mean(dim=1)
 
     def learn(self, batch: Any, step: int) -> Learned:
         loss = self.imitation(self.inputs(batch.obs), batch).mean()

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpwave.agents.lazy_torch import nn, torch
-from sharpwave.agents.policy_losses import twin_targets
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import LEARNING, NETWORK
-from sharpwave.agents.sac import SAC, SACSettings
+from sharpwave.agents.sac import SAC, SACSettings, twin_targets
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -23,18 +23,6 @@ ACTING_FRACTIONS = 32
 """Quantile fractions by which an implicit quantile network acts; K of Dabney et al. (2018)."""
 FORMED_ROWS, FORMED_WEIGHTS = 16, 1 << 19
 """From how many items, and up to how many weights, the noisy weights are computed as a matrix."""
-
-
-class Losses(NamedTuple):
-    """Outcome of :meth:`Head.loss`, unweighted.
-
-    Attributes:
-        losses: float32 [B], with gradient.
-        errors: float32 [B], temporal-difference errors, for priorities.
-    """
-
-    losses: Tensor
-    errors: Tensor
 
 
 class Head(Protocol):
@@ -63,11 +51,13 @@ class Head(Protocol):
             reward, discount: float [B], the n-step return and gamma^n * (1 - terminated).
         """
 
-    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> Losses:
+    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Compare predictions of the taken actions with their targets, both [B, *outputs].
 
         Args:
             fractions: those of :meth:`draw`, by which ``predicted`` was made.
+        Returns:
+            losses, with gradient, and temporal-difference errors for priorities; both float32 [B], unweighted.
         """
 
 
@@ -88,9 +78,9 @@ class Expected(Head):
     def target(self, predicted: Tensor, policy: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         return reward + discount * _mixed(predicted, policy)
 
-    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> Losses:
+    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         error = target - predicted
-        return Losses(squared(error) if self.mse else huber(error, self.delta), error.detach())
+        return squared(error) if self.mse else huber(error, self.delta), error.detach()
 
 
 @dataclass(frozen=True)
@@ -116,9 +106,9 @@ class C51(Head):
         returns = reward.unsqueeze(1) + discount.unsqueeze(1) * self._support(predicted)
         return project(returns, _mixed(predicted.softmax(dim=2), policy), self.low, self.high)
 
-    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> Losses:
+    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         losses = kl_divergence(predicted, target)
-        return Losses(losses, losses.detach())
+        return losses, losses.detach()
 
     def _support(self, like: Tensor) -> Tensor:
         return torch.linspace(self.low, self.high, self.atoms, device=like.device)
@@ -144,11 +134,11 @@ class QR(Head):
     def target(self, predicted: Tensor, policy: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
         return reward.unsqueeze(1) + discount.unsqueeze(1) * _mixed(predicted, policy)
 
-    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> Losses:
+    def loss(self, predicted: Tensor, target: Tensor, fractions: Tensor | None = None) -> tuple[Tensor, Tensor]:
         if fractions is None:
             fractions = midpoints(predicted.shape[1], predicted.device)
         errors = target.mean(dim=1) - predicted.detach().mean(dim=1)
-        return Losses(quantile_huber(predicted, fractions, target, self.delta), errors)
+        return quantile_huber(predicted, fractions, target, self.delta), errors
 
 
 @dataclass(frozen=True)
@@ -197,25 +187,18 @@ def project(returns: Tensor, probabilities: Tensor, low: float, high: float) -> 
     return projected.scatter_add_(1, index + 1, probabilities * share)
 
 
-def cross_entropy(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the cross-entropy of predicted distributions with their targets.
+def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """Compute the Kullback-Leibler divergence of predicted distributions from their targets: the cross-entropy less
+    the target's own entropy, so that it is zero where they agree.
 
     Args:
         logits: float [B, K], predicted.  target: float [B, K], probabilities.
     Returns:
         float [B].
-    """
-    assert logits.ndim == 2 and logits.shape == target.shape, (logits.shape, target.shape)
-    return -(target * logits.log_softmax(dim=1)).sum(dim=1)
-
-
-def kl_divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """Compute the Kullback-Leibler divergence of predicted distributions from their targets: the cross-entropy less
-    the target's own entropy, so that it is zero where they agree. Arguments as for :func:`cross_entropy`.
-
     Source: Hessel et al. (2018), Rainbow, section 4: the loss, and the priority.
     """
-    return cross_entropy(logits, target) + target.xlogy(target).sum(dim=1)
+    assert logits.ndim == 2 and logits.shape == target.shape, (logits.shape, target.shape)
+    return -(target * logits.log_softmax(dim=1)).sum(dim=1) + target.xlogy(target).sum(dim=1)
 
 
 def midpoints(count: int, device: torch.device | str = "cpu") -> Tensor:

@@ -6,9 +6,10 @@ bandits (``bandits.py``).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,20 +25,29 @@ Values = npt.NDArray[np.floating[Any]]
 Actions = npt.NDArray[np.int64]
 
 
-def held(step: int, start: float, end: float, over: int, hold: int) -> float:
-    """Return ``start`` during the first ``hold`` steps, then go from it to ``end`` as ``linear`` does.
+class Strategy(ABC):
+    """Choice of actions by their values. Strategies are settings: all random state is the caller's generator.
 
-    Source: Mnih et al. (2015), Human-level control: epsilon falls once the replay memory holds its first steps.
+    Each has a level, epsilon or the temperature, that falls from ``start`` to ``end`` and may differ between lanes.
     """
-    return start if step < hold else linear(step - hold, start, end, over)
 
+    start: float
+    end: float
+    steps: int
+    hold: int
 
-class Strategy(Protocol):
-    """Choice of actions by their values. Strategies are settings: all random state is the caller's generator."""
+    def level(self, step: int) -> float:
+        """Return the highest level of all lanes after ``step`` environment steps: ``start`` during the first ``hold``.
+
+        Source: Mnih et al. (2015), Human-level control: epsilon falls once the replay memory holds its first steps.
+        """
+        return self.start if step < self.hold else linear(step - self.hold, self.start, self.end, self.steps)
 
     def ignores_values(self, step: int, lanes: slice, of: int) -> bool:
         """Return whether every one of the lanes acts uniformly at random after ``step`` steps, whatever the values."""
+        return False
 
+    @abstractmethod
     def choose(self, values: Values, step: int, lanes: slice, of: int, rng: np.random.Generator) -> Actions:
         """Choose an action for each lane.
 
@@ -49,11 +59,13 @@ class Strategy(Protocol):
             int64 [N], in 0 ... A-1.
         """
 
+    @abstractmethod
     def scored(self, lanes: int) -> npt.NDArray[np.bool_]:
         """Return bool [lanes]: lanes whose scores show what was learned."""
 
+    @abstractmethod
     def schedules(self, step: int) -> dict[str, float]:
-        """Return the value of its schedule after ``step`` steps by name, for reports."""
+        """Return the level after ``step`` steps by its name, for reports."""
 
 
 @dataclass(frozen=True)
@@ -94,13 +106,9 @@ class EpsilonGreedy(Strategy):
     def __post_init__(self) -> None:
         check(self)
 
-    def epsilon(self, step: int) -> float:
-        """Return the largest epsilon of all lanes after ``step`` environment steps."""
-        return held(step, self.start, self.end, self.steps, self.hold)
-
     def epsilons(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
         """Return the epsilon of each lane after ``step`` environment steps, float64 [lanes]."""
-        return epsilon_ladder(self.epsilon(step), lanes, self.ladder)
+        return epsilon_ladder(self.level(step), lanes, self.ladder)
 
     def ignores_values(self, step: int, lanes: slice, of: int) -> bool:
         return bool(self.epsilons(step, of)[lanes].min() >= 1.0)
@@ -120,7 +128,7 @@ class EpsilonGreedy(Strategy):
         return np.less_equal(final, max(MAX_SCORED_EPSILON, final.min()))
 
     def schedules(self, step: int) -> dict[str, float]:
-        return {"epsilon": self.epsilon(step)}
+        return {"epsilon": self.level(step)}
 
 
 @dataclass(frozen=True)
@@ -163,16 +171,9 @@ class Softmax(Strategy):
     def __post_init__(self) -> None:
         check(self)
 
-    def temperature(self, step: int) -> float:
-        """Return the highest temperature of all lanes after ``step`` environment steps."""
-        return held(step, self.start, self.end, self.steps, self.hold)
-
     def temperatures(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
         """Return the temperature of each lane after ``step`` environment steps, float64 [lanes]."""
-        return self.temperature(step) / self.ladder ** rungs(lanes)
-
-    def ignores_values(self, step: int, lanes: slice, of: int) -> bool:
-        return False
+        return self.level(step) / self.ladder ** rungs(lanes)
 
     def choose(self, values: Values, step: int, lanes: slice, of: int, rng: np.random.Generator) -> Actions:
         return softmax_actions(values, self.temperatures(step, of)[lanes], rng)
@@ -182,7 +183,7 @@ class Softmax(Strategy):
         return np.full(lanes, True) if self.ladder == 1 else rungs(lanes) == rungs(lanes)[-1]
 
     def schedules(self, step: int) -> dict[str, float]:
-        return {"temperature": self.temperature(step)}
+        return {"temperature": self.level(step)}
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sharpwave.agents.actor_critic import ActorCritic, ActorCriticSettings, Objectives, Seen
+from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Seen, policy_gradient
 from sharpwave.agents.lazy_torch import torch
-from sharpwave.agents.policy_losses import policy_gradient, vtrace
 from sharpwave.agents.replay import LEARNING, RolloutSettings
 from sharpwave.configuration import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sharpwave.agents.a2c import Objectives
 
 
 @dataclass(frozen=True)
@@ -48,9 +52,40 @@ class IMPALA(ActorCritic):
     def objectives(self, batch: Any, seen: Seen) -> Objectives:
         settings = self.settings
         ratio = seen.ratio.detach() if settings.vtrace else torch.ones_like(seen.ratio)
-        found = vtrace(
+        target, advantage = vtrace(
             batch.step_reward, batch.discount, seen.value, seen.next_value, seen.ends, ratio, settings.max_ratio
         )
         mean_ratio = (ratio.clamp(max=settings.max_ratio) * seen.mask).sum() / seen.mask.sum()
-        policy = policy_gradient(seen.log_probability, found.advantage)
-        return Objectives(policy, found.target, {"clipped_ratio": mean_ratio})
+        return policy_gradient(seen.log_probability, advantage), target, {"clipped_ratio": mean_ratio}
+
+
+def vtrace(
+    reward: Tensor, discount: Tensor, value: Tensor, next_value: Tensor, ends: Tensor, ratio: Tensor, clip: float
+) -> tuple[Tensor, Tensor]:
+    """Compute the targets of V-trace: n-step returns of the learner's policy from steps of another one.
+
+    With ratios of 1 the targets are the n-step returns up to the end.
+
+    Args:
+        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
+        value, next_value: float [B, T], v(s_t) and v(s_{t+1}).
+        ends: bool [B, T], a step behind which the trace is cut and bootstraps: an episode's last one, or the window's.
+        ratio: float [B, T], probability of the action by the learner's policy over that by the actor's.
+        clip: largest ratio of the targets and advantages, rho-bar; traces are cut at 1, c-bar.
+    Returns:
+        v_s, targets of the values of the steps, and advantages of the actions that were taken, times their clipped
+        ratios; float [B, T], without gradients.
+    Source: Espeholt et al. (2018), IMPALA, eqs. 1 and 4 and remark 1.
+    """
+    assert reward.shape == discount.shape == value.shape == next_value.shape == ends.shape == ratio.shape, ratio.shape
+    value, next_value, ratio = value.detach(), next_value.detach(), ratio.detach()
+    rho, cut = ratio.clamp(max=clip), ratio.clamp(max=1.0)
+    error = rho * (reward + discount * next_value - value)
+    moved = torch.empty_like(value)  # v_s - v(s_t): the trace's part of a step's target
+    behind = torch.empty_like(value)  # the same of the next step; 0 where the trace is cut
+    later = torch.zeros_like(value[:, 0])
+    for t in reversed(range(reward.shape[1])):
+        behind[:, t] = later.masked_fill(ends[:, t], 0.0)
+        later = error[:, t] + discount[:, t] * cut[:, t] * behind[:, t]
+        moved[:, t] = later
+    return value + moved, rho * (reward + discount * (next_value + behind) - value)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from sharpwave.agents.bc import BC, BCSettings
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
-from sharpwave.agents.losses import expectile_loss, squared
+from sharpwave.agents.losses import squared
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import LEARNING, TransitionsSettings
 from sharpwave.configuration import setting
@@ -110,3 +110,15 @@ class IQL(BC):
         move_towards(self.targets, self.critics, self.settings.target_tau)
         self.follow(step)
         return Learned(td_error, {"loss": loss.detach()})
+
+
+def expectile_loss(error: Tensor, expectile: float) -> Tensor:
+    """Compute the asymmetric squared error |expectile - 1(error < 0)| * error^2 of each error. Any shape.
+
+    The prediction that minimizes its mean is the targets' expectile: their mean for 0.5, near their maximum for 1.
+
+    Args:
+        error: target minus prediction.  expectile: between 0 and 1.
+    Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning, eq. 4.
+    """
+    return abs(expectile - (error < 0).to(error.dtype)) * error * error

@@ -13,59 +13,6 @@ RESCALING_EPS = 1e-3
 """Slope of the linear part in Kapturowski et al. (2019)."""
 
 
-def double_q_targets(next_q: Tensor, next_q_online: Tensor, reward: Tensor, discount: Tensor) -> Tensor:
-    """Compute the targets of double Q-learning: the target network's value of the online network's next action.
-
-    Args:
-        next_q: float [B, A], Q(s_{t+n}, .) of the target network.
-        next_q_online: float [B, A], the same of the online network; -infinity for illegal actions, not for all. With
-            values of the target network in its place these are the targets of Q-learning (Mnih et al. 2015, eq. 1).
-        reward: float [B], the n-step return from t.
-        discount: float [B], gamma^n * (1 - terminated).
-    Returns:
-        float [B].
-    Source: van Hasselt, Guez and Silver (2016), Deep reinforcement learning with double Q-learning, eq. 4.
-    """
-    _check(next_q, reward, discount)
-    assert next_q_online.shape == next_q.shape, (next_q_online.shape, next_q.shape)
-    chosen = next_q_online.argmax(dim=1, keepdim=True)
-    return reward + discount * next_q.gather(1, chosen).squeeze(1)
-
-
-def greedy_policy(q: Tensor) -> Tensor:
-    """Return the greedy policy of values [B, A] as probabilities, float [B, A]: 1 for the first largest, else 0."""
-
-    return torch.zeros_like(q).scatter_(1, q.argmax(dim=1, keepdim=True), 1.0)
-
-
-def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: float) -> Tensor:
-    """Compute the scaled log-probability of the taken actions, which Munchausen learning adds to their rewards.
-
-    Args:
-        q: float [B, A], Q(s_t, .) of the target network; -infinity for illegal actions.
-        action: int64 [B], indices of the taken actions.
-        temperature: that of the softmax policy.
-        lowest: lower bound of the result, at most 0.
-    Returns:
-        float [B]: max(lowest, temperature * log pi(a_t | s_t)), where pi = softmax(q / temperature).
-    Source: Vieillard, Pietquin and Geist (2020), Munchausen reinforcement learning, eq. 2 and section 3 (clipping).
-    """
-    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
-    scaled = temperature * (q / temperature).log_softmax(dim=1)
-    return scaled.gather(1, action.unsqueeze(1)).squeeze(1).clamp(min=lowest, max=0.0)
-
-
-def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the softmax policy of values, float [B, A], and its entropy times the temperature, float [B].
-
-    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy. An action of
-    value -infinity, an illegal one, has probability 0 and no part in either.
-    """
-    log_policy = (q / temperature).log_softmax(dim=1)
-    policy = log_policy.exp()
-    return policy, -temperature * (policy * log_policy.masked_fill(policy == 0, 0.0)).sum(dim=1)
-
-
 def action_cross_entropy(scores: Tensor, action: Tensor) -> Tensor:
     """Compute the cross entropy of softmax(scores) and the data's actions: log sum_a exp(scores_a) - scores_action.
 
@@ -80,27 +27,6 @@ def action_cross_entropy(scores: Tensor, action: Tensor) -> Tensor:
     """
     assert scores.ndim == 2 and action.shape == scores.shape[:1], (scores.shape, action.shape)
     return scores.logsumexp(dim=1) - scores.gather(1, action.unsqueeze(1)).squeeze(1)
-
-
-def imitation_error(predicted: Tensor, action: Tensor) -> Tensor:
-    """Compute the mean squared error of continuous actions, float [B] of [B, size].
-
-    It is the negative log-likelihood of a Gaussian policy of fixed variance, but for a factor and a constant.
-    """
-    assert predicted.ndim == 2 and action.shape == predicted.shape, (predicted.shape, action.shape)
-    return squared(predicted - action).mean(dim=1)
-
-
-def expectile_loss(error: Tensor, expectile: float) -> Tensor:
-    """Compute the asymmetric squared error |expectile - 1(error < 0)| * error^2 of each error. Any shape.
-
-    The prediction that minimizes its mean is the targets' expectile: their mean for 0.5, near their maximum for 1.
-
-    Args:
-        error: target minus prediction.  expectile: between 0 and 1.
-    Source: Kostrikov, Nair and Levine (2021), Offline reinforcement learning with implicit Q-learning, eq. 4.
-    """
-    return abs(expectile - (error < 0).to(error.dtype)) * error * error
 
 
 def window_ends(mask: Tensor) -> Tensor:
@@ -131,31 +57,6 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor
         behind = torch.where(ends[:, t], value[:, t], torch.lerp(value[:, t], behind, share))
         behind = reward[:, t] + discount[:, t] * behind
         returns[:, t] = behind
-    return returns
-
-
-def retrace_targets(
-    reward: Tensor, discount: Tensor, value: Tensor, taken: Tensor, trace: Tensor, ends: Tensor
-) -> Tensor:
-    """Compute Retrace targets: G_t = r_{t+1} + gamma_{t+1} (v(s_{t+1}) + c_{t+1} (G_{t+1} - Q(s_{t+1}, a_{t+1}))).
-
-    Args:
-        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
-        value: float [B, T], v(s_{t+1}): of the observation behind step t, under the target policy.
-        taken: float [B, T], Q(s_t, a_t) of the actions that were made.
-        trace: float [B, T], c_t = lambda * min(1, pi(a_t | s_t) / mu(a_t | s_t)).
-        ends: bool [B, T], a step behind which no further error is added: an episode's last one, or the window's.
-    Returns:
-        float [B, T].
-    Source: Munos et al. (2016), Safe and efficient off-policy reinforcement learning, eq. 3 and 4.
-    """
-
-    assert reward.shape == discount.shape == value.shape == taken.shape == trace.shape == ends.shape
-    returns, behind = torch.empty_like(value), torch.zeros_like(value[:, 0])
-    for t in reversed(range(reward.shape[1])):
-        behind = reward[:, t] + discount[:, t] * (value[:, t] + torch.where(ends[:, t], 0.0, behind))
-        returns[:, t] = behind
-        behind = trace[:, t] * (behind - taken[:, t])
     return returns
 
 
@@ -191,29 +92,3 @@ def signed_parabolic(x: Tensor, eps: float = RESCALING_EPS) -> Tensor:
     # 4 eps is divided out: as written above, the small difference of two numbers near 1 would be lost in float32.
     root = 2 * (eps + 1 + x.abs()) / ((1 + 4 * eps * (eps + 1 + x.abs())).sqrt() + 1)
     return x.sign() * (root.square() - 1)
-
-
-def n_step_targets(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, n_step: int) -> Tensor:
-    """Compute n-step targets within a window: up to ``n_step`` rewards, then the value of the step behind them.
-
-    Args:
-        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
-        value: float [B, T], v(s_{t+1}): of the observation behind step t.
-        ends: bool [B, T], a step behind which the sum is cut and bootstraps: an episode's last one, or the window's.
-    Returns:
-        float [B, T].
-    Source: Sutton and Barto (2018), eq. 7.1, cut at the window's end.
-    """
-    assert reward.shape == discount.shape == value.shape == ends.shape, (reward.shape, discount.shape, value.shape)
-    assert bool(ends[:, -1].all()), "a window's last column ends every sum"
-    steps = reward.shape[1]
-    target = value.new_zeros(value.shape)
-    for k in reversed(range(min(n_step, steps))):  # from the last reward back: target <- r + gamma * target
-        behind = value[:, k:] if k == n_step - 1 else torch.where(ends[:, k:], value[:, k:], target[:, : steps - k])
-        target[:, : steps - k] = reward[:, k:] + discount[:, k:] * behind
-    return target
-
-
-def _check(next_q: Tensor, reward: Tensor, discount: Tensor) -> None:
-    assert next_q.ndim == 2, f"next_q must be [B, A], got {tuple(next_q.shape)}"
-    assert reward.shape == discount.shape == next_q.shape[:1], (reward.shape, discount.shape, next_q.shape)

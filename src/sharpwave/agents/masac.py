@@ -11,6 +11,7 @@ attention and baseline); Christodoulou (2019), Soft actor-critic for discrete ac
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -21,14 +22,7 @@ from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
 from sharpwave.agents.replay import LEARNING
-from sharpwave.agents.team_agent import (
-    TeamAgent,
-    TeamSettings,
-    drawn,
-    legal_policy,
-    others_actions,
-    taken,
-)
+from sharpwave.agents.vdn import TeamAgent, TeamSettings, best_legal, taken
 from sharpwave.configuration import expect, setting
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
 
@@ -96,7 +90,6 @@ class MASAC(TeamAgent):
 
     def critic_networks(self) -> nn.ModuleList:
         """Make two fresh critics: inputs of ``values`` -> Q [B, N, A]."""
-
         from sharpwave.agents.team_networks import layers
 
         others = self.team.agents * self.team.actions
@@ -110,7 +103,6 @@ class MASAC(TeamAgent):
         Args:
             action: int64 [B, N], of which each agent's critics see those of the others.
         """
-
         inputs = torch.cat([seen.each_state, others_actions(action, self.team.actions)], dim=2)
         return torch.stack([critic(inputs) for critic in critics])
 
@@ -132,7 +124,6 @@ class MASAC(TeamAgent):
 
     def targets(self, batch: Any) -> Tensor:
         """Return the targets of the critics, float32 [B, N]: reward and soft value of the next step."""
-
         with torch.no_grad():
             seen = self.inputs(batch.next_obs)
             policy, log_policy = legal_policy(self.policy(seen.agents), seen.legal)
@@ -160,7 +151,6 @@ class MASAC(TeamAgent):
 
     def policy_loss(self, seen: TeamSeen) -> tuple[Tensor, Tensor]:
         """Return the loss of policy and temperature, and the mean entropy of agents that have a choice."""
-
         policy, log_policy = legal_policy(self.policy(seen.agents), seen.legal)
         with torch.no_grad():
             q = self.values(self.critics, seen, drawn(log_policy, seen.legal)).amin(dim=0)
@@ -183,3 +173,24 @@ class MASAC(TeamAgent):
         self.minimize(loss + policy_loss, self.critics, self.policy)
         move_towards(self.target, self.critics, self.settings.target_tau)
         return Learned(error.detach().mean(dim=(0, 2)), metrics)
+
+
+def legal_policy(logits: Tensor, legal: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the softmax of the legal actions' logits and its logarithm, float [..., N, A]; both 0 of illegal ones."""
+    log_policy = logits.masked_fill(~legal, -math.inf).log_softmax(dim=-1)
+    return log_policy.exp(), log_policy.masked_fill(~legal, 0.0)
+
+
+def drawn(log_policy: Tensor, legal: Tensor) -> Tensor:
+    """Draw legal actions with the probabilities of ``legal_policy``, int64 [..., N]. One draw of torch's generator."""
+    exponential = -torch.rand_like(log_policy).clamp(min=torch.finfo(log_policy.dtype).tiny).log()
+    # The largest of logarithms with Gumbel noise, which is -log(-log u), is such a draw.
+    return best_legal(log_policy - exponential.log(), legal)
+
+
+def others_actions(action: Tensor, count: int) -> Tensor:
+    """Return for each agent the others' actions, one-hot, and zeros for its own, float32 [B, N, N * A] of [B, N]."""
+    one_hot = nn.functional.one_hot(action.long(), count).float()
+    agents = action.shape[1]
+    others = 1.0 - torch.eye(agents, device=action.device)
+    return (one_hot[:, None] * others[:, :, None]).flatten(2)

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from sharpwave.agents.actions import with_legal
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import load_optimizer, optimizer_tensors, to_tensors
-from sharpwave.agents.losses import retrace_targets, signed_hyperbolic, signed_parabolic, window_ends
+from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic, window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, R2D2State
 from sharpwave.agents.replay import LEARNING
@@ -316,3 +316,27 @@ class NGU(R2D2):
 
     def modules(self) -> dict[str, nn.Module]:
         return {**super().modules(), "novelty": self.novelty}
+
+
+def retrace_targets(
+    reward: Tensor, discount: Tensor, value: Tensor, taken: Tensor, trace: Tensor, ends: Tensor
+) -> Tensor:
+    """Compute Retrace targets: G_t = r_{t+1} + gamma_{t+1} (v(s_{t+1}) + c_{t+1} (G_{t+1} - Q(s_{t+1}, a_{t+1}))).
+
+    Args:
+        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
+        value: float [B, T], v(s_{t+1}): of the observation behind step t, under the target policy.
+        taken: float [B, T], Q(s_t, a_t) of the actions that were made.
+        trace: float [B, T], c_t = lambda * min(1, pi(a_t | s_t) / mu(a_t | s_t)).
+        ends: bool [B, T], a step behind which no further error is added: an episode's last one, or the window's.
+    Returns:
+        float [B, T].
+    Source: Munos et al. (2016), Safe and efficient off-policy reinforcement learning, eq. 3 and 4.
+    """
+    assert reward.shape == discount.shape == value.shape == taken.shape == trace.shape == ends.shape
+    returns, behind = torch.empty_like(value), torch.zeros_like(value[:, 0])
+    for t in reversed(range(reward.shape[1])):
+        behind = reward[:, t] + discount[:, t] * (value[:, t] + torch.where(ends[:, t], 0.0, behind))
+        returns[:, t] = behind
+        behind = trace[:, t] * (behind - taken[:, t])
+    return returns

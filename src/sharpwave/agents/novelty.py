@@ -95,7 +95,8 @@ def _orthogonal(module: nn.Module) -> None:
     """Begin a layer without bias and by an orthogonal matrix, as random features and their predictor do in the code
     that was published with Burda et al. (2019), with gain sqrt(2): what observations share is then in no feature."""
     if isinstance(module, nn.Linear | nn.Conv2d):
-        nn.init.orthogonal_(module.weight, math.sqrt(2))
+        orthogonal = nn.init.orthogonal_(torch.empty(module.weight.shape), math.sqrt(2))
+        module.weight.data.copy_(orthogonal)  # a convolution's weights are channels last, which orthogonal_ cannot fill
         if module.bias is not None:
             nn.init.zeros_(module.bias)
 

@@ -12,13 +12,18 @@ advantage estimation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from sharpwave.agents.actor_critic import ActorCritic, ActorCriticSettings, Objectives, Seen
+from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Seen
+from sharpwave.agents.lazy_torch import torch
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.policy_losses import clipped_surrogate, standardized
 from sharpwave.agents.replay import LEARNING, RolloutSettings
 from sharpwave.configuration import setting
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sharpwave.agents.a2c import Objectives
 
 
 @dataclass(frozen=True)
@@ -46,4 +51,34 @@ class PPO(ActorCritic):
         advantage = standardized((returns - seen.value).detach(), seen.mask)
         outside = ((seen.ratio.detach() - 1).abs() > settings.clip) & seen.mask
         metrics = {"clipped": outside.sum() / seen.mask.sum()}
-        return Objectives(clipped_surrogate(seen.ratio, advantage, settings.clip), returns, metrics)
+        return clipped_surrogate(seen.ratio, advantage, settings.clip), returns, metrics
+
+
+def clipped_surrogate(ratio: Tensor, advantage: Tensor, clip: float) -> Tensor:
+    """Compute PPO's loss of each step: -min(ratio * A, clip(ratio, 1 - epsilon, 1 + epsilon) * A). Any shape.
+
+    Its gradient is zero where the policy has moved by more than epsilon in the advantage's direction.
+
+    Args:
+        ratio: probability of the action by the policy over that by the policy that acted, with gradient.
+        advantage: of the action that was taken.
+        clip: epsilon.
+    Source: Schulman et al. (2017), Proximal policy optimization algorithms, eq. 7.
+    """
+    assert ratio.shape == advantage.shape, (ratio.shape, advantage.shape)
+    advantage = advantage.detach()
+    return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+
+
+def standardized(advantage: Tensor, mask: Tensor) -> Tensor:
+    """Subtract the mean of the advantages where ``mask`` holds, and divide by their standard deviation.
+
+    Args:
+        advantage: float [B, T].  mask: bool [B, T].
+    Returns:
+        float [B, T], 0 where ``mask`` does not hold; of a single step, or of equal ones, zeros.
+    """
+    assert advantage.shape == mask.shape, (advantage.shape, mask.shape)
+    real = advantage[mask]
+    scaled = (advantage - real.mean()) / (real.std(correction=0) + 1e-8)
+    return scaled.masked_fill(~mask, 0.0)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.architectures import networks
+from sharpwave.agents.dqn import QAgent
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import LearningRateSettings
 from sharpwave.agents.losses import lambda_returns, window_ends
-from sharpwave.agents.q_agent import QAgent
 from sharpwave.agents.replay import LEARNING, NETWORK, RolloutSettings
 from sharpwave.configuration import setting
 from sharpwave.nesting import map_leaves

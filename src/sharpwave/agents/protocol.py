@@ -25,6 +25,8 @@ State = Any
 """Acting state of an agent's lanes between two actions; opaque to the caller."""
 Rows = npt.NDArray[Any]
 """Array with one row a lane, [N, ...]."""
+Floats = npt.NDArray[np.floating]
+Bools = npt.NDArray[np.bool_]
 
 
 class Spaces(NamedTuple):
@@ -159,15 +161,13 @@ class InitialErrors(Protocol):
     def known(self) -> int:
         """Number of steps of every lane with known errors."""
 
-    def add(
-        self,
-        acted: Acted,
-        reward: npt.NDArray[np.floating],
-        terminated: npt.NDArray[np.bool_],
-        truncated: npt.NDArray[np.bool_],
-        final_obs: Obs | None,
-    ) -> None:
-        """Add one step of every lane. ``final_obs`` is read where a lane was truncated; None: no episode ended."""
+    def add(self, acted: Acted, reward: Floats, terminated: Bools, truncated: Bools, final_obs: Obs | None) -> None:
+        """Add one step of every lane, [lanes].
+
+        Args:
+            acted: the action, and the acting state behind it.
+            final_obs: [lanes, ...], read where a lane was truncated; None: no episode ended.
+        """
 
     def of(self, lane: int, first: int, steps: int) -> npt.NDArray[np.float32]:
         """Return the errors of a lane's steps from number ``first`` on, float32 [steps]."""
@@ -211,7 +211,7 @@ class Agent(Protocol):
     def replay(self) -> ViewSettings:
         """Return the settings of the view that it learns from."""
 
-    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
+    def scored_lanes(self, lanes: int) -> Bools:
         """Return bool [lanes]: lanes whose scores show what was learned; those that explore much do not."""
         return np.ones(lanes, np.bool_)
 
@@ -246,15 +246,15 @@ class Agent(Protocol):
         """
         return ()
 
-    def replaced(self, state: State, action: npt.NDArray[Any]) -> State:
+    def replaced(self, state: State, action: Rows) -> State:
         """Return the state of ``Acted`` for other actions [lanes, ...] than those it chose, made in their place."""
         return state
 
-    def observe(self, state: State, reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> State:
+    def observe(self, state: State, reward: Rows, ended: Bools) -> State:
         """Return the state for the next ``act``, given the outcome; lanes that ``ended`` begin a new episode."""
         return state
 
-    def values_along(self, obs: Obs, action: npt.NDArray[Any], reward: npt.NDArray[Any], state: State) -> Valued | None:
+    def values_along(self, obs: Obs, action: Rows, reward: Rows, state: State) -> Valued | None:
         """Compute Q of an episode's consecutive observations, as the policy sees them; None: the agent has no Q.
 
         Args:

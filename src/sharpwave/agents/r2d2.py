@@ -12,11 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.actions import legal_in, legal_rows, with_legal
+from sharpwave.agents.dqn import NStepErrors, QSettings, TargetQAgent
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import to_tensors
-from sharpwave.agents.losses import RESCALING_EPS, n_step_targets, signed_hyperbolic, signed_parabolic, window_ends
+from sharpwave.agents.losses import RESCALING_EPS, signed_hyperbolic, signed_parabolic, window_ends
 from sharpwave.agents.protocol import Acted, Obs, Rows, Valued
-from sharpwave.agents.q_agent import NStepErrors, QSettings, TargetQAgent
 from sharpwave.agents.replay import LEARNING, NETWORK, SequencesSettings
 from sharpwave.configuration import setting
 from sharpwave.nesting import map_leaves
@@ -246,3 +246,24 @@ class R2D2(TargetQAgent):
         """Return each action and its reward, which the core gets with the next observation, float32 [B, T, beside]."""
         one_hot = nn.functional.one_hot(self.actions.numbers(batch.action), self.num_actions)
         return torch.cat([one_hot.float(), batch.step_reward.unsqueeze(2)], dim=2)
+
+
+def n_step_targets(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, n_step: int) -> Tensor:
+    """Compute n-step targets within a window: up to ``n_step`` rewards, then the value of the step behind them.
+
+    Args:
+        reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
+        value: float [B, T], v(s_{t+1}): of the observation behind step t.
+        ends: bool [B, T], a step behind which the sum is cut and bootstraps: an episode's last one, or the window's.
+    Returns:
+        float [B, T].
+    Source: Sutton and Barto (2018), eq. 7.1, cut at the window's end.
+    """
+    assert reward.shape == discount.shape == value.shape == ends.shape, (reward.shape, discount.shape, value.shape)
+    assert bool(ends[:, -1].all()), "a window's last column ends every sum"
+    steps = reward.shape[1]
+    target = value.new_zeros(value.shape)
+    for k in reversed(range(min(n_step, steps))):  # from the last reward back: target <- r + gamma * target
+        behind = value[:, k:] if k == n_step - 1 else torch.where(ends[:, k:], value[:, k:], target[:, : steps - k])
+        target[:, : steps - k] = reward[:, k:] + discount[:, k:] * behind
+    return target

@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy.typing as npt
 
 from sharpwave.agents.actions import legal_in, with_legal
-from sharpwave.agents.dqn import DQN, DQNSettings
+from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, QState
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.lazy_torch import nn, torch
-from sharpwave.agents.losses import greedy_policy, munchausen_bonus, soft_policy
 from sharpwave.agents.protocol import Acted, Obs, Spaces, Valued
-from sharpwave.agents.q_agent import NStepErrors, QState
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
 
@@ -255,3 +253,36 @@ class Rainbow(DQN):
     def _fractions(self, items: int) -> Tensor | None:
         fractions = self.head.draw(items, self._rng)
         return None if fractions is None else fractions.to(self.device)
+
+
+def greedy_policy(q: Tensor) -> Tensor:
+    """Return the greedy policy of values [B, A] as probabilities, float [B, A]: 1 for the first largest, else 0."""
+    return torch.zeros_like(q).scatter_(1, q.argmax(dim=1, keepdim=True), 1.0)
+
+
+def munchausen_bonus(q: Tensor, action: Tensor, temperature: float, lowest: float) -> Tensor:
+    """Compute the scaled log-probability of the taken actions, which Munchausen learning adds to their rewards.
+
+    Args:
+        q: float [B, A], Q(s_t, .) of the target network; -infinity for illegal actions.
+        action: int64 [B], indices of the taken actions.
+        temperature: that of the softmax policy.
+        lowest: lower bound of the result, at most 0.
+    Returns:
+        float [B]: max(lowest, temperature * log pi(a_t | s_t)), where pi = softmax(q / temperature).
+    Source: Vieillard, Pietquin and Geist (2020), Munchausen reinforcement learning, eq. 2 and section 3 (clipping).
+    """
+    assert q.ndim == 2 and action.shape == q.shape[:1], (q.shape, action.shape)
+    scaled = temperature * (q / temperature).log_softmax(dim=1)
+    return scaled.gather(1, action.unsqueeze(1)).squeeze(1).clamp(min=lowest, max=0.0)
+
+
+def soft_policy(q: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the softmax policy of values, float [B, A], and its entropy times the temperature, float [B].
+
+    With both, sum_a pi(a) (Q(a) - temperature * log pi(a)) is the policy's mean of Q plus that entropy. An action of
+    value -infinity, an illegal one, has probability 0 and no part in either.
+    """
+    log_policy = (q / temperature).log_softmax(dim=1)
+    policy = log_policy.exp()
+    return policy, -temperature * (policy * log_policy.masked_fill(policy == 0, 0.0)).sum(dim=1)

@@ -13,10 +13,9 @@ import numpy.typing as npt
 
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
-from sharpwave.agents.policy_losses import dpg_loss, smoothed, twin_targets
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import EXPLORATION, LEARNING
-from sharpwave.agents.twin_critics import TwinCritics, TwinCriticsSettings
+from sharpwave.agents.sac import TwinCritics, TwinCriticsSettings, dpg_loss, twin_targets
 from sharpwave.configuration import setting
 
 if TYPE_CHECKING:
@@ -112,3 +111,14 @@ class TD3(TwinCritics):
     def load(self, state: Any) -> None:
         super().load(state)
         self._updates = int(state["updates"])
+
+
+def smoothed(action: Tensor, noise: Tensor, limit: float) -> Tensor:
+    """Add noise, clipped to -limit ... limit, to actions, and clip to -1 ... 1: target policy smoothing.
+
+    Args:
+        action, noise: float [B, n].
+    Source: Fujimoto, van Hoof and Meger (2018), Addressing function approximation error, eq. 14.
+    """
+    assert action.shape == noise.shape, (action.shape, noise.shape)
+    return (action + noise.clamp(-limit, limit)).clamp(-1.0, 1.0)

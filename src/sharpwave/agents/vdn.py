@@ -8,33 +8,72 @@ hold all that it has to remember.
 sum cannot describe, where one agent's best action depends on the others, as long as a higher value of one agent never
 lowers the team's. The mixing network learns with the state of the environment; acting needs only the agents' values.
 
+``TeamAgent`` is the part that multi-agent SAC shares: one network that acts for all agents of a team.
+
 Sources: Sunehag et al. (2018), Value-decomposition networks for cooperative multi-agent learning; Rashid et al. (2018),
 QMIX: monotonic value function factorisation for deep multi-agent reinforcement learning.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import numpy.typing as npt
 
+from sharpwave.agents.dqn import QState
 from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
 from sharpwave.agents.lazy_torch import nn, torch
-from sharpwave.agents.learner import move_towards
+from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import squared
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
-from sharpwave.agents.q_agent import QState
-from sharpwave.agents.replay import LEARNING, NETWORK
-from sharpwave.agents.team_agent import TeamAgent, TeamSettings, best_legal, taken
-from sharpwave.configuration import setting
+from sharpwave.agents.protocol import Acted, Bools, Learned, Obs, Rows, Spaces
+from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
+from sharpwave.configuration import check, setting
 from sharpwave.teams import ACTION_MASK, legal_actions
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from sharpwave.agents.team_networks import TeamSeen
+
+
+@dataclass(frozen=True)
+class TeamSettings:
+    """Settings that agents for teams share."""
+
+    replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=128))
+
+    hidden_units: int = setting(64, "units of each hidden layer", NETWORK, at_least=1)
+    lr: float = setting(5e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
+    adam_eps: float = setting(1e-5, "epsilon of Adam", LEARNING, above=0)
+    max_grad_norm: float = setting(10.0, "gradients are clipped to this norm; 0: never", LEARNING, at_least=0)
+    target_tau: float = setting(
+        0.01, "share by which each update moves the target networks", LEARNING, above=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+class TeamAgent(NetworkAgent):
+    """Agent for a team. Its agents share one network that acts, on the observation of each.
+
+    Attributes:
+        team: sizes of the team.
+    """
+
+    def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
+        from sharpwave.agents.team_networks import TeamInputs, team_of
+
+        super().__init__(spaces, settings, device, seed)
+        self.team = team_of(spaces, self.Settings.kind)
+        self.inputs = TeamInputs(spaces, self.team).to(self.device)
+
+    def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
+        """Return Q or logits of each agent's actions, float32 [lanes, N, A], illegal ones included."""
+        with torch.inference_mode():
+            return (self.acting(True)(self.inputs(to_tensors(obs, self.device)).agents).cpu().numpy(),)
 
 
 @dataclass(frozen=True)
@@ -99,7 +138,7 @@ class VDN(TeamAgent):
         epsilons = self.settings.exploration.epsilons(step, state.of)[state.lanes, None]
         return Acted(epsilon_greedy(greedy, self.team.actions, epsilons, self._rng, mask), state)
 
-    def scored_lanes(self, lanes: int) -> npt.NDArray[np.bool_]:
+    def scored_lanes(self, lanes: int) -> Bools:
         return self.settings.exploration.scored(lanes)
 
     # learn
@@ -157,3 +196,13 @@ class QMIX(VDN):
         from sharpwave.agents.team_networks import Mixer
 
         return Mixer(self.team.agents, self.inputs.state_size, self.settings.mixing_units)
+
+
+def best_legal(values: Tensor, legal: Tensor) -> Tensor:
+    """Return the legal action of the highest value, int64 [..., N]; the first of equal ones."""
+    return values.masked_fill(~legal, -math.inf).argmax(dim=-1)
+
+
+def taken(values: Tensor, action: Tensor) -> Tensor:
+    """Return the values of actions, [..., N] of [..., N, A]."""
+    return values.gather(-1, action.long().unsqueeze(-1)).squeeze(-1)

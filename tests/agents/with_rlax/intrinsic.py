@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from sharpwave.agents.losses import retrace_targets, signed_hyperbolic, signed_parabolic
+from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
+from sharpwave.agents.ngu import retrace_targets
 from sharpwave.agents.novelty import KERNEL_EPS, EpisodicMemory
 
 from .quiet import jax, rlax

@@ -5,10 +5,11 @@ import pytest
 import torch
 from gymnasium.spaces import Box, Discrete
 
+from sharpwave.agents.a2c import Categorical, policy_gradient
 from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.actor_critic import Categorical
+from sharpwave.agents.impala import vtrace
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.policy_losses import clipped_surrogate, policy_gradient, vtrace
+from sharpwave.agents.ppo import clipped_surrogate
 from sharpwave.agents.protocol import Spaces
 
 from .quiet import jax, jnp, rlax
@@ -46,9 +47,9 @@ def test_vtrace(drawn, clip):
         lambda v, after, r, d, rho: rlax.vtrace_td_error_and_advantage(v, after, r, d, rho, 1.0, clip, clip)
     )(values[:, :-1], values[:, 1:], reward, discount, ratio)
     reward, discount, values, ratio = (torch.from_numpy(one) for one in drawn.values())
-    got = vtrace(reward, discount, values[:, :-1], values[:, 1:], ENDS, ratio, clip)
-    np.testing.assert_allclose(got.target - values[:, :-1], expected.errors, rtol=1e-10, atol=1e-12)
-    np.testing.assert_allclose(got.advantage, expected.pg_advantage, rtol=1e-10, atol=1e-12)
+    target, advantage = vtrace(reward, discount, values[:, :-1], values[:, 1:], ENDS, ratio, clip)
+    np.testing.assert_allclose(target - values[:, :-1], expected.errors, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(advantage, expected.pg_advantage, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.95, 1.0])

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sharpwave.agents.dqn import NStepErrors
 from sharpwave.agents.protocol import Acted
-from sharpwave.agents.q_agent import NStepErrors
 
 
 @pytest.mark.parametrize("n_step", [1, 2, 3, 5])
