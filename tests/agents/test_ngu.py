@@ -171,9 +171,9 @@ def test_agent57_learns_rewards_and_novelty_apart():
     torch.testing.assert_close(make(Agent57, rescale=False).combined(q, beta), q[:, :4] + 0.3 * q[:, 4:])
     reward, intrinsic = torch.ones(1, 1), torch.full((1, 1), 7.0)
     of_reward, of_novelty = agent.streams(q, 2 * q, reward, intrinsic, beta)
-    torch.testing.assert_close(of_reward.q, q[:, :4])
-    torch.testing.assert_close(of_novelty.target_q, 2 * q[:, 4:])
-    assert of_reward.reward is reward and of_novelty.reward is intrinsic
+    torch.testing.assert_close(of_reward[0], q[:, :4])
+    torch.testing.assert_close(of_novelty[1], 2 * q[:, 4:])
+    assert of_reward[2] is reward and of_novelty[2] is intrinsic
 
 
 def test_bandits_choose_policies_by_whole_episodes():

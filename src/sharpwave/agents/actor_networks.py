@@ -1,7 +1,8 @@
 """Networks of policies and of their values: actors, critics Q(s, a) that are computed together, and V.
 
-Output layers are computed in float32 whatever autocast says, as in ``QHead``. CrossQ's networks normalize the inputs of
-their layers over the batch. They are made in evaluation mode, and learn their statistics only inside ``learning``.
+Output layers are computed in float32 whatever autocast says, as in ``QHead``. Normalized networks, CrossQ's, normalize
+the inputs of their layers over the batch. They are made in evaluation mode, and learn their statistics only inside
+``learning``.
 """
 
 from __future__ import annotations
@@ -64,13 +65,19 @@ class ActorNetwork(nn.Module):
     Args:
         torso: outputs of the agent's inputs -> features [B, torso.features].
         outputs: numbers that describe the policy's action.
+        normalized: normalize the features, and the outputs of each hidden layer.
     """
 
-    def __init__(self, torso: Any, units: int, outputs: int) -> None:
+    def __init__(self, torso: Any, units: int, outputs: int, normalized: bool = False) -> None:
         super().__init__()
-        hidden = (nn.Linear(torso.features, units), nn.ReLU(), nn.Linear(units, units), nn.ReLU())
-        self.hidden = nn.Sequential(torso, *hidden)
+        layers = [torso]
+        for size in (torso.features, units):
+            norm = [BatchRenorm(size)] if normalized else []
+            layers += [*norm, nn.Linear(size, units), nn.ReLU()]
+        self.hidden = nn.Sequential(*layers, *([BatchRenorm(units)] if normalized else []))
         self.output = nn.Linear(units, outputs)
+        if normalized:
+            self.eval()
 
     def forward(self, inputs: Any) -> Tensor:
         """Map the output of the agent's inputs to float32 [B, outputs]."""
@@ -109,19 +116,24 @@ class Critics(nn.Module):
     Args:
         torso: outputs of the agent's inputs -> features [B, torso.features].
         actions: numbers of an action.
+        normalized: normalize features and actions, and the outputs of each hidden layer, always of both critics.
     """
 
     MEMBERS = 2
 
-    def __init__(self, torso: Any, actions: int, units: int) -> None:
+    def __init__(self, torso: Any, actions: int, units: int, normalized: bool = False) -> None:
         super().__init__()
         self.torso = torso
-        # Of features and actions, and of the outputs of each hidden layer; no modules, and so in no state.
-        self.norms: Iterable[nn.Module] = (nn.Identity(),) * 3
         self.first = EnsembleLinear(self.MEMBERS, torso.features + actions, units)
         self.second = EnsembleLinear(self.MEMBERS, units, units)
         self.output = nn.Parameter(torch.empty(self.MEMBERS, 1, units).uniform_(-1, 1) / math.sqrt(units))
         self.output_bias = nn.Parameter(torch.empty(self.MEMBERS, 1).uniform_(-1, 1) / math.sqrt(units))
+        # Of features and actions, and of the outputs of each hidden layer; where there are none, in no state.
+        self.norms: Iterable[nn.Module] = (nn.Identity(),) * 3
+        if normalized:
+            of_hidden = (BatchRenorm(self.MEMBERS, 1, units) for _ in range(2))
+            self.norms = nn.ModuleList([BatchRenorm(torso.features + actions), *of_hidden])
+            self.eval()
 
     def forward(self, features: Tensor, action: Tensor, members: int | None = None) -> Tensor:
         """Map features of the torso [B, n] and scaled actions [B, actions] to values, float32 [2, B].
@@ -179,28 +191,6 @@ class BatchRenorm(nn.Module):
             self.variance.lerp_(variance.view_as(self.variance), self.MOMENTUM)
             self.batches += 1
         return torch.addcmul(shift, x - mean, scale / deviation)
-
-
-class NormalizedActor(ActorNetwork):
-    """Actor that normalizes its features, and the outputs of each hidden layer."""
-
-    def __init__(self, torso: Any, units: int, outputs: int) -> None:
-        super().__init__(torso, units, outputs)
-        _, first, relu, second, _ = self.hidden
-        norms = (BatchRenorm(torso.features), BatchRenorm(units), BatchRenorm(units))
-        self.hidden = nn.Sequential(torso, norms[0], first, relu, norms[1], second, relu, norms[2])
-        self.eval()
-
-
-class NormalizedCritics(Critics):
-    """Critics that normalize features and actions, and the outputs of each hidden layer: always of both critics."""
-
-    def __init__(self, torso: Any, actions: int, units: int) -> None:
-        super().__init__(torso, actions, units)
-        self.norms = nn.ModuleList(
-            [BatchRenorm(torso.features + actions), *(BatchRenorm(self.MEMBERS, 1, units) for _ in range(2))]
-        )
-        self.eval()
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from sharpwave.agents.bandits import SlidingUCB
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
-from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState, RewardStream
+from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState
 from sharpwave.agents.protocol import Obs, Spaces
 from sharpwave.agents.r2d2 import R2D2State
 from sharpwave.configuration import expect, setting
@@ -130,9 +130,8 @@ class Agent57(NGU):
 
     def streams(
         self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor
-    ) -> list[RewardStream]:
-        pairs = zip(q.chunk(2, dim=-1), target_q.chunk(2, dim=-1), (reward, intrinsic), strict=True)
-        return [RewardStream(*one) for one in pairs]
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        return [*zip(q.chunk(2, dim=-1), target_q.chunk(2, dim=-1), (reward, intrinsic), strict=True)]
 
     # save
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.lazy_torch import torch
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import LEARNING, NETWORK
 from sharpwave.agents.sac import SAC, SACSettings, twin_targets
@@ -43,22 +43,11 @@ class CrossQ(SAC):
 
     Settings = CrossQSettings
     BETAS = (0.5, 0.999)
+    NORMALIZED = True
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self._updates = 0
-
-    # networks
-
-    def actor_network(self) -> nn.Module:
-        from sharpwave.agents.actor_networks import NormalizedActor
-
-        return NormalizedActor(self.make_torso(units=0), self.settings.hidden_units, self.OUTPUTS * self.actions.size)
-
-    def critic_network(self) -> nn.Module:
-        from sharpwave.agents.actor_networks import NormalizedCritics
-
-        return NormalizedCritics(self.make_torso(units=0), self.actions.size, self.settings.critic_units)
 
     def target_network(self) -> None:
         return None
@@ -73,7 +62,6 @@ class CrossQ(SAC):
         Returns:
             values with gradient, float32 [2, B], and their targets, float32 [B].
         """
-
         from sharpwave.agents.actor_networks import learning
 
         critics = self.critics

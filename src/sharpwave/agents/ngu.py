@@ -16,7 +16,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -106,19 +106,6 @@ class NGUState:
     policy: npt.NDArray[np.int64]
     episodic: npt.NDArray[np.float32]
     memory: EpisodicMemory
-
-
-class RewardStream(NamedTuple):
-    """Values that are learned from one kind of reward.
-
-    Attributes:
-        q, target_q: float [B, L + 1, A], of the online and the target network.
-        reward: float [B, L].
-    """
-
-    q: Tensor
-    target_q: Tensor
-    reward: Tensor
 
 
 class NGU(R2D2):
@@ -225,14 +212,16 @@ class NGU(R2D2):
 
     def streams(
         self, q: Tensor, target_q: Tensor, reward: Tensor, intrinsic: Tensor, beta: Tensor
-    ) -> list[RewardStream]:
-        """Return the streams that are learned: here one, of the value of both rewards together.
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return the values that are learned, each with its rewards: here one, of both rewards together.
 
         Args:
             q, target_q: predictions, float [B, L + 1, ...].  reward, intrinsic: float [B, L].
             beta: float [B, 1], of the policy that played.
+        Returns:
+            for each, Q of the online and of the target network, float [B, L + 1, A], and rewards, float [B, L].
         """
-        return [RewardStream(q, target_q, reward + beta * intrinsic)]
+        return [(q, target_q, reward + beta * intrinsic)]
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
         q = self._unroll(self.online, batch)
@@ -246,28 +235,38 @@ class NGU(R2D2):
         greedy = with_legal(self.combined(q.detach(), beta[:, None]), self.legal_along(batch)).argmax(dim=2)
         intrinsic = batch[EPISODIC][:, trained] * self._modulators(batch)
         streams = self.streams(q, target_q, batch.step_reward[:, trained], intrinsic, beta)
-        errors = [self.errors(stream, action, greedy, discount, mask) for stream in streams]
+        errors = [self.errors(*stream, action, greedy, discount, mask) for stream in streams]
         losses = sum(0.5 * error.square().sum(dim=1) for error in errors) / mask.sum(dim=1)
         # That of the value which is acted by, but for its rescaling.
         td_error = errors[0] if len(errors) == 1 else errors[0] + beta * errors[1]
         return (batch.weights * losses).mean(), td_error.detach()
 
-    def errors(self, stream: RewardStream, action: Tensor, greedy: Tensor, discount: Tensor, mask: Tensor) -> Tensor:
+    def errors(
+        self,
+        q: Tensor,
+        target_q: Tensor,
+        reward: Tensor,
+        action: Tensor,
+        greedy: Tensor,
+        discount: Tensor,
+        mask: Tensor,
+    ) -> Tensor:
         """Compute Retrace's TD errors under the greedy policy, float [B, L]; 0 for padding.
 
         Args:
+            q, target_q: float [B, L + 1, A], of the online and the target network.  reward: float [B, L].
             action: int64 [B, L], actions that were made.  greedy: int64 [B, L + 1], those of the policy.
             discount: float [B, L].  mask: bool [B, L], real steps.
         """
-        taken = stream.q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
+        taken = q[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
         with torch.no_grad():
-            values = signed_parabolic(stream.target_q) if self.settings.rescale else stream.target_q
+            values = signed_parabolic(target_q) if self.settings.rescale else target_q
             behind = values[:, 1:].gather(2, greedy[:, 1:, None]).squeeze(2)
             made = values[:, :-1].gather(2, action.unsqueeze(2)).squeeze(2)
             # A greedy policy's ratio is 0, or at least 1 and cut to that: behaviour probabilities need not be known.
             trace = self.settings.trace * (greedy[:, :-1] == action)
             ends = window_ends(mask)
-            targets = retrace_targets(stream.reward, discount, behind, made, trace, ends)
+            targets = retrace_targets(reward, discount, behind, made, trace, ends)
             targets = signed_hyperbolic(targets) if self.settings.rescale else targets
         return (targets - taken) * mask
 

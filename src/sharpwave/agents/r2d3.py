@@ -14,11 +14,9 @@ import numpy.typing as npt
 
 from sharpwave.agents.demonstrations import BlendedSettings
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings
-from sharpwave.agents.replay import linear
+from sharpwave.agents.replay import MEMORY, linear
 from sharpwave.configuration import expect, setting
 from sharpwave.offline.recorded import Recorded
-
-MEMORY = "Replay memory"
 
 
 @dataclass(frozen=True)

@@ -108,10 +108,12 @@ class TwinCritics(NetworkAgent):
     Attributes:
         OUTPUTS: numbers by which the actor describes each number of an action.
         BETAS: of Adam.
+        NORMALIZED: whether networks normalize the inputs of their layers.
     """
 
     OUTPUTS = 1
     BETAS = (0.9, 0.999)
+    NORMALIZED = False
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
@@ -126,13 +128,15 @@ class TwinCritics(NetworkAgent):
         """Make a fresh actor: outputs of ``inputs`` -> float32 [B, OUTPUTS * size of an action]."""
         from sharpwave.agents.actor_networks import ActorNetwork
 
-        return ActorNetwork(self.make_torso(units=0), self.settings.hidden_units, self.OUTPUTS * self.actions.size)
+        outputs = self.OUTPUTS * self.actions.size
+        return ActorNetwork(self.make_torso(units=0), self.settings.hidden_units, outputs, self.NORMALIZED)
 
     def critic_network(self) -> nn.Module:
         """Make fresh critics: features of their torso, and scaled actions -> Q [2, B]."""
         from sharpwave.agents.actor_networks import Critics
 
-        return Critics(self.make_torso(units=0), self.actions.size, self.settings.hidden_units)
+        units = getattr(self.settings, "critic_units", self.settings.hidden_units)
+        return Critics(self.make_torso(units=0), self.actions.size, units, self.NORMALIZED)
 
     def trained(self) -> dict[str, nn.Module]:
         return {"critics": self.critics, "actor": self.actor}
