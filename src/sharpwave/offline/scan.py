@@ -44,7 +44,7 @@ from sharpwave.json_values import encode
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
-from sharpwave.persistence.reading import SegmentReader, max_slots, ranked, segment_damage
+from sharpwave.persistence.segment_reader import SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec

@@ -37,7 +37,7 @@ from sharpwave.log.open_columns import unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
-from sharpwave.persistence.reading import SegmentReader, max_slots, ranked, segment_damage
+from sharpwave.persistence.segment_reader import SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.spec import TERMINATED, TRUNCATED
 from sharpwave.validation import MAX_LANES
