@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from tests.support.examples import examples
 
 DTYPES = ("float32", "float64", "float16", "uint8", "int8", "uint16", "int16", "int32", "uint32", "int64")
 SIZES = (1, 3, 7, 8, 17, 127, 128, 129, 300, 1000)
@@ -159,7 +160,7 @@ def give(store: sw.Store, rows: list[Steps], way: str, nexts: bool, nested: bool
 
 
 @pytest.mark.parametrize("way", ["short", "checked", "rollout"])
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(examples(40, most=400)))
 def test_the_core_counts_and_says_what_a_plain_account_does(way: str, seed: int) -> None:
     rng = np.random.default_rng(seed)
     nested, nexts, strict = rng.random(3) < (0.3, 0.7, 0.3)
