@@ -97,3 +97,26 @@ def test_a_segment_that_cannot_be_sealed_leaves_the_books_as_they_were(
     replay = store.transitions()
     assert sorted(replay.fetch(replay.sampleable_ids()).obs.tolist()) == list(range(22))
     store.close()
+
+
+def test_a_segment_that_cannot_be_sealed_keeps_no_dictionary_alive(tmp_path: Path) -> None:
+    """After the scene has changed and its segments have left, as in a store where nothing failed."""
+    spec = sw.Spec(obs=sw.Field((8, 12), "uint8"), action=sw.Field((), "int64"))
+    places = []
+    for fails in (False, True):
+        store = sw.Store(spec, capacity=24, segment_steps=4, codec="delta", disk=tmp_path / str(fails))
+        (table,) = (table for table in store._log.tables if table.references.shape[1] == 96)
+        for step in range(200):
+            picture = np.arange(96, dtype=np.uint8).reshape(8, 12) * np.uint8(1 if step < 30 else 3)
+            picture[step % 7, step % 12] ^= 255
+            rest = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+            if fails and step in (8, 12):
+                with mock.patch.object(Admission, "_allocate", side_effect=MemoryError), pytest.raises(MemoryError):
+                    store.append(obs=picture, **rest)
+            store.append(obs=picture, **rest)
+            if step == 29:
+                before = set(table._place)
+        assert len(before) > 1, "or nothing would be tested"
+        places.append(set(table._place))
+        store.close()
+    assert places[0] == places[1] and not (before - {0}) & places[0]
