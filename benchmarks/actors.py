@@ -52,8 +52,8 @@ from runner import memory, processor_s
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.service import Service
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED
 
 HERE = Path(__file__).parent
 TRAIN = [sys.executable, "-m", "sharpwave.cli", "train"]
@@ -208,7 +208,7 @@ def on_ray(options: Sequence[str]) -> None:
     sys.path.insert(0, str(HERE.parent))
     import pytest
 
-    from sharpwave.cli.app import app
+    from sharpwave.cli.commands import app
     from tests.serve.on_ray import simulated
 
     with pytest.MonkeyPatch.context() as patch, simulated(2, patch):

@@ -27,8 +27,7 @@ from textbook import CAPACITY, RUNGS, TEXTBOOK, chosen
 from training_runs import BOUND, MEASURES, Results, begin, finished_runs, numbers, run_command
 
 from sharpwave.bench.trainer import PARTS
-from sharpwave.showing import byte_text
-from sharpwave.training.text import number_text
+from sharpwave.showing import byte_text, number_text
 
 FILE = "ladder.json"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")

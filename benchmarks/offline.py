@@ -22,11 +22,11 @@ from rich.console import Console
 
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.measuring import EPSILON
 from sharpwave.training.offline_data import store_path
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import default_recipe
 from sharpwave.training.run import run
+from sharpwave.training.scores import EPSILON
 
 ENOUGH = 0.9
 """Share of the best behaviour in the data that is to be reached."""

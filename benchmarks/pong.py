@@ -27,8 +27,8 @@ from training_runs import episodes, train
 from sharpwave.bench.learning_runs import interquartile_mean
 from sharpwave.bench.learning_runs import interval as iqm_interval
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED
 
 RESAMPLES = 10_000
 

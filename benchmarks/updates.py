@@ -27,8 +27,7 @@ from sharpwave.agents.losses import huber
 from sharpwave.bench.machine import environment
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe
-from sharpwave.training.recipes.environments import Atari
-from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.recipes.recipe import Atari, Recipe
 
 RECIPE = load_recipe("pong-dqn")
 BATCH = RECIPE.agent.replay.batch_size

@@ -209,18 +209,9 @@ def parsed(leaf: Leaf, text: str) -> Any:
     if type(None) in kinds and text.lower() in ("none", "null", ""):
         return None
     if bool in kinds:
-        words = {
-            "true": True,
-            "yes": True,
-            "on": True,
-            "1": True,
-            "false": False,
-            "no": False,
-            "off": False,
-            "0": False,
-        }
-        if text.lower() in words:
-            return words[text.lower()]
+        for value, words in ((True, ("true", "yes", "on", "1")), (False, ("false", "no", "off", "0"))):
+            if text.lower() in words:
+                return value
     elif int in kinds or float in kinds:
         plain = text.replace("_", "")
         try:

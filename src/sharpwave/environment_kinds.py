@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -18,54 +18,40 @@ WRAPPER_MODES = {"Autoreset": "NextStep", "AutoResetWrapper": "SameStep"}
 """Mode of a single environment by the name of Gymnasium's wrapper that resets it: of 1.x, and of 0.29."""
 
 
-class Kind(Protocol):
-    """Protocol of a recorder with its environment.
+class GymnasiumKind:
+    """Environment or vector as Gymnasium defines them, or with the same ``step``.
 
     Attributes:
         mode: how it resets finished sub-environments, one of ``MODES``.
         assumed: whether the mode is assumed, as the environment does not declare it.
     """
 
-    mode: str
-    assumed: bool
-
-    def reset(self, seed: Any, options: Any) -> tuple[Any, Any, Any]:
-        """Reset; return the observation, the seed of each lane (or of the first, or ``None``), and the result."""
-
-    def outcome(self, result: Any) -> Result:
-        """Return the result of a step in Gymnasium's form."""
-
-    def env_id(self) -> Any:
-        """Return the environment's id, or ``None``."""
-
-
-class GymnasiumKind:
-    """Environment or vector as Gymnasium defines them, or with the same ``step``."""
-
     def __init__(self, env: Any) -> None:
         self.env = env
         self.mode, self.assumed = _autoreset(env)
 
     def reset(self, seed: Any, options: Any) -> tuple[Any, Any, Any]:
+        """Reset; return the observation, the seed of each lane (or of the first, or ``None``), and the result."""
         result = self.env.reset(seed=seed, options=options)
         obs, _ = result
         return obs, seed, result
 
     def outcome(self, result: Any) -> Result:
+        """Return the result of a step in Gymnasium's form."""
         found: Result = result
         return found
 
     def env_id(self) -> Any:
+        """Return the environment's id, or ``None``."""
         return getattr(getattr(self.env, "spec", None), "id", None)
 
 
-class VecEnvKind:
+class VecEnvKind(GymnasiumKind):
     """Vector of Stable-Baselines3: a step returns four values, ``reset`` one, and seeds are given beforehand."""
-
-    mode, assumed = "SameStep", False
 
     def __init__(self, env: Any) -> None:
         self.env = env
+        self.mode, self.assumed = "SameStep", False
 
     def reset(self, seed: Any, options: Any) -> tuple[Any, Any, Any]:
         if seed is not None:
@@ -97,7 +83,7 @@ def is_vec_env(env: Any) -> bool:
     return any(one.__name__ == "VecEnv" for one in type(env).__mro__)
 
 
-def kind_of(env: Any) -> Kind:
+def kind_of(env: Any) -> GymnasiumKind:
     """Return how to speak to ``env``.  Raises: ValueError: a vector with an unknown autoreset mode."""
     return VecEnvKind(env) if is_vec_env(env) else GymnasiumKind(env)
 

@@ -1,6 +1,8 @@
-"""Escaping of untrusted names before they are printed."""
+"""Escaping of untrusted names and texts before they are printed."""
 
 from __future__ import annotations
+
+import shlex
 
 
 def escaped(text: object) -> str:
@@ -8,3 +10,13 @@ def escaped(text: object) -> str:
     return "".join(
         one if one.isprintable() else one.encode("unicode_escape", "surrogatepass").decode() for one in str(text)
     )
+
+
+def printable(text: str) -> str:
+    """Escape the control characters in text of unknown origin: ESC -> "\\x1b"."""
+    return "\n".join(map(escaped, text.split("\n")))
+
+
+def quoted(path: object) -> str:
+    """Quote a path for a shell, for commands that are printed to be copied."""
+    return shlex.quote(printable(str(path)))

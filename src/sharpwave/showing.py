@@ -28,6 +28,31 @@ def byte_text(count: float) -> str:
     return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
 
 
+def number_text(value: float | None, digits: int = 2) -> str:
+    """Format a number; None becomes a dash."""
+    return "-" if value is None else f"{value:,.{digits}f}"
+
+
+def duration_text(seconds: float) -> str:
+    """Format a duration: 3725 -> "1 h 02 min"; 65 -> "1 min 05 s"; 7.2 -> "7 s"."""
+    whole = int(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+    if whole >= 60:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole} s"
+
+
+def step_bytes_text(figures: Mapping[str, Any]) -> str:
+    """Format a replay memory's bytes a step, encoded, and apart from them its buffers of fixed size.
+
+    Args:
+        figures: of ``Store.stats``.
+    """
+    encoded = figures["encoded_bytes_per_step"] or None  # nothing is sealed yet
+    return f"{number_text(encoded, 1)} bytes a step + {byte_text(figures['fixed_bytes'])} of buffers"
+
+
 def described(value: Any) -> str:
     """Describe an array by dtype and shape: "uint8 [32, 4, 84, 84]"; describe other values by their text."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):

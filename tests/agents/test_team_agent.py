@@ -16,7 +16,7 @@ from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.team_networks import Mixer, Sum, TeamInputs, mixed, team_of
 from sharpwave.agents.vdn import QMIX, VDN
 from sharpwave.teams import legal_actions, random_actions
-from sharpwave.training.measuring import sometimes_random
+from sharpwave.training.scores import sometimes_random
 from tests.agents.team_batches import SPACES
 from tests.support.examples import examples
 

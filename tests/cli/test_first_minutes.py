@@ -36,7 +36,7 @@ def test_a_shell_completes_commands_and_recipes():
     assert done.stdout.split() == ["lunarlander"], done
 
 
-@pytest.mark.parametrize("module", ["sharpwave.cli.app", "sharpwave.offline.folder_check"])
+@pytest.mark.parametrize("module", ["sharpwave.cli.commands", "sharpwave.offline.folder_check"])
 def test_ctrl_c_ends_a_command_with_130_while_it_imports_and_while_it_runs(module, tmp_path):
     code = (
         "import builtins, sys\nreal = builtins.__import__\n"

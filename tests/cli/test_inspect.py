@@ -8,8 +8,8 @@ from PIL import Image
 from PIL.GifImagePlugin import GifImageFile
 
 import sharpwave as sw
-from sharpwave.cli.inspect import histogram, spread
-from sharpwave.cli.pictures import CAPTION, MARGIN, TITLE, enlarged, image_field, write_picture
+from sharpwave.cli.episode_pictures import CAPTION, MARGIN, TITLE, enlarged, image_field, write_picture
+from sharpwave.cli.store_folders import histogram, spread
 from sharpwave.offline.surveys import survey
 from tests.cli.stores import LENGTHS, make_store, picture
 

@@ -12,7 +12,7 @@ import sharpwave as sw
 from sharpwave.envs import make_env
 from sharpwave.offline.recorded import RecordedEpisodes
 from sharpwave.training import offline_data
-from sharpwave.training.recipes.environments import Atari
+from sharpwave.training.recipes.recipe import Atari
 from tests.cli.conftest import COMMAND, ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(240)

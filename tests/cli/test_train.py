@@ -14,7 +14,7 @@ import time
 import pytest
 
 from sharpwave.configuration import leaves
-from sharpwave.training.failures import caught_signals
+from sharpwave.training.callbacks import caught_signals
 from sharpwave.training.folder import new_folder
 from sharpwave.training.recipes import load_recipe, recipe_names
 from sharpwave.training.recipes.recipe import Recipe

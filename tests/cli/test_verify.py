@@ -81,7 +81,9 @@ def test_neither_torch_nor_gymnasium_is_needed(folder):
 
 def test_of_a_run_s_folder_the_memory_is_read(here, tmp_path):
     assert here("inspect", tmp_path).code == here("verify", tmp_path).code == 2
-    for inside in ("checkpoints/000000002000/replay", "checkpoints/000000003000/replay", "replay"):
+    for inside in (
+        "checkpoints/000000002000/replay", "checkpoints/000000003000/replay", "replay", "replay-2", "replay-10",
+    ):  # fmt: skip
         make_store(tmp_path / "a run" / inside)
         assert json.loads(here("inspect", "--json", tmp_path / "a run").text)["path"] == str(
             tmp_path / "a run" / inside

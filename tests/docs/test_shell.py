@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from sharpwave.cli.app import app
+from sharpwave.cli.commands import app
 from sharpwave.training.recipes import load_recipe
 from tests.docs.pages import PAGES, ROOT, blocks, name
 
@@ -41,7 +41,7 @@ def parse(command: Any, words: list[str]) -> None:
 
 @pytest.mark.parametrize(("place", "line"), LINES, ids=[place for place, _ in LINES])
 def test_shell_line(place: str, line: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sharpwave.training.recipes.reading.read_recipe", lambda *_, **__: RECIPE)
+    monkeypatch.setattr("sharpwave.training.recipes.settings_files.read_recipe", lambda *_, **__: RECIPE)
     words = [word for word in shlex.split(line, comments=True) if not re.fullmatch(r"[A-Z_]+=.*", word)]
     if words[0] == "for":  # for NAME in VALUE ...; do COMMAND; done
         variable, value = f"${words[1]}", words[3]

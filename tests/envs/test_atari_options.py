@@ -8,8 +8,8 @@ from gymnasium.spaces import Discrete
 
 import sharpwave as sw
 from sharpwave.envs import AtariFrames, AtariSettings, step_spec
-from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.scores import play
 
 from ..training.trainer import Trained
 

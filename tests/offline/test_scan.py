@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.cli.pictures import shown_frames
+from sharpwave.cli.episode_pictures import shown_frames
 from sharpwave.format.region import (
     Damage,
     Identity,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.cli.inspect import describe as describe_store
+from sharpwave.cli.store_folders import describe as describe_store
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey

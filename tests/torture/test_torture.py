@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from sharpwave.cli.app import app
+from sharpwave.cli.commands import app
 from sharpwave.disk.region_notes import Evictions
 from sharpwave.testing.torture import torture
+from sharpwave.testing.torture.outcomes import outcome
 from sharpwave.testing.torture.program import RETENTIONS, Operation, StoreProgram, random_program
-from sharpwave.testing.torture.run import outcome
 from sharpwave.testing.torture.shrink import shrunk
 from sharpwave.views.replay import Replay
 

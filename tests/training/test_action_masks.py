@@ -13,9 +13,9 @@ from sharpwave.teams import random_actions
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.folder import checkpoints
-from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
+from sharpwave.training.scores import play
 
 from .made_up import Maze
 from .test_resume import go, metrics, stopped_copy

@@ -9,9 +9,8 @@ import pytest
 from rich.console import Console
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from sharpwave.showing import byte_text
+from sharpwave.showing import byte_text, duration_text, number_text
 from sharpwave.training.logs import Display, JsonLines, TensorBoard
-from sharpwave.training.text import duration_text, number_text
 
 EPISODE = {
     "steps": 40,

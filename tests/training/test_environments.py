@@ -13,9 +13,9 @@ import sharpwave as sw
 from sharpwave.envs import make_env, step_spec
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
+from sharpwave.training.scores import play
 
 from .trainer import Trained
 

@@ -17,14 +17,13 @@ import pytest
 from rich.console import Console
 
 from sharpwave.serve.supervisor import ProcessDiedError
-from sharpwave.training import evaluator as evaluator_module
+from sharpwave.training import evaluation as evaluator_module
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.checkpoints import load_policy
-from sharpwave.training.evaluation import HeldOutEvaluations, evaluate
-from sharpwave.training.evaluator import Evaluator
+from sharpwave.training.evaluation import Evaluator, HeldOutEvaluations, Measured, evaluate
 from sharpwave.training.folder import checkpoints
-from sharpwave.training.held_out import Evaluation, measure
+from sharpwave.training.progress import Evaluation, HeldOut, measure
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
 from sharpwave.training.video import film
@@ -134,7 +133,7 @@ class KillTheEvaluator(Callback):
 
 
 def test_a_run_whose_evaluator_always_dies_ends_with_a_checkpoint(tmp_path, monkeypatch):
-    monkeypatch.setattr("sharpwave.training.evaluator.MAX_RESTARTS", 1)
+    monkeypatch.setattr("sharpwave.training.evaluation.MAX_RESTARTS", 1)
     out = io.StringIO()
     endless = SHORT.override(steps=10**9, checkpoint_every=10**9)
     with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: signal SIGKILL"):
@@ -156,7 +155,7 @@ class KillTheEvaluatorAtTheEnd(KillTheEvaluator):
 
 
 def test_a_run_at_its_end_whose_evaluator_dies_is_not_told_to_resume(tmp_path, monkeypatch):
-    monkeypatch.setattr("sharpwave.training.evaluator.MAX_RESTARTS", 0)
+    monkeypatch.setattr("sharpwave.training.evaluation.MAX_RESTARTS", 0)
     once, out = SHORT.override(evaluate_every=1_200, video_every=0), Console(file=io.StringIO(), width=500)
     with pytest.raises(ProcessDiedError, match=r"--evaluate-beside died of: signal SIGKILL") as ended:
         run("cartpole", once, tmp_path / "run", out, callbacks=[KillTheEvaluatorAtTheEnd()])
@@ -190,7 +189,14 @@ def test_a_video_that_cannot_be_written_is_reported_once(tmp_path, weights):
     said: list[str] = []
     (tmp_path / "videos").write_text("a file")
     callback = HeldOutEvaluations(tmp_path / "videos", said.append)
+    state = SimpleNamespace(held_out=HeldOut(SHORT), progress=SimpleNamespace(minutes=0.0))
     for _ in range(2):
-        error = film(SHORT, weights, 1, tmp_path / "videos" / "1.mp4")
-        callback._filmed(tmp_path / "videos" / "1.mp4", error)
-    assert len(said) == 1 and "The video 1.mp4 could not be written" in said[0] and "training goes on" in said[0]
+        error = film(SHORT, weights, 1, tmp_path / "videos" / "000000000001.mp4")
+        callback._take(
+            SimpleNamespace(state=state, tell=lambda *_: None), Measured(Evaluation(1, [0.0]), weights, 0.0, error)
+        )
+    assert (
+        len(said) == 1
+        and "The video 000000000001.mp4 could not be written" in said[0]
+        and "training goes on" in said[0]
+    )

@@ -15,12 +15,10 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.training import setup
 from sharpwave.training.checkpoints import load_policy, save_policy
 from sharpwave.training.evaluation import evaluate
-from sharpwave.training.failures import DivergedError
-from sharpwave.training.held_out import Evaluation, HeldOut, measure, played
-from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED, LANES, Purpose, held_out_seed, play
-from sharpwave.training.progress import TrainingState, episode_seed
+from sharpwave.training.progress import DivergedError, Evaluation, HeldOut, TrainingState, episode_seed, measure, played
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
+from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED, LANES, Purpose, held_out_seed, play
 
 from .trainer import Trained
 
@@ -221,15 +219,14 @@ def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
         ([20.0] * 10, False),  # abandoned
     ],
 )
-def test_a_pass_that_fresh_episodes_do_not_confirm_solves_nothing(fresh, is_solved, monkeypatch):
+def test_a_pass_that_fresh_episodes_do_not_confirm_solves_nothing(fresh, is_solved):
     """Of 14 policies that never lost a game in 30, one lost by 17 in its next 30."""
     recipe = SHORT.override(stop_reward=18.0, stop_worst=1.0)
-    monkeypatch.setattr("sharpwave.training.held_out.measure", lambda *_: Evaluation(500, [19.0] * 30, fresh))
     env = setup.environments(recipe, 1)
     agent = setup.agent(recipe, env)
     env.close()
     state = TrainingState.fresh(recipe, agent)
-    state.held_out.evaluate(agent, 500)
+    state.held_out.add(Evaluation(500, [19.0] * 30, fresh), agent.policy_tensors(), 0.0)
     state = TrainingState.from_dict(recipe, agent, state.to_dict())  # as after a resume
     assert state.held_out.solved == is_solved
     assert state.end_reached(recipe) == ("a held-out mean of 18 or more, confirmed" if is_solved else None)
@@ -251,7 +248,7 @@ def test_confirming_episodes_are_others_and_are_played_for_a_pass_only(solved_ru
 
 def test_an_episode_without_an_end_is_scored_as_it_is(monkeypatch):
     """In an environment without a time limit a policy may walk in circles for ever."""
-    monkeypatch.setattr("sharpwave.training.measuring.MAX_EPISODE_STEPS", 50)
+    monkeypatch.setattr("sharpwave.training.scores.MAX_EPISODE_STEPS", 50)
     recipe = load_recipe("gymnasium").override(env="CliffWalking-v1")
     env = setup.environments(recipe, 2)
     agent = setup.agent(recipe, env)
@@ -279,19 +276,15 @@ def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):
     assert scores == by_lane[:, :2].ravel().tolist()
 
 
-def test_a_run_ends_when_evaluations_are_no_better_or_its_time_is_over(monkeypatch):
+def test_a_run_ends_when_evaluations_are_no_better_or_its_time_is_over():
     recipe = SHORT.override(patience=2, max_minutes=1.0)
     env = setup.environments(recipe, 1)
     agent = setup.agent(recipe, env)
     env.close()
     state = TrainingState.fresh(recipe, agent)
-    means = iter([3.0, 5.0, 5.0, 4.0])
-    monkeypatch.setattr(
-        "sharpwave.training.held_out.measure", lambda recipe, weights, steps: Evaluation(steps, [next(means)])
-    )
     ends = []
-    for steps in (1, 2, 3, 4):
-        state.held_out.evaluate(agent, steps)
+    for steps, mean in enumerate((3.0, 5.0, 5.0, 4.0), 1):
+        state.held_out.add(Evaluation(steps, [mean]), agent.policy_tensors(), 0.0)
         state = TrainingState.from_dict(recipe, agent, state.to_dict())  # as after a resume
         ends.append(state.end_reached(recipe))
     assert ends[:3] == [None] * 3

@@ -6,9 +6,9 @@ import torch
 
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback, StopWhen
-from sharpwave.training.measuring import play
 from sharpwave.training.progress import Progress
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.scores import play
 
 from .trainer import Trained
 

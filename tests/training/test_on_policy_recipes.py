@@ -7,8 +7,8 @@ import pytest
 
 from sharpwave.training import setup
 from sharpwave.training.callbacks import Callback
-from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.scores import play
 
 from .trainer import Trained
 

@@ -15,10 +15,10 @@ from sharpwave.agents import architectures, registry
 from sharpwave.agents.architectures import register_image_model
 from sharpwave.errors import NotRegisteredError
 from sharpwave.training.folder import Config, read_config, write_config
-from sharpwave.training.own_parts import OwnParts, check_own_parts, own_parts
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import default_recipe
 from sharpwave.training.run import run
+from sharpwave.training.setup import OwnParts, check_own_parts, own_parts
 
 from .tabular import Tabular
 
@@ -135,7 +135,7 @@ def test_a_class_of_an_interactive_session_is_refused():
     code = """
 from torch import nn
 from sharpwave.agents.architectures import register_image_model
-from sharpwave.training.own_parts import own_parts
+from sharpwave.training.setup import own_parts
 from sharpwave.training.recipes import load_recipe
 class Mine(nn.Flatten):
     pass

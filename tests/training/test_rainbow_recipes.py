@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from sharpwave.training import setup
-from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
+from sharpwave.training.scores import play
 
 from .trainer import Trained
 

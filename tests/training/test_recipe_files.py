@@ -8,9 +8,8 @@ from sharpwave.errors import NewerVersionError
 from sharpwave.training.atomic_files import sealed_json
 from sharpwave.training.folder import Config, read_config, write_config
 from sharpwave.training.recipes import load_recipe, tables
-from sharpwave.training.recipes.environments import Gymnasium
-from sharpwave.training.recipes.reading import check_effects, read_recipe, with_values
-from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.recipes.recipe import Gymnasium, Recipe
+from sharpwave.training.recipes.settings_files import check_effects, read_recipe, with_values
 
 TOML = """
 recipe = "cartpole"

@@ -12,8 +12,7 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.configuration import leaves
 from sharpwave.training import setup
 from sharpwave.training.recipes import load_recipe, recipe_names, tables
-from sharpwave.training.recipes.environments import Atari, Gymnasium, parse_lines, parse_size
-from sharpwave.training.recipes.recipe import RESUMABLE, Recipe, resumable
+from sharpwave.training.recipes.recipe import RESUMABLE, Atari, Gymnasium, Recipe, parse_lines, parse_size, resumable
 
 
 @pytest.mark.parametrize("name", tables())

@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -243,9 +244,56 @@ def test_a_run_that_has_ended_says_so_and_goes_on_with_more_steps(cartpole, tmp_
     assert "has ended already, by the limit of 3,000 steps" in text and again == summary and metrics(ended) == before
     (ended / "summary.json").unlink()  # died between the last checkpoint and the summary
     assert go(resume, ended, {})[1] == summary
+    curve = (ended / "curve.png").read_bytes()
+    (ended / "curve.png").unlink()  # a run of before wrote its curve last
+    assert go(resume, ended, {})[1] == summary and (ended / "curve.png").read_bytes() == curve
     _, more, _ = go(resume, ended, {"steps": 3_200})
     assert more["steps"] == 3_200 and metrics(ended)[: len(before)] == before
     assert json.loads((ended / "config.json").read_text())["settings"]["training"]["steps"] == 3_200
+
+
+def test_a_resume_removes_what_a_killed_process_had_begun_and_nothing_else(cartpole, tmp_path):
+    again = tmp_path / "again"
+    shutil.copytree(cartpole, again)
+    for name in ("videos", "saliency"):
+        (again / name).mkdir(exist_ok=True)
+    left = [".config.json.0123abcd.partial", ".best.safetensors.00000000.partial", ".curve.png.99999999.partial"]
+    left += ["videos/.partial-000000001000.mp4", "saliency/.partial-000000002000.mp4"]
+    strangers = [".notes.md.0123abcd.partial", ".config.json.partial", ".config.json.0123abcg.partial", "x.partial"]
+    strangers += ["videos/.partial-mine.mp4", "videos/.partial-000000001000.gif", "videos/000000001000.mp4"]
+    for name in left + strangers:
+        (again / name).write_bytes(b"half")
+    (again / ".last.safetensors.0123abcd.partial").symlink_to(again / "x.partial")
+    (again / ".summary.json.0123abcd.partial").mkdir()
+    go(resume, again, {})
+    assert not [name for name in left if (again / name).exists()]
+    assert all((again / name).read_bytes() == b"half" for name in strangers)
+    assert (again / ".last.safetensors.0123abcd.partial").is_symlink()
+    assert (again / ".summary.json.0123abcd.partial").is_dir()
+
+
+def test_a_run_killed_amid_a_write_leaves_nothing_once_it_is_resumed(tmp_path):
+    """Killed while it replaces its summary: the file under a hidden name, and the curve, which is drawn before."""
+    code = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from sharpwave.training import atomic_files, run\n"
+        "from sharpwave.training.recipes import load_recipe\n"
+        "replace = os.replace\n"
+        "def dying(old, new, **places):\n"
+        "    if Path(new).name == 'summary.json':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    replace(old, new, **places)\n"
+        "os.replace = dying\n"
+        "recipe = load_recipe('cartpole').override(steps=600, warmup_steps=400, hidden_units=8)\n"
+        f"run.run('cartpole', recipe, Path({str(tmp_path / 'run')!r}))\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=600).returncode == -signal.SIGKILL
+    folder = tmp_path / "run"
+    assert len(list(folder.glob(".summary.json.*.partial"))) == 1 and (folder / "curve.png").is_file()
+    _, summary, text = go(resume, folder, {})
+    assert "has ended already" in text and read_summary(folder) == summary
+    assert not list(folder.rglob("*.partial"))
 
 
 def test_a_folder_in_use_is_refused(cartpole):

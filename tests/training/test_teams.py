@@ -13,9 +13,9 @@ from sharpwave.spec import Field
 from sharpwave.training import setup
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.folder import checkpoints
-from sharpwave.training.measuring import play
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run
+from sharpwave.training.scores import play
 
 from .test_resume import go, metrics, stopped_copy
 from .trainer import Trained

@@ -165,7 +165,7 @@ def record(env: str | None, data: Path | None, folder: Path, seconds: float, say
         ValueError: an invalid argument.
         OSError: a file cannot be read.
     """
-    from sharpwave.training.text import printable
+    from sharpwave.escaping import printable
 
     if data is None:
         stack = drawn(folder) if env is None else from_env(env, folder, seconds, say)

@@ -7,8 +7,8 @@ import sys
 
 from sharpwave import __version__
 from sharpwave.errors import NewerVersionError
+from sharpwave.escaping import printable
 from sharpwave.extras import install
-from sharpwave.training.text import printable
 
 CLI_PACKAGES = ("typer", "click", "shellingham", "rich")
 """Packages that ``sharpwave[cli]`` installs."""
@@ -37,7 +37,7 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"sharpwave {__version__}")
         sys.exit(0)
     try:
-        from sharpwave.cli.app import app
+        from sharpwave.cli.commands import app
 
         app(args=arguments)
     except KeyboardInterrupt:  # while modules were imported

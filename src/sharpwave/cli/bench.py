@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from sharpwave.extras import install
+from sharpwave.training.folder import replay_of
 
 DEFAULT_ENV = "pong"
 PLAY_SHARE, TRAINER_SHARE = 0.1, 0.25
@@ -55,7 +56,6 @@ def bench(
     from sharpwave.bench.played import record
     from sharpwave.bench.report import printed, summary
     from sharpwave.bench.session import measure_store, measure_trainer
-    from sharpwave.viewer.sources import replay_of
 
     deadline = time.monotonic() + seconds
     if env is not None and data is not None:
@@ -73,7 +73,12 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="sharpwave-bench-") as made, progress() as say:
         folder = Path(made)
         try:
-            recording, text = recorded(lambda: record(env, data, folder, seconds * PLAY_SHARE, say), data)
+            try:
+                recording, text = record(env, data, folder, seconds * PLAY_SHARE, say)
+            except OSError as error:
+                if data is None:
+                    raise
+                raise ValueError(f"--data: {error}") from error
             results["data"] = recording.described() | {"text": text}
             store_seconds = seconds * (1 - TRAINER_SHARE if trained else 1)
             measure_store(results, recording, folder, seconds, deadline - seconds + store_seconds, say)
@@ -165,16 +170,6 @@ def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str]
 
     name, chosen = recipe_for(env or DEFAULT_ENV)
     return (name, chosen.env.name), ""
-
-
-def recorded(record: Callable[[], Any], data: Path | None) -> Any:
-    """Call ``record``.  Raises: ValueError: the data could not be read."""
-    try:
-        return record()
-    except OSError as error:
-        if data is None:
-            raise
-        raise ValueError(f"--data: {error}") from error
 
 
 def written(results: dict[str, Any], out: Path) -> str:

@@ -72,8 +72,8 @@ def import_command(
     """
     from sharpwave import loading
     from sharpwave.cli.plan import parse_count
+    from sharpwave.escaping import quoted
     from sharpwave.showing import byte_text
-    from sharpwave.training.text import quoted
 
     settings: dict[str, Any] = {"ram": ram, "disk_limit": disk_limit}
     settings["capacity"] = None if capacity is None else parse_count(capacity)
@@ -101,7 +101,7 @@ def import_command(
 
 def _tell(note: dict[str, Any]) -> None:
     """Print what was noted of an import."""
-    from sharpwave.training.text import printable
+    from sharpwave.escaping import printable
 
     read = note["audit"]["read"]
     typer.echo(f"{read['episodes']:,} episodes, {read['steps']:,} steps of {printable(note['name'])}")

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sharpwave.training.measuring import EPISODES, EPSILON, EVAL_SEED
+from sharpwave.training.scores import EPISODES, EPSILON, EVAL_SEED
 
 DEVICE = Annotated[str, typer.Option(help="auto, cpu, cuda")]
 CHECKPOINT = Annotated[

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sharpwave.configuration import leaves
-from sharpwave.training.text import printable
+from sharpwave.escaping import printable, quoted
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
@@ -102,41 +102,21 @@ def settings_table(name: str, recipe: Recipe) -> Any:
     return table
 
 
-def evaluation_text(evaluation: dict[str, Any]) -> str:
-    """Format an evaluation as one line."""
-    count = len(evaluation["scores"])
-    return (
-        f"{evaluation['mean']:,.2f} (lowest {evaluation['min']:g}) of {count}, weights of step {evaluation['steps']:,}"
-    )
-
-
 def summary_table(folder: Path, summary: dict[str, Any]) -> Any:
     """Return a run's summary, to be printed with ``crop=False``."""
     from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
-    from sharpwave.showing import byte_text
-    from sharpwave.training.text import duration_text, number_text, quoted, step_bytes_text
+    from sharpwave.training.results import replay_row, summary_rows
 
     ended = "Ended, " if summary["reason"].startswith("interrupted") else "Ended by "
     title = Text(printable(ended + summary["reason"]), style="table.title")
     table = Table(title=title, title_justify="left", box=None, show_header=False)
-    if summary.get("final") is not None:  # episodes that did not choose the weights
-        table.add_row("fresh held-out mean", evaluation_text(summary["final"]))
-    elif summary.get("held_out") is not None:
-        table.add_row("best held-out mean", evaluation_text(summary["held_out"]))
-    else:
+    if summary.get("final") is None and summary.get("held_out") is None:
         table.add_row("held-out mean", "- (none was due, or scores were too low: --evaluate-every, --evaluate-from)")
-    if "data" in summary:
-        table.add_row("updates", f"{summary['updates']:,}")
-    else:
-        table.add_row("training mean of 100", number_text(summary["mean_reward"]))
-        table.add_row("episodes", f"{summary['episodes']:,}")
-        table.add_row("steps, updates", f"{summary['steps']:,}, {summary['updates']:,}")
-    table.add_row("time", duration_text(summary["minutes"] * 60))
-    replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
-    table.add_row("replay memory", f"{replay}; {step_bytes_text(summary)}")
+    for row in (*summary_rows(summary), replay_row(summary)):
+        table.add_row(*row)
     below = {"folder": printable(str(folder)), "evaluate": f"sharpwave eval {quoted(folder)}"}
     if summary["reason"].startswith("interrupted"):
         below["resume"] = f"sharpwave train --resume {quoted(folder)}"

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import math
 import os
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from sharpwave.cli.output import table
+from sharpwave.escaping import printable
 from sharpwave.showing import byte_text
-from sharpwave.training.recipes.environments import parse_size
-from sharpwave.training.text import printable
-
-if TYPE_CHECKING:
-    from sharpwave.offline.surveys import PackedBytes
-    from sharpwave.spec import Spec
+from sharpwave.training.recipes.recipe import parse_size
 
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """Layout of a replay memory.
-
-    Attributes:
-        bytes_per_step: of observations, action, reward and flags.
-        fixed_bytes: of buffers whose size the steps do not change.
-    """
+    """Layout of a replay memory: bytes of a step, and of buffers whose size the steps do not change."""
 
     name: str
     bytes_per_step: float
@@ -112,8 +104,7 @@ def measure(env_name: str, shape: tuple[int, ...], stack: int, steps: int) -> tu
     codecs = "; ".join(f"{field}: {', '.join(counts)}" for field, counts in stats["codecs"].items() if counts)
     taken = stats["bytes"]
     growing = stats["encoded_bytes_per_step"] + (taken["index"] + taken["samplers"]) / stats["steps"]
-    fixed = taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
-    return MemoryLayout(f"encoded ({env_name}, measured)", growing, fixed), codecs
+    return MemoryLayout(f"encoded ({env_name}, measured)", growing, _buffers(taken)), codecs
 
 
 def plan(
@@ -181,114 +172,76 @@ def plan(
         console.print(f"picture: {png}", soft_wrap=True, highlight=False)
 
 
-@dataclass(frozen=True)
-class MeasuredData:
-    """A data set and a sample of it, encoded.
-
-    Attributes:
-        steps, episodes: of the data set. ``sampled``: steps in the sample.
-        packed: of the sample, by field and codec. ``overhead``: bytes a step of headers and checksums.
-        growing: bytes a step in memory of encoded steps, index and samplers. ``fixed``: bytes that do not grow.
-    """
-
-    name: str
-    spec: Spec
-    steps: int
-    episodes: int
-    sampled: int
-    packed: dict[str, dict[str, PackedBytes]]
-    overhead: float
-    growing: float
-    fixed: int
-
-    def total(self, steps: int) -> float:
-        """Return the bytes of memory that a store of ``steps`` steps takes."""
-        return self.growing * steps + self.fixed
-
-    @property
-    def arrays(self) -> float:
-        """Bytes a step of arrays with the observation and the next one."""
-        spec = self.spec
-        return (
-            sum(field.row_bytes * (2 if name in spec.obs_names else 1) for name, field in spec.fields.items()) + 4 + 2
-        )  # a float32 reward, terminated and truncated
-
-
-def measure_data(text: str, steps: int) -> MeasuredData:
-    """Encode episodes of a data set, spread evenly over it, of some ``steps`` steps.
+def plan_data(text: str, count: int, steps: int) -> None:
+    """Print what a data set takes, by field and in total, by encoding episodes of some ``steps``, evenly spread.
 
     Raises: ValueError, FileNotFoundError, ModuleNotFoundError: as ``load``.
     """
     import tempfile
 
     import numpy as np
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
 
     from sharpwave.data.formats import open_source
     from sharpwave.loading import Fit
     from sharpwave.offline.surveys import survey
     from sharpwave.store import Store
 
-    source = open_source(text)
-    try:
-        count = min(len(source), max(1, math.ceil(steps * len(source) / max(1, source.steps))))
-        fit = Fit(source.spec, source.spec, source.name)
-        with Store(source.spec, ram=SAMPLE_RAM) as store, tempfile.TemporaryDirectory() as folder:
+    with closing(open_source(text)) as source:
+        spec, all_steps, all_episodes = source.spec, source.steps, len(source)
+        chosen = min(all_episodes, max(1, math.ceil(steps * all_episodes / max(1, all_steps))))
+        fit = Fit(spec, spec, source.name)
+        with Store(spec, ram=SAMPLE_RAM) as store, tempfile.TemporaryDirectory() as folder:
             replay = store.transitions()
-            for number in np.unique(np.linspace(0, len(source) - 1, count).astype(int)).tolist():
+            for number in np.unique(np.linspace(0, all_episodes - 1, chosen).astype(int)).tolist():
                 store.add_episode(**fit.arrays(source.read(number)))
             replay.sample(1)
-            stats = store.stats()
+            sampled, taken = len(store), store.stats()["bytes"]
             path = Path(folder) / "sample"
             store.checkpoint(path)
             found = survey(path)
-        taken = stats["bytes"]
-        fixed = taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
-        sampled = len(store)
-        encoded = sum(one.bytes for codecs in found.packed.values() for one in codecs.values()) + found.overhead_bytes
-        growing = (encoded / max(1, found.steps)) + (taken["index"] + taken["samplers"]) / sampled
-        overhead = found.overhead_bytes / max(1, found.steps)
-        return MeasuredData(
-            source.name, source.spec, source.steps, len(source), sampled, found.packed, overhead, growing, fixed
-        )
-    finally:
-        source.close()
-
-
-def plan_data(source: str, count: int, steps: int) -> None:
-    """Print what a data set takes, by field and in total, by encoding some ``steps`` steps of it."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    found = measure_data(source, steps)
+    encoded = sum(one.bytes for codecs in found.packed.values() for one in codecs.values()) + found.overhead_bytes
+    growing = encoded / max(1, found.steps) + (taken["index"] + taken["samplers"]) / sampled
     console = Console()
-    title = f"{found.episodes:,} episodes, {found.steps:,} steps; {found.sampled:,} steps encoded"
-    fields_table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    fields_table = Table(
+        title=f"{all_episodes:,} episodes, {all_steps:,} steps; {sampled:,} steps encoded",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+    )
     fields_table.add_column("field", overflow="fold")
     fields_table.add_column("values", no_wrap=True)
     for header in ("raw bytes a step", "encoded", "smaller by"):
         fields_table.add_column(header, justify="right")
     fields_table.add_column("codecs")
-    fields = {
-        name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in found.spec.fields.items()
-    }
+    fields = {name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in spec.fields.items()}
     for name, codecs in found.packed.items():
-        taken = sum(one.bytes for one in codecs.values())
+        nbytes = sum(one.bytes for one in codecs.values())
         raw = sum(one.raw_bytes for one in codecs.values())
         held = max(1, sum(one.steps for one in codecs.values()))
-        less = f"{raw / taken:,.1f} x" if taken else ""
+        less = f"{raw / nbytes:,.1f} x" if nbytes else ""
         values = fields.get(name, {"flags": "uint8", "reward": "float32"}.get(name, ""))
-        cells = (f"{raw / held:,.1f}", f"{taken / held:,.1f}", less, ", ".join(sorted(codecs)))
+        cells = (f"{raw / held:,.1f}", f"{nbytes / held:,.1f}", less, ", ".join(sorted(codecs)))
         fields_table.add_row(printable(name), values, *cells)
-    fields_table.add_row("headers, checksums", "", "", f"{found.overhead:,.1f}", "", "")
+    fields_table.add_row("headers, checksums", "", "", f"{found.overhead_bytes / max(1, found.steps):,.1f}", "", "")
     console.print(fields_table)
-    for what, number in (("the data set", found.steps), (f"{count:,} steps of it", count)):
-        arrays, total = found.arrays * number, found.total(number)
+    # Arrays with the observation and the next one, a float32 reward, terminated and truncated.
+    row_bytes = 4 + 2 + sum(
+        field.row_bytes * (2 if name in spec.obs_names else 1) for name, field in spec.fields.items()
+    )  # fmt: skip
+    for what, number in (("the data set", all_steps), (f"{count:,} steps of it", count)):
+        total = growing * number + _buffers(taken)
         console.print(
             f"{what}: {byte_text(total)} of RAM, {total / number:,.1f} bytes a step, index and buffers included; "
-            f"as arrays of obs and next_obs {byte_text(arrays)}",
+            f"as arrays of obs and next_obs {byte_text(row_bytes * number)}",
             highlight=False,
-        )  # fmt: skip
+        )
+
+
+def _buffers(taken: dict[str, int]) -> int:
+    """Return the bytes of a store that its number of steps does not change, of its ``stats()["bytes"]``."""
+    return taken["open_segments"] + taken["encoders"] + taken["dictionaries"] + taken["batches"]
 
 
 def draw(rows: list[MemoryLayout], count: int, png: Path) -> None:

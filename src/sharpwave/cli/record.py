@@ -11,7 +11,7 @@ import typer
 
 from sharpwave.cli.train import option, with_options
 from sharpwave.configuration import Leaf, leaves
-from sharpwave.training.recipes.environments import Atari, Gymnasium
+from sharpwave.training.recipes.recipe import Atari, Gymnasium
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
@@ -76,11 +76,11 @@ def record(
     Ctrl-C ends the recording; whole episodes are kept.
     """
     from sharpwave.cli.output import console as standard_output
+    from sharpwave.escaping import quoted
     from sharpwave.showing import byte_text
     from sharpwave.training import offline_data, recording, setup
-    from sharpwave.training.failures import caught_signals, exit_by_signal
+    from sharpwave.training.callbacks import caught_signals, exit_by_signal
     from sharpwave.training.scores import EpisodeScore
-    from sharpwave.training.text import quoted
 
     given = [name for name, one in (("--policy", policy), ("--script", script), ("--keyboard", keyboard)) if one]
     if len(given) != 1:

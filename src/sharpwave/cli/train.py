@@ -15,10 +15,9 @@ from typer.core import TyperCommand, TyperGroup
 from sharpwave.agents.registry import kinds
 from sharpwave.cli.output import console, settings_table, summary_table
 from sharpwave.configuration import Leaf, choices, leaves
+from sharpwave.escaping import printable
 from sharpwave.training.recipes import OFFLINE, load_recipe, recipe_names
-from sharpwave.training.recipes.environments import Atari
-from sharpwave.training.recipes.recipe import resumable
-from sharpwave.training.text import printable
+from sharpwave.training.recipes.recipe import Atari, resumable
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
@@ -79,7 +78,7 @@ class RecipeGroup(TyperGroup):
         """Return the recipe's complete command and its arguments."""
         name, *rest = args
         if name == FROM_FILE:
-            from sharpwave.training.recipes.reading import read_recipe
+            from sharpwave.training.recipes.settings_files import read_recipe
 
             file = config_file(rest)
             assert file is not None  # parse_args has seen it
@@ -265,7 +264,7 @@ def recipe_command(name: str, recipe: Recipe, *, alone: bool = False) -> Any:
     def command(
         ctx: typer.Context, out: Path | None, config: Path | None, set_values: list[str], trust: bool, **values: Any
     ) -> None:
-        from sharpwave.training.recipes.reading import check_effects, read_recipe, with_values
+        from sharpwave.training.recipes.settings_files import check_effects, read_recipe, with_values
 
         # Compared by name: typer vendors click, so click's own enum is another one.
         given = {key: value for key, value in values.items() if ctx.get_parameter_source(key).name == "COMMANDLINE"}  # type: ignore[union-attr]
@@ -342,8 +341,9 @@ def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None
     Exit with 1 if the run failed or its last checkpoint was not saved, with 130 after Ctrl-C.
     """
     from sharpwave.serve.supervisor import ProcessDiedError
-    from sharpwave.training.failures import CallbackError, exit_by_signal
-    from sharpwave.training.saving import NotSavedError
+    from sharpwave.training.actor_callbacks import CallbackError
+    from sharpwave.training.callbacks import exit_by_signal
+    from sharpwave.training.checkpoints import NotSavedError
 
     try:
         folder, summary = train()

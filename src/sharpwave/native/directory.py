@@ -39,7 +39,7 @@ class IrregularError(OSError):
 
     def __init__(self, path: Path, mode: int, expected: str = "a regular file") -> None:
         self.what = f"{kind_of(mode)}, expected {expected}"
-        super().__init__(errno.EINVAL, f"{path} is {self.what}; the store does not touch it: move it away")
+        super().__init__(errno.EINVAL, f"{path} is {self.what}; it is left alone: move it away")
 
 
 def kind_of(mode: int) -> str:
@@ -165,7 +165,7 @@ def open_at(target: str | Path, flags: int, base: int | None) -> int:
     """Open a file, found from the folder ``base``; others may rename and delete it meanwhile.  Raises: OSError."""
     if windows.KERNEL32 is not None and os.name == "nt":
         return windows.open_file(target, flags)
-    return os.open(target, flags, 0o644, dir_fd=base)
+    return os.open(target, flags, 0o666, dir_fd=base)  # less the umask
 
 
 def _opened(target: str | Path, base: int | None, path: Path, flags: int) -> int:

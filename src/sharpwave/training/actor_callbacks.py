@@ -12,8 +12,22 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.protocol import Acted, Agent, Obs
-from sharpwave.training.failures import RAISED, CallbackError
 from sharpwave.training.scores import EpisodeScore
+
+RAISED = (Exception, SystemExit)
+"""Errors of a callback that end the run with a checkpoint. KeyboardInterrupt ends it at once."""
+
+
+class CallbackError(RuntimeError):
+    """Error raised once a run has ended with a checkpoint because a callback raised; it names callback and hook."""
+
+    @classmethod
+    def of(cls, callback: object, hook: str, error: BaseException) -> CallbackError:
+        """Make the error for ``error``, raised by a hook of ``callback``."""
+        name = callback.__qualname__ if isinstance(callback, type) else type(callback).__qualname__
+        made = cls(f"callback {name} failed in {hook}: {type(error).__name__}: {error}")
+        made.__cause__ = error
+        return made
 
 
 class Actor(NamedTuple):

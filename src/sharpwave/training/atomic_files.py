@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
 import secrets
@@ -14,13 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from sharpwave.native import descriptors
-from sharpwave.native.directory import kind_of
+from sharpwave.native.directory import BINARY, Directory, IrregularError
+from sharpwave.native.file_operations import Files
 
-_UNFOLLOWED = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
-_UNFOLLOWED |= getattr(os, "O_BINARY", 0)  # Windows
 MAX_WAITING_BYTES = 4 << 20
 """Size limit of the records kept in memory while the disk is full; beyond it the oldest are dropped."""
+FILES = Files()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -29,15 +27,9 @@ def write_bytes(path: Path, content: bytes) -> None:
     Raises:
         OSError: the disk is full or fails, or ``path`` is a link, a folder or anything else but a regular file.
     """
-    _exists(path, stat.S_IFREG)
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")  # unpredictable: no link has this name
-    try:
-        write_new(temporary, content)
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
+    with Directory.open(path.parent) as folder:
+        partial = f".{path.name}.{secrets.token_hex(4)}.partial"  # unpredictable: no link has this name
+        FILES.replace(folder, path.name, partial, lambda file: FILES.pwrite(file, content, 0))
 
 
 @contextlib.contextmanager
@@ -60,23 +52,25 @@ def discard_partial(path: Path) -> None:
 
 
 def _partial(path: Path) -> Path:
-    return path.with_name(f".partial-{path.name}")
+    return path.with_name(f".partial-{path.name}")  # with its ending, by which its writer chooses the format
 
 
 def write_new(path: Path, content: bytes) -> None:
     """Write a new file and sync it.  Raises: OSError, also if the file exists."""
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _UNFOLLOWED, 0o666)
-    try:
-        _write(descriptor, content)
-        descriptors.sync(descriptor)
-    finally:
-        os.close(descriptor)
+    with Directory.open(path.parent) as folder:
+        FILES.create(folder, path.name, lambda file: FILES.pwrite(file, content, 0))
 
 
-def open_regular(path: Path, flags: int) -> int:
-    """Open a regular file; ``os.O_CREAT`` makes it if absent.  Raises: OSError, also if ``path`` is a link."""
-    _exists(path, stat.S_IFREG)  # checked first: merely opening a device may have effects
-    return _checked(path, os.open(path, flags | _UNFOLLOWED, 0o666))
+def make_folder(path: Path) -> None:
+    """Make a folder, unless it exists.  Raises: OSError: also if ``path`` is something else, such as a link to one."""
+    with Directory.open(path.parent) as parent:
+        FILES.make_directory(parent, path.name).close()
+
+
+def sync_folder(path: Path) -> None:
+    """Sync the names of a folder's files to disk.  Raises: OSError."""
+    with Directory.open(path) as folder:
+        FILES.fsync_folder(folder)
 
 
 def read_regular(path: Path, max_bytes: int) -> bytes:
@@ -86,60 +80,16 @@ def read_regular(path: Path, max_bytes: int) -> bytes:
         OSError: the file does not exist, or is not a regular file.
         ValueError: it is larger than ``max_bytes``.
     """
-    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-    descriptor = _checked(path, os.open(path, flags))
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | BINARY)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise IrregularError(path, status.st_mode)
     with os.fdopen(descriptor, "rb") as file:
-        content = file.read(min(os.fstat(descriptor).st_size, max_bytes) + 1)
+        content = file.read(min(status.st_size, max_bytes) + 1)
     if len(content) > max_bytes:
         raise ValueError(f"{path} is larger than the limit of {max_bytes:,} bytes for such a file")
     return content
-
-
-def real_folder(path: Path) -> bool:
-    """Return whether a folder exists.  Raises: OSError: ``path`` is something else, such as a link to a folder."""
-    return _exists(path, stat.S_IFDIR)
-
-
-def _exists(path: Path, kind: int) -> bool:
-    """Return whether ``path`` exists.  Raises: OSError: it is not of the ``kind``, of ``stat``, as a link never is."""
-    try:
-        mode = os.lstat(path).st_mode
-    except FileNotFoundError:
-        return False
-    if stat.S_IFMT(mode) != kind:
-        raise _irregular(path, mode, "a folder" if kind == stat.S_IFDIR else "a regular file")
-    return True
-
-
-def _checked(path: Path, descriptor: int) -> int:
-    """Return a descriptor of a regular file; close another one.  Raises: OSError."""
-    mode = os.fstat(descriptor).st_mode
-    if not stat.S_ISREG(mode):
-        os.close(descriptor)
-        raise _irregular(path, mode, "a regular file")
-    return descriptor
-
-
-def _irregular(path: Path, mode: int, expected: str) -> OSError:
-    text = f"{path} is {kind_of(mode)}, expected {expected}: a run writes only inside its own folder; move it away"
-    return OSError(errno.EINVAL, text)
-
-
-def sync(path: Path) -> None:
-    """Sync a file's content, or a folder's entries, to disk."""
-    if os.name == "nt" and path.is_dir():  # Windows opens no folders
-        return
-    descriptor = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        descriptors.sync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write(descriptor: int, content: bytes) -> None:
-    rest = memoryview(content)
-    while rest:
-        rest = rest[os.write(descriptor, rest) :]
 
 
 def sealed_json(values: dict[str, Any]) -> str:
@@ -159,7 +109,8 @@ class RecordFile:
     """
 
     def __init__(self, path: Path) -> None:
-        self._descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        with Directory.open(path.parent) as folder:
+            self._descriptor = folder.open_or_make(path.name)
         self._end = os.fstat(self._descriptor).st_size
         self._waiting: deque[bytes] = deque()
         self._waiting_bytes = 0
@@ -183,7 +134,7 @@ class RecordFile:
         while self._waiting:
             record = self._waiting[0]
             try:
-                _write(self._descriptor, record)
+                FILES.pwrite(self._descriptor, record, self._end)
             except BaseException:
                 with contextlib.suppress(OSError):
                     os.ftruncate(self._descriptor, self._end)  # remove a partial record
@@ -195,7 +146,7 @@ class RecordFile:
     def flush(self) -> None:
         """Write the waiting records and sync the file.  Raises: OSError."""
         self._write_waiting()
-        descriptors.sync(self._descriptor)
+        FILES.fsync(self._descriptor)
 
     def close(self) -> None:
         """Write the waiting records and close.  Raises: OSError: they could not be written and are lost."""

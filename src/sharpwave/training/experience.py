@@ -1,8 +1,8 @@
-"""Sources of experience: the protocol, and its implementation for environments in this process."""
+"""Sources of experience: their base class, and that of environments in this process."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
@@ -23,7 +23,7 @@ class Arrived(NamedTuple):
     episodes: list[EpisodeScore]
 
 
-class Experience(Protocol):
+class Experience:
     """Source of steps, which it writes into the store. A context manager: on exit it stops its processes.
 
     A turn of the training loop is ``request``, then updates, then ``receive``: so a source that steps
@@ -31,22 +31,27 @@ class Experience(Protocol):
 
     Attributes:
         max_updates: updates in a turn at most; None: as many as are due.
-        failure: the error by which the source has failed for good, or with which it stopped; None: none.
     """
 
-    max_updates: int | None
+    max_updates: int | None = None
 
     @property
-    def failure(self) -> RuntimeError | None: ...
+    def failure(self) -> RuntimeError | None:
+        """Error by which the source has failed for good, or with which it stopped; None: none."""
+        return None
 
-    def __enter__(self) -> Self: ...
-    def __exit__(self, *_: object) -> None: ...
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the source."""
 
     def request(self) -> None:
         """Begin the next steps without waiting for them."""
 
     def receive(self, timeout_s: float) -> Arrived:
         """Write finished steps into the store; a source of its own pace waits up to ``timeout_s`` for the first."""
+        raise NotImplementedError
 
     def break_off(self) -> None:
         """Prepare for a checkpoint: from here on, steps may depend only on the content of the checkpoint.
@@ -56,9 +61,10 @@ class Experience(Protocol):
 
     def report(self) -> dict[str, Any]:
         """Return figures about the source, for reports."""
+        return {}
 
 
-class LocalExperience:
+class LocalExperience(Experience):
     """Repeatable source of steps: a vector of environments in this process.
 
     Environments cannot be saved in mid-episode, so at a checkpoint all of them begin new episodes.
@@ -68,8 +74,6 @@ class LocalExperience:
         progress: the run's progress, read only.
         hooks: actor callbacks.
     """
-
-    max_updates: int | None = None
 
     def __init__(
         self,
@@ -130,34 +134,11 @@ class LocalExperience:
         self._sums.break_off()
         self._hooks.episodes_begin(range(self._lanes))
 
-    def report(self) -> dict[str, Any]:
-        """Return no figures: the loop reports all there are."""
-        return {}
 
-
-class NoExperience:
+class NoExperience(Experience):
     """Source of an offline run, in which no environment is stepped: a step of the run is a turn of the loop, with one
     update from the data that the store holds."""
-
-    max_updates: int | None = None
-    failure: RuntimeError | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Nothing was started."""
-
-    def request(self) -> None:
-        """Begin nothing."""
 
     def receive(self, timeout_s: float) -> Arrived:
         """Count a step; its update follows."""
         return Arrived(1, [])
-
-    def break_off(self) -> None:
-        """Do nothing: there are no episodes."""
-
-    def report(self) -> dict[str, Any]:
-        """Return no figures: the loop reports all there are."""
-        return {}

@@ -13,20 +13,21 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from sharpwave.disk.ownership import is_of
+from sharpwave.disk.store_folder import MANIFEST
 from sharpwave.disk.view_files import VIEWS, partial_of, view_files
 from sharpwave.errors import NewerVersionError, NotRegisteredError
+from sharpwave.escaping import quoted
 from sharpwave.native import descriptors
 from sharpwave.native.directory import Directory
-from sharpwave.training import figures
-from sharpwave.training.atomic_files import open_regular, read_regular, real_folder, sealed_json, write_bytes
+from sharpwave.offline.scan import is_store
+from sharpwave.training.atomic_files import read_regular, sealed_json, write_bytes
 from sharpwave.training.recipes.recipe import Recipe, resumable
-from sharpwave.training.text import quoted
 
 CONFIG, METRICS, SUMMARY, CURVE, LOCK = "config.json", "metrics.jsonl", "summary.json", "curve.png", "lock"
 BEST, LAST = "best.safetensors", "last.safetensors"
@@ -34,11 +35,16 @@ BEST, LAST = "best.safetensors", "last.safetensors"
 CHECKPOINTS, DISK, TENSORBOARD, VIDEOS, SALIENCY = "checkpoints", "replay", "tensorboard", "videos", "saliency"
 STATE, REPLAY = "state.json", "replay"
 """Files of a checkpoint: its figures, and the folder of its replay memory."""
-CHECKPOINT_NAME = re.compile(r"[0-9]{12}(-[0-9]+)?")
+CHECKPOINT_NAME, MEMORY_NAME = re.compile(r"[0-9]{12}(-[0-9]+)?"), re.compile(rf"{DISK}(-[0-9]+)?")
 VERSION = 2
 """Format version of config.json, of a checkpoint's state.json and of policies."""
 MAX_JSON_BYTES, MAX_LINE_BYTES, MAX_MANIFEST_BYTES, MAX_LOCK_BYTES = 1 << 20, 1 << 20, 16 << 20, 32
 """Size limits of config.json and summary.json, of a line of metrics, of a store's manifest, and of the lock."""
+OWN_FILES = (CONFIG, METRICS, SUMMARY, CURVE, BEST, LAST)
+OWN_FOLDERS = (CHECKPOINTS, DISK, TENSORBOARD, VIDEOS, SALIENCY)
+"""Names in a run's folder that must not be links."""
+PARTIAL = re.compile(rf"\.({'|'.join(map(re.escape, OWN_FILES))})\.[0-9a-f]{{8}}\.partial|\.partial-[0-9]{{12}}\.mp4")
+"""Names of files that a run's process left when it was killed before it renamed them."""
 
 # The folder and its lock
 
@@ -99,12 +105,14 @@ def locked(folder: Path) -> Iterator[None]:
             link to elsewhere.
     """
     try:
-        for name in (CONFIG, METRICS, SUMMARY, CURVE, BEST, LAST, LOCK):
-            if os.path.lexists(folder / name):
-                os.close(open_regular(folder / name, os.O_RDONLY))
-        for name in (CHECKPOINTS, DISK, TENSORBOARD, VIDEOS, SALIENCY):
-            real_folder(folder / name)
-        descriptor = open_regular(folder / LOCK, os.O_RDWR | os.O_CREAT)
+        with Directory.open(folder) as held:
+            for name in OWN_FILES:
+                with contextlib.suppress(FileNotFoundError):
+                    os.close(held.open_file(name))
+            for name in OWN_FOLDERS:
+                with contextlib.suppress(FileNotFoundError):
+                    held.directory(name).close()
+            descriptor = held.open_or_make(LOCK)
     except OSError as error:
         raise ValueError(f"run folder {str(folder)!r} cannot be used: {error}") from error
     try:
@@ -120,9 +128,19 @@ def locked(folder: Path) -> Iterator[None]:
         if os.fstat(descriptor).st_nlink == 1:  # not a hard link to another file
             os.ftruncate(descriptor, 0)
             descriptors.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        _remove_partial(folder)
         yield
     finally:
         os.close(descriptor)
+
+
+def _remove_partial(run: Path) -> None:
+    """Remove the files that a killed process of the run had begun; nobody writes them now, as the run is locked."""
+    for folder in (run, run / VIDEOS, run / SALIENCY):
+        with contextlib.suppress(OSError):  # it does not exist, or cannot be written to
+            for path in folder.iterdir():
+                if PARTIAL.fullmatch(path.name) and path.is_file() and not path.is_symlink():
+                    path.unlink()
 
 
 # Settings: config.json
@@ -231,7 +249,7 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
     """Read summary.json; None: it is missing or damaged."""
     try:
         content = read_regular(folder / SUMMARY, MAX_JSON_BYTES)
-        summary = figures.summary(json.loads(content))
+        summary = checked_summary(json.loads(content))
         if content != sealed_json(summary).encode():
             return None
         del summary["checksum"]
@@ -274,6 +292,96 @@ def _steps(line: bytes) -> float:
         return float(json.loads(line)["steps"])
     except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
         return float("inf")
+
+
+# Figures in these files: a valid checksum does not say that a run wrote them
+
+MAX_COUNT = 1 << 62
+"""Exclusive limit of counts."""
+
+
+def parsed(values: Any, form: Mapping[str, Callable[[Any, str], Any]]) -> dict[str, Any]:
+    """Return the figures that ``form`` names, each by its parser, which is called with the value and the name.
+
+    Raises: KeyError, TypeError, ValueError, OverflowError.
+    """
+    return {name: parse(values[name], name) for name, parse in form.items()}
+
+
+def as_count(value: Any, name: str) -> int:
+    """Return a count, as of steps or episodes."""
+    if type(value) is not int or not 0 <= value < MAX_COUNT:
+        raise ValueError(f"{name} is {_shown(value)}, expected an integer from 0 below {MAX_COUNT}")
+    return value
+
+
+def as_number(value: Any, name: str) -> float:
+    """Return a measured number, which may be infinite or NaN."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise ValueError(f"{name} is {_shown(value)}, expected a number")
+    return float(value)
+
+
+def as_mean(value: Any, name: str) -> float | None:
+    """Return a mean, ``None`` before the first value."""
+    return None if value is None else as_number(value, name)
+
+
+def as_minutes(value: Any, name: str) -> float:
+    """Return a time in minutes."""
+    found = as_number(value, name)
+    if not (math.isfinite(found) and 0 <= found < MAX_COUNT):
+        raise ValueError(f"{name} is {found:g}, expected a finite number from 0")
+    return found
+
+
+def as_scores(value: Any, name: str) -> list[float]:
+    """Return the scores of episodes."""
+    if not isinstance(value, list):
+        raise ValueError(f"{name} is {_shown(value)}, expected a list of numbers")
+    return [as_number(one, name) for one in value]
+
+
+EVALUATION = {"steps": as_count, "scores": as_scores, "fresh": as_scores}
+REPORT = {
+    **dict.fromkeys(("steps", "episodes", "updates", "replay_steps", "replay_bytes", "fixed_bytes"), as_count),
+    **dict.fromkeys(("mean_reward", "bytes_per_step", "encoded_bytes_per_step"), as_mean),
+    "minutes": as_minutes,
+}
+"""Forms of an evaluation, and of a report with all that a summary needs."""
+
+
+def checked_evaluation(values: Any) -> dict[str, Any]:
+    """Return the steps and scores of an evaluation.  Raises: as ``parsed``."""
+    found = parsed(values, EVALUATION)
+    if not found["scores"]:
+        raise ValueError("scores is empty, expected the score of at least one episode")
+    return found
+
+
+def checked_report(values: Any) -> dict[str, Any]:
+    """Return a run's last report.  Raises: as ``parsed``."""
+    if not isinstance(values, dict):
+        raise ValueError(f"the report is {_shown(values)}, expected a dict")
+    parsed(values, REPORT)
+    return values
+
+
+def checked_summary(values: Any) -> dict[str, Any]:
+    """Return a run's summary.  Raises: as ``parsed``."""
+    if not isinstance(checked_report(values)["reason"], str):
+        raise ValueError(f"reason is {_shown(values['reason'])}, expected text")
+    for name in ("held_out", "final"):
+        if (one := values.get(name)) is not None:
+            checked_evaluation(one)
+            parsed(one, {"mean": as_number, "min": as_number})
+    return dict(values)
+
+
+def _shown(value: Any) -> str:
+    """Return a short representation of any value; an integer may have more digits than Python prints."""
+    kind = type(value).__name__
+    return f"{kind} {str(value)[:40]!r}" if isinstance(value, (str, float)) else kind
 
 
 # Checkpoints, by name
@@ -329,10 +437,27 @@ def steps_of(checkpoint: Path) -> str:
 # The replay memory on disk
 
 
+def replay_of(path: Path) -> Path:
+    """Return the folder of the steps of a run or a checkpoint; any other path as it is."""
+    return path if is_store(path) else memory_of(path) or path
+
+
+def memory_of(run: Path) -> Path | None:
+    """Return the folder of a run's replay memory, or of a checkpoint's: the newest on disk, else ``saved_memory``'s."""
+    on_disk = [path for path in run.glob(f"{DISK}*") if MEMORY_NAME.fullmatch(path.name) and is_store(path)]
+    return max(on_disk, key=lambda path: (len(path.name), path.name), default=None) or saved_memory(run)
+
+
+def saved_memory(run: Path) -> Path | None:
+    """Return the replay memory of the newest checkpoint of a run that has one; None: none has."""
+    named = (path for path in (run / CHECKPOINTS).glob("[0-9]*") if CHECKPOINT_NAME.fullmatch(path.name))
+    return max((path / REPLAY for path in named if is_store(path / REPLAY)), default=None)
+
+
 def store_id(folder: Path) -> str:
     """Return the id in a folder's store.json, of a store or of a store's checkpoint; "": there is none."""
     try:
-        store = json.loads(read_regular(folder / "store.json", MAX_MANIFEST_BYTES))["store"]
+        store = json.loads(read_regular(folder / MANIFEST, MAX_MANIFEST_BYTES))["store"]
         return store if isinstance(store, str) and re.fullmatch("[0-9a-f]{32}", store) else ""
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ""
@@ -372,5 +497,5 @@ def _clear(folder: Path, store: str) -> None:
     for empty in (regions, views, folder / "quarantine"):
         with contextlib.suppress(OSError):  # not empty, a link, or not there
             empty.rmdir()
-    (folder / f".store.json.{store}.partial").unlink(missing_ok=True)
-    (folder / "store.json").unlink()  # last: after a crash it still names the owner of the other files
+    (folder / f".{MANIFEST}.{store}.partial").unlink(missing_ok=True)
+    (folder / MANIFEST).unlink()  # last: after a crash it still names the owner of the other files

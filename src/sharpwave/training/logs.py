@@ -9,6 +9,7 @@ import socket
 import time
 from itertools import zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from rich.console import Console
@@ -17,14 +18,14 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from sharpwave.escaping import printable
 from sharpwave.extras import install
-from sharpwave.showing import byte_text
-from sharpwave.training.atomic_files import RecordFile, real_folder
+from sharpwave.showing import byte_text, duration_text, number_text, step_bytes_text
+from sharpwave.training.atomic_files import RecordFile, make_folder
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.folder import Config
 from sharpwave.training.progress import Metrics
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.text import duration_text, number_text, printable, step_bytes_text
 
 EPISODE = {"reward": "reward", "avg_reward": "avg_reward", "episode_steps": "steps"}
 REPORT = {
@@ -113,13 +114,12 @@ class TensorBoard(EventLog):
         from tensorboard.compat.proto.summary_pb2 import Summary
         from tensorboard.summary.writer.record_writer import RecordWriter
 
-        if not real_folder(folder):
-            folder.mkdir()
+        make_folder(folder)
         seconds, rest = divmod(time.time_ns(), 10**9)  # TensorBoard reads files in the order of their names
         name = f"events.out.tfevents.{seconds:010d}.{rest:09d}.{socket.gethostname()}.{os.getpid()}"
         self._file = RecordFile(folder / name)
         self._event, self._summary = Event, Summary
-        self._records = RecordWriter(_Appending(self._file))
+        self._records = RecordWriter(SimpleNamespace(write=self._file.append))
         self._add(file_version="brain.Event:2")
         if after is not None:
             self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
@@ -137,13 +137,6 @@ class TensorBoard(EventLog):
 
     def _add(self, **what: Any) -> None:
         self._records.write(self._event(wall_time=time.time(), **what).SerializeToString())
-
-
-class _Appending:
-    """File object, as TensorBoard's record writer expects it, that appends to a record file."""
-
-    def __init__(self, file: RecordFile) -> None:
-        self.write = file.append
 
 
 def check_tracking(recipe: Recipe) -> None:

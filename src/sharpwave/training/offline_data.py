@@ -27,8 +27,7 @@ from sharpwave.offline.recorded import RecordedEpisodes, best_of
 from sharpwave.offline.scan import describe
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, opened
 from sharpwave.training.folder import CONFIG, REPLAY, checkpoints
-from sharpwave.training.recipes.environments import Atari, Gymnasium, environment_settings
-from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.recipes.recipe import Atari, Gymnasium, Recipe, environment_settings
 
 KEY = "environment"
 """Annotation of a recording's store: the settings of its environment."""

@@ -1,4 +1,8 @@
-"""Progress of a run: steps, updates, time, scores and evaluations, and their form in a checkpoint."""
+"""State of a run: steps, updates, time, scores and held-out evaluations, and their form in a checkpoint.
+
+The first of many evaluations that passes is a lucky one, so a pass is confirmed on as many fresh episodes. Evaluations
+do not affect training: they have their own environments and random numbers.
+"""
 
 from __future__ import annotations
 
@@ -6,22 +10,34 @@ import math
 import time
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import psutil
 import torch
+from torch import Tensor
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.log.boundaries import NOTICED
 from sharpwave.serve.link import ShardLostError
-from sharpwave.training import figures
-from sharpwave.training.failures import DivergedError
-from sharpwave.training.held_out import HeldOut
+from sharpwave.training import setup
+from sharpwave.training.folder import as_count, as_mean, as_minutes, checked_evaluation, parsed
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.scores import EpisodeScore, Scores, running_mean
+from sharpwave.training.scores import (
+    EPISODES,
+    EPSILON,
+    LANES,
+    EpisodeScore,
+    Purpose,
+    Scores,
+    held_out_seed,
+    lanes_for,
+    play,
+    running_mean,
+)
 
 Metrics = dict[str, Any]
 """Figures of a run, by name."""
@@ -30,6 +46,28 @@ DISK = (
     "dropped_steps",
 )  # fmt: skip
 """Figures of the replay memory's disk tier that a report has under ``disk``, as in ``Store.stats``."""
+SAVED_PROGRESS = {
+    **dict.fromkeys(("steps", "updates", "learn_after", "updates_then"), as_count),
+    "avg_loss": as_mean,
+    "minutes": as_minutes,
+}
+SAVED_HELD_OUT = {"count": as_count, "since_best": as_count, "minutes": as_minutes}
+"""Forms of ``Progress`` and ``HeldOut`` in a checkpoint."""
+
+
+class DivergedError(ValueError):
+    """Error raised when a loss or a weight is not finite; the run ends without saving it.
+
+    Args:
+        what: what is not finite.
+        step: environment steps so far.
+    """
+
+    def __init__(self, what: str, step: int) -> None:
+        super().__init__(
+            f"{what} at step {step:,}: training has diverged. Look for NaN or huge numbers in observations and "
+            "rewards, or lower --learning-rate; checkpoints from before are kept"
+        )
 
 
 def episode_seed(seed: int, steps: int) -> int:
@@ -59,7 +97,7 @@ class Progress:
         self._steps_before = 0
         self.retry_at: int | None = None
         self._failures = 0  # attempts in a row to write a checkpoint
-        self._metrics: dict[str, list[torch.Tensor]] = {}  # of the updates since the last report
+        self._metrics: dict[str, list[Tensor]] = {}  # of the updates since the last report
         self._avg_loss: float | None = None
         self._learn_after = recipe.training.warmup_steps
         self._updates_then = 0  # updates made before step ``_learn_after``
@@ -129,7 +167,7 @@ class Progress:
         """Delay updates until the replay memory, empty after a resume or a loss, has ``warmup_steps`` new steps."""
         self._learn_after, self._updates_then = self.steps + self.recipe.training.warmup_steps, self.updates
 
-    def learned(self, metrics: Mapping[str, torch.Tensor]) -> None:
+    def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Count an update, and keep its metrics for the next report."""
         self.updates += 1
         for name, value in metrics.items():
@@ -215,14 +253,194 @@ class Progress:
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
         """Restore what ``to_dict`` returned; the clock continues from there."""
-        progress = cls(recipe)
-        progress.steps, progress.updates = figures.count(values, "steps"), figures.count(values, "updates")
-        progress._steps_before = progress.steps
-        progress._avg_loss = figures.mean(values, "avg_loss")
-        progress._learn_after = figures.count(values, "learn_after")
-        progress._updates_then = figures.count(values, "updates_then")
-        progress._start_clock(figures.minutes(values))
+        found, progress = parsed(values, SAVED_PROGRESS), cls(recipe)
+        progress.steps = progress._steps_before = found["steps"]
+        progress.updates, progress._avg_loss = found["updates"], found["avg_loss"]
+        progress._learn_after, progress._updates_then = found["learn_after"], found["updates_then"]
+        progress._start_clock(found["minutes"])
         return progress
+
+
+# Held-out evaluations
+
+RECENT = 20
+"""Training episodes whose mean decides whether an evaluation is made."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of whole episodes, played after ``steps`` steps of training with the weights of that moment.
+
+    Attributes:
+        scores: of ``EPISODES`` episodes, or of the first ``LANES`` where these fall short of the recipe.
+        fresh: of as many others, played to confirm ``scores`` that pass; empty: they do not pass.
+    """
+
+    steps: int
+    scores: list[float]
+    fresh: list[float] = field(default_factory=list)
+
+    @property
+    def mean(self) -> float:
+        return fmean(self.scores)
+
+    def solves(self, recipe: Recipe) -> bool:
+        """Return whether its scores pass, and the fresh ones pass too."""
+        return passes(recipe, self.scores) and passes(recipe, self.fresh)
+
+    def figures(self) -> dict[str, Any]:
+        """Return the evaluation as plain values for reports and files."""
+        lost = sum(score < 0 for score in self.scores)
+        return {**asdict(self), "mean": self.mean, "min": min(self.scores), "lost": lost}
+
+
+def passes(recipe: Recipe, scores: list[float]) -> bool:
+    """Return whether scores are complete, with a mean of at least ``stop_reward`` and none below ``stop_worst``."""
+    return len(scores) == EPISODES and not falls_short(recipe, scores)
+
+
+def falls_short(recipe: Recipe, scores: list[float]) -> bool:
+    """Return whether scores are too low to solve the recipe; always true for one without ``stop_reward``."""
+    if recipe.evaluation.stop_reward is None or fmean(scores) < recipe.evaluation.stop_reward:
+        return True
+    return recipe.evaluation.stop_worst is not None and min(scores) < recipe.evaluation.stop_worst
+
+
+def finite(weights: dict[str, Tensor], steps: int) -> dict[str, Tensor]:
+    """Return a policy's weights.  Raises: DivergedError: one of them is not finite."""
+    for name, tensor in weights.items():
+        if tensor.is_floating_point() and not tensor.isfinite().all():
+            raise DivergedError(f"policy: {name} has NaN or infinite weights", steps)
+    return weights
+
+
+def measure(recipe: Recipe, weights: Mapping[str, Tensor], steps: int) -> Evaluation:
+    """Measure the policy ``weights``, of step ``steps``, and confirm a pass on as many fresh episodes.
+
+    Both are abandoned once their first episodes fall short.
+    """
+    scores = played(recipe, weights, steps, Purpose.CHOOSING)
+    confirmed = played(recipe, weights, steps, Purpose.CONFIRMING) if passes(recipe, scores) else []
+    return Evaluation(steps, scores, confirmed)
+
+
+def played(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, purpose: Purpose) -> list[float]:
+    """Play ``EPISODES`` held-out episodes and return their scores.
+
+    Unless they are for a report, they are abandoned once their first ones fall short.
+    """
+    env = setup.environments(recipe, lanes_for(EPISODES))
+    try:
+        return play(
+            setup.player(recipe, env, weights),
+            env,
+            EPISODES,
+            EPSILON,
+            held_out_seed(recipe.training.seed, steps, purpose),
+            hopeless=lambda scores: (
+                purpose is not Purpose.REPORTING and len(scores) >= LANES and falls_short(recipe, scores)
+            ),
+        )
+    finally:
+        env.close()
+
+
+class HeldOut:
+    """Held-out evaluations of a run: the latest, and the best with its weights.
+
+    Attributes:
+        latest, best: evaluations during training; None before the first.
+        best_weights: weights of the policy that ``best`` measured.
+        count: evaluations made.
+        since_best: those made after the best.
+        minutes: time that they took.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.latest: Evaluation | None = None
+        self.best: Evaluation | None = None
+        self.best_weights: dict[str, Tensor] = {}
+        self.count = self.since_best = 0
+        self.minutes = 0.0
+
+    @property
+    def solved(self) -> bool:
+        """Whether the latest evaluation solves the recipe."""
+        return self.latest is not None and self.latest.solves(self.recipe)
+
+    def worth_it(self, scores: Scores) -> bool:
+        """Return whether recent training scores reach ``evaluate_from``, so that an evaluation may solve the recipe.
+
+        Offline there are none, and every evaluation is made.
+        """
+        if self.recipe.offline:
+            return True
+        recent = list(scores.last)[-RECENT:]
+        threshold = self.recipe.evaluation.evaluate_from
+        return len(recent) == RECENT and (threshold is None or fmean(recent) >= threshold)
+
+    def add(self, evaluation: Evaluation, weights: dict[str, Tensor], minutes: float) -> bool:
+        """Count an evaluation of ``weights``, which took ``minutes``; return whether it is the best so far."""
+        self.latest = evaluation
+        self.count += 1
+        self.minutes += minutes
+        if self.best is not None and self._rank(evaluation) <= self._rank(self.best):
+            self.since_best += 1
+            return False
+        self.best, self.best_weights, self.since_best = evaluation, weights, 0
+        return True
+
+    def final(self) -> dict[str, Any] | None:
+        """Return the best policy's scores in episodes that did not choose it; None: no policy was measured.
+
+        Of a policy that solves the recipe they are the confirming ones; others play episodes by which nothing is
+        decided.
+        """
+        best = self.best
+        if best is None:
+            return None
+        if best.solves(self.recipe):
+            return Evaluation(best.steps, best.fresh).figures()
+        begun = time.perf_counter()
+        scores = played(self.recipe, self.best_weights, best.steps, Purpose.REPORTING)
+        self.minutes += (time.perf_counter() - begun) / 60
+        return Evaluation(best.steps, scores).figures()
+
+    def _rank(self, evaluation: Evaluation) -> tuple[bool, float]:
+        return evaluation.solves(self.recipe), fmean(evaluation.scores + evaluation.fresh)
+
+    def report(self) -> dict[str, Any]:
+        """Return the figures for the run's reports."""
+        return {
+            "held_out": None if self.best is None else self.best.figures(),
+            "evaluations": self.count,
+            "evaluation_minutes": self.minutes,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON, without ``best_weights``."""
+        kept = {"latest": self.latest, "best": self.best}
+        return {
+            **{name: None if one is None else asdict(one) for name, one in kept.items()},
+            "count": self.count,
+            "since_best": self.since_best,
+            "minutes": self.minutes,
+        }
+
+    @classmethod
+    def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> HeldOut:
+        """Restore what ``to_dict`` returned; ``best_weights`` stay empty."""
+        held_out = cls(recipe)
+        for name in ("latest", "best"):
+            if values[name] is not None:
+                setattr(held_out, name, Evaluation(**checked_evaluation(values[name])))
+        for name, value in parsed(values, SAVED_HELD_OUT).items():
+            setattr(held_out, name, value)
+        return held_out
+
+
+# All of it
 
 
 @dataclass(frozen=True)

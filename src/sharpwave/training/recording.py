@@ -17,8 +17,7 @@ import sharpwave as sw
 from sharpwave import envs
 from sharpwave.agents.protocol import Agent
 from sharpwave.extras import install
-from sharpwave.training.measuring import sometimes_random
-from sharpwave.training.scores import EpisodeScore, EpisodeSums, game_result
+from sharpwave.training.scores import EpisodeScore, EpisodeSums, game_result, sometimes_random
 from sharpwave.training.setup import Env
 
 MAX_STEPS = 1 << 24

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sharpwave.configuration import leaves
-from sharpwave.showing import byte_text, line_chart, table, titled
-from sharpwave.training import figures
+from sharpwave.escaping import printable
+from sharpwave.showing import byte_text, duration_text, line_chart, number_text, step_bytes_text, table, titled
 from sharpwave.training.atomic_files import write_bytes
-from sharpwave.training.folder import CURVE, METRICS, Config, read_config, read_metrics, read_summary
+from sharpwave.training.folder import CURVE, METRICS, Config, as_number, read_config, read_metrics, read_summary
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import default_recipe
-from sharpwave.training.text import duration_text, number_text, printable, step_bytes_text
 
 
 class TrainingRun(NamedTuple):
@@ -49,7 +48,17 @@ class TrainingRun(NamedTuple):
     @property
     def changes(self) -> dict[str, Any]:
         """Settings that differ from those of the run's recipe, by path: {"training.steps": 400}."""
-        return _changes(_config(self.folder))
+        config = _config(self.folder)
+        recipe = config.recipe
+        try:
+            base = load_recipe(config.name)
+            if base.agent.kind != recipe.agent.kind or base.env.kind != recipe.env.kind:
+                base = default_recipe(recipe.agent.kind)
+        except ValueError:  # named after a file of settings
+            base = default_recipe(recipe.agent.kind)
+        usual = {leaf.key: leaf.value for leaf in leaves(base)}
+        missing = object()
+        return {leaf.key: leaf.value for leaf in leaves(recipe) if usual.get(leaf.key, missing) != leaf.value}
 
     def __repr__(self) -> str:
         said = [f"{name} {value}" for name, value in self._figures()]
@@ -59,8 +68,7 @@ class TrainingRun(NamedTuple):
         summary = self.summary
         rows = [*self._figures(), ("folder", printable(str(self.folder)))]
         if "replay_bytes" in summary:
-            replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
-            rows.insert(-1, ("replay memory", f"{replay}; {step_bytes_text(summary)}"))
+            rows.insert(-1, replay_row(summary))
         try:
             changes = self.changes
         except ValueError:  # the folder was moved or deleted
@@ -77,38 +85,37 @@ class TrainingRun(NamedTuple):
     def _figures(self) -> list[tuple[str, str]]:
         """Return the most important figures, each with its name."""
         summary = self.summary
-        rows = [("recipe", self._title())]
-        for name, key in (("fresh held-out mean", "final"), ("best held-out mean", "held_out")):
-            if (one := summary.get(key)) is not None:
-                rows.append((name, f"{one['mean']:,.2f} of {len(one['scores'])}, weights of step {one['steps']:,}"))
-                break
-        if summary.get("mean_reward") is not None:
-            rows.append(("training mean of 100", number_text(summary["mean_reward"])))
-        rows += [(name, f"{summary[name]:,}") for name in ("steps", "updates", "episodes") if name in summary]
-        if "minutes" in summary:
-            rows.append(("time", duration_text(summary["minutes"] * 60)))
+        ended = "not ended" if "steps" in summary else "begun"
         reason = summary.get("reason")
-        rows.append(
-            ("ended", printable(reason)) if reason else ("state", "not ended" if "steps" in summary else "begun")
-        )
-        return rows
+        state = ("ended", printable(reason)) if reason else ("state", ended)
+        return [("recipe", self._title()), *summary_rows(summary), state]
+
+
+def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the figures of a summary as text, each with its name: scores, counts and time."""
+    rows = []
+    for name, key in (("fresh held-out mean", "final"), ("best held-out mean", "held_out")):
+        if (one := summary.get(key)) is not None:  # the first: of episodes that did not choose the weights
+            lowest = f"(lowest {one['min']:g}) of {len(one['scores'])}"
+            rows.append((name, f"{one['mean']:,.2f} {lowest}, weights of step {one['steps']:,}"))
+            break
+    if summary.get("mean_reward") is not None:
+        rows.append(("training mean of 100", number_text(summary["mean_reward"])))
+    counts = ("updates",) if "data" in summary else ("steps", "updates", "episodes")
+    rows += [(name, f"{summary[name]:,}") for name in counts if name in summary]
+    if "minutes" in summary:
+        rows.append(("time", duration_text(summary["minutes"] * 60)))
+    return rows
+
+
+def replay_row(summary: dict[str, Any]) -> tuple[str, str]:
+    """Return the size of a run's replay memory as text, with its name."""
+    replay = f"{summary['replay_steps']:,} steps in {byte_text(summary['replay_bytes'])}"
+    return "replay memory", f"{replay}; {step_bytes_text(summary)}"
 
 
 def _config(folder: Path) -> Config:
     return read_config(folder, trust=True)  # its environment is not made, so that nothing is imported
-
-
-def _changes(config: Config) -> dict[str, Any]:
-    recipe = config.recipe
-    try:
-        base = load_recipe(config.name)
-        if base.agent.kind != recipe.agent.kind or base.env.kind != recipe.env.kind:
-            base = default_recipe(recipe.agent.kind)
-    except ValueError:  # named after a file of settings
-        base = default_recipe(recipe.agent.kind)
-    usual = {leaf.key: leaf.value for leaf in leaves(base)}
-    missing = object()
-    return {leaf.key: leaf.value for leaf in leaves(recipe) if usual.get(leaf.key, missing) != leaf.value}
 
 
 def _curve(folder: Path) -> dict[str, list[tuple[float, float]]]:
@@ -118,19 +125,16 @@ def _curve(folder: Path) -> dict[str, list[tuple[float, float]]]:
     for event in read_metrics(folder / METRICS):
         label, key = named.get(str(event.get("event")), ("", ""))
         with suppress(KeyError, ValueError, OverflowError):  # None, or no number
-            point = figures.number(event["steps"], "steps"), figures.number(event[key], key)
+            point = as_number(event["steps"], "steps"), as_number(event[key], key)
             if all(map(math.isfinite, point)):
                 lines[label].append(point)
     return lines
 
 
-def draw_curve(folder: Path, title: str, stop_reward: float | None, steps: str = "environment steps") -> None:
+def draw_curve(folder: Path, config: Config) -> None:
     """Draw rewards against steps and against minutes, from a run's metrics.jsonl to curve.png.
 
     Dots are training episodes, the line is the mean of the last 100; diamonds are held-out evaluations.
-
-    Args:
-        steps: name of what the run counts as steps.
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -141,7 +145,8 @@ def draw_curve(folder: Path, title: str, stop_reward: float | None, steps: str =
     evaluations = [event for event in events if event["event"] == "evaluation"]
     figure = Figure(figsize=(10, 4), layout="constrained")
     FigureCanvasAgg(figure)
-    figure.suptitle(printable(title), parse_math=False)
+    recipe, goal = config.recipe, config.recipe.evaluation.stop_reward
+    figure.suptitle(printable(f"{config.name}, seed {recipe.training.seed}"), parse_math=False)
     for axes, key in zip(figure.subplots(1, 2, sharey=True), ("steps", "minutes"), strict=True):
         across = [event[key] for event in episodes]
         if episodes:
@@ -155,9 +160,9 @@ def draw_curve(folder: Path, title: str, stop_reward: float | None, steps: str =
             markersize=5,
             label="held-out mean",
         )
-        if stop_reward is not None:
-            axes.axhline(stop_reward, linestyle="--", linewidth=1, color="gray", label=f"goal {stop_reward:g}")
-        axes.set_xlabel(steps if key == "steps" else key)
+        if goal is not None:
+            axes.axhline(goal, linestyle="--", linewidth=1, color="gray", label=f"goal {goal:g}")
+        axes.set_xlabel(key if key == "minutes" else "updates" if recipe.offline else "environment steps")
         if key == "steps":
             axes.xaxis.set_major_formatter(EngFormatter(sep=""))
         axes.grid(alpha=0.3)

@@ -16,15 +16,16 @@ from rich.console import Console
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
-from sharpwave.training import figures, setup
+from sharpwave.escaping import printable, quoted
+from sharpwave.showing import duration_text
+from sharpwave.training import setup
 from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_actor_callbacks
 from sharpwave.training.actors.actor_experience import ActorExperience
 from sharpwave.training.actors.inference import layout_of
-from sharpwave.training.callbacks import Callback, Guarded, Lasting, StopWhen, Training, check_callbacks
-from sharpwave.training.checkpoints import NO_STATE, keep_policy, load_best, load_checkpoint
+from sharpwave.training.callbacks import Callback, Guarded, Lasting, StopWhen, Training, caught_signals, check_callbacks
+from sharpwave.training.checkpoints import NO_STATE, Saver, keep_policy, load_best, load_checkpoint
 from sharpwave.training.evaluation import HeldOutEvaluations
 from sharpwave.training.experience import Experience, LocalExperience, NoExperience
-from sharpwave.training.failures import caught_signals
 from sharpwave.training.folder import (
     BEST,
     CURVE,
@@ -37,6 +38,7 @@ from sharpwave.training.folder import (
     TENSORBOARD,
     VIDEOS,
     Config,
+    checked_report,
     checkpoints,
     drop_metrics,
     locked,
@@ -51,12 +53,10 @@ from sharpwave.training.folder import (
 from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import with_environment
-from sharpwave.training.own_parts import check_own_parts
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.results import TrainingRun, draw_curve
-from sharpwave.training.saving import Saver
-from sharpwave.training.text import duration_text, quoted, speaker
+from sharpwave.training.setup import check_own_parts
 from sharpwave.training.video import SaliencyVideos, check_videos
 
 Say = Callable[[str], None]
@@ -139,9 +139,11 @@ def resume(
                     "--patience, or another --stop-reward"
                 )
                 summary = read_summary(folder)
-                if summary is None:
+                if summary is None:  # it was killed before it wrote them
                     last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final()}
                     summary = _summarize(folder, config, parts.agent, last, parts.say)
+                elif not (folder / CURVE).exists():
+                    _draw(folder, config, parts.say)
                 return TrainingRun(folder, summary)
             store, view, replay_id = saved.memory
             parts.stack.callback(_close, store, parts.say)
@@ -176,14 +178,7 @@ class RunParts:
     def train(
         self, folder: Path, config: Config, store: sw.Store | sw.Cluster, view: Any, state: TrainingState
     ) -> TrainingRun:
-        """Train until the run ends or a signal arrives.
-
-        Raises:
-            OSError: the folder cannot be written to at all.
-            ProcessDiedError: an actor or the evaluator died too often; the run ended with a checkpoint.
-            CallbackError: a callback raised; the run ended with a checkpoint.
-            NotSavedError: the last checkpoint could not be written.
-        """
+        """Train until the run ends or a signal arrives.  Raises: as ``run``."""
         recipe, agent, say, settings = self.recipe, self.agent, self.say, self.recipe.training
         title = f"{config.name}: {recipe.env.name} on {agent.device}, seed {settings.seed}"
         say(f"Networks compute in {agent.precision} on {agent.device}")
@@ -272,7 +267,11 @@ def _parts(
         check_videos(recipe, agent)
         if recipe.actors.central:
             layout_of(agent)  # another agent is refused here
-        yield RunParts(stack, recipe, env, agent, callbacks, actor_callbacks, console, speaker(console))
+
+        def say(text: str) -> None:
+            console.print(printable(text), soft_wrap=True, highlight=False, markup=False)
+
+        yield RunParts(stack, recipe, env, agent, callbacks, actor_callbacks, console, say)
 
 
 def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
@@ -284,24 +283,33 @@ def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
 
 
 def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Say) -> Metrics:
-    """Write a run's summary and draw its curve; return the summary. A failure to write is reported, not raised.
+    """Draw a run's curve and write its summary; return the summary. A failure to write is reported, not raised.
+
+    The curve comes first: of a run that was killed between the two, the summary is missing, by which a resume knows.
 
     Args:
         last: the last report, with ``reason``.
     """
-    name, recipe = config.name, config.recipe
+    recipe = config.recipe
     machine = {"device": str(agent.device), "precision": agent.precision}
-    summary = {"recipe": name, "env": recipe.env.name, "seed": recipe.training.seed, **machine, **last}
+    summary = {"recipe": config.name, "env": recipe.env.name, "seed": recipe.training.seed, **machine, **last}
     if recipe.offline:
         summary["data"] = recipe.agent.data
     del summary["seconds_left"]
-    steps = "updates" if recipe.offline else "environment steps"
+    _draw(folder, config, say)
     try:
         write_summary(folder, summary)
-        draw_curve(folder, f"{name}, seed {recipe.training.seed}", recipe.evaluation.stop_reward, steps)
-    except (OSError, ImportError, *NO_STATE) as error:  # neither is needed to resume
-        say(f"{SUMMARY} and {CURVE} could not both be written: {error}")
+    except OSError as error:
+        say(f"{SUMMARY} could not be written: {error}")
     return summary
+
+
+def _draw(folder: Path, config: Config, say: Say) -> None:
+    """Draw a run's curve, which is not needed to resume; report a failure."""
+    try:
+        draw_curve(folder, config)
+    except (OSError, ImportError, *NO_STATE) as error:
+        say(f"{CURVE} could not be written: {error}")
 
 
 # Resuming
@@ -343,7 +351,7 @@ def _load(folder: Path, checkpoint: Path, config: Config, parts: RunParts) -> Sa
     values = load_checkpoint(checkpoint, parts.agent, resume=True)
     try:
         state = TrainingState.from_dict(recipe, parts.agent, values["training"])
-        report = figures.report(values["report"])
+        report = checked_report(values["report"])
     except NO_STATE as error:
         raise ValueError(f"its figures are not in the form that this release writes ({error!r})") from error
     state.held_out.best_weights = load_best(checkpoint, values)

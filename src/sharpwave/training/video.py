@@ -18,12 +18,12 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.agents.saliency import ImageAgent, Saliency, image_name, saliency
 from sharpwave.extras import install
 from sharpwave.training import setup
-from sharpwave.training.atomic_files import real_folder, replacing
+from sharpwave.training.atomic_files import make_folder, replacing
 from sharpwave.training.callbacks import Callback, Training
 from sharpwave.training.checkpoints import with_policy
 from sharpwave.training.folder import chosen_checkpoint, read_config
-from sharpwave.training.measuring import EPSILON, ShowFrame, held_out_seed, play
 from sharpwave.training.recipes.recipe import Recipe
+from sharpwave.training.scores import EPSILON, ShowFrame, held_out_seed, play
 
 Picture = npt.NDArray[np.uint8]
 MIN_PANEL_SIDE = 168
@@ -63,8 +63,7 @@ def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path, 
     """
     seed = held_out_seed(recipe.training.seed, steps)
     try:
-        if not real_folder(path.parent):
-            path.parent.mkdir()
+        make_folder(path.parent)
         with closing(setup.environments(recipe, 1, render=not saliency_frames)) as env:
             player = setup.player(recipe, env, weights)
             if saliency_frames:

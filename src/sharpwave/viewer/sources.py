@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +11,9 @@ from typing import Literal
 
 from sharpwave.offline.scan import is_store, part_of
 from sharpwave.persistence.checkpoint_file import folder_of
-from sharpwave.training.folder import CHECKPOINT_NAME, CHECKPOINTS, CONFIG, METRICS, REPLAY
+from sharpwave.training.folder import CHECKPOINT_NAME, CHECKPOINTS, CONFIG, METRICS, REPLAY, memory_of, saved_memory
 
 MAX_SOURCES = 64
-_DISK = re.compile(rf"{REPLAY}(-[0-9]+)?")
 
 Kind = Literal["run", "store", "checkpoint"]
 
@@ -41,23 +39,7 @@ class ViewerSource:
             return self.path if part_of(self.path) != self.path else None
         if self.kind == "checkpoint":
             return self.path / REPLAY if is_store(self.path / REPLAY) else None
-        return _checkpointed(self.path)
-
-
-def memory_of(run: Path) -> Path | None:
-    """Return the folder of a run's replay memory: the newest on disk, else the newest checkpoint's; ``None``: none."""
-    on_disk = [path for path in _folders(run) if _DISK.fullmatch(path.name) and is_store(path)]
-    return max(on_disk, key=lambda path: (len(path.name), path.name), default=None) or _checkpointed(run)
-
-
-def replay_of(path: Path) -> Path:
-    """Return ``memory_of`` a run's folder, or of a checkpoint's; any other path as it is."""
-    return path if is_store(path) else memory_of(path) or path
-
-
-def _checkpointed(run: Path) -> Path | None:
-    found = [path / REPLAY for path in checkpoints(run) if is_store(path / REPLAY)]
-    return found[-1] if found else None
+        return saved_memory(self.path)
 
 
 def checkpoints(run: Path) -> list[Path]:

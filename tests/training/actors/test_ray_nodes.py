@@ -44,7 +44,7 @@ def test_settings_that_do_not_go_together_are_refused(given: dict[str, Any], wro
 def options_of(command: str) -> set[str]:
     from typer.testing import CliRunner
 
-    from sharpwave.cli.app import app
+    from sharpwave.cli.commands import app
 
     said = CliRunner().invoke(app, [*command.split(), "--help"], env={"COLUMNS": "300", "TERM": "dumb"})
     assert said.exit_code == 0, said.output

@@ -8,8 +8,8 @@ import time
 from typing import Any
 
 from sharpwave.testing.torture.faults import preloaded
+from sharpwave.testing.torture.outcomes import outcome
 from sharpwave.testing.torture.program import StoreProgram, random_program
-from sharpwave.testing.torture.run import outcome
 from sharpwave.testing.torture.shrink import shrunk
 
 

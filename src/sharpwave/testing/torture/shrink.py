@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from sharpwave.testing.torture.model import Violation
+from sharpwave.testing.torture.outcomes import outcome
 from sharpwave.testing.torture.program import Operation, StoreProgram
-from sharpwave.testing.torture.run import outcome
 
 
 def shrunk(program: StoreProgram, failure: Violation, seconds: float) -> tuple[StoreProgram, Violation]:

@@ -10,21 +10,20 @@ from typing import Any, Self
 import sharpwave as sw
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import ProcessDiedError
-from sharpwave.training.actor_callbacks import MakeActorCallback
+from sharpwave.training.actor_callbacks import CallbackError, MakeActorCallback
 from sharpwave.training.actors.hub import Hub
 from sharpwave.training.actors.pool import ActorPool, central_inference
 from sharpwave.training.actors.ray_nodes import RayHub
 from sharpwave.training.actors.shared import Counters, shared_weights
 from sharpwave.training.actors.staleness import Staleness, ratio_limiter, used_up
 from sharpwave.training.actors.worker import ShardPlace
-from sharpwave.training.experience import Arrived
-from sharpwave.training.failures import CallbackError
+from sharpwave.training.experience import Arrived, Experience
 from sharpwave.training.progress import Progress
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
 
 
-class ActorExperience:
+class ActorExperience(Experience):
     """Source of steps from ``recipe.actors.count`` actor processes. A step counts once it is in the store.
 
     Episodes continue across checkpoints; steps that actors have not sent yet are not part of a checkpoint.

@@ -24,13 +24,13 @@ from sharpwave.serve.budget import BYTES, Budget
 from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Frame, Request, WireError
+from sharpwave.training.actor_callbacks import CallbackError
 from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
 from sharpwave.training.actors.staleness import most_steps, ratio_limiter
 from sharpwave.training.actors.transport import Arrival
-from sharpwave.training.failures import CallbackError
-from sharpwave.training.own_parts import own_parts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
+from sharpwave.training.setup import own_parts
 
 GONE_S = 30.0
 """Time without a word from a node after which its actors are free for others."""

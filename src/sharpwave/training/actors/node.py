@@ -23,9 +23,9 @@ from sharpwave.training.actors.shared import Counters, SharedWeights
 from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.worker import ShardPlace
 from sharpwave.training.folder import check_imports
-from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
+from sharpwave.training.setup import OwnParts
 
 POLL_S = 0.1
 """Time between two questions to the hub."""

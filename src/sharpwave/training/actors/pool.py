@@ -14,15 +14,14 @@ import torch
 
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import Supervised, end, spawned
-from sharpwave.training.actor_callbacks import MakeActorCallback
+from sharpwave.training.actor_callbacks import CallbackError, MakeActorCallback
 from sharpwave.training.actors.inference import Inference, layout_of
 from sharpwave.training.actors.shared import Counters, SharedWeights
 from sharpwave.training.actors.transport import Arrival, Failure, Inbox, Message
 from sharpwave.training.actors.worker import ShardPlace, Task, act, actor_seed, infer
-from sharpwave.training.failures import CallbackError
-from sharpwave.training.own_parts import OwnParts, own_parts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
+from sharpwave.training.setup import OwnParts, own_parts
 
 HUNG_S = 120.0
 """Time without a heartbeat after which an actor is killed and restarted; imports may delay its first one."""

@@ -24,15 +24,14 @@ from sharpwave.serve.members import ask_directory
 from sharpwave.serve.remote_writer import Delivery
 from sharpwave.serve.supervisor import PARENT_GONE, follow_parent
 from sharpwave.training import setup
-from sharpwave.training.actor_callbacks import Actor, ActorHooks, MakeActorCallback, Stepped
+from sharpwave.training.actor_callbacks import Actor, ActorHooks, CallbackError, MakeActorCallback, Stepped
 from sharpwave.training.actors.inference import Asking, Inference, InferenceServer, Stopped
 from sharpwave.training.actors.shared import Counters, SharedWeights, load
 from sharpwave.training.actors.staleness import ratio_limiter
 from sharpwave.training.actors.transport import Arrival, Failure, Outbox
-from sharpwave.training.failures import CallbackError
-from sharpwave.training.own_parts import OwnParts
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeSums, game_result
+from sharpwave.training.setup import OwnParts
 
 NAP_S = 0.001
 """Polling period of an actor that waits for the learner to catch up."""

@@ -1,4 +1,4 @@
-"""``sharpwave inspect PATH``: contents of a store's folder, and pictures of its episodes."""
+"""``sharpwave inspect PATH``, ``sharpwave verify PATH``: contents of a store's folder, and its damage."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sharpwave.cli.episode_pictures import check_out, image_field, write_picture
 from sharpwave.cli.output import bytes_bar, table
-from sharpwave.cli.pictures import check_out, image_field, write_picture
-from sharpwave.cli.verify import damage_text
-from sharpwave.escaping import escaped
+from sharpwave.escaping import escaped, quoted
 from sharpwave.json_values import decode
-from sharpwave.showing import byte_text
-from sharpwave.training.text import number_text, quoted
+from sharpwave.showing import byte_text, number_text
+from sharpwave.training.folder import replay_of
 
 if TYPE_CHECKING:
     from sharpwave.offline.surveys import EpisodeSpan, Survey
 
 ROWS = 16
 """Limit of listed lanes, and of listed region files; --json lists all."""
+SHOWN = 100
+"""Limit of printed damages, and of printed notes; a file full of garbage may have millions."""
 BINS = 10
 BAR = 40
 
@@ -56,7 +57,6 @@ def inspect(
         raise ValueError(f"inspect: {' and '.join(chosen)} choose an episode each; give one of them")
     from sharpwave.offline.surveys import survey
     from sharpwave.persistence.checkpoint_file import folder_of
-    from sharpwave.viewer.sources import replay_of
 
     path = replay_of(path)
     if out is not None:
@@ -309,3 +309,64 @@ def histogram(edges: list[float], counts: list[int]) -> list[str]:
         bar = "█" * (eighths // 8) + blocks[eighths % 8].strip()
         lines.append(f"  {label:>{width}}  {bar} {count:,}")
     return lines
+
+
+def verify(
+    path: Annotated[
+        Path, typer.Argument(help="a store's folder, as given to sharpwave.Store(disk=...), a run's, or a checkpoint")
+    ],
+) -> None:
+    """Read and decode everything in a store's folder, and list all damage.
+
+    Nothing is changed, and the store may be in use. Checks every record's checksum, every segment's columns, every
+    dictionary they refer to, every lane's chain of segments, and store.json.
+
+    Exits with 0 if everything is intact, 1 if anything is damaged, 2 if there is no store.
+    """
+    from rich.console import Console
+
+    from sharpwave.offline.folder_check import check
+    from sharpwave.persistence.checkpoint_file import folder_of
+
+    console, path = Console(), replay_of(path)
+    try:
+        with folder_of(path) as folder, bytes_bar("verifying") as progress:
+            found = check(folder, progress)
+    except OSError as error:
+        raise ValueError(f"verify: {error}") from error
+    counts = table("checked", "number", title=escaped(path))
+    counts.add_column("", no_wrap=True)
+    counts.add_row("region files", f"{found.files:,}", byte_text(found.bytes))
+    counts.add_row("segments", f"{found.segments:,}", "sealed, decoded")
+    counts.add_row("tails", f"{found.tails:,}", "rows of open segments")
+    counts.add_row("superseded", f"{found.superseded:,}", "of the segments and tails, by later ones")
+    for name in ("dictionaries", "lanes", "steps"):
+        counts.add_row(name, f"{getattr(found, name):,}", "")
+    console.print(counts)
+
+    def listed(lines: list[str], more: str) -> None:
+        for line in lines[:SHOWN]:
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        if len(lines) > SHOWN:
+            console.print(f"... and {len(lines) - SHOWN:,} more {more}", highlight=False)
+
+    if found.notes:
+        console.print("Notes (no damage):", style="bold")
+        listed(found.notes, "notes")
+    if not found.damages:
+        console.print("Sound.", style="bold green")
+        return
+    console.print("Damaged:", style="bold red")
+    listed([damage_text(damage) for damage in found.damages], "damages")
+    console.print(
+        f"{len(found.damages):,} damages. sharpwave.Store.open restores what is intact; files with nothing intact are "
+        "moved to the folder quarantine.",
+        highlight=False,
+        soft_wrap=True,
+    )
+    raise typer.Exit(1)
+
+
+def damage_text(damage: Any) -> str:
+    """Return a damage in one line."""
+    return escaped(f"{damage.path}: byte {damage.offset:,}: {damage.what}; {damage.nbytes:,} bytes")

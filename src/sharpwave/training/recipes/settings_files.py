@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.configuration import KIND, expect_effects, from_table, leaf, parsed
+from sharpwave.escaping import quoted
 from sharpwave.training.atomic_files import read_regular
 from sharpwave.training.folder import CONFIG, check_imports, check_version
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.text import quoted
 
 MAX_BYTES = 1 << 20
 """Size limit of a file of settings."""

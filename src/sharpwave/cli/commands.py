@@ -1,4 +1,4 @@
-"""Commands of ``sharpwave``, one file each. Slow imports are made only when a command runs."""
+"""Commands of ``sharpwave``. Slow imports are made only when a command runs."""
 
 from __future__ import annotations
 
@@ -6,20 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import (
-    actors,
-    bench,
-    data_sets,
-    evaluate,
-    inspect,
-    plan,
-    record,
-    serve,
-    torture,
-    train,
-    verify,
-    view,
-)
+from sharpwave.cli import bench, data_sets, evaluate, plan, record, services, store_folders, torture, train
 
 app = typer.Typer(
     name="sharpwave",
@@ -46,9 +33,9 @@ app.command("plan")(plan.plan)
 app.command("import")(data_sets.import_command)
 app.command("export")(data_sets.export_command)
 app.add_typer(bench.app, name="bench")
-app.command("inspect")(inspect.inspect)
-app.command("verify")(verify.verify)
-app.command("serve")(serve.serve)
-app.command("actors")(actors.actors)
+app.command("inspect")(store_folders.inspect)
+app.command("verify")(store_folders.verify)
+app.command("serve")(services.serve)
+app.command("actors")(services.actors)
 app.command("torture")(torture.torture)
-app.command("view")(view.view)
+app.command("view")(services.view)

@@ -1,0 +1,193 @@
+"""``sharpwave serve``, ``actors`` and ``view``: commands that serve until they are interrupted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sharpwave.extras import install
+
+
+def serve(
+    shards: Annotated[
+        int | None,
+        typer.Option(help="Shards, each a process with a part of the store; 1. A cluster that is there has its own."),
+    ] = None,
+    listen: Annotated[
+        str, typer.Option(help="Where clients connect: unix:PATH or HOST:PORT (shards take the ports behind it).")
+    ] = "127.0.0.1:7070",
+    capacity: Annotated[float | None, typer.Option(help="Limit in steps of all shards together.")] = None,
+    ram: Annotated[str | None, typer.Option(help="Limit in bytes of memory of all shards together: 16GiB.")] = None,
+    disk: Annotated[
+        Path | None, typer.Option(help="Folder in which steps are kept; a cluster that is there is opened.")
+    ] = None,
+    disk_limit: Annotated[str | None, typer.Option(help="Limit in bytes of its files.")] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(help="1: each shard's steps are kept by the next one too; limits of bytes include them."),
+    ] = None,
+    segment_steps: Annotated[int | None, typer.Option(help="Steps in a segment of the shards.")] = None,
+    codec: Annotated[str | None, typer.Option(help="Codec of every field; auto, or that which is there.")] = None,
+    on_full: Annotated[
+        str | None,
+        typer.Option(help="What a shard does when its disk is full: raise, block, drop_oldest, drop_newest."),
+    ] = None,
+    tls_certificate: Annotated[Path | None, typer.Option(help="PEM file: connections are encrypted.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of its key.")] = None,
+) -> None:
+    """Serve a store to other processes, until Ctrl-C or SIGTERM.
+
+    Clients write sharpwave.Cluster(spec, address="HOST:PORT"); the first one says what a step is. Others use
+    sharpwave.connect("HOST:PORT"), or `sharpwave train ... --connect HOST:PORT`.
+
+    An address that other machines can reach needs a shared secret in the environment variable SHARPWAVE_SECRET, the
+    same for the clients.
+    """
+    from rich.console import Console
+
+    from sharpwave.errors import ShardFailedError
+    from sharpwave.serve.addresses import Address, Security
+    from sharpwave.serve.log_lines import Ending, unhurried
+    from sharpwave.serve.service import Service
+
+    if capacity is None and (disk_limit if disk is not None else ram) is None and not _is_cluster(disk):
+        raise typer.BadParameter("give --capacity, or --ram, or --disk with --disk-limit: it would never be full")
+    console, ending = Console(), Ending()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, ending.ask)
+    limits = {
+        "capacity": capacity,
+        "ram": ram,
+        "disk_limit": disk_limit,
+        "replicas": replicas,
+        "options": {"codec": codec, "segment_steps": segment_steps, "on_full": on_full},
+    }
+    try:
+        address = Address.parse(listen)
+        files = [None if one is None else str(one) for one in (tls_certificate, tls_key)]
+        security = Security.of(None, certificate=files[0], key=files[1])
+        with unhurried(), Service(address, shards, disk, security, **limits) as service:
+            running = 0 if service.shards is None else len(service.shards.addresses)
+            there = f" with {running} shards" if running else ""
+            console.print(f"Serving at {service.address}{there}; Ctrl-C stops.", highlight=False)
+            if running and shards not in (None, running):
+                console.print(
+                    f"--shards {shards} is for a new folder; Cluster.resize adds shards to this one.", highlight=False
+                )
+            ending.wait()
+            console.print("Stopping: shards write what is left.", highlight=False)
+    except (ShardFailedError, ValueError, OSError) as error:
+        typer.echo(f"sharpwave serve: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def _is_cluster(disk: Path | None) -> bool:
+    from sharpwave.serve.cluster_folder import CLUSTER
+
+    return disk is not None and (disk / CLUSTER).exists()
+
+
+def actors(
+    hub: Annotated[str, typer.Option(help="Where the learner listens: its --hub-listen, as this machine reaches it.")],
+    count: Annotated[
+        int | None, typer.Option("--actors", min=1, help="Actors to run at most; default: one for each processor.")
+    ] = None,
+    connect: Annotated[
+        str, typer.Option(help="Address of `sharpwave serve` as this machine reaches it; default: as the learner does.")
+    ] = "",
+    trust: Annotated[bool, typer.Option("--trust", help="Import the modules that the run names.")] = False,
+    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait for a learner that is not there.")] = 300.0,
+) -> None:
+    """Run actors of `sharpwave train ... --connect HOST:PORT --hub-listen HOST:PORT` on this machine.
+
+    They play with the learner's newest weights and send their steps to the shards. Any number of machines may join,
+    leave and come back while the run goes on. The command ends with the run, or by Ctrl-C.
+
+    Addresses that other machines can reach need a shared secret in the environment variable SHARPWAVE_SECRET, the same
+    for the learner, the shards and all nodes.
+    """
+    from rich.console import Console
+
+    from sharpwave.serve.supervisor import ProcessDiedError
+    from sharpwave.training.actors.node import Node
+
+    over = threading.Event()
+    for one in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(one, lambda number, frame: over.set())
+    console = Console()
+    try:
+        Node(
+            hub,
+            count or os.cpu_count() or 1,
+            lambda text: console.print(text, highlight=False, markup=False),
+            connect=connect,
+            trust=trust,
+            patience_s=patience,
+            stopped=over.is_set,
+        ).run()
+    except (ProcessDiedError, ValueError, OSError) as error:
+        typer.echo(f"sharpwave actors: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+def view(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="PATH...",
+            help="a run, a store's folder or a checkpoint, or a folder of those; several are shown side by side",
+        ),
+    ],
+    host: Annotated[
+        str, typer.Option(help="address to listen at; others than this machine's own ask for a token, in the URL")
+    ] = "127.0.0.1",
+    port: Annotated[
+        int | None, typer.Option(min=0, max=65535, help="port; default the first free one from 8765 on; 0: any")
+    ] = None,
+    token: Annotated[bool, typer.Option("--token", help="ask for a token on this machine, too")] = False,
+    browser: Annotated[bool, typer.Option(help="open the page in a browser")] = False,
+    export: Annotated[
+        tuple[str, Path] | None,
+        typer.Option(
+            metavar="rerun FILE", help="instead write an episode to a file: rerun FILE.rrd, for Rerun's viewer"
+        ),
+    ] = None,
+    episode: Annotated[
+        int | None,
+        typer.Option(min=0, help="with --export: the episode's number, as inspect counts; default the best whole one"),
+    ] = None,
+) -> None:
+    """Show what is in a replay memory, on a page in the browser: episodes with their frames, priorities, sizes, and
+    the learning curve of the run.
+
+    The run may be live. It is only read: nothing is locked or changed, and what is read once is not read again.
+    """
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    if export is not None:
+        from sharpwave.viewer.rerun_export import export_rerun
+
+        if export[0] != "rerun":
+            raise ValueError(f"--export: got {export[0]!r}, expected rerun FILE.rrd")
+        if len(paths) != 1:
+            raise ValueError(f"--export: got {len(paths)} paths, expected one")
+        export_rerun(paths[0], export[1], episode, say)
+        return
+    if episode is not None:
+        raise ValueError("--episode chooses what --export writes; the page shows all")
+
+    from sharpwave.viewer.page_server import NEEDED, serve
+
+    missing = [name for name in NEEDED if find_spec(name) is None]
+    if missing:
+        raise ValueError(f"view needs {' and '.join(missing)}: {install('view')}")
+    serve(paths, host, port, browser, token, say)
