@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.data import doubts
 from sharpwave.data.episode import (
+    Array,
     Arrays,
     Episode,
     Totals,
@@ -157,14 +158,10 @@ class ColumnSource:
 
     def _is_flag(self, name: str) -> bool:
         """Return whether an array has a flag for each step."""
-        shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
-        if (
-            len_of(self._arrays[name]) != len_of(self._arrays[self._reward])
-            or not _single(shape[1:])
-            or dtype.kind not in "buif"
-        ):
+        array = self._arrays[name]
+        if len_of(array) != len_of(self._arrays[self._reward]) or not _is_number(array):
             return False
-        values = self._numbers(name, 0, shape[0])
+        values = self._numbers(name, 0, len_of(array))
         return bool(((values == 0) | (values == 1)).all())
 
     def _needed(self, found: dict[str, str], name: str) -> str:
@@ -201,7 +198,7 @@ class ColumnSource:
             ):
                 continue
             shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
-            if not _single(shape[1:]) or len_of(self._arrays[name]) != self._count or dtype.kind not in "buif":
+            if len_of(self._arrays[name]) != self._count or not _is_number(self._arrays[name]):
                 if shape == (1,) or (group and one in (LIMIT, *EPISODES, *STEPS)):  # a setting, or unrelated
                     continue
                 raise ValueError(
@@ -224,7 +221,7 @@ class ColumnSource:
 
     def _observed_mark(self, name: str, one: str) -> bool:
         """Return whether the observation ``one`` marks episodes: it marks few rows, so it is no feature."""
-        if name not in self._obs.values() or not _single(self._arrays[name].shape[1:]) or one in (LIMIT, *DONES):
+        if name not in self._obs.values() or self._arrays[name].shape[1:] not in ((), (1,)) or one in (LIMIT, *DONES):
             return False
         values = self._numbers(name, 0, self._count)
         if one in (*LASTS, *FIRSTS):
@@ -253,9 +250,7 @@ class ColumnSource:
 
     def _check_flags(self) -> None:
         for name in (self._reward, self._terminals, self._timeouts):
-            if name is not None and (
-                not _single(self._arrays[name].shape[1:]) or self._arrays[name].dtype.kind not in "buif"
-            ):
+            if name is not None and not _is_number(self._arrays[name]):
                 raise ValueError(
                     f"{self.name}: {name} is {self._arrays[name].shape} {self._arrays[name].dtype}, expected one "
                     "number a step"
@@ -383,7 +378,7 @@ class ColumnSource:
         """Note where numbers of episodes and steps contradict episodes that begin at ``starts``."""
         for name in () if self._nexts and self._timeouts else self._fields.values():
             numbered = _mark_of(name) in (*EPISODES, *STEPS)
-            if not numbered and _single(self._arrays[name].shape[1:]) and self._arrays[name].dtype.kind in "uif":
+            if not numbered and _is_number(self._arrays[name], "uif"):
                 self.notes += doubts.of_unnamed(name, self._numbers(name, 0, self._count), starts)
         for name in self._numbered():
             one, values = _mark_of(name), self._numbers(name, 0, self._count)
@@ -396,9 +391,7 @@ class ColumnSource:
         return [
             name
             for name in self._fields.values()
-            if _mark_of(name) in (*EPISODES, *STEPS)
-            and _single(self._arrays[name].shape[1:])
-            and self._arrays[name].dtype.kind in "ui"
+            if _mark_of(name) in (*EPISODES, *STEPS) and _is_number(self._arrays[name], "ui")
         ]
 
     def _leave(self, unknown: npt.NDArray[np.int64], lost: npt.NDArray[np.int64]) -> None:
@@ -567,6 +560,6 @@ def _common(one: np.dtype[Any], other: np.dtype[Any]) -> np.dtype[Any]:
     return np.promote_types(one, other)
 
 
-def _single(shape: tuple[int, ...]) -> bool:
-    """Return whether a row of this shape is one number."""
-    return shape in ((), (1,))
+def _is_number(array: Array, kinds: str = "buif") -> bool:
+    """Return whether each row is one number, of a dtype of one of some kinds."""
+    return array.shape[1:] in ((), (1,)) and array.dtype.kind in kinds

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -230,3 +230,14 @@ def with_tuples(tree: Any) -> Any:
 def usable_name(name: str) -> str:
     """Return a field's name as a spec accepts it: reserved names, such as weights, get a prefix."""
     return f"info.{name}" if name in RESERVED or name.split(".")[0] in ("obs", "action") else name
+
+
+def one_text(parts: Iterable[Any]) -> str | None:
+    """Return the common text of all values in some parts; None: they differ, or are missing."""
+    found: str | None = None
+    for one in (one for part in parts for one in part):
+        text = one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
+        if found is not None and text != found:
+            return None
+        found = text
+    return found

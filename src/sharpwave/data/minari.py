@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images
-from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, needed, nested, usable_name
+from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, needed, nested, one_text, usable_name
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.opened_files import REMEDY, Folder, ReadBudget, explained, parse_json
 from sharpwave.escaping import escaped
@@ -184,7 +184,7 @@ class MinariSource:
             _flat(found.infos or {}, len(found.rewards) + 1),
             bool(found.infos),
             said,
-            {_text_name(path): _constant([_at(found.observations, path)]) for path in self._texts},
+            {_text_name(path): one_text([_at(found.observations, path)]) for path in self._texts},
         )
 
     def _read_group(self, file: Hdf5File, number: int) -> _Raw:
@@ -227,7 +227,7 @@ class MinariSource:
                 self._budget.check_time()
                 yield file.read(array, array.name, slice(begin, begin + TEXTS_AT_A_TIME))
 
-        return {name: _constant(parts(array)) for name, array in found.items()}
+        return {name: one_text(parts(array)) for name, array in found.items()}
 
     def _values(self, tree: Any, space: Any, read: Callable[[Any], npt.NDArray[Any]]) -> Any:
         """Return observations or actions, nested as their space."""
@@ -438,17 +438,6 @@ def _at(tree: Any, path: Iterable[str | int]) -> Any:
     for key in path:
         tree = tree[f"_index_{key}" if isinstance(key, int) and isinstance(tree, Mapping) else key]
     return tree
-
-
-def _constant(parts: Iterable[Any]) -> str | None:
-    """Return the common text of all values in some parts; None: they differ, or are missing."""
-    found: str | None = None
-    for one in (one for part in parts for one in part):
-        text = one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
-        if found is not None and text != found:
-            return None
-        found = text
-    return found
 
 
 class MinariTarget:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import math
 import zipfile
@@ -122,5 +121,4 @@ class NpzWriter:
 
     def close(self) -> None:
         """Complete the file."""
-        with contextlib.closing(self._archive):
-            pass
+        self._archive.close()

@@ -82,9 +82,7 @@ class ParquetTarget:
         """Complete the file."""
         self._writer.close()
 
-    def discard(self) -> None:
-        """Close the file; the caller removes it."""
-        self._writer.close()
+    discard = close  # the caller removes the file
 
 
 class ParquetSource:

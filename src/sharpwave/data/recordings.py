@@ -85,10 +85,9 @@ class RecordingLayout:
 
 
 class _Size(NamedTuple):
-    """Size of an episode before it is read: its rows, and the steps that can be learned from."""
+    """Size of an episode before it is read: the steps that can be learned from."""
 
     number: int
-    rows: int
     steps: int
 
 
@@ -181,8 +180,7 @@ class RecordingSource:
         """Return the sizes of the episodes with steps, and of damaged ones, which count no steps."""
         sizes: list[_Size] = []
         others: collections.Counter[str] = collections.Counter()
-        within: collections.Counter[str] = collections.Counter()
-        rewarded = marked = followed = kept = sound = every = halved = 0
+        seen: collections.Counter[str] = collections.Counter()  # sound episodes by what they have
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout.places)) as report:
             for number in range(len(self._layout.places)):
@@ -197,27 +195,23 @@ class RecordingSource:
                         if not known_final:
                             self._leave(one, rows, truncated)
                 except ValueError:
-                    sizes.append(_Size(number, 0, 0))
+                    sizes.append(_Size(number, 0))
                     continue
                 for kind, path, array in _all(one):
                     if (kind, path) not in known and kind != NEXT_OBS:
                         others[f"{path} ({array.dtype})"] += 1
-                    kept += kind == FURTHER and (kind, path) in known and len_of(array) > rows
-                for name, flags in ends.items():
-                    within[name] += bool(flags[:-1].any())
-                sound, every = sound + 1, every + rows
-                rewarded += one.reward is not None
-                followed += bool(one.next_obs)
-                marked += one.terminated is not None or one.truncated is not None
-                halved += one.terminated is None and one.truncated is not None
+                    seen["kept"] += kind == FURTHER and (kind, path) in known and len_of(array) > rows
+                seen.update(name for name, flags in ends.items() if flags[:-1].any())
+                seen["episodes"] += 1
+                seen["rows"] += rows
+                seen["rewarded"] += one.reward is not None
+                seen["followed"] += bool(one.next_obs)
+                seen["marked"] += one.terminated is not None or one.truncated is not None
+                seen["halved"] += one.terminated is None and one.truncated is not None
                 if rows - (not known_final):
-                    sizes.append(_Size(number, rows, rows - (not known_final)))
-        if 0 < followed < sound:
-            self.notes.append(f"next_obs: none in {sound - followed:,} episodes")
-        if halved:
-            self.notes.append(f"terminated: missing in {halved:,} episodes with truncated; none of them terminated")
-        self._say(others, within, kept, rewarded, marked, sound)
-        self.left_out += self._layout.surveyed(every)
+                    sizes.append(_Size(number, rows - (not known_final)))
+        self._say(others, seen)
+        self.left_out += self._layout.surveyed(seen["rows"])
         return sizes
 
     def _leave(self, one: EpisodeRecording, rows: int, truncated: bool) -> None:
@@ -230,25 +224,26 @@ class RecordingSource:
             self.left.truncated += truncated
             self.left.unmarked += not truncated
 
-    def _say(
-        self, others: Mapping[str, int], within: Mapping[str, int], kept: int, rewarded: int, marked: int, sound: int
-    ) -> None:
+    def _say(self, others: Mapping[str, int], seen: Mapping[str, int]) -> None:
         """Note what is left out, and how the data are read."""
+        sound = seen["episodes"]
+        if 0 < seen["followed"] < sound:
+            self.notes.append(f"next_obs: none in {sound - seen['followed']:,} episodes")
+        if halved := seen["halved"]:
+            self.notes.append(f"terminated: missing in {halved:,} episodes with truncated; none of them terminated")
         for what, count in sorted(others.items()):
             self.left_out.append(f"{what}, in {count:,} episodes: not one value a step in most of them")
         self.left_out += self.left.said()
-        if kept:
+        if seen["kept"]:
             self.left_out.append("the last row of further fields that have one more than there are steps")
-        if not rewarded and sound:
-            self.notes.append("rewards: none in the data; 0 is stored")
-        elif rewarded < sound:
-            self.notes.append(f"rewards: none in {sound - rewarded:,} episodes; 0 is stored")
-        if not marked and sound:
-            self.notes.append("nothing says how an episode ended; all count as truncated")
-        elif marked < sound:
-            self.notes.append(f"nothing says how {sound - marked:,} episodes ended; they count as truncated")
-        for name, count in within.items():
-            if count:
+        if lacking := sound - seen["rewarded"]:
+            where = "the data" if lacking == sound else f"{lacking:,} episodes"
+            self.notes.append(f"rewards: none in {where}; 0 is stored")
+        if lacking := sound - seen["marked"]:
+            what = "an episode ended; all" if lacking == sound else f"{lacking:,} episodes ended; they"
+            self.notes.append(f"nothing says how {what} count as truncated")
+        for name in FLAGS:
+            if count := seen[name]:
                 self.notes.append(f"{name}: true before the last step in {count:,} episodes, which do not end there")
 
     def _flags(self, one: EpisodeRecording, name: str, rows: int, what: str) -> npt.NDArray[np.bool_]:

@@ -12,7 +12,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, tfrecord
-from sharpwave.data.episode import Episode, LastStep, Totals, existing, field_of, finite_sum, nested, usable_name
+from sharpwave.data.episode import (
+    Episode,
+    LastStep,
+    Totals,
+    existing,
+    field_of,
+    finite_sum,
+    nested,
+    one_text,
+    usable_name,
+)
 from sharpwave.data.opened_files import REMEDY, File, Folder, ReadBudget, check_whole, explained
 from sharpwave.data.progress_bar import shown
 from sharpwave.spec import Field, Spec
@@ -317,7 +327,7 @@ class RldsSource:
             not terminated,
             {name: arrays[key][:steps] for name, key in self._further.items()},
             self._info(found),
-            {key.replace("/", "."): _constant(found.get(f"steps/{key}")) for key in self._texts},
+            {key.replace("/", "."): _text(found.get(f"steps/{key}")) for key in self._texts},
             () if begins else ("is_first is not in the first row only; are rows missing?",),
         )
 
@@ -348,11 +358,8 @@ def _check_ends(what: str, last: npt.NDArray[Any], terminal: npt.NDArray[Any]) -
         )
 
 
-def _constant(values: tfrecord.Value | None) -> str | None:
-    """Return the common text of all values; None: they differ, or are missing."""
-    if isinstance(values, list) and len(set(values)) == 1:
-        return values[0].decode("utf-8", "replace")
-    return None
+def _text(values: tfrecord.Value | None) -> str | None:
+    return one_text([values]) if isinstance(values, list) else None
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:

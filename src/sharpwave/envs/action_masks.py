@@ -46,19 +46,15 @@ class ActionMasks(gymnasium.Wrapper[Any, Any, Any, Any]):
 
     def __init__(self, env: gymnasium.Env[Any, Any], source: Source = "info") -> None:
         super().__init__(env)
-        if not isinstance(env.action_space, Discrete):
-            raise ValueError(f"ActionMasks: {_name(env)} has the actions {env.action_space}, expected Discrete")
         inner = env.observation_space
+        self.observation_space, self._count, self._parts = _masked("ActionMasks", env, inner, env.action_space)
         if source not in get_args(Source):
             raise ValueError(f"ActionMasks: source is {source!r}, expected one of {', '.join(get_args(Source))}")
         if source == "observation" and not (isinstance(inner, Dict) and ACTION_MASK in inner.spaces):
             raise ValueError(f"ActionMasks: {_name(env)} observes {inner}, expected a Dict with a part {ACTION_MASK!r}")
         if source == "method" and not env.has_wrapper_attr(METHOD):
             raise ValueError(f"ActionMasks: {_name(env)} has no method {METHOD}()")
-        self._source, self._count = source, int(env.action_space.n)
-        self._parts = isinstance(inner, Dict)
-        parts = dict(inner.spaces) if isinstance(inner, Dict) else {OBS: inner}
-        self.observation_space = Dict(parts | {ACTION_MASK: MultiBinary(self._count)})
+        self._source = source
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
@@ -91,12 +87,9 @@ class VectorActionMasks(gymnasium.vector.VectorWrapper):
 
     def __init__(self, env: gymnasium.vector.VectorEnv[Any, Any, Any]) -> None:
         super().__init__(env)
-        actions, inner = env.single_action_space, env.single_observation_space
-        if not isinstance(actions, Discrete):
-            raise ValueError(f"VectorActionMasks: {_name(env)} has the actions {actions}, expected Discrete")
-        self._count, self._parts = int(actions.n), isinstance(inner, Dict)
-        parts = dict(inner.spaces) if isinstance(inner, Dict) else {OBS: inner}
-        self.single_observation_space = Dict(parts | {ACTION_MASK: MultiBinary(self._count)})
+        self.single_observation_space, self._count, self._parts = _masked(
+            "VectorActionMasks", env, env.single_observation_space, env.single_action_space
+        )
         self.observation_space = batch_space(self.single_observation_space, env.num_envs)
         self._mask = np.zeros((env.num_envs, self._count), np.int8)
 
@@ -130,6 +123,14 @@ class VectorActionMasks(gymnasium.vector.VectorWrapper):
 
     def _joined(self, obs: Any, mask: npt.NDArray[np.int8]) -> dict[str, Any]:
         return {**(obs if self._parts else {OBS: obs}), ACTION_MASK: mask}
+
+
+def _masked(what: str, env: Any, space: Any, actions: Any) -> tuple[Dict, int, bool]:
+    """Return the space with masks, the number of actions, and whether ``space`` has parts.  Raises: ValueError."""
+    if not isinstance(actions, Discrete):
+        raise ValueError(f"{what}: {_name(env)} has the actions {actions}, expected Discrete")
+    parts = dict(space.spaces) if isinstance(space, Dict) else {OBS: space}
+    return Dict(parts | {ACTION_MASK: MultiBinary(int(actions.n))}), int(actions.n), isinstance(space, Dict)
 
 
 def checked_mask(mask: npt.NDArray[Any], count: int, what: str, terminated: bool = False) -> npt.NDArray[np.int8]:
