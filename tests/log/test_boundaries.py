@@ -383,6 +383,18 @@ def test_next_observations_that_are_rounded_are_noticed(way: str, strict: bool) 
     assert store.stats()["rounded_breaks"] == 7 == store.stats()["broken_episodes"]
 
 
+@WAYS
+def test_rounded_breaks_are_told_from_others_of_the_same_block(way: str) -> None:
+    obs = np.random.default_rng(0).normal(size=(65, 2, 3))
+    after = obs[1:].copy()
+    after[7::16, 1] = after[7::16, 1].astype(np.float32)
+    after[15::16, 1] += 1  # of which nothing follows the last
+    store = store_of("float64")
+    with pytest.warns(RuntimeWarning, match="lane 1: 4 steps observe what the step before them led to but for round"):
+        chain(store, obs[:-1], after, way)
+    assert (store.stats()["rounded_breaks"], store.stats()["broken_episodes"]) == (4, 7)
+
+
 def test_three_lanes_are_warned_of_and_the_others_counted() -> None:
     envs = vector(cartpole(), NEXT_STEP, lanes=12)
     store = store_for(envs)
