@@ -230,7 +230,6 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
 
 
 def _doubt(note: dict[str, Any], said: list[str], place: str) -> None:
-    """Count an episode's doubts."""
     for one in said:
         count, first = note["doubts"].get(one, (0, place))
         note["doubts"] = note["doubts"] | {one: [count + 1, first]}
@@ -426,7 +425,6 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str], s
 
 
 def _first_note(source: Source, number: int, lane: int, left_out: list[str], selection: Selection) -> dict[str, Any]:
-    """Return the notes of an import that begins."""
     left = len(source) - len(selection.numbers)
     unselected = [f"{left:,} of {len(source):,} episodes: not selected; selected are {selection.text}"] if left else []
     return {

@@ -125,7 +125,6 @@ class Observations:
                 )
 
     def _spaces(self, space: Any) -> dict[str, Any]:
-        """Return the space of each field."""
         if space is None:
             return dict.fromkeys(self.spec.obs_names)
         inner = getattr(space, "spaces", None)

@@ -157,7 +157,6 @@ class ColumnSource:
                 return
 
     def _is_flag(self, name: str) -> bool:
-        """Return whether an array has a flag for each step."""
         array = self._arrays[name]
         if len_of(array) != len_of(self._arrays[self._reward]) or not _is_number(array):
             return False
@@ -298,7 +297,6 @@ class ColumnSource:
         )
 
     def _tree(self, values: dict[str, Any]) -> Any:
-        """Return values by the paths of their arrays, nested like the paths."""
         return with_tuples(nested(self.name, values, "/"))
 
     def _chunks(self) -> Iterator[tuple[int, int]]:

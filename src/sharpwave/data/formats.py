@@ -165,7 +165,6 @@ def select(source: HeldSource, episodes: Episodes | None) -> Selection:
 
 
 def _parsed(part: str) -> int | slice:
-    """Return the number or the slice of a text.  Raises: ValueError."""
     try:
         if ":" not in part:
             return int(part)

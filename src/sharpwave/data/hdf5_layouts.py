@@ -158,7 +158,6 @@ class Robomimic(RecordingLayout):
             self.left_out.append(f"mask/{mask}: lists {_few(missing)}, which data lacks")
 
     def _keys(self, mask: str) -> list[str]:
-        """Return the names in a filter key.  Raises: ValueError: it holds other values."""
         found = self._file.find(self._file.find(self._file.root, "mask"), mask)
         return self._file.texts(found, f"mask/{mask}") if hasattr(found, "dtype") else []
 

@@ -207,7 +207,6 @@ class LeRobotSource:
         return places
 
     def _other_files(self, listed: set[str]) -> list[str]:
-        """Return the Parquet files that are not listed."""
         found: list[str] = []
         for top in sorted({name.split("/")[0] for name in listed if "/" in name}):
             places = [top] if self._folder.is_folder(top) else []
@@ -241,7 +240,6 @@ class LeRobotSource:
         return place._replace(begin=begin, steps=steps, tasks=tasks, videos=shown)
 
     def _episode_lines(self) -> Iterator[Mapping[str, Any]]:
-        """Yield the description of each episode."""
         if not self._version.endswith("3.0"):
             yield from self._folder.json_lines("meta/episodes.jsonl")
             return
@@ -278,7 +276,6 @@ class LeRobotSource:
                 raise ValueError(f"{file.path}: {name} is {kind}, expected {expected}")
 
     def _video(self, feature: str, said: Mapping[str, Any], values: dict[str, int], files: dict[str, int]) -> _Video:
-        """Return the place of an episode's video.  Raises: FileNotFoundError, ValueError."""
         if self._version.endswith("3.0"):
             chunk, file, begin, end = (said[f"videos/{feature}/{column}"] for column in VIDEO_COLUMNS)
             values = {"chunk_index": int(chunk), "file_index": int(file)}
@@ -364,7 +361,6 @@ class LeRobotSource:
         return self._open[1]
 
     def _rows(self, name: str, begin: int, count: int, columns: list[str] | None = None) -> Any:
-        """Return rows of a file as a table.  Raises: ValueError."""
         file = self._file(name)
         parts, at, nbytes = [], 0, 0
         for number, rows in enumerate(file.rows):
@@ -476,7 +472,6 @@ class LeRobotSource:
         return values.reshape(len(column), *field.shape)
 
     def _frames(self, table: Any, video: _Video, field: Field) -> npt.NDArray[Any]:
-        """Return a camera's frames of an episode.  Raises: FileNotFoundError, ValueError."""
         times = video.begin_s + self._array(table, TIME, self._fields[TIME]).reshape(-1).astype(np.float64)
         if len(times) != table.num_rows:
             raise ValueError(f"{TIME}: {len(times):,} values in {table.num_rows:,} rows, expected one in each")

@@ -216,7 +216,6 @@ class MinariSource:
         )
 
     def _read_texts(self, file: Hdf5File, tree: Any, rows: int) -> dict[str, str | None]:
-        """Return the texts among an episode's observations and infos."""
         found = {_text_name(path): _at(tree["observations"], path) for path in self._texts}
         found |= {
             f"infos.{key.replace('/', '.')}": one for key, one in _flat(tree.get("infos", {}), rows, "OS").items()
@@ -325,7 +324,6 @@ def _parsed_space(text: Any, budget: ReadBudget) -> Any:
 
 
 def _check_space(said: Any, budget: ReadBudget, depth: int) -> None:
-    """Check a space's size before it is made.  Raises: ValueError."""
     if depth > 16:
         raise ValueError("metadata.json: spaces nested deeper than 16")
     inner = said.get("subspaces", [])
@@ -355,7 +353,6 @@ def _attributes(group: Any) -> dict[str, Any]:
 
 
 def _fits(value: Any, space: Any) -> bool:
-    """Return whether rows have their space's shapes."""
     if isinstance(value, dict):
         return all(_fits(one, space.spaces[key]) for key, one in value.items())
     if isinstance(value, tuple):

@@ -215,7 +215,6 @@ class RecordingSource:
         return sizes
 
     def _leave(self, one: EpisodeRecording, rows: int, truncated: bool) -> None:
-        """Count the last step of an episode, which is left out."""
         self.left.steps += 1
         if one.reward is not None:
             self.left.reward += finite_sum(one.reward.rows(rows - 1, rows))

@@ -201,7 +201,6 @@ class RldsSource:
         return None
 
     def _read_splits(self) -> list[dict[str, Any]]:
-        """Return the splits in dataset_info.json, if any.  Raises: ValueError."""
         try:
             with explained(f"{self.name}: dataset_info.json is damaged", self.name):
                 said = self._folder.json("dataset_info.json")
@@ -211,7 +210,6 @@ class RldsSource:
             return []
 
     def _leave(self, ends: list[_End]) -> None:
-        """Note the steps and episodes that are left out."""
         left = self.left
         for one in ends:
             taken = one.terminal if self._last_is_step else not one.reward and not one.acted
@@ -233,7 +231,6 @@ class RldsSource:
             self.left_out.append(f"{left.steps:,} steps {which}, with rewards of {left.reward:g}: {why}")
 
     def _end(self, found: dict[str, tfrecord.Value], place: tfrecord.Place) -> _End:
-        """Return the content of an episode's last row.  Raises: ValueError."""
         rows, what = self._rows(found, place), f"{self.name}: {place.name}, byte {place.offset:,}"
         names = ["is_last", "is_terminal", "reward", *self._under("action")]
         self._budget.check_episode(what, rows, {key: self._row_fields[key] for key in names})
@@ -255,7 +252,6 @@ class RldsSource:
         return chosen == "step"
 
     def _steps(self, end: _End) -> int:
-        """Return the number of an episode's steps."""
         return end.rows if self._last_is_step and end.terminal else end.rows - 1
 
     def _add(self, key: str, feature: dict[str, Any]) -> None:
@@ -363,7 +359,6 @@ def _text(values: tfrecord.Value | None) -> str | None:
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
-    """Return the leaves of a tree of features, by their paths."""
     inner = feature.get("featuresDict")
     if inner is None:
         return {prefix[:-1]: feature} if prefix else {}

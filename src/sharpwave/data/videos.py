@@ -113,7 +113,6 @@ def _sound_samples(index: bytes) -> int:
 
 
 def _places(index: bytes, kind: bytes) -> Iterator[int]:
-    """Yield the positions of a table's name."""
     at = index.find(kind)
     while at >= 0:
         yield at

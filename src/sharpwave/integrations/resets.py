@@ -92,7 +92,6 @@ class Resets:
 
 
 def _distance(some: list[Array], others: list[Array]) -> float:
-    """Sum all absolute differences."""
     with np.errstate(invalid="ignore"):
         apart = (np.nansum(np.abs(a.astype(float) - b.astype(float))) for a, b in zip(some, others, strict=True))
         return float(sum(apart))

@@ -172,7 +172,6 @@ class HerReplayBuffer(ReplayBuffer, her_replay_buffer.HerReplayBuffer):  # type:
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Make the store again, without an environment."""
         infos, steps = state.pop("_infos"), state.pop("_steps")
         super().__setstate__(state)
         self._infos, self._steps, self.env = infos, steps, None

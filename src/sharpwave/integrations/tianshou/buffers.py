@@ -156,7 +156,6 @@ class StoredObservations:
         return ids, stored, np.logical_or.reduce([null_rows(one, rows) for one in obs])
 
     def _put(self, places: Ints, lanes: Ints, ids: Ints | None, stored: Bools, null: Bools) -> None:
-        """Note the transitions at places."""
         self._places.put(places, lanes, stored, ids)
         self._unchecked[places] = True
         self._null_obs[places] = null
@@ -427,7 +426,6 @@ class CachedReplayBuffer(StoredObservations, theirs.CachedReplayBuffer):  # type
         """Do nothing: transitions were noted before Tianshou moved the ended episodes."""
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Restore a saved state."""
         super().__setstate__(state)
         self.main_buffer, self.cached_buffers = self.buffers[0], self.buffers[1:]
 
