@@ -302,7 +302,7 @@ def fitted(few: dict[str, float], many: dict[str, float], wide: dict[str, float]
 
     def linear(name: str, has_batch: bool) -> Linear:
         item = max(0.0, (many[name] - few[name]) / (MANY - FEW))
-        call = max(0.0, (wide[name] - many[name]) / 3) if has_batch else few[name] - FEW * item
+        call = max(0.0, (wide[name] - many[name]) / 3 if has_batch else few[name] - FEW * item)
         return Linear(max(0.0, many[name] - MANY * item - call) if has_batch else 0.0, call, item)
 
     return Costs(
