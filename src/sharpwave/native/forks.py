@@ -7,13 +7,13 @@ import weakref
 from typing import Protocol
 
 
-class Following(Protocol):
+class Forked(Protocol):
     """Object with its own state in each process: ``forked`` rebuilds, in a fork, what another thread may hold."""
 
     def forked(self) -> None: ...
 
 
-class Preceding(Protocol):
+class Forking(Protocol):
     """Object that prepares for a fork, in the parent. It must not wait for any lock."""
 
     def before_fork(self) -> None: ...
@@ -21,8 +21,8 @@ class Preceding(Protocol):
 
 _path: tuple[int, ...] = ()
 _forks = 0
-_following: weakref.WeakSet[Following] = weakref.WeakSet()
-_preceding: weakref.WeakValueDictionary[int, Preceding] = weakref.WeakValueDictionary()  # by id
+_following: weakref.WeakSet[Forked] = weakref.WeakSet()
+_preceding: weakref.WeakValueDictionary[int, Forking] = weakref.WeakValueDictionary()  # by id
 
 
 def path() -> tuple[int, ...]:
@@ -31,12 +31,12 @@ def path() -> tuple[int, ...]:
     return _path
 
 
-def follow(one: Following) -> None:
+def follow(one: Forked) -> None:
     """Call an object's ``forked`` in every process that is forked from this one while it lives."""
     _following.add(one)
 
 
-def precede(one: Preceding) -> None:
+def precede(one: Forking) -> None:
     """Call an object's ``before_fork`` before every fork while it lives."""
     _preceding[id(one)] = one
 
