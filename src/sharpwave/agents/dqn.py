@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
-from sharpwave.agents.exploration import ExplorationSettings
+from sharpwave.agents.exploration import ExplorationSettings, Strategy
 from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import huber, signed_parabolic, squared
@@ -99,7 +99,7 @@ class QAgent(NetworkAgent):
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
-        self.exploration = self.settings.strategy
+        self.exploration: Strategy = self.settings.strategy
         self.actions = NumberedActions(spaces, self.Settings.kind)
         self.num_actions = self.actions.count
         self._keeps_values = False
