@@ -1,4 +1,4 @@
-// Which steps' episodes have ended, and which step is a transition's new goal from?
+// Which step is a transition's new goal from?
 #include <limits>
 #include <optional>
 
@@ -13,57 +13,6 @@ namespace nb = nanobind;
 
 enum Strategy : int64_t { future = 0, final_step = 1, episode = 2 };
 constexpr std::size_t alone_items = 64;  // items from which walking is worth giving up the interpreter's lock
-
-// Finds the steps whose episode's end has become known since the last call, by lanes; returns the number of runs.
-//
-// An episode ends with a step that ended it, or where the steps that follow were evicted.
-int64_t find_ended(const Log& log, std::span<int32_t> cursor, std::span<int32_t> tail, Grid<int32_t> spans,
-                   Grid<int64_t> runs) {
-    const Ints slots = runs[0], begins = runs[1], ends = runs[2];
-    const int64_t limit = runs.columns;
-    int64_t found = 0;
-    for (std::size_t lane = 0; lane < cursor.size(); ++lane) {
-        if (cursor[lane] < 0) continue;
-        int64_t at = tail[lane], end_slot = -1, end_row = 0;
-        while (true) {
-            const int64_t rows = log.rows[at];
-            if (log.gap[at]) {
-                end_slot = at, end_row = rows;
-            } else {
-                const int64_t row = last_flagged(log.flags(at), spans[at][1], rows, ended);
-                if (row >= 0) end_slot = at, end_row = row + 1;
-            }
-            const int64_t following = log.next[at];
-            if (following < 0 || log.rows[following] == 0) break;
-            at = following;
-        }
-        // Its last step may yet be broken off, so it is looked at again: where it has but one, the segment before.
-        const bool alone = log.rows[at] == 1 && at != end_slot && at != cursor[lane];
-        tail[lane] = static_cast<int32_t>(alone ? log.previous[at] : at);
-        if (end_slot < 0) continue;
-        int64_t slot = cursor[lane];
-        while (found < limit) {
-            const int64_t end = slot == end_slot ? end_row : log.rows[slot];
-            int32_t& known = spans[slot][1];
-            if (end > known) {
-                slots[found] = slot, begins[found] = known, ends[found] = end;
-                ++found;
-                known = static_cast<int32_t>(end);
-            }
-            if (slot == end_slot) break;
-            slot = log.next[slot];
-        }
-        const int64_t following = log.next[slot];
-        const bool whole = slot == end_slot && spans[slot][1] >= log.rows[slot] && log.sealed[slot] && following >= 0;
-        if (whole && tail[lane] == slot) tail[lane] = static_cast<int32_t>(following);
-        cursor[lane] = static_cast<int32_t>(whole ? following : slot);
-        if (found == limit) {
-            tail[lane] = cursor[lane];
-            break;
-        }
-    }
-    return found;
-}
 
 struct Place {
     int64_t slot, row;
@@ -143,14 +92,10 @@ struct Goals {
 class HindsightFiller : public TransitionFiller {
   public:
     HindsightFiller(const Log& log, const nb::typed<nb::sequence, nb::object>& columns, ConstBytes endings,
-                    KnownSteps& known, std::span<int32_t> cursor, std::span<int32_t> tail, Grid<int32_t> spans,
-                    Grid<int64_t> runs, const Goals& goals, const TransitionSettings& settings)
-        : TransitionFiller(log, columns, endings, known, spans, runs, settings),
-          cursor_(cursor),
-          tail_(tail),
-          goals_(goals) {}
+                    StepFinder& finder, Grid<int32_t> spans, Grid<int64_t> runs, const Goals& goals,
+                    const TransitionSettings& settings)
+        : TransitionFiller(log, columns, endings, finder, spans, runs, settings), goals_(goals) {}
 
-    int64_t find() override { return find_ended(log_, cursor_, tail_, spans, runs); }
     int64_t numbers() const override { return 3; }
 
     int64_t fill(const Filling& filling, const Residents& residents) override {
@@ -179,7 +124,6 @@ class HindsightFiller : public TransitionFiller {
     }
 
   private:
-    std::span<int32_t> cursor_, tail_;
     Goals goals_;
     std::vector<int64_t> chosen_, pieces_;  // working memory
 };
@@ -192,34 +136,22 @@ void define_hindsight(nb::module_& module) {
     nb::class_<HindsightFiller, TransitionFiller>(module, "HindsightFiller", "Finder of steps of ended episodes.")
         .def(
             "__init__",
-            [](HindsightFiller* self, const Log& log, const Objects& columns, ConstBytes endings, KnownSteps& known,
-               std::span<int32_t> cursor, std::span<int32_t> tail, Grid<int32_t> spans, Grid<int64_t> runs,
-               std::size_t achieved, std::size_t desired, double share, int64_t strategy, double gamma, bool stacks,
-               int64_t threads, int64_t thread_bytes, int64_t chunk_bytes) {
+            [](HindsightFiller* self, const Log& log, const Objects& columns, ConstBytes endings, StepFinder& finder,
+               Grid<int32_t> spans, Grid<int64_t> runs, std::size_t achieved, std::size_t desired, double share,
+               int64_t strategy, double gamma, bool stacks, int64_t threads, int64_t thread_bytes,
+               int64_t chunk_bytes) {
                 const Goals goals{nb::cast<const Column&>(columns[achieved]), desired, share, strategy};
-                new (self) HindsightFiller(log, columns, endings, known, cursor, tail, spans, runs, goals,
+                new (self) HindsightFiller(log, columns, endings, finder, spans, runs, goals,
                                            {1, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
             },
-            nb::keep_alive<1, 2>(), "log"_a, "columns"_a, "endings"_a, "known"_a, "cursor"_a, "tail"_a, "spans"_a,
-            "runs"_a, "achieved"_a, "desired"_a, "share"_a, "strategy"_a, "gamma"_a, "stacks"_a, "threads"_a,
-            "thread_bytes"_a, "chunk_bytes"_a,
+            nb::keep_alive<1, 2>(), "log"_a, "columns"_a, "endings"_a, "finder"_a, "spans"_a, "runs"_a, "achieved"_a,
+            "desired"_a, "share"_a, "strategy"_a, "gamma"_a, "stacks"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
             R"(Args:
-    cursor, tail, runs: as of ``find_ended``; ``share``, ``strategy``, ``spans``: as of ``choose_goals``.
+    share, strategy, spans: as of ``choose_goals``.
     achieved, desired: numbers of the goals' windows; the others as of ``TransitionFiller``.)");
     module.attr("FUTURE") = static_cast<int64_t>(future);
     module.attr("FINAL") = static_cast<int64_t>(final_step);
     module.attr("EPISODE") = static_cast<int64_t>(episode);
-    module.def("find_ended", &find_ended, "log"_a, "cursor"_a, "tail"_a, "spans"_a, "runs"_a,
-               R"(Find the steps whose episode's end has become known since the last call.
-
-Args:
-    cursor: int32 [lanes], the slot with each lane's first step whose episode may still go on; advanced.
-    tail: int32 [lanes], the slot from which on each lane was not searched yet, or has to be again; advanced.
-    spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
-    runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
-
-Returns the number of runs, at most as many as fit: call again while it equals their size. Cost: 20 ns a lane, and
-20 ns for each segment with new steps.)");
     module.def(
         "choose_goals", &choose_goals, "log"_a, "items"_a, "uniforms"_a, "share"_a, "strategy"_a, "spans"_a, "slot"_a,
         "frame"_a,

@@ -1,4 +1,4 @@
-// Which steps' returns are known? Those whose episode ends soon enough, or which enough observations follow.
+// Which steps are known? Those whose episode ended, ends soon enough, or which enough observations follow.
 #include "known_steps.hpp"
 
 #include <algorithm>
@@ -21,9 +21,16 @@ void frames_of(const Log& log, ConstInts slots, ConstInts rows, Ints newest, Int
 
 }  // namespace
 
-void KnownSteps::follow(std::span<const int32_t> oldest) {
+void StepFinder::follow(std::span<const int32_t> oldest) {
     const auto some = oldest.subspan(std::min(cursor_.size(), oldest.size()));
     cursor_.insert(cursor_.end(), some.begin(), some.end());
+}
+
+bool StepFinder::leave(const Log& log, int64_t slot) {
+    const auto lane = static_cast<std::size_t>(log.lane[slot]);
+    if (lane >= cursor_.size() || cursor_[lane] != slot) return false;
+    cursor_[lane] = log.next[slot];
+    return true;
 }
 
 int64_t KnownSteps::find(const Log& log, ConstBytes successor_known, Grid<int32_t> spans, Grid<int64_t> runs) {
@@ -82,10 +89,64 @@ int64_t KnownSteps::lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints
     };
     for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at] && walk(at); at = log.previous[at]) {
     }
-    const auto lane = static_cast<std::size_t>(log.lane[slot]);
-    if (lane < cursor_.size() && cursor_[lane] == slot) cursor_[lane] = log.next[slot];
+    leave(log, slot);
     std::ranges::sort(lost.first(found));
     return static_cast<int64_t>(found);
+}
+
+int64_t EndedSteps::find(const Log& log, ConstBytes, Grid<int32_t> spans, Grid<int64_t> runs) {
+    const Ints slots = runs[0], begins = runs[1], ends = runs[2];
+    const int64_t limit = runs.columns;
+    int64_t found = 0;
+    tail_.insert(tail_.end(), cursor_.begin() + std::ssize(tail_), cursor_.end());  // of lanes followed since
+    for (std::size_t lane = 0; lane < cursor_.size(); ++lane) {
+        if (cursor_[lane] < 0) continue;
+        int64_t at = tail_[lane], end_slot = -1, end_row = 0;
+        while (true) {
+            const int64_t rows = log.rows[at];
+            if (log.gap[at]) {
+                end_slot = at, end_row = rows;
+            } else {
+                const int64_t row = last_flagged(log.flags(at), spans[at][1], rows, ended);
+                if (row >= 0) end_slot = at, end_row = row + 1;
+            }
+            const int64_t following = log.next[at];
+            if (following < 0 || log.rows[following] == 0) break;
+            at = following;
+        }
+        // Its last step may yet be broken off, so it is looked at again: where it has but one, the segment before.
+        const bool alone = log.rows[at] == 1 && at != end_slot && at != cursor_[lane];
+        tail_[lane] = static_cast<int32_t>(alone ? log.previous[at] : at);
+        if (end_slot < 0) continue;
+        int64_t slot = cursor_[lane];
+        while (found < limit) {
+            const int64_t end = slot == end_slot ? end_row : log.rows[slot];
+            int32_t& known = spans[slot][1];
+            if (end > known) {
+                slots[found] = slot, begins[found] = known, ends[found] = end;
+                ++found;
+                known = static_cast<int32_t>(end);
+            }
+            if (slot == end_slot) break;
+            slot = log.next[slot];
+        }
+        const int64_t following = log.next[slot];
+        const bool whole = slot == end_slot && spans[slot][1] >= log.rows[slot] && log.sealed[slot] && following >= 0;
+        if (whole && tail_[lane] == slot) tail_[lane] = static_cast<int32_t>(following);
+        cursor_[lane] = static_cast<int32_t>(whole ? following : slot);
+        if (found == limit) {
+            tail_[lane] = cursor_[lane];
+            break;
+        }
+    }
+    return found;
+}
+
+int64_t EndedSteps::lose(const Log& log, int64_t slot, Grid<int32_t>, Ints) {
+    leave(log, slot);
+    const auto lane = static_cast<std::size_t>(log.lane[slot]);
+    if (lane < tail_.size()) tail_[lane] = cursor_[lane];  // the episode of the steps before it ends there
+    return 0;
 }
 
 void define_known_steps(nb::module_& module) {
@@ -112,13 +173,12 @@ Args:
     lost: int64 [most_lost], receives their items that need it, ``slot * log.stride + k``, ascending.
 
 Returns how many there are.)");
-    nb::class_<KnownSteps, Finder>(module, "KnownSteps", "Finder of steps whose n-step successor is known.")
-        .def(nb::init<int64_t>(), "n_step"_a)
-        .def_prop_ro("lanes", &KnownSteps::lanes, "Number of lanes that are followed.")
-        .def("follow", &KnownSteps::follow, "oldest"_a,
+    nb::class_<StepFinder, Finder>(module, "StepFinder", "Finder of the steps that can be items.")
+        .def_prop_ro("lanes", &StepFinder::lanes, "Number of lanes that are followed.")
+        .def("follow", &StepFinder::follow, "oldest"_a,
              "Follow further lanes, each from its ``oldest`` segment on: int32 [lanes].")
-        .def("find_known", &KnownSteps::find, "log"_a, "successor_known"_a, "spans"_a, "runs"_a,
-             R"(Find the steps whose n-step successor has become known since the last call.
+        .def("find", &StepFinder::find, "log"_a, "successor_known"_a, "spans"_a, "runs"_a,
+             R"(Find the steps that became known since the last call.
 
 Args:
     successor_known: uint8 [lanes], whether the frame after the last one of each lane is known to be the next
@@ -126,8 +186,16 @@ Args:
     spans: int32 [slots, 2]; the second is the number of a slot's rows found so far; raised.
     runs: int64 [3, n], receives the new runs: slot, begin and end of rows ``begin <= r < end``.
 
-Returns the number of runs, at most as many as fit: call again while it equals their size. Cost: 10 ns a lane, and
-0.2 for each of the next ``n_step`` steps.)");
+Returns the number of runs, at most as many as fit: call again while it equals their size.)");
+    nb::class_<KnownSteps, StepFinder>(
+        module, "KnownSteps",
+        "Finder of steps whose n-step successor is known.\n\nCost: 10 ns a lane, and 0.2 "
+        "for each of the next ``n_step`` steps.")
+        .def(nb::init<int64_t>(), "n_step"_a);
+    nb::class_<EndedSteps, StepFinder>(module, "EndedSteps",
+                                       "Finder of steps whose episode has ended.\n\nCost: 20 ns a lane, and 20 ns for "
+                                       "each segment with new steps.")
+        .def(nb::init<>());
     module.def("frames_of", &frames_of, "log"_a, "slots"_a, "rows"_a, "newest"_a, "first"_a,
                "Find each step's newest frame, and the frame below which its stack is padded: all int64 [n].");
 }

@@ -1,4 +1,4 @@
-// Which steps' returns became known since the last call, and which does an eviction take?
+// Which steps became known since the last call, and which does an eviction take?
 #pragma once
 
 #include <vector>
@@ -22,29 +22,50 @@ class Finder {
     virtual int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) = 0;
 };
 
-// A step can be sampled when an episode's end lies within the n steps that begin with it, or when the observation n
-// steps later is known: that step has been appended, or the one before it came with its ``next_obs``. Such steps are a
-// prefix of their segment, because steps arrive in order. Where steps in between were evicted, a return may reach up to
-// the last step before them, whose successor frame its segment holds.
-class KnownSteps final : public Finder {
+// Finder of the steps that can be items. Such steps are a prefix of their segment, because steps arrive in order.
+class StepFinder : public Finder {
   public:
-    explicit KnownSteps(int64_t n_step) : n_step_(n_step) {}
-
     // Follows all lanes from now on, new ones from their ``oldest`` segment on.
     void follow(std::span<const int32_t> oldest);
 
     // Finds the steps that became known since the last call, by lanes; returns the number of runs. ``successor_known``:
     // by lane; empty: for none.
-    int64_t find(const Log& log, ConstBytes successor_known, Grid<int32_t> spans, Grid<int64_t> runs);
-
-    int64_t most_lost(const Log& log, int64_t slot) const override;
-    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override;
+    virtual int64_t find(const Log& log, ConstBytes successor_known, Grid<int32_t> spans, Grid<int64_t> runs) = 0;
 
     int64_t lanes() const { return std::ssize(cursor_); }
 
+  protected:
+    // Goes on behind a segment that is about to be evicted; returns whether it was the one followed.
+    bool leave(const Log& log, int64_t slot);
+
+    std::vector<int32_t> cursor_;  // by lane, the slot of the segment up to which it was followed
+};
+
+// A step can be sampled when an episode's end lies within the n steps that begin with it, or when the observation n
+// steps later is known: that step has been appended, or the one before it came with its ``next_obs``. Where steps in
+// between were evicted, a return may reach up to the last step before them, whose successor frame its segment holds.
+class KnownSteps final : public StepFinder {
+  public:
+    explicit KnownSteps(int64_t n_step) : n_step_(n_step) {}
+
+    int64_t find(const Log& log, ConstBytes successor_known, Grid<int32_t> spans, Grid<int64_t> runs) override;
+    int64_t most_lost(const Log& log, int64_t slot) const override;
+    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override;
+
   private:
     int64_t n_step_;
-    std::vector<int32_t> cursor_;  // by lane, the slot of the segment up to which it was followed
+};
+
+// A step can be sampled when its episode has ended: with a step that ended it, or where the steps that follow were
+// evicted. No other segment's steps are lost with a segment.
+class EndedSteps final : public StepFinder {
+  public:
+    int64_t find(const Log& log, ConstBytes, Grid<int32_t> spans, Grid<int64_t> runs) override;
+    int64_t most_lost(const Log&, int64_t) const override { return 0; }
+    int64_t lose(const Log& log, int64_t slot, Grid<int32_t>, Ints) override;
+
+  private:
+    std::vector<int32_t> tail_;  // by lane, the slot of the segment up to which it was searched for ends
 };
 
 }  // namespace sharpwave

@@ -1,8 +1,6 @@
 // Where are the log's steps? The arena and the arrays of the index, as the rooms that read them see them.
 #pragma once
 
-#include <cstring>
-
 #include "flags.hpp"
 
 namespace sharpwave {
@@ -30,14 +28,6 @@ struct Log {
     ConstBytes flags(int64_t slot) const {
         const auto begin = static_cast<std::size_t>(offset[flags_column][static_cast<std::size_t>(slot)]);
         return memory.subspan(begin, static_cast<std::size_t>(rows[static_cast<std::size_t>(slot)]));
-    }
-
-    // Returns the reward of a step.
-    float reward(int64_t slot, int64_t row) const {
-        require(row >= 0 && row < rows[slot], "the row is the segment's");
-        float value;
-        std::memcpy(&value, memory.data() + offset[reward_column][static_cast<std::size_t>(slot)] + 4 * row, 4);
-        return value;
     }
 
     FrameOf frame(int64_t slot, int64_t row) const { return frame_of(flags(slot), context[slot], row); }

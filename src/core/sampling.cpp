@@ -3,6 +3,7 @@
 // No signal handler of Python runs inside, so a batch is drawn whole or not at all. What this call does not do
 // (waiting, memory that is not there yet, reading from disk, codecs of Python's) is left to the caller.
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
@@ -227,6 +228,38 @@ nb::object make_batch(const Pool& pool, Filling& filling) {
     return filling.batch(roots);
 }
 
+// Working memory of a part of a batch.
+struct Work {
+    Ints items;
+    Floats uniforms;
+    Grid<int64_t> scratch;
+};
+
+// Fills the items of a batch from ``begin`` on that were drawn already, in blocks lent to it; returns false where that
+// takes more.
+bool fill_lent(Filler& filler, Filling& filling, std::vector<std::shared_ptr<Block>> blocks, int64_t begin,
+               const Work& work) {
+    const Work own{filling.items, filling.uniforms, filling.scratch};
+    const auto use = [&](const Work& some) {
+        filling.items = some.items, filling.uniforms = some.uniforms, filling.scratch = some.scratch;
+    };
+    const auto end = [&] {
+        filling.blocks.clear();
+        use(own);
+    };
+    filling.blocks = std::move(blocks);
+    filling.choose(begin, std::ssize(work.items));
+    use(work);
+    try {
+        const bool filled = filler.fill(filling, {}) >= 0;
+        end();
+        return filled;
+    } catch (...) {
+        end();
+        throw;
+    }
+}
+
 // A view's part of a batch: what draws it, for which items, and the share of the batch that the view has.
 struct Part {
     Sampling& sampling;
@@ -431,6 +464,19 @@ Args:
         .def("update", &Sampling::update, "items"_a, "ids"_a, "errors"_a,
              "Set the priorities of those of ``ids`` [n] that can be sampled by ``errors``, n times as many as an item "
              "has;\nreturn their number, -1 where that takes more.");
+    module.def(
+        "fill_lent",
+        [](Filler& filler, Filling& filling, std::vector<std::shared_ptr<Block>> blocks, int64_t begin, Ints items,
+           Floats uniforms, Grid<int64_t> scratch) {
+            return fill_lent(filler, filling, std::move(blocks), begin, {items, uniforms, scratch});
+        },
+        "filler"_a, "filling"_a, "blocks"_a, "begin"_a, "items"_a, "uniforms"_a, "scratch"_a,
+        R"(Fill the items of a batch from number ``begin`` on, except for the arrays of their draw, in ``blocks`` lent to it.
+
+Args:
+    items, uniforms, scratch: drawn items, their random numbers, and working memory; their segments are in memory.
+
+Returns false where rows are to be decoded by others.)");
     module.def(
         "sample_blend",
         [](nb::handle blend, nb::handle generator, const nb::list& samplings, const nb::list& items, ConstFloats betas,

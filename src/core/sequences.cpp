@@ -11,6 +11,7 @@
 #include "collected.hpp"
 #include "known_steps.hpp"
 #include "numpy_arrays.hpp"
+#include "returns.hpp"
 #include "rooms.hpp"
 #include "unlocked.hpp"
 
@@ -112,43 +113,31 @@ struct Columns {
     Grid<int64_t> n;
 };
 
-// What steps of one window hold, by column, and the columns with which it begins and ends.
-struct Steps {
-    std::vector<float> rewards;
-    std::vector<uint8_t> flags;
-    int64_t begin = 0, end = 0;
-};
-
-// Writes the columns of item i.
-void write_columns(const Columns& out, std::size_t i, const Steps& steps, int64_t n_step, double gamma) {
+// Writes the columns of item i, whose steps, from ``step`` on, are in the columns from ``begin`` to before ``end``.
+void write_columns(const Columns& out, std::size_t i, Walk step, int64_t begin, int64_t end, int64_t n_step,
+                   double gamma) {
     const auto row = static_cast<int64_t>(i);
     const std::span<float> step_reward = out.step_reward[row], reward = out.reward[row], discount = out.discount[row];
     const Ints bootstrap = out.bootstrap[row], n = out.n[row];
     const Bytes mask = out.mask[row], first = out.first[row];
     const Bytes terminated = out.terminated[row], truncated = out.truncated[row];
     for (int64_t j = 0; j < out.mask.columns; ++j) {
-        if (j < steps.begin || j >= steps.end) {
+        if (j < begin || j >= end) {
             step_reward[j] = reward[j] = discount[j] = 0.0f;
             bootstrap[j] = j, n[j] = 0;
             mask[j] = first[j] = terminated[j] = truncated[j] = 0;
             continue;
         }
-        double total = 0.0, factor = 1.0;
-        int64_t behind = j;
-        uint8_t flag;
-        do {
-            total += factor * steps.rewards[behind];
-            factor *= gamma;
-            flag = steps.flags[behind];
-            ++behind;
-        } while (!(flag & ended) && behind != j + n_step);
-        step_reward[j] = steps.rewards[j];
-        reward[j] = static_cast<float>(std::min(std::max(total, -double{max_reward}), double{max_reward}));
-        discount[j] = flag & terminated_flag ? 0.0f : static_cast<float>(factor);
-        bootstrap[j] = behind, n[j] = behind - j;
-        mask[j] = 1, first[j] = (steps.flags[j] & start_flag) != 0;
-        terminated[j] = (steps.flags[j] & terminated_flag) != 0;
-        truncated[j] = (steps.flags[j] & truncated_flag) != 0;
+        Walk behind = step;
+        const Return found = n_step_return<false>(behind, n_step, gamma);
+        step_reward[j] = step.reward();
+        reward[j] = found.reward();
+        discount[j] = found.discount();
+        bootstrap[j] = j + found.used, n[j] = found.used;
+        mask[j] = 1, first[j] = (step.flag() & start_flag) != 0;
+        terminated[j] = (step.flag() & terminated_flag) != 0;
+        truncated[j] = (step.flag() & truncated_flag) != 0;
+        if (j + 1 < end) step.go_on();
     }
 }
 
@@ -230,7 +219,6 @@ int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t 
                        Grid<int64_t> n, Ints lane, Ints step, Grid<int64_t> places, Grid<int64_t> runs) {
     const Columns out{step_reward, reward, discount, bootstrap, mask, first, terminated, truncated, n};
     const int64_t reach = mask.columns + n_step - 1;
-    Steps steps{std::vector<float>(reach), std::vector<uint8_t>(reach)};
     int64_t found = 0;
     for (std::size_t i = 0; i < items.size(); ++i) {
         int64_t slot = log.slot_of(items[i]);
@@ -244,6 +232,7 @@ int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t 
             row = log.rows[slot];
         }
         row -= left;
+        const Walk step(log, slot, row);
         int64_t end = begin;
         bool over = false;
         while (end < reach && !over) {
@@ -252,10 +241,6 @@ int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t 
             const int64_t last = next_flagged(flags, row, rows, ended);
             over = last < rows;
             const int64_t count = std::min(last + 1, rows) - row;
-            for (int64_t k = 0; k < count; ++k) {
-                steps.flags[end + k] = flags[row + k];
-                steps.rewards[end + k] = log.reward(slot, row + k);
-            }
             if (found < runs.columns) {
                 runs[0][found] = static_cast<int64_t>(i), runs[1][found] = slot, runs[2][found] = row;
                 runs[3][found] = count, runs[4][found] = end;
@@ -264,9 +249,8 @@ int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t 
             end += count;
             if (end < reach && !over) slot = log.next[slot], row = 0;
         }
-        steps.begin = begin, steps.end = end;
         places[0][i] = begin, places[1][i] = end;
-        write_columns(out, i, steps, n_step, gamma);
+        write_columns(out, i, step, begin, end, n_step, gamma);
     }
     return found;
 }
@@ -274,15 +258,11 @@ int64_t locate_windows(const Log& log, ConstInts items, int64_t stride, int64_t 
 // Finds which steps are trained in each of ``items``.
 void trained_steps(const Log& log, ConstInts items, int64_t stride, int64_t length, Ints begins, Ints counts) {
     for (std::size_t i = 0; i < items.size(); ++i) {
-        int64_t slot = log.slot_of(items[i]);
-        int64_t row = window_row(log, slot, items[i] - slot * log.stride, stride).row, count = 0;
-        begins[i] = row;
-        bool over = false;
-        while (count < length && !over) {
-            if (row == log.rows[slot]) slot = log.next[slot], row = 0;
-            over = log.flags(slot)[row] & ended;
-            ++row, ++count;
-        }
+        const int64_t slot = log.slot_of(items[i]);
+        begins[i] = window_row(log, slot, items[i] - slot * log.stride, stride).row;
+        Walk step(log, slot, begins[i]);
+        int64_t count = 1;
+        for (; count < length && !(step.flag() & ended); ++count) step.go_on();
         counts[i] = count;
     }
 }

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "returns.hpp"
 #include "rooms.hpp"
 
 namespace sharpwave {
@@ -67,36 +68,23 @@ void locate(const Log& arrays, ConstInts steps, int64_t n_step, double gamma, co
             prefetch(log.memory.data() + flags_offset[s] + r);
             prefetch(log.memory.data() + reward_offset[s] + 4 * r);
         }
-        int64_t s = slot[i], r = row[i];
-        ConstBytes flags = log.flags(s);
-        const FrameOf here = stacks ? frame_of(flags, log.context[s], r) : FrameOf{log.context[s] + r, 0};
+        const int64_t s = slot[i], r = row[i];
+        Walk step(log, s, r);
+        const FrameOf here = stacks ? frame_of(step.flags, log.context[s], r) : FrameOf{log.context[s] + r, 0};
         frame[i] = here.frame;
         out.lane[i] = log.lane[s];
         out.step[i] = log.first_step[s] + r;
-        double total = 0.0, factor = 1.0;
-        int64_t used = 1;
-        uint8_t flag;
-        while (true) {
-            total += factor * log.reward(s, r);
-            factor *= gamma;
-            flag = flags[r];
-            if (one || flag & ended || used == n_step) break;
-            ++used;
-            if (++r == std::ssize(flags)) {
-                s = log.next[s], r = 0;
-                flags = log.flags(s);
-            }
-        }
-        out.reward[i] = static_cast<float>(std::min(std::max(total, -double{max_reward}), double{max_reward}));
-        out.discount[i] = flag & terminated_flag ? 0.0f : static_cast<float>(factor);
-        out.terminated[i] = (flag & terminated_flag) != 0;
-        out.truncated[i] = (flag & truncated_flag) != 0;
-        if (!one) out.n[i] = used, next_slot[i] = s;
+        const Return found = n_step_return<one>(step, n_step, gamma);
+        out.reward[i] = found.reward();
+        out.discount[i] = found.discount();
+        out.terminated[i] = (found.flag & terminated_flag) != 0;
+        out.truncated[i] = (found.flag & truncated_flag) != 0;
+        if (!one) out.n[i] = found.used, next_slot[i] = step.slot;
         if (stacks) {
-            const FrameOf last = one || used == 1 ? here : frame_of(flags, log.context[s], r);
+            const FrameOf last = one || found.used == 1 ? here : frame_of(step.flags, log.context[step.slot], step.row);
             first[i] = here.first, next_frame[i] = last.frame + 1, next_first[i] = last.first;
         } else if (!one) {
-            next_frame[i] = log.context[s] + r + count_ends(flags, r) + 1;
+            next_frame[i] = log.context[step.slot] + step.row + count_ends(step.flags, step.row) + 1;
         }
     }
     if (!stacks) add_ends(log, slot, row, frame, first);
@@ -109,27 +97,6 @@ void locate(const Log& arrays, ConstInts steps, int64_t n_step, double gamma, co
         std::ranges::fill(first, 0);
         std::ranges::fill(next_first, 0);
     }
-}
-
-// Computes what is made of flags and rewards, and decodes windows of fields; returns those with rows left out.
-nb::typed<nb::list, int> fill_transitions(const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks,
-                                          std::span<float> reward, std::span<float> discount, Bytes terminated,
-                                          Bytes truncated, Ints n, Ints lane, Ints step, Grid<int64_t> located,
-                                          const nb::typed<nb::sequence, nb::object>& columns, ConstBytes windows,
-                                          const nb::typed<nb::sequence, nb::object>& places, int64_t threads,
-                                          int64_t thread_bytes, int64_t chunk_bytes) {
-    locate_transitions(log, steps, n_step, gamma, stacks, {reward, discount, terminated, truncated, n, lane, step},
-                       located);
-    nb::typed<nb::list, int> left_out;
-    for (std::size_t i = 0; i < windows.size(); ++i) {
-        const Ends ends = ends_of(static_cast<Ending>(windows[i]), located);
-        const auto& column = nb::cast<const Column&>(columns[i]);
-        const auto place = nb::cast<Places<3>>(places[i]);
-        if (gather_windows(column, ends.slot, ends.newest, ends.first, place, {threads, thread_bytes, chunk_bytes})) {
-            left_out.append(i);
-        }
-    }
-    return left_out;
 }
 
 }  // namespace
@@ -149,16 +116,16 @@ Ends ends_of(Ending ending, Grid<const int64_t> located) {
 }
 
 TransitionFiller::TransitionFiller(const Log& log, const nb::typed<nb::sequence, nb::object>& columns,
-                                   ConstBytes endings, KnownSteps& known, Grid<int32_t> spans, Grid<int64_t> runs,
+                                   ConstBytes endings, StepFinder& finder, Grid<int32_t> spans, Grid<int64_t> runs,
                                    const TransitionSettings& settings)
-    : Filler(spans, runs), log_(log), endings_(endings), known_(known), settings_(settings) {
+    : Filler(spans, runs), log_(log), endings_(endings), finder_(finder), settings_(settings) {
     for (nb::handle one : columns) {
         held_.push_back(nb::borrow(one));
         columns_.push_back(&nb::cast<const Column&>(one));
     }
 }
 
-int64_t TransitionFiller::find() { return known_.find(log_, {}, spans, runs); }
+int64_t TransitionFiller::find() { return finder_.find(log_, {}, spans, runs); }
 
 int64_t TransitionFiller::fill(const Filling& filling, const Residents& residents) {
     const Numbers out{filling.column<float>(own_at),       filling.column<float>(own_at + 1),
@@ -182,17 +149,20 @@ void define_transitions(nb::module_& module) {
     nb::class_<TransitionFiller, Filler>(module, "TransitionFiller", "Finder of steps, which fills transitions.")
         .def(
             "__init__",
-            [](TransitionFiller* self, const Log& log, const Objects& columns, ConstBytes endings, KnownSteps& known,
+            [](TransitionFiller* self, const Log& log, const Objects& columns, ConstBytes endings, StepFinder& finder,
                Grid<int32_t> spans, Grid<int64_t> runs, int64_t n_step, double gamma, bool stacks, int64_t threads,
                int64_t thread_bytes, int64_t chunk_bytes) {
-                new (self) TransitionFiller(log, columns, endings, known, spans, runs,
+                new (self) TransitionFiller(log, columns, endings, finder, spans, runs,
                                             {n_step, gamma, stacks, {threads, thread_bytes, chunk_bytes}});
             },
-            nb::keep_alive<1, 2>(), "log"_a, "columns"_a, "endings"_a, "known"_a, "spans"_a, "runs"_a, "n_step"_a,
+            nb::keep_alive<1, 2>(), "log"_a, "columns"_a, "endings"_a, "finder"_a, "spans"_a, "runs"_a, "n_step"_a,
             "gamma"_a, "stacks"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
-            "``known``: finds the steps, as of ``spans`` and ``runs``; the others as of ``fill_transitions``, whose "
-            "numbers "
-            "and\nwindows are a batch's columns, in that order.");
+            R"(Args:
+    columns: list of ``Column``, of each window; ``endings``: uint8, OF_STEPS, OF_FRAMES or OF_FRAMES_AFTER: it has the
+        steps' own rows, those of the frames of their stacks, or those of the frames after their last.
+    finder: finds the steps, as of ``spans`` and ``runs``.
+
+A batch's columns are the numbers of ``locate_transitions``, then the windows.)");
     module.def(
         "locate_transitions",
         [](const Log& log, ConstInts steps, int64_t n_step, double gamma, bool stacks, std::span<float> reward,
@@ -218,17 +188,6 @@ Cost: 20 ns an item.)");
     module.attr("OF_STEPS") = static_cast<int64_t>(of_steps);
     module.attr("OF_FRAMES") = static_cast<int64_t>(of_frames);
     module.attr("OF_FRAMES_AFTER") = static_cast<int64_t>(of_frames_after);
-    module.def("fill_transitions", &fill_transitions, "log"_a, "steps"_a, "n_step"_a, "gamma"_a, "stacks"_a, "reward"_a,
-               "discount"_a, "terminated"_a, "truncated"_a, "n"_a, "lane"_a, "step"_a, "located"_a, "columns"_a,
-               "windows"_a, "places"_a, "threads"_a, "thread_bytes"_a, "chunk_bytes"_a,
-               R"(Fill a batch: ``locate_transitions``, then ``gather_windows`` for each of ``windows``.
-
-Args:
-    columns: list of ``Column``, and ``places``, list of uint8 [B, W, size]: of each window.
-    windows: uint8, OF_STEPS, OF_FRAMES or OF_FRAMES_AFTER: the steps' own rows, those of the frames of their stacks, or
-        those of the frames after their last.
-
-Returns the windows, by number, with items that are left out.)");
 }
 
 }  // namespace sharpwave

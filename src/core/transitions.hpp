@@ -51,7 +51,7 @@ struct TransitionSettings {
 class TransitionFiller : public Filler {
   public:
     TransitionFiller(const Log& log, const nanobind::typed<nanobind::sequence, nanobind::object>& columns,
-                     ConstBytes endings, KnownSteps& known, Grid<int32_t> spans, Grid<int64_t> runs,
+                     ConstBytes endings, StepFinder& finder, Grid<int32_t> spans, Grid<int64_t> runs,
                      const TransitionSettings& settings);
 
     int64_t find() override;
@@ -64,7 +64,7 @@ class TransitionFiller : public Filler {
     std::vector<nanobind::object> held_;
     std::vector<const Column*> columns_;
     ConstBytes endings_;
-    KnownSteps& known_;
+    StepFinder& finder_;
     TransitionSettings settings_;
 };
 

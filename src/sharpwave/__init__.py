@@ -27,7 +27,7 @@ from sharpwave.views.batch import Batch, SequenceBatch
 from sharpwave.views.blend import Blend
 from sharpwave.views.hindsight import Episode, Final, Future
 from sharpwave.views.sequences import Sequences
-from sharpwave.views.transitions import Transitions
+from sharpwave.views.step_views import Transitions
 
 if TYPE_CHECKING:
     from sharpwave.loading import load

@@ -65,8 +65,8 @@ from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.replay import Replay, checked_errors
 from sharpwave.views.sequences import Sequences, Windows
+from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
-from sharpwave.views.transitions import NStep, Transitions
 from sharpwave.views.view import STEPS, View
 from sharpwave.writing import OTHERWISE, Writing
 

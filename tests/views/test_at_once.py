@@ -59,7 +59,8 @@ def made(
 
 
 def step_by_step(view: Any) -> Any:
-    """Let a view take every step by itself."""
+    """Let a view take every step by itself, and fill its batches by ``locate`` and ``decode``."""
+    view.source.filler = lambda: None
     view.source.at_once = lambda batch_size, beta: None
     view.source.update_at_once = lambda ids, td_error: None
     return view

@@ -93,7 +93,7 @@ def run_sync(log: Log, known: core.KnownSteps, spans: Array, room: int) -> list[
     out = np.zeros((3, room), np.int64)
     runs: list[tuple[int, int, int]] = []
     while True:
-        found = known.find_known(log.arrays, log.successor_known, spans, out)
+        found = known.find(log.arrays, log.successor_known, spans, out)
         runs += zip(*out[:, :found].tolist(), strict=True)
         if found < room:
             return runs
@@ -101,7 +101,7 @@ def run_sync(log: Log, known: core.KnownSteps, spans: Array, room: int) -> list[
 
 @EXAMPLES
 @given(log=logs(), n_step=st.integers(1, 6) | st.integers(7, 25), room=st.integers(1, 3), data=st.data())
-def test_find_known_finds_each_step_once_when_its_successor_is_known(
+def test_known_steps_finds_each_step_once_when_its_successor_is_known(
     log: Log, n_step: int, room: int, data: st.DataObject
 ) -> None:
     """The steps come one by one, some with what follows; ``room`` is smaller than the number of runs now and then."""

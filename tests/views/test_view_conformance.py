@@ -9,7 +9,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.testing.view import FINAL, AppendedStep, ViewSuite
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 from sharpwave.views.view import View
 from tests.views.toy_view import Pieces
 

@@ -26,7 +26,7 @@ from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.spec import Field
 from sharpwave.step_infos import FINALS
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 
 Array = npt.NDArray[Any]
 

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from sharpwave.integrations.frame_stacks import Stack, same_bits
 from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]

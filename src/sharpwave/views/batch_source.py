@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
 from sharpwave.native import core
+from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.protocol import Draw, Sampler, check_sampler, draws_by_tree
 from sharpwave.validation import Missing
@@ -70,6 +71,7 @@ class BatchSource:
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
         self.layouts: dict[int, BatchLayout] = {}  # by batch size, the latest
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
+        self._filler: tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None = None
 
     # by one call
 
@@ -121,7 +123,8 @@ class BatchSource:
 
     def _may_change(self) -> bool:
         """Note that the view is about to change; return whether it may at once."""
-        return not self.items.inherited and (self.items.kept is None or self.items.kept.notes())
+        items = self.items
+        return items.process is path() and (items.kept is None or items.kept.notes())
 
     def bind(self) -> None:
         """Let the core draw the next batches at once, over the arrays as they are now, as far as it can."""
@@ -129,11 +132,13 @@ class BatchSource:
         if self.pace.limiter is not None or not (items.sampling is None or items.sampling.stale):
             return
         items.sampling = None
-        at_once = getattr(view, "filled_at_once", None) is not None and draws_by_tree(sampler)
-        if not at_once or items.uses is not None or sampler.keeps_order:
+        filled = self.filler()
+        if filled is None or view.foresees or not draws_by_tree(sampler):  # type: ignore[attr-defined]
+            return
+        if items.uses is not None or sampler.keeps_order:
             return
         log, index = self.log, self.log.index
-        filler, runs, same = view.filler(items.spans)  # type: ignore[attr-defined]
+        _, _, filler, runs, same = filled
         objects = {
             "sampler": sampler,
             "leaves": sampler.tree(),  # type: ignore[attr-defined]
@@ -153,6 +158,16 @@ class BatchSource:
         }
         resident = None if log.segment_cache is None else index.resident
         items.sampling = core.Sampling(objects, log.inventory.counts, index.generation, resident, log.stride)
+
+    def filler(self) -> tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None:
+        """Return the core's filler of batches, between the arrays that it is for and those of ``View.filler``, as they
+        are now; ``None``: the view fills them."""
+        arrays, spans, found = self.items.arrays.current(), self.items.spans, self._filler
+        if found is None or found[0] is not arrays or found[1] is not spans:
+            if getattr(self.view, "filled_at_once", None) is None:
+                return None
+            found = self._filler = arrays, spans, *self.view.filler(spans)  # type: ignore[attr-defined]
+        return found
 
     # step by step
 
@@ -269,15 +284,17 @@ class BatchSource:
         self.items.write_ids(target.draw.items, target.ids)
         if target.cutter is not None:
             target.cutter.clear()
+        filled = None if target.cutter is not None else self.filler()
+        filler = None if filled is None else filled[2]
         try:
             if log.segment_cache is None:
-                target.fill(view, 0)
+                target.fill(view, filler, 0)
             else:
                 begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
                 while begin < len(slots):
                     end = begin + self._resident(slots[begin:])
                     part = target if end - begin == len(slots) else target.part(begin, end)
-                    part.fill(view, begin)
+                    part.fill(view, filler, begin)
                     begin = end
         except UndecodableError as error:
             error.set_aside(log)

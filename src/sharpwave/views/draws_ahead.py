@@ -17,7 +17,6 @@ from sharpwave.views.items import Items, Undo
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-    from sharpwave.views.batch_source import BatchSource
 
 Ints = npt.NDArray[np.int64]
 AHEAD = 0.75
@@ -63,8 +62,7 @@ class DrawsAhead:
     """
 
     def __init__(self, view: Any) -> None:
-        self._view = view
-        self._source: BatchSource = view.source
+        self._view, self._source = view, view.source
         self.drawn: deque[Drawn] = deque()
         with view.lock:
             self._source.unused.add(self, self.drawn)
@@ -72,6 +70,8 @@ class DrawsAhead:
 
     def draw(self, count: int, beta: float | None) -> Undo:
         """Draw ``count`` items, which can be drawn; return a function that undoes it while the lock is still held."""
+        drawn: Drawn
+        undo: Undo
         drawn, undo = self._source.draw_ids(count, beta)
         self.drawn.append(drawn)
 

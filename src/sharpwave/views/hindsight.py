@@ -18,8 +18,7 @@ from sharpwave.spec import MAX_REWARD, Spec
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.layout import Arrays, BatchTarget, Column
-from sharpwave.views.step_views import EndedSteps
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -156,27 +155,11 @@ class Hindsight(NStep):
         """Begin to serve ``log``.  Raises: ValueError: its spec has no such goals."""
         _check_goals(self.goals, log.spec)
         super().bind(log)
-        self._nothing = np.empty(0, np.int64)
-        self._ended = EndedSteps(log, self._arrays)
+        self.known = core.EndedSteps()
         self._achieved, self._desired = (f"obs.{key}" for key in (self.goals.achieved_goal, self.goals.desired_goal))
         self._achieved_number = list(log.spec.fields).index(self._achieved)
         joined = log.spec.join_obs({name: name for name in log.spec.obs_names})
         self._nested = any(joined.get(name[4:]) != name for name in (self._achieved, self._desired))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return super().nbytes + self._ended.nbytes
-
-    def find(self, spans: Int32s) -> Ints:
-        """Find the steps whose episode has ended."""
-        return self._ended.find(spans)
-
-    def lose(self, slot: int, spans: Int32s) -> Ints:
-        """Go on past the segment; no other's steps are lost."""
-        self.expected.pop(slot, None)
-        self._ended.lose(slot, spans)
-        return self._nothing
 
     def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
         """Return the segments of each step and of its new goal."""
@@ -188,7 +171,7 @@ class Hindsight(NStep):
         """Return the segments of new goals, -1 for none, and their rows there: int64 [2, n]."""
         chosen = np.empty((2, len(items)), np.int64)
         log, goals = self._arrays.current(), self.goals
-        core.choose_goals(log, items, uniforms, goals.share, STRATEGIES[goals.kind], self._ended.spans, *chosen)
+        core.choose_goals(log, items, uniforms, goals.share, STRATEGIES[goals.kind], self._spans, *chosen)
         return chosen
 
     def columns(self) -> Mapping[str, Column]:
@@ -211,13 +194,7 @@ class Hindsight(NStep):
 
     def finish(self, target: BatchTarget) -> None:
         """Reward the transitions that have new goals."""
-        columns, rows = target.columns, np.flatnonzero(target.columns[".relabelled"])
-        if not rows.size:
-            return
-        achieved, desired = (self._values(name, columns[name][rows, 1]) for name in (self._achieved, self._desired))
-        fields = {name: self._values(name, columns[name][rows]) for name in self._spec.extra_names}
-        info = self.info(columns[".lane"][rows], columns[".step"][rows], fields)
-        self._reward(rows, achieved, desired, info, columns["reward"], columns[".terminated"], columns["discount"])
+        self.complete(target.own_batch())
 
     def info(self, lane: Array, step: Array, fields: dict[str, Array]) -> Any:
         """Return ``reward_fn``'s ``info`` of some steps: by default their further ``fields`` [n], by name.
@@ -225,11 +202,6 @@ class Hindsight(NStep):
         Each is in its ``lane`` [n] the ``step`` [n].
         """
         return fields or None
-
-    def _values(self, name: str, rows: Array) -> Array:
-        """Return the values of a field from their bytes."""
-        field = self._spec.fields[name]
-        return rows.view(field.np_dtype).reshape(len(rows), *field.shape)
 
     @property
     def filled_at_once(self) -> list[str] | None:
@@ -239,37 +211,30 @@ class Hindsight(NStep):
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
         """Return the filler of whole batches, without rewards of new goals (``complete``), as for transitions."""
-        ended, names = self._ended, [name for name, _, _ in self._windows]
+        names = [name for name, _, _ in self._windows]
         filler = core.HindsightFiller(
-            *self.windows(), self.known, ended.cursor, ended.tail, spans, ended.runs, names.index(self._achieved),
-            names.index(self._desired), self.goals.share, STRATEGIES[self.goals.kind], self.gamma, self.stacks,
-            *gather.limits(),
+            *self.windows(), self.known, spans, self.runs, names.index(self._achieved), names.index(self._desired),
+            self.goals.share, STRATEGIES[self.goals.kind], self.gamma, self.stacks, *gather.limits(),
         )  # fmt: skip
-        return filler, ended.runs, [(ended, "cursor"), (ended, "tail")]
+        return filler, self.runs, []
 
     def complete(self, batch: Batch) -> None:
         """Reward the transitions of a batch that have new goals."""
         (rows,) = batch.relabelled.nonzero()
-        if rows.size:
-            achieved, desired = batch.next_obs[self.goals.achieved_goal][rows], batch.obs[self.goals.desired_goal][rows]
-            fields = {name: values[rows] for name, values in batch.fields.items()}
-            info = self.info(batch.lane[rows], batch.step[rows], fields)
-            self._reward(rows, achieved, desired, info, batch.reward, batch.terminated, batch.discount)
-
-    def _reward(
-        self, rows: Ints, achieved: Array, desired: Array, info: Any, reward: Array, terminated: Array, discount: Array
-    ) -> None:
-        """Reward the transitions in ``rows`` for the goals ``achieved`` [n] and the goals ``desired`` [n].
-
-        Args:
-            info: of these steps, as ``info`` returns it.
-        """
-        given = achieved, desired, info
-        reward[rows] = _called("reward_fn", self.goals.reward_fn, *given)
+        if not rows.size:
+            return
+        fields = {name: values[rows] for name, values in batch.fields.items()}
+        info = self.info(batch.lane[rows], batch.step[rows], fields)
+        given = self._of(batch.next_obs, self._achieved)[rows], self._of(batch.obs, self._desired)[rows], info
+        batch.reward[rows] = _called("reward_fn", self.goals.reward_fn, *given)
         if self.goals.terminated_fn is not None:
             ended = _called("terminated_fn", self.goals.terminated_fn, *given) != 0
-            terminated[rows] = ended
-            discount[rows] = np.where(ended, 0, self.gamma)
+            batch.terminated[rows] = ended
+            batch.discount[rows] = np.where(ended, 0, self.gamma)
+
+    def _of(self, obs: Any, name: str) -> Any:
+        """Return a field of observations."""
+        return self._spec.split_obs(obs)[name] if self._nested else obs[name[4:]]
 
     def batch(self, arrays: Arrays) -> Batch:
         """Return a ``Batch`` with ``relabelled``."""

@@ -40,24 +40,25 @@ class Items(core.Items):
         uses: counts how often each item is sampled; ``None``: there is no limit.
 
     Attributes:
-        rng: generator of the draws.
+        rng: generator of the draws of the fork ``process``; another one draws by its own from its first draw on.
         spans: int32 [slots, 2], the items of each slot that can be sampled, or are used up.
         count: items that can be sampled. ``samples``: number of items drawn so far.
         grew: items were inserted since someone set this to False.
         seen: the log's changes at the last call of ``follow``.
         found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
+        arrays: the log's, for the core.
         sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
         kept: ``keeping.Kept``, notified before the state of the sampler or the uses changes; ``None``: nothing.
     """
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, seed: Any, uses: Uses | None) -> None:
         super().__init__()
-        self.rng, self._process = np.random.default_rng(seed), path()
+        self.rng, self.process = np.random.default_rng(seed), path()
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         sampler.bind(log.index.slots, log.stride)
         self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
         self.spans = zeros((log.index.slots, 2), np.int32)
-        self._arrays = LogArrays(log)
+        self.arrays = LogArrays(log)
         self._bound: core.Log | None = None
         self._in_core = uses is None and draws_by_tree(sampler) and view.lost_by() is not None
         self.sampling: core.Sampling | None = None
@@ -159,11 +160,6 @@ class Items(core.Items):
             with contextlib.suppress(MemoryError):  # the steps were appended; the next draw finishes the rest
                 self.follow()
 
-    @property
-    def inherited(self) -> bool:
-        """Whether this is a fork that has not drawn yet: its first draw is by a generator of its own."""
-        return self._process is not path()
-
     def draw(self, draw: Draw, beta: float | None, points: npt.NDArray[np.float64] | None = None) -> Undo:
         """Fill ``draw``, with a random number of each item where the view wants them; count its items as sampled.
 
@@ -174,8 +170,8 @@ class Items(core.Items):
         Returns a function that undoes it while the lock is still held, the generator's state too: the same is drawn
         again. An error leaves all undrawn.
         """
-        if self.inherited:
-            self.rng, self._process, self.sampling = own_generator(self.rng), path(), None
+        if self.process is not path():
+            self.rng, self.process, self.sampling = own_generator(self.rng), path(), None
         if self.kept is not None:
             self.kept.note()
         rng, ended, unused = self.rng, 0, None
@@ -279,8 +275,8 @@ class Items(core.Items):
     def binds(self) -> bool:
         """Bind the arrays by which the core drops a segment's items, as they are until the log grows; return whether it
         does: not where uses are limited, nor for samplers and views that do more than theirs."""
-        if self._in_core and self._bound is not self._arrays.current():
-            arrays, lost_by = self._arrays.current(), self._view.lost_by()
+        if self._in_core and self._bound is not self.arrays.current():
+            arrays, lost_by = self.arrays.current(), self._view.lost_by()
             assert lost_by is not None
             self.bind(arrays, self.spans, self.sampler.tree(), *lost_by)  # type: ignore[attr-defined]
             self._bound = arrays

@@ -97,6 +97,8 @@ class BatchTarget:
         scratch: int64 [rows, B], working memory of the view. ``rows``: its rows.
         cutter: ``cutting.RowCutter``, which cuts rows of large fields out instead of decoding them; ``None``: none is
             cut.
+        begin: number of its first item in the batch.
+        blocks, filling: the batch's memory, and its columns there, for fillers of the core; ``None``: they have none.
     """
 
     batch: Any
@@ -106,6 +108,9 @@ class BatchTarget:
     scratch: Ints
     rows: Sequence[Ints]
     cutter: Any = None
+    begin: int = 0
+    blocks: Sequence[Block] = ()
+    filling: core.Filling | None = None
 
     def part(self, begin: int, end: int) -> BatchTarget:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
@@ -113,14 +118,28 @@ class BatchTarget:
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
-        return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), self.cutter)
+        memory = self.cutter, self.begin + begin, self.blocks, self.filling
+        return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), *memory)
 
-    def fill(self, view: Any, begin: int) -> None:
-        """Fill it, the part of a batch that begins with item ``begin``, or cut its rows out."""
-        if self.cutter is None:
-            view.fill(self)
-        else:
+    def own_batch(self) -> Any:
+        """Return the batch of its items alone."""
+        own = slice(self.begin, self.begin + len(self.ids))
+        return self.batch if len(self.batch) == len(self.ids) else self.batch.map(lambda array: array[own])
+
+    def fill(self, view: Any, filler: core.Filler | None, begin: int) -> None:
+        """Fill it, or cut its rows out, which begin with number ``begin``.
+
+        Args:
+            filler: the view's; ``None``: the core has none for it.
+        """
+        if self.cutter is not None:
             self.cutter.add(view, self, begin)
+            return
+        if filler is not None and self.filling is not None:
+            work = self.draw.items, self.draw.uniforms, self.scratch
+            if core.fill_lent(filler, self.filling, self.blocks, self.begin, *work):
+                return
+        view.fill(self)
 
     def copy_from(self, other: BatchTarget) -> None:
         """Copy the items of another batch of the same columns."""
@@ -233,7 +252,9 @@ class BatchLayout:
         else:
             made = self.batches.over(roots)
             batch = made if self._places else view.batch(made)
-        return BatchTarget(batch, draw, ids, columns, *self._work[2:])
+        return BatchTarget(
+            batch, draw, ids, columns, *self._work[2:], None, 0, [block for block, _ in lent], self.filling
+        )
 
     def _fill_at_once(
         self, view: Any, roots: Sequence[Array], draw: Draw, ids: Ints, columns: Mapping[str, Array]

@@ -63,6 +63,7 @@ class Windows(StepView[SequenceBatch]):
         ValueError: naming the argument.
     """
 
+    known: core.KnownSteps
     kind = "sequences"
     scratch_rows = decode_rows = 2
     places_arrays = True
@@ -111,7 +112,7 @@ class Windows(StepView[SequenceBatch]):
 
     def bind(self, log: StepLog) -> None:
         """Serve ``log``."""
-        self.serve(log, self.length + self.n_step - 1)
+        self.serve(log, core.KnownSteps(self.length + self.n_step - 1))
         self._fields = list(log.spec.fields.values())
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
@@ -131,11 +132,11 @@ class Windows(StepView[SequenceBatch]):
 
     def find(self, spans: Int32s) -> Ints:
         """Find the windows that became whole."""
-        steps = self.known.find(self._steps)
+        steps = super().find(self._steps)
         # If there may be more, return as many runs as steps have, padded with empty ones: the caller then calls again.
         keep = steps.shape[1] == MAX_RUNS
-        log, runs, found = self._arrays.current(), self.known.runs, steps.shape[1]
-        count = core.windows_of_steps(log, runs, found, self.stride, self.burn_in, spans, self._found, keep)
+        log, found = self._arrays.current(), steps.shape[1]
+        count = core.windows_of_steps(log, self.runs, found, self.stride, self.burn_in, spans, self._found, keep)
         return self._found[:, :count]
 
     def finder(self) -> core.Finder:
@@ -231,9 +232,9 @@ class Windows(StepView[SequenceBatch]):
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
         """Return the filler of whole batches, its runs, and the arrays, by object and name, that can outdate it."""
-        known, columns = self.known, [reader.arrays for reader in self._arrays.readers()]
+        columns = [reader.arrays for reader in self._arrays.readers()]
         filler = core.WindowFiller(
-            self._arrays.current(), columns, self._stacks, known, self._steps, known.runs, spans, self._found,
+            self._arrays.current(), columns, self._stacks, self.known, self._steps, self.runs, spans, self._found,
             self.length, self.burn_in, self.stride, self.n_step, self.gamma, self.eta, *gather.limits(),
         )  # fmt: skip
         return filler, self._found, [(self, "_steps")]

@@ -1,16 +1,22 @@
-"""Views that the core finds and fills: the known steps of a log, and the code shared by transitions and windows."""
+"""Views whose items the core finds among a log's steps, and n-step transitions: frame stacks, returns and next
+observations, computed from the log when they are sampled."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
-from sharpwave.views.gather import LogArrays
-from sharpwave.views.layout import Arrays, BatchTarget
-from sharpwave.views.view import MAX_RUNS, DividedView
+from sharpwave.views import gather
+from sharpwave.views.batch import Batch
+from sharpwave.views.gather import LogArrays, Read
+from sharpwave.views.layout import Arrays, BatchTarget, Column
+from sharpwave.views.replay import Replay
+from sharpwave.views.view import MAX_RUNS, DividedView, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -21,100 +27,57 @@ Int32s = npt.NDArray[np.int32]
 
 ARRAY_BYTES = 160
 """Bytes of a numpy array and of its place in a dictionary, beside its values."""
-
-
-class KnownSteps(core.KnownSteps):
-    """Steps whose next ``reach`` steps, themselves included, are known, up to their episode's end.
-
-    ``spans`` int32 [slots, 2] gives the rows of these steps in each segment (:class:`.view.View`).
-
-    Args:
-        foresees: the ``next_obs`` of a lane's last step makes it known before any later step is appended.
-
-    Attributes:
-        runs: int64 [3, MAX_RUNS]; ``find`` returns the first ones.
-    """
-
-    def __init__(self, log: StepLog, arrays: LogArrays, reach: int, foresees: bool) -> None:
-        super().__init__(reach)
-        self._log, self._foresees, self._arrays = log, foresees, arrays
-        self._nothing = np.zeros(0, np.uint8)
-        self.runs = np.empty((3, MAX_RUNS), np.int64)
-        self._none = self.runs[:, :0]
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return 4 * self.lanes + self.runs.nbytes
-
-    def find(self, spans: Int32s) -> Ints:
-        """Find the steps that became known since the last call, as :meth:`.view.View.find`."""
-        log = self._log
-        if self.lanes < log.lanes:
-            self.follow(log.inventory.oldest)
-        known = log.opened.successor_known if self._foresees else self._nothing
-        found = self.find_known(self._arrays.current(), known, spans, self.runs)
-        return self.runs[:, :found] if found else self._none
-
-
-class EndedSteps:
-    """Steps whose episode has ended, or whose later steps were evicted before it did.
-
-    Attributes:
-        spans: spans at the last call. ``runs``: as in ``KnownSteps``.
-        cursor, tail: int32 [lanes], slots of the segments from which on each lane is followed, and searched.
-    """
-
-    def __init__(self, log: StepLog, arrays: LogArrays) -> None:
-        self._log, self._arrays = log, arrays
-        self.cursor, self.tail = np.zeros(0, np.int32), np.zeros(0, np.int32)
-        self.runs = np.empty((3, MAX_RUNS), np.int64)
-        self.spans = np.zeros((0, 2), np.int32)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of memory."""
-        return self.cursor.nbytes + self.tail.nbytes + self.runs.nbytes
-
-    def find(self, spans: Int32s) -> Ints:
-        """Find the steps whose episode was seen to end since the last call, as :meth:`.view.View.find`."""
-        log, known = self._log, len(self.cursor)
-        self.spans = spans
-        if known < log.lanes:
-            oldest = log.inventory.oldest[known:]
-            self.cursor, self.tail = (np.concatenate([one, oldest]) for one in (self.cursor, self.tail))
-        found = core.find_ended(self._arrays.current(), self.cursor, self.tail, spans, self.runs)
-        return self.runs[:, :found]
-
-    def lose(self, slot: int, spans: Int32s) -> None:
-        """Go on from the segment after that in ``slot``, which is about to be evicted."""
-        self.spans = spans
-        lane = int(self._log.index.lane[slot])
-        if lane < len(self.cursor):
-            if self.cursor[lane] == slot:
-                self.cursor[lane] = self._log.index.next[slot]
-            self.tail[lane] = self.cursor[lane]  # the episode of the steps before it ends there
+MAX_N_STEP = 1_000_000
+"""Limit of ``n_step``: evicting a segment looks back so many steps."""
+HERE, NEXT, AFTER = "here", "next", ".."
+"""Parts of a column: the value at a transition's first step, and the one after its last; where they do not overlap, the
+latter has a column of its own, named with this suffix, in which no name of a field ends: a dot in a key is escaped."""
+NUMBERS = {
+    "reward": np.float32,
+    "discount": np.float32,
+    ".terminated": np.bool_,
+    ".truncated": np.bool_,
+    ".n": np.int64,
+    ".lane": np.int64,
+    ".step": np.int64,
+}
+"""Columns of a batch that are made of flags and rewards, in the core's order; with a dot, as fields may have these
+names."""
 
 
 class StepView(DividedView[B], Generic[B]):
     """View whose items the core finds among a log's known steps.
 
     Attributes:
-        known: finder of the steps. ``expected``: TD errors of steps that await being items, by slot.
+        foresees: the ``next_obs`` of a lane's last step makes it known before any later step is appended.
+        known: finder of the steps. ``runs``: int64 [3, MAX_RUNS]; it finds the first ones.
+        expected: TD errors of steps that await being items, by slot.
     """
 
     places_arrays = True
 
-    def serve(self, log: StepLog, reach: int, foresees: bool = False) -> None:
-        """Begin to serve a log, whose steps are known as in ``KnownSteps``."""
+    def serve(self, log: StepLog, known: core.StepFinder, *, foresees: bool = False) -> None:
+        """Begin to serve a log, whose steps ``known`` finds."""
         self._log, self._spec, self._arrays = log, log.spec, LogArrays(log)
-        self.known = KnownSteps(log, self._arrays, reach, foresees)
+        self.known, self.foresees = known, foresees
+        self.runs = np.empty((3, MAX_RUNS), np.int64)
+        self._unforeseen = np.zeros(0, np.uint8)
         self.expected: dict[int, npt.NDArray[np.float32]] = {}
 
     @property
     def nbytes(self) -> int:
         """Bytes of memory."""
-        return self.known.nbytes + sum(errors.nbytes + ARRAY_BYTES for errors in self.expected.values())
+        noted = sum(errors.nbytes + ARRAY_BYTES for errors in self.expected.values())
+        return 4 * self.known.lanes + self.runs.nbytes + noted
+
+    def find(self, spans: Int32s) -> Ints:
+        """Find the steps that became known since the last call."""
+        log = self._log
+        if self.known.lanes < log.lanes:
+            self.known.follow(log.inventory.oldest)
+        foreseen = log.opened.successor_known if self.foresees else self._unforeseen
+        self._spans = spans
+        return self.runs[:, : self.known.find(self._arrays.current(), foreseen, spans, self.runs)]
 
     def finder(self) -> core.Finder:
         """Return the finder of items that are lost with a segment."""
@@ -144,3 +107,170 @@ class StepView(DividedView[B], Generic[B]):
 def numbers(arrays: Arrays, names: tuple[str, ...]) -> dict[str, Any]:
     """Return the arrays of a draw, and the arrays with ``names``, by their attribute of a batch."""
     return {name.removeprefix("."): arrays[name] for name in ("weights", "probabilities", "ids", *names)}
+
+
+class NStep(StepView[Batch]):
+    """View of n-step transitions: an item is a step.
+
+    Args:
+        n_step: limit of the steps that ``reward`` sums.
+        gamma: discount factor, 0 to 1.
+        newest: whether a lane's last step can be sampled at once if it has ``next_obs``; otherwise after the next step.
+
+    Attributes:
+        stacks: whether a field of the observation has a stack.
+
+    Raises:
+        ValueError: naming the argument.
+    """
+
+    kind = "transitions"
+    scratch_rows = 7
+    places_arrays = True
+
+    def __init__(self, n_step: int, gamma: float, newest: bool = False) -> None:
+        if not is_integer(n_step) or not 1 <= n_step <= MAX_N_STEP:
+            raise ValueError(f"transitions: n_step={n_step!r}, expected an integer from 1 to {MAX_N_STEP:,}")
+        if not is_number(gamma) or not 0 <= gamma <= 1:
+            raise ValueError(f"transitions: gamma={gamma!r}, expected a number from 0 to 1")
+        self.n_step, self.gamma, self.newest = int(n_step), float(gamma), bool(newest)
+
+    @property
+    def waits_for(self) -> str:
+        """Condition on which a step can be sampled."""
+        return f"a step can be sampled once its episode has ended or {self.n_step} more steps were appended to its lane"
+
+    def settings(self) -> dict[str, Any]:
+        """Return ``n_step``, ``gamma``, and ``newest`` where it is set."""
+        return {"n_step": self.n_step, "gamma": self.gamma} | ({"newest": True} if self.newest else {})
+
+    def bind(self, log: StepLog) -> None:
+        """Begin to serve ``log``."""
+        self.serve(log, core.KnownSteps(self.n_step), foresees=self.newest)
+        self._sparse = any(field.every is not None for field in log.spec.fields.values())
+        self.stacks = any(log.spec.fields[name].frames > 1 for name in log.spec.obs_names)
+        # Windows of rows: column, number of its field, and with which rows each ends.
+        self._windows: list[tuple[str, int, int]] = []
+        for number, name in enumerate(log.spec.fields):
+            if name not in log.spec.obs_names:
+                self._windows.append((name, number, core.OF_STEPS))
+            elif self.n_step == 1:  # one window holds both stacks, which overlap by all but one frame
+                self._windows.append((name, number, core.OF_FRAMES_AFTER))
+            else:
+                self._windows += [(name, number, core.OF_FRAMES), (name + AFTER, number, core.OF_FRAMES_AFTER)]
+        self._endings = np.array([ending for _, _, ending in self._windows], np.uint8)  # its memory outlives fillers
+
+    # items
+
+    def first_errors(self, runs: Ints) -> tuple[Ints, npt.NDArray[np.float64]] | None:
+        """Return the steps of ``runs`` with known TD errors."""
+        if not self.expected:
+            return None
+        items, errors = [np.empty(0, np.int64)], [np.empty(0, np.float64)]
+        for slot, begin, end in runs.T.tolist():
+            expected = self.expected.get(slot)
+            if expected is not None:
+                items.append(np.arange(begin, end) + slot * self._log.stride)
+                errors.append(expected[begin:end].astype(np.float64))
+                if end == len(expected):
+                    del self.expected[slot]
+        return np.concatenate(items), np.concatenate(errors)
+
+    # batches
+
+    def segments(self, items: Ints) -> Ints:
+        """Return the segment of each step, and the one in which its return ends."""
+        log = self._log
+        slots = items // log.stride
+        if self.n_step == 1:
+            return slots[:, None]
+        both = np.stack([slots, slots], axis=1)
+        crossing = np.flatnonzero(items - slots * log.stride + self.n_step >= log.index.rows[slots])
+        if len(crossing):
+            located = np.empty((self.scratch_rows, len(crossing)), np.int64)
+            self._locate(items[crossing], {k: np.empty(len(crossing), kind) for k, kind in NUMBERS.items()}, located)
+            both[crossing, 1] = located[4]
+        return both
+
+    def columns(self) -> Mapping[str, Column]:
+        """Return the columns of flags and rewards, and one or two windows of frames a field."""
+        columns = {name: Column(kind) for name, kind in NUMBERS.items()}
+        fields = list(self._spec.fields.values())
+        for name, number, ending in self._windows:
+            field, after = fields[number], ending == core.OF_FRAMES_AFTER
+            shape = field.shape if field.stack is None else (field.frames, *field.shape)
+            parts = [HERE, NEXT] if after and self.n_step == 1 else [NEXT] if after else [HERE]
+            begins = {part: (field.dtype, shape, k * field.row_bytes) for k, part in enumerate(parts)}
+            window = field.frames + len(parts) - 1, field.row_bytes
+            apart = len(parts) == window[0] > 1  # nothing is shared
+            columns[name] = Column(np.uint8, window, begins, number, apart)
+        return columns
+
+    def locate(self, target: BatchTarget) -> list[Read]:
+        """Compute returns; return the windows of every field."""
+        self._locate(target.draw.items, target.columns, target.scratch)
+        slot, row, frame, first, next_slot, next_frame, next_first = target.rows
+        readers, reads = self._arrays.readers(), []
+        for name, number, ending in self._windows:
+            if ending == core.OF_STEPS:
+                there = readers[number].rows(slot, row)
+                reads.append(Read(name, number, slot, there, there))
+            elif ending == core.OF_FRAMES:
+                reads.append(Read(name, number, slot, frame, first))
+            else:
+                reads.append(Read(name, number, next_slot, next_frame, next_first))
+        return reads
+
+    def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
+        filled: list[Any] = [columns[name] for name in NUMBERS]
+        settings = self.n_step, self.gamma, self.stacks
+        core.locate_transitions(self._arrays.current(), items, *settings, *filled, located)  # type: ignore[call-arg]
+
+    @property
+    def filled_at_once(self) -> list[str] | None:
+        """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
+        if not fills_at_once(self) or self._sparse:
+            return None
+        return [*NUMBERS, *(name for name, _, _ in self._windows)]
+
+    def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
+        """Return the filler of whole batches, its runs, and the arrays, by object and name, that can outdate it."""
+        settings = self.n_step, self.gamma, self.stacks
+        filler = core.TransitionFiller(*self.windows(), self.known, spans, self.runs, *settings, *gather.limits())
+        return filler, self.runs, []
+
+    def windows(self) -> tuple[core.Log, list[core.Column], npt.NDArray[np.uint8]]:
+        """Return the log's arrays, the column of each window's field, and with which rows each ends."""
+        readers = self._arrays.readers()
+        return self._arrays.current(), [readers[number].arrays for _, number, _ in self._windows], self._endings
+
+    def batch(self, arrays: Arrays) -> Batch:
+        """Return a ``Batch``."""
+        spec, after = self._spec, "" if self.n_step == 1 else AFTER
+        return Batch(
+            obs=spec.join_obs({name: arrays[name, HERE] for name in spec.obs_names}),
+            action=spec.join_action({name: arrays[name, HERE] for name in spec.action_names}),
+            next_obs=spec.join_obs({name: arrays[name + after, NEXT] for name in spec.obs_names}),
+            fields={name: arrays[name, HERE] for name in spec.extra_names},
+            **numbers(arrays, tuple(NUMBERS)),
+        )
+
+
+class Transitions(Replay[Batch]):
+    """Replay of a store's n-step transitions. Made by ``sharpwave.Store.transitions``.
+
+    Attributes:
+        n_step, gamma: settings of the view.
+    """
+
+    view: NStep
+
+    @property
+    def n_step(self) -> int:
+        """Limit of the steps that ``reward`` sums."""
+        return self.view.n_step
+
+    @property
+    def gamma(self) -> float:
+        """Discount factor."""
+        return self.view.gamma

@@ -137,8 +137,9 @@ class Parts(Generic[B]):
         self._limited = any(view.limiter is not None for view in views)
         self.remote = any(view.remote for view in views)
         columns = [getattr(view.view, "filled_at_once", None) for view in views]
-        alike = columns[0] is not None and all(one == columns[0] for one in columns) and len(self._locks) <= 2
-        self._at_once = alike and not self.remote and all(view.source.complete is None for view in views)
+        self._alike = columns[0] is not None and all(one == columns[0] for one in columns)
+        plain = not self.remote and all(view.source.complete is None for view in views)
+        self._at_once = self._alike and len(self._locks) <= 2 and plain
         present = self.shares()
         self._fixed = None if any(callable(share) for share in shares) else present
 
@@ -329,6 +330,8 @@ class Parts(Generic[B]):
         try:
             for k, count in choice.counts.items():
                 part = target if self.alone else _part(target, begin, begin + count)
+                if not self._alike:
+                    part.filling = None  # its columns are in the order of another view's
                 if k in choice.sent:
                     part.copy_from(choice.sent[k])
                     shards[begin : begin + count] = choice.sent[k].batch.shards

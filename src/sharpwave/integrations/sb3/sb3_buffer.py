@@ -23,7 +23,7 @@ from sharpwave.step_infos import FINALS
 from sharpwave.store import Store
 from sharpwave.views.batch import Batch
 from sharpwave.views.replay import Replay
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 
 Array = npt.NDArray[Any]
 

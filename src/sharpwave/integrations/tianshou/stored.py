@@ -15,7 +15,7 @@ from sharpwave.integrations.whole_transitions import WholeTransitions, packed, u
 from sharpwave.spec import Field
 from sharpwave.store import Store
 from sharpwave.views.replay import Replay
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 
 Array = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]

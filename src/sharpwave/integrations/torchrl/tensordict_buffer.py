@@ -16,7 +16,7 @@ from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.uniform import Uniform
 from sharpwave.views.replay import Replay
 from sharpwave.views.sequences import Windows
-from sharpwave.views.transitions import NStep
+from sharpwave.views.step_views import NStep
 
 
 class StoredIds(StepStorage):
