@@ -340,6 +340,11 @@ class Lease:
             of that name.
     """
 
+    turn: int
+    first_lane: int
+    lane_steps: list[int]
+    segment_steps: int
+
     def __init__(
         self, link: Link, number: int, name: str, lanes: int, durable: bool, before: Lease | None = None
     ) -> None:
