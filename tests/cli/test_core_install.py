@@ -47,7 +47,9 @@ def test_the_command_line_says_at_once_all_that_is_to_be_installed(arguments, ex
     assert text == f"sharpwave: this command needs typer: {install(extra)}\n"
 
 
-@pytest.mark.parametrize("missing", ["torch", "tensorboard", "matplotlib"])
+@pytest.mark.parametrize(
+    "missing", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensorboard", "matplotlib"))]
+)
 def test_training_says_what_to_install_before_it_begins(missing, tmp_path):
     code, text = command_without([missing], "train", "cartpole", "--out", tmp_path / "run", "--steps", 10)
     assert code == 2 and "Traceback" not in text, text

@@ -140,6 +140,7 @@ def test_an_atari_game(here, pong_run, tmp_path):
     assert f"learn from them: sharpwave train r2d3-atari {options} --demonstrations" in result.text
 
 
+@pytest.mark.slow
 def test_r2d3_learns_an_atari_game_from_demonstrations_of_its_own_kind(here, tmp_path):
     (tmp_path / "player.py").write_text("def up(rng):\n    return lambda obs: 2\n")
     options = ("--env", "pong", "--frame", "36x36", "--max-episode-frames", 600)

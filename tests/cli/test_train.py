@@ -199,6 +199,7 @@ def test_a_terminal_that_is_closed_ends_a_run_with_a_checkpoint(tmp_path):
     assert [int(path.name) for path in (folder / "checkpoints").iterdir()] == [summary["steps"]]
 
 
+@pytest.mark.slow
 def test_a_reader_that_goes_away_ends_no_run(tmp_path):
     folder = tmp_path / "run"
     process = subprocess.Popen(

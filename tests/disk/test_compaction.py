@@ -51,7 +51,13 @@ def bytes_held(store: sw.Store) -> int:
     return int(index.nbytes[(index.sealed == 1) & (index.rows > 0)].sum())
 
 
-@pytest.mark.parametrize("retention", [sw.Reservoir(1), sw.LowestPriority()], ids=["reservoir", "lowest"])
+@pytest.mark.parametrize(
+    "retention",
+    [
+        pytest.param(sw.Reservoir(1), id="reservoir"),
+        pytest.param(sw.LowestPriority(), id="lowest", marks=pytest.mark.slow),
+    ],
+)
 def test_thousands_of_segments_pass_through_a_few_regions_within_the_limit(
     tmp_path: Path, region: int, retention: Any
 ) -> None:
@@ -79,6 +85,7 @@ def test_thousands_of_segments_pass_through_a_few_regions_within_the_limit(
     assert check(tmp_path).damages == []
 
 
+@pytest.mark.slow
 def test_a_byte_is_copied_three_times_for_each_that_is_appended_at_most(tmp_path: Path, region: int) -> None:
     """Priorities without any order: segments leave from all regions alike, which is the dearest case."""
     with number_store(sw.LowestPriority(), None, disk=tmp_path, disk_limit=20 * region, segment_steps=1) as store:

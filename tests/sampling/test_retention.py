@@ -41,7 +41,7 @@ def held(store: sw.Store) -> list[int]:
     ("k", "n", "lanes"),
     [
         (3, 4, 1),
-        (4, 12, 2),
+        pytest.param(4, 12, 2, marks=pytest.mark.slow),
         pytest.param(4, 12, 1, marks=pytest.mark.nightly),
         pytest.param(7, 40, 1, marks=pytest.mark.nightly),
         pytest.param(3, 4, 2, marks=pytest.mark.nightly),
@@ -73,6 +73,7 @@ def test_trap_07_a_reservoir_holds_each_of_n_segments_with_probability_k_of_n(k:
         assert statistic > 0
 
 
+@pytest.mark.slow
 def test_trap_07_at_exactly_k_all_are_held_and_one_leaves_at_k_plus_1() -> None:
     left = np.zeros(5)
     for seed in range(1000):
