@@ -8,18 +8,19 @@ WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-# The checks and the tests share the processors; the tests, which take the longest, begin first.
-MAKEFLAGS += --jobs=2
-
+CHECKS := style types tidy one_definition
 .PHONY: pong cartpole test check style types one_definition tidy analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers soak ladder sequences clean
 
 # Settings of a run: make pong OPTIONS="--steps 3000"
 pong cartpole: $(VENV)/.train,view
 	$(BIN)/sharpwave train $@ $(OPTIONS)
 
-test: tests check
+# The checks and the tests share the processors; the tests, which take the longest, begin first.
+test: $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs=2 tests $(CHECKS)
 
-check: style types tidy one_definition
+check: $(VENV)/.test
+	@$(MAKE) --no-print-directory --jobs=2 $(CHECKS)
 
 style: $(VENV)/.test
 	$(BIN)/ruff check .
