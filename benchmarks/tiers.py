@@ -194,7 +194,7 @@ LOOKS = {"memory": "#0b7285", "disk": "#e8590c", "torchrl": "#868e96"}
 def growth(arguments: argparse.Namespace, base: Path) -> Results:
     """Measure latencies by contender and size: for each operation and part the median over rounds, in microseconds."""
     most = {"memory": arguments.steps, "disk": arguments.steps}
-    if find_spec("torchrl"):
+    if find_spec("torchrl") and arguments.peer_steps >= SMALLEST:
         most["torchrl"] = min(arguments.steps, arguments.peer_steps)
     sizes = [10**k for k in range(4, int(math.log10(arguments.steps) + 1e-9) + 1)]
     found: Results = {name: {} for name in most}
