@@ -58,7 +58,7 @@ fuzz: $(VENV)/.test
 fuzz-core:
 	mkdir -p build/fuzz
 	g++ -std=c++20 -O2 -Isrc/core -c fuzz/driver.cpp -o build/fuzz/driver.o
-	printf '%s\n' patches cut_rows predict flags | xargs -P 2 -I TARGET sh -c "g++ -std=c++20 -O1 -g -Isrc/core \
+	printf '%s\n' patches cut_rows predict packed flags | xargs -P 2 -I TARGET sh -c "g++ -std=c++20 -O1 -g -Isrc/core \
 		-DSHARPWAVE_CHECKED -D_GLIBCXX_ASSERTIONS -fsanitize=address,undefined -fno-sanitize-recover=all \
 		-fsanitize-coverage=trace-pc fuzz/TARGET.cpp build/fuzz/driver.o -o build/fuzz/TARGET && \
 		cd build/fuzz && ./TARGET $(or $(INPUTS),1000000) $$(date +%Y%m%d)"

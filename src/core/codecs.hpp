@@ -7,12 +7,14 @@
 #include <cstring>
 
 #include "arrays.hpp"
+#include "packed.hpp"
 #include "patches.hpp"
 
 namespace sharpwave {
 
 inline constexpr int codec_numbers = 256;
-inline constexpr uint8_t raw_codec = 0, zstd_codec = 1, delta_codec = 2, predict_codec = 3, patches_codec = 4;
+inline constexpr uint8_t raw_codec = 0, zstd_codec = 1, delta_codec = 2, predict_codec = 3, patches_codec = 4,
+                         packed_codec = 5;
 
 // Rows ``newest - length + 1`` to ``newest`` of one column, which passed its codec's check, and memory for them.
 struct Window {
@@ -179,11 +181,35 @@ void prefetch_patches(const Window& window) {
     for (int64_t at = column.begin(1 + lowest); at < end; at += 64) prefetch(memory + at);
 }
 
+// Decodes packed rows.
+inline void decode_packed(const Window& window) {
+    const PackedColumn column{window.memory, window.begin};
+    const auto size = static_cast<std::size_t>(window.size);
+    require(window.out.size() == static_cast<std::size_t>(window.length) * size, "a window has room for its rows");
+    require(window.newest >= 0 && window.newest < window.rows && window.first < window.rows,
+            "a window ends and begins in its column");
+    uint8_t* out = window.out.data();
+    for (int64_t wanted = window.newest - window.length + 1; wanted <= window.newest; ++wanted, out += window.size) {
+        if (wanted < window.first && window.zeros) {
+            std::memset(out, 0, size);
+        } else {
+            read_packed_row(column, wanted > window.first ? wanted : window.first, out);
+        }
+    }
+}
+
+// Prefetches the end of a window's packed rows. Its head must be in cache already, or this call waits for it.
+inline void prefetch_packed(const Window& window) {
+    const PackedColumn column{window.memory, window.begin};
+    prefetch(column.row_address(window.newest));
+}
+
 // By codec number.
 inline constexpr std::array<WindowCodec, codec_numbers> window_codecs = [] {
     std::array<WindowCodec, codec_numbers> codecs{};
     codecs[delta_codec] = {decode_patches<false>, prefetch_patches<false>};
     codecs[patches_codec] = {decode_patches<true>, prefetch_patches<true>};
+    codecs[packed_codec] = {decode_packed, prefetch_packed};
     return codecs;
 }();
 

@@ -28,6 +28,9 @@ constexpr int64_t max_pause = 256;
 // Segments of all lanes that are sealed during a trial for later ones, at most; fewer if its lane's next one is full.
 constexpr int64_t trial_segments = 256;
 
+// Payload of the only codec, as a share of the rows' bytes, beyond which they stay raw.
+constexpr double max_untried_share = 0.9;
+
 }  // namespace
 
 LaneCodec& LaneCodecs::at(int64_t lane) {
@@ -62,8 +65,10 @@ const LaneCodecs::Candidate* LaneCodecs::candidate(int64_t number) const {
     return nullptr;
 }
 
-// Returns whether so many rows stay raw without being counted.
-bool LaneCodecs::are_few(int64_t rows) const { return codecs_.empty() || rows < (automatic_ ? min_automatic_rows : 1); }
+// Returns whether so many rows need no trial, now or later, and are not counted.
+bool LaneCodecs::are_few(int64_t rows) const {
+    return untried_ || codecs_.empty() || rows < (automatic_ ? min_automatic_rows : 1);
+}
 
 // Returns whether codecs are to be tried on the lane's next segment, whatever it takes.
 bool LaneCodecs::is_due(const LaneCodec& one) const {
@@ -136,6 +141,7 @@ void LaneCodecs::undo(int64_t lane, const Mark& before) {
 
 std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows, std::optional<bool> may_try) {
     require(rows.columns == references_.columns, "rows are as long as the field's");
+    if (untried_) return encode_untried(at(lane), rows);
     if (are_few(rows.rows)) {
         at(lane);
         return Encoded{};
@@ -146,11 +152,11 @@ std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows
     Encoded made;
     if (one.codec) {
         const Candidate* const codec = candidate(one.codec);
-        if (!codec || !codec->patches) return std::nullopt;
+        if (!codec || !codec->encoder) return std::nullopt;
         const ConstBytes reference = one.place ? references_[one.place] : ConstBytes{};
         {
             const std::optional<Released> alone = unlocked_for(std::ssize(rows.flat()));
-            made.payload = codec->patches->encode(rows, reference, line_bytes_);
+            made.payload = codec->encoder->encode(rows, reference, line_bytes_);
         }
         const int64_t nbytes = std::ssize(made.payload);
         if (is_worse(one, rows.rows, nbytes) && next(one, rows.rows, may_try) != Next::stays) return std::nullopt;
@@ -163,6 +169,22 @@ std::optional<Encoded> LaneCodecs::encode(int64_t lane, Grid<const uint8_t> rows
     }
     count_encoded(lane, rows.rows, std::ssize(made.payload), may_try);
     return made;
+}
+
+// Encodes rows by the only codec. A lane whose rows stay raw waits for as many segments as it has, up to ``max_pause``.
+Encoded LaneCodecs::encode_untried(LaneCodec& one, Grid<const uint8_t> rows) {
+    if (rows.rows < min_automatic_rows || ++one.segments < one.next_trial) return {};
+    const Candidate& only = codecs_.front();
+    Encoded made;
+    made.payload = only.encoder->encode(rows, {}, line_bytes_);
+    const auto most = static_cast<int64_t>(max_untried_share * static_cast<double>(std::ssize(rows.flat())));
+    if (!made.payload.empty() && std::ssize(made.payload) <= most) {
+        made.codec = one.codec = only.number;
+        return made;
+    }
+    one.codec = 0;
+    one.next_trial = one.segments + std::min(max_pause, one.segments);
+    return {};
 }
 
 Next LaneCodecs::count_encoded(int64_t lane, int64_t rows, int64_t nbytes, std::optional<bool> may_try) {
@@ -233,10 +255,11 @@ void define_column_choice(nb::module_& module) {
                            "    leading: number of the latest choice of any lane.\n"
                            "    later: whether trials are made for later segments, where the latest one left rows raw, "
                            "and the lane's are\n        raw.")
-        .def(nb::init<int64_t, bool, int64_t, Grid<const uint8_t>, DictionaryUses&>(), "line_bytes"_a, "automatic"_a,
-             "slow_bytes"_a, "references"_a, "uses"_a, nb::keep_alive<1, 5>(), nb::keep_alive<1, 6>())
-        .def("add_codec", &LaneCodecs::add_codec, "number"_a, "slow"_a, "patches"_a.none(), nb::keep_alive<1, 4>(),
-             "Add a codec to choose from. ``patches``: its encoder, if the core has one.")
+        .def(nb::init<int64_t, bool, bool, int64_t, Grid<const uint8_t>, DictionaryUses&>(), "line_bytes"_a,
+             "automatic"_a, "untried"_a, "slow_bytes"_a, "references"_a, "uses"_a, nb::keep_alive<1, 6>(),
+             nb::keep_alive<1, 7>())
+        .def("add_codec", &LaneCodecs::add_codec, "number"_a, "slow"_a, "encoder"_a.none(), nb::keep_alive<1, 4>(),
+             "Add a codec to choose from. ``encoder``: the core's, if there is one.")
         .def("find", &LaneCodecs::find, "lane"_a, nb::rv_policy::reference_internal,
              nb::sig("def find(self, lane: int) -> LaneCodec | None"), "Return the lane's choice, if it has a segment.")
         .def("at", &LaneCodecs::at, "lane"_a, nb::rv_policy::reference_internal,

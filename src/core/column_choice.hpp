@@ -8,7 +8,7 @@
 
 #include "arrays.hpp"
 #include "dictionary_uses.hpp"
-#include "patch_encoding.hpp"
+#include "row_encoder.hpp"
 
 namespace sharpwave {
 
@@ -37,18 +37,20 @@ struct Encoded {
 // The interpreter's lock is held in all calls. Addresses of lanes' choices stay valid.
 class LaneCodecs {
   public:
-    // ``automatic``: whether codecs compete, so that rows may stay raw. ``slow_bytes``: of a column below which no
+    // ``automatic``: whether codecs compete, so that rows may stay raw. ``untried``: whether there is one codec,
+    // without dictionaries, that encodes every segment without a trial. ``slow_bytes``: of a column below which no
     // encoding takes long. ``references`` [places, row_bytes]: dictionaries as long as a row, by place.
-    LaneCodecs(int64_t line_bytes, bool automatic, int64_t slow_bytes, Grid<const uint8_t> references,
+    LaneCodecs(int64_t line_bytes, bool automatic, bool untried, int64_t slow_bytes, Grid<const uint8_t> references,
                DictionaryUses& uses)
         : line_bytes_(line_bytes),
           automatic_(automatic),
+          untried_(untried),
           slow_bytes_(slow_bytes),
           references_(references),
           uses_(&uses) {}
 
-    // Adds a codec to choose from. ``patches``: its encoder, if the core has one.
-    void add_codec(int64_t number, bool slow, PatchEncoder* patches) { codecs_.push_back({number, slow, patches}); }
+    // Adds a codec to choose from. ``encoder``: the core's, if there is one.
+    void add_codec(int64_t number, bool slow, RowEncoder* encoder) { codecs_.push_back({number, slow, encoder}); }
 
     // Returns the lane's choice, or ``nullptr``: it has no segment yet.
     const LaneCodec* find(int64_t lane) const {
@@ -116,7 +118,7 @@ class LaneCodecs {
     struct Candidate {
         int64_t number;
         bool slow;
-        PatchEncoder* patches;
+        RowEncoder* encoder;
     };
 
     const LaneCodec& choice_of(int64_t lane) const;
@@ -128,9 +130,10 @@ class LaneCodecs {
     bool is_worse(const LaneCodec& one, int64_t rows, int64_t nbytes) const;
     Next next(const LaneCodec& one, int64_t rows, std::optional<bool> may_try) const;
     void count(LaneCodec& one);
+    Encoded encode_untried(LaneCodec& one, Grid<const uint8_t> rows);
 
     int64_t line_bytes_;
-    bool automatic_;
+    bool automatic_, untried_;
     int64_t slow_bytes_;
     Grid<const uint8_t> references_;
     DictionaryUses* uses_;

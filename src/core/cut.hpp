@@ -55,6 +55,16 @@ int64_t write_entries(const CutSource& source, Bytes out) {
     return head + shared + nbytes;
 }
 
+// Writes packed rows as raw ones: each has fewer bytes than the head and the numbers of a payload.
+inline int64_t write_unpacked(const CutSource& source, Bytes out) {
+    const PackedColumn column{source.memory, source.begin};
+    const int64_t size = column.numbers() * column.width(), nbytes = (source.last - source.first + 1) * size;
+    if (nbytes > static_cast<int64_t>(out.size())) return too_small;
+    uint8_t* at = out.data();
+    for (int64_t row = source.first; row <= source.last; ++row, at += size) read_packed_row(column, row, at);
+    return nbytes;
+}
+
 // Writes rows of patches as a payload of delta: few rows use little of the table.
 inline int64_t write_without_table(const CutSource& source, Bytes out) {
     const PatchColumn<true> column(source.memory, source.begin, source.rows);
@@ -89,6 +99,7 @@ inline constexpr std::array<CutCodec, codec_numbers> cut_codecs = [] {
     codecs[delta_codec] = {cut_details::write_entries<1>, cut_details::check_delta, delta_codec};
     codecs[predict_codec] = {cut_details::write_entries<0>, cut_details::check_frames, predict_codec};
     codecs[patches_codec] = {cut_details::write_without_table, nullptr, delta_codec};
+    codecs[packed_codec] = {cut_details::write_unpacked, nullptr, raw_codec};
     return codecs;
 }();
 

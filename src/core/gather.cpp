@@ -83,6 +83,18 @@ inline void copy_window(const uint8_t* rows, int64_t newest, int64_t first, int6
     }
 }
 
+// Decodes a window of a packed column. Most rows are one number: they are read without a loop over numbers.
+inline void unpack_window(const PackedColumn& column, int64_t newest, int64_t first, int64_t length, int64_t size,
+                          bool zeros, uint8_t* out, int64_t row_stride) {
+    for (int64_t wanted = newest - length + 1; wanted <= newest; ++wanted, out += row_stride) {
+        if (wanted < first && zeros) {
+            std::memset(out, 0, static_cast<std::size_t>(size));
+        } else {
+            read_packed_row(column, std::max(wanted, first), out);
+        }
+    }
+}
+
 // Decodes a window whose rows lie ``row_stride`` apart.
 void decode_window(const WindowCodec& codec, Window window, uint8_t* out, int64_t row_stride, Bytes scratch) {
     if (window.length == 1 || row_stride == window.size) {
@@ -131,9 +143,10 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
     const auto find_offsets = [&](int64_t i) {
         const auto s = static_cast<std::size_t>(slot[i]);
         if (column.codec[s] == raw_codec) return;
+        prefetch(memory + column.offset[s]);
+        if (column.codec[s] == packed_codec) return;
         prefetch(&column.counts[s]);
         prefetch(&column.dictionary[s]);
-        prefetch(memory + column.offset[s]);
         prefetch(memory + column.offset[s] + 4 * newest[i]);
     };
     const auto find_rows = [&](int64_t i) {
@@ -144,6 +157,8 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
             const uint8_t* rows = memory + column.offset[s] + (newest[i] + 1) * size - bytes;
             for (int64_t at = 0; at < std::min(bytes, most_prefetched); at += 64) prefetch(rows + at);
             prefetch(rows + bytes - 1);
+        } else if (codec == packed_codec) {
+            prefetch(PackedColumn{column.memory, column.offset[s]}.row_address(newest[i]));
         } else if (decodes(codec) && window_codecs[codec].prefetch) {
             set(i);
             window_codecs[codec].prefetch(window);
@@ -162,6 +177,10 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
         if (codec == raw_codec) {
             copy_window(memory + column.offset[s], newest[i], first[i], windows.length(i), size, column.zeros,
                         windows.at(i), row_stride);
+        } else if (codec == packed_codec) {
+            const PackedColumn packed{column.memory, column.offset[s]};
+            unpack_window(packed, newest[i], first[i], windows.length(i), size, column.zeros, windows.at(i),
+                          row_stride);
         } else if (decodes(codec)) {
             set(i);
             window.dictionary = column.references[column.dictionary[s]];

@@ -38,6 +38,7 @@ NB_MODULE(_core, module) {
     sharpwave::define_turnover(module);
     sharpwave::define_cut(module);
     sharpwave::define_pages(module);
+    sharpwave::define_packing(module);
     sharpwave::define_patch_encoding(module);
     sharpwave::define_predict(module);
     sharpwave::define_column_choice(module);

@@ -1,13 +1,10 @@
 // How are rows written as patches? Each row against a background that most of the column's rows share.
 #include "patch_encoding.hpp"
 
-#include <nanobind/stl/optional.h>
-
 #include <algorithm>
 #include <array>
 #include <bit>
 #include <cstring>
-#include <optional>
 
 #include "numpy_arrays.hpp"
 #include "patches.hpp"
@@ -302,17 +299,6 @@ ConstBytes PatchEncoder::encode(Grid<const uint8_t> rows, ConstBytes reference, 
 
 namespace {
 
-std::optional<nanobind::bytes> encode_in_python(PatchEncoder& encoder, Grid<const uint8_t> rows, ConstBytes reference,
-                                                int64_t line) {
-    ConstBytes payload;
-    {
-        const Released released;
-        payload = encoder.encode(rows, reference, line);
-    }
-    if (payload.empty()) return std::nullopt;
-    return nanobind::bytes(payload.data(), payload.size());
-}
-
 nanobind::bytes majority_in_python(Grid<const uint8_t> rows) {
     const auto size = static_cast<std::size_t>(rows.columns);
     const auto memory = std::make_unique_for_overwrite<uint8_t[]>(5 * size);
@@ -327,14 +313,9 @@ nanobind::bytes majority_in_python(Grid<const uint8_t> rows) {
 
 void define_patch_encoding(nanobind::module_& module) {
     using namespace nanobind::literals;
-    nanobind::class_<PatchEncoder>(module, "PatchEncoder",
-                                   "Encoder of columns of codec delta, or with codes of patches, with memory that is "
-                                   "used again. One thread at a time may use it.")
-        .def(nanobind::init<int64_t, int64_t, bool>(), "max_rows"_a, "size"_a, "coded"_a)
-        .def_prop_ro("nbytes", &PatchEncoder::nbytes, "Bytes of memory that are kept.")
-        .def("encode", &encode_in_python, "rows"_a, "reference"_a, "line"_a,
-             "Return the payload of ``rows`` uint8 [n, size]; ``None`` where it would not be smaller.\n\n"
-             "Args:\n    reference: uint8 [size], or empty for zeros. ``line``: bytes from a pixel to the one below.");
+    nanobind::class_<PatchEncoder, RowEncoder>(module, "PatchEncoder",
+                                               "Encoder of columns of codec delta, or with codes of patches.")
+        .def(nanobind::init<int64_t, int64_t, bool>(), "max_rows"_a, "size"_a, "coded"_a);
     module.def("majority", &majority_in_python, "rows"_a,
                "Return, byte by byte, the value that most of ``rows`` uint8 [n, size] hold.");
 }

@@ -3,25 +3,20 @@
 
 #include <memory>
 
-#include "arrays.hpp"
+#include "row_encoder.hpp"
 
 namespace sharpwave {
 
-// Encoder of columns of at most ``max_rows`` rows of ``size`` bytes, with memory that is used again. One thread at a
-// time may use it.
-class PatchEncoder {
+// Encoder of columns of at most ``max_rows`` rows of ``size`` bytes.
+class PatchEncoder final : public RowEncoder {
   public:
     // ``coded``: whether patches that return are written once, in a table.
     PatchEncoder(int64_t max_rows, int64_t size, bool coded);
 
-    // Bytes of memory that are kept.
-    int64_t nbytes() const { return plain_bytes_ + 6 * size_ + table_bytes_; }
+    int64_t nbytes() const override { return plain_bytes_ + 6 * size_ + table_bytes_; }
 
-    // Returns a payload, which is valid until the next call; empty where it would not be smaller than the rows.
-    //
-    // ``rows`` [n, size]; ``reference`` [size], or empty for zeros; ``line``: bytes from a pixel to the one below, 0
-    // for none. Cost: 0.6 to 1.7 us a row of 7 KB of a game.
-    ConstBytes encode(Grid<const uint8_t> rows, ConstBytes reference, int64_t line);
+    // ``reference`` [size], or empty for zeros. Cost: 0.6 to 1.7 us a row of 7 KB of a game.
+    ConstBytes encode(Grid<const uint8_t> rows, ConstBytes reference, int64_t line) override;
 
   private:
     int64_t max_rows_, size_, plain_bytes_, table_bytes_ = 0;

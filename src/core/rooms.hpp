@@ -34,6 +34,7 @@ void define_sampling(nanobind::module_& module);
 void define_slots(nanobind::module_& module);
 void define_turnover(nanobind::module_& module);
 void define_cut(nanobind::module_& module);
+void define_packing(nanobind::module_& module);
 void define_pages(nanobind::module_& module);
 void define_patch_encoding(nanobind::module_& module);
 void define_predict(nanobind::module_& module);

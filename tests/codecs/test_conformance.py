@@ -14,6 +14,7 @@ import sharpwave as sw
 from sharpwave.cli import main
 from sharpwave.codecs import registry
 from sharpwave.codecs.delta import Delta, Patches
+from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec, Competition, Packed
 from sharpwave.codecs.raw import Raw
@@ -95,6 +96,11 @@ class TestPatches(CodecSuite):
 class TestPredict(CodecSuite):
     def make_codec(self) -> Codec:
         return Predict()
+
+
+class TestPackedNumbers(CodecSuite):
+    def make_codec(self) -> Codec:
+        return PackedNumbers()
 
 
 class TestToy(CodecSuite):

@@ -117,11 +117,4 @@ class Patches(_Painted):
 class _Encoder(Encoder):
     def __init__(self, codec: _Painted, size: int, line_bytes: int, max_rows: int) -> None:
         super().__init__(codec, line_bytes)
-        self.patches: core.PatchEncoder = core.PatchEncoder(max_rows, size, codec.coded)
-
-    @property
-    def nbytes(self) -> int:
-        return self.patches.nbytes
-
-    def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
-        return self.patches.encode(np.ascontiguousarray(rows), as_bytes(dictionary), self._line_bytes)
+        self.core: core.RowEncoder = core.PatchEncoder(max_rows, size, codec.coded)

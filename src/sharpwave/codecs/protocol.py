@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import DamagedError
-from sharpwave.native import core
+from sharpwave.native import core as native
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -141,10 +141,10 @@ class Encoder:
     """Encoder of one field's columns. A codec that reuses memory between columns overrides it.
 
     Attributes:
-        patches: the core's encoder that makes the same payloads, if there is one.
+        core: the core's encoder that makes the same payloads, if there is one.
     """
 
-    patches: core.PatchEncoder | None = None
+    core: native.RowEncoder | None = None
 
     def __init__(self, codec: Codec, line_bytes: int) -> None:
         self._codec, self._line_bytes = codec, line_bytes
@@ -152,10 +152,12 @@ class Encoder:
     @property
     def nbytes(self) -> int:
         """Bytes of memory kept between columns."""
-        return 0
+        return 0 if self.core is None else self.core.nbytes
 
     def encode(self, rows: Bytes, dictionary: bytes) -> bytes | None:
         """Encode as ``Codec.encode`` does."""
+        if self.core is not None:
+            return self.core.encode(np.ascontiguousarray(rows), as_bytes(dictionary), self._line_bytes)
         return self._codec.encode(rows, dictionary, self._line_bytes)
 
     def keep_only(self, dictionaries: Collection[bytes]) -> None:

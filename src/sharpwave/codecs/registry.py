@@ -12,6 +12,7 @@ predict 3      one reference row                uint32 offsets [n + 1], then one
                                                 row each
 patches 4      one reference row                uint32 offsets [n + 3], then a table of patches that
                                                 return, then patches as delta's
+packed  5      none                             each number of a row in as few bits as its column needs
 ======= ====== ================================ ===========================================================
 
 Offsets are little-endian and count from the end of the offset table.
@@ -22,6 +23,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sharpwave.codecs.delta import Delta, Patches
+from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.predict import Predict
 from sharpwave.codecs.protocol import Codec
 from sharpwave.codecs.raw import Raw
@@ -34,8 +36,8 @@ if TYPE_CHECKING:
 NUMBERS = 256
 """Codec numbers that a store can tell apart."""
 MIN_AUTO_BYTES = 32
-"""Rows smaller than this stay raw under ``codec="auto"``: an offset and a frame header would cost more than is
-saved."""
+"""Rows smaller than this are ``packed`` or stay raw under ``codec="auto"``: an offset and a frame header for each would
+cost more than is saved."""
 
 GROUP = "sharpwave.codecs"
 """Entry points of other packages that are codecs, classes or instances: ``mine = "my_package.codecs:Mine"``. They are
@@ -140,7 +142,7 @@ def candidates(row_bytes: int, line_bytes: int = 0) -> tuple[Codec, ...]:
         line_bytes: as in ``Packed``.
     """
     if row_bytes < MIN_AUTO_BYTES:
-        return ()
+        return (_by_number[PackedNumbers.number],)
     competing = [(codec, codec.competition) for codec in _by_number.values()]
     return tuple(
         codec
@@ -159,3 +161,4 @@ register(Zstd())
 register(Delta())
 register(Predict())
 register(Patches())
+register(PackedNumbers())

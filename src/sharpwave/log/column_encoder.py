@@ -128,9 +128,16 @@ class ColumnEncoder:
         }
         # Encoders that keep state for each dictionary; asking takes time in proportion to the lanes.
         self._keepers = [one for one in self._encoders.values() if type(one).keep_only is not Encoder.keep_only]
-        self.lanes = core.LaneCodecs(field.line_bytes, self._auto, SLOW_BYTES, table.references, table.uses)
+        self.lanes = core.LaneCodecs(
+            field.line_bytes,
+            self._auto,
+            self._auto and field.row_bytes < codecs.MIN_AUTO_BYTES,
+            SLOW_BYTES,
+            table.references,
+            table.uses,
+        )
         for one in self.candidates:
-            self.lanes.add_codec(one.number, one.slow, self._encoders[one.number].patches)
+            self.lanes.add_codec(one.number, one.slow, self._encoders[one.number].core)
         self._newest: dict[int, int] = {}  # by codec, place of the latest dictionary, tried by lanes without one
         self._begin: Begin | None = None
         self._trying: Trial | None = None
