@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from types import EllipsisType
-from typing import Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -69,6 +69,9 @@ from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
 from sharpwave.views.view import STEPS, View
 from sharpwave.writing import OTHERWISE, Writing
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatchReader
 
 B = TypeVar("B")
 
@@ -721,28 +724,69 @@ class Store:
             raise KeyError(f"ids: step {step} of lane {lane} was evicted, or not appended yet; {gone.size} are missing")
         return tagged(found, self._step_tag)
 
-    def episodes(self, *, order: Order = "oldest", lanes: Any = None) -> Episodes:
+    def episodes(self, *, order: Order = "oldest", lanes: Any = None, where: Any = None) -> Episodes:
         """Find the episodes with held steps, including unfinished ones.
 
         Args:
             order: "return" (the highest first), "length" (the longest first), "newest" (the fewest steps of its lane
                 since its last one first) or "oldest".
             lanes: number of a lane, or several; default all.
+            where: only episodes for which this holds: a condition in SQL such as ``"length > 10 and task = 'push'"``,
+                evaluated by DuckDB, or an expression of ``pyarrow.compute``, over the columns of ``table("episodes")``.
 
         Returns:
             a sequence of ``StoredEpisode``, as of the time of the call. Finding them reads flags and rewards, which are
             always in memory; observations and fields are decoded on access.
         Raises:
-            ValueError, TypeError: an invalid argument.
+            ValueError, TypeError: an invalid argument.  ModuleNotFoundError: ``where`` needs the extra ``sql``.
 
-        Cost: some 12 us a segment held, under the store's lock.
+        Cost: some 12 us a segment held, under the store's lock; ``where`` also reads each episode's annotations.
         """
         checked = checked_order(order)
         with self._lock:
             self._log.check_open()
-            table = find(self._log, checked_lanes(lanes, self._log.lanes))
-            table = ordered(table, checked, self._log.opened.steps)
-        return Episodes(table, EpisodeReader(self._log, self._lock, self._life))
+            found = find(self._log, checked_lanes(lanes, self._log.lanes))
+            found = ordered(found, checked, self._log.opened.steps)
+        reader = EpisodeReader(self._log, self._lock, self._life)
+        if where is not None:
+            from sharpwave.data.tables import matching  # pyarrow, which few programs have
+
+            found = found.some(matching(found, reader, where))
+        return Episodes(found, reader)
+
+    def table(self, kind: str, *, fields: Sequence[str] | None = None, lanes: Any = None) -> RecordBatchReader:
+        """Read the store as a table, which DuckDB, Polars and pandas take as it is.
+
+        Args:
+            kind: "episodes": a row an episode, with its lane, first and last step, length, return, whether its first
+                step is held (``begun``), how it ended, the first step's id, and its annotations, one column a key; a
+                key with values that are no strings, numbers or bools, or of several types, as JSON.
+                "steps": a row a step, with its lane, its episode's first step, its own number and id, whether it begins
+                an episode (``first``), reward, terminated and truncated, and the fields. A field with axes is a column
+                of flat lists; its shape is in the column's metadata.
+            fields: names of the fields, or of the columns of episodes; default all.
+            lanes: as for ``episodes``.
+
+        Returns:
+            a ``pyarrow.RecordBatchReader``, which is read once. Steps are decoded batch by batch as they are read;
+            those evicted by then are left out.
+        Raises:
+            ValueError, TypeError: an invalid argument.  ModuleNotFoundError: the extra ``sql`` is not installed.
+
+        Cost: an episode's annotations some 15 us; a step what decoding its fields takes.
+        """
+        from sharpwave.data.tables import episode_table, known_names, step_reader
+
+        if kind not in ("episodes", "steps"):
+            raise ValueError(f"table: kind={kind!r}, expected 'episodes' or 'steps'")
+        with self._lock:
+            self._log.check_open()
+            found = find(self._log, checked_lanes(lanes, self._log.lanes))
+        reader = EpisodeReader(self._log, self._lock, self._life)
+        if kind == "steps":
+            return step_reader(found, reader, known_names(fields, list(self.spec.fields), "field"))
+        episodes = episode_table(found, reader)
+        return episodes.select(known_names(fields, episodes.column_names, "column")).to_reader()
 
     def export(
         self,

@@ -1,0 +1,230 @@
+"""Arrow tables of a store's episodes and steps, which DuckDB, Polars and pandas read; and episodes chosen by them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.data.packages import needed
+from sharpwave.json_values import encode
+from sharpwave.spec import START, TERMINATED, TRUNCATED, Field
+from sharpwave.views.episodes import EpisodeReader, Table
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Ints = npt.NDArray[np.int64]
+
+FACTS = ("lane", "first_step", "last_step", "length", "return", "begun", "ended", "first_id")
+"""Columns of every table of episodes; annotations follow, one column a key."""
+STEP_FACTS = ("lane", "first_step", "step", "id", "first", "reward", "terminated", "truncated")
+"""Columns of every table of steps; ``first_step`` is its episode's, as in the table of episodes."""
+PLACE = "its place"
+"""Column of an episode's place in the table it is chosen from."""
+MAX_ROWS, MAX_BYTES = 1 << 16, 1 << 24
+"""Limits of one batch of steps."""
+
+
+def episode_table(
+    table: Table, reader: EpisodeReader, infos: Sequence[Mapping[str, Any]] | None = None
+) -> pyarrow.Table:
+    """Return episodes as a table: a row an episode, the columns ``FACTS``, and one for each key of their annotations.
+
+    Strings, numbers and bools are columns of their type; a key with other or mixed values is a column of JSON. A key
+    that is a fact's name has the column ``info.KEY``.
+
+    Args:
+        infos: their annotations; ``None``: read here. Episodes evicted meanwhile have none.
+    """
+    pa = needed("pyarrow", "sql")
+    flags = table.flags
+    ended = np.where(flags & TERMINATED, "terminated", np.where(flags & TRUNCATED, "truncated", None))
+    facts = [table.lane, table.first_step, table.first_step + table.length - 1, table.length, table.total, table.begun]
+    columns = [pa.array(array) for array in facts] + [pa.array(ended.tolist(), pa.string()), pa.array(table.id)]
+    infos = _annotations(table, reader) if infos is None else infos
+    names = list(FACTS)
+    for key in dict.fromkeys(key for info in infos for key in info):
+        names.append(f"info.{key}" if key in names else key)
+        columns.append(_column(pa, [info.get(key) for info in infos]))
+    return pa.table(columns, names=names)
+
+
+def _annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
+    infos = []
+    for first, length in zip(table.id.tolist(), table.length.tolist(), strict=True):
+        try:
+            infos.append(reader.annotations(first, length))
+        except KeyError:
+            infos.append({})
+    return infos
+
+
+def _column(pa: Any, values: list[Any]) -> Any:
+    kinds = {type(value) for value in values if value is not None}
+    if kinds <= {int, float} and float in kinds:
+        return pa.array(values, pa.float64())
+    for kind, arrow in ((str, pa.string()), (bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):
+        if kinds == {kind} and not (
+            kind is int and any(value is not None and abs(value) >= 1 << 63 for value in values)
+        ):
+            return pa.array(values, arrow)
+    texts = [None if value is None else json.dumps(encode({"": value}, "info")[""]) for value in values]
+    return pa.array(texts, pa.string())
+
+
+def known_names(names: Any, known: Sequence[str], what: str) -> list[str]:
+    """Return the names asked for, of ``known``; ``None``: all.  Raises: ValueError, TypeError."""
+    if names is None:
+        return list(known)
+    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"table: fields={names!r}, expected a list of names")
+    for name in names:
+        if name not in known:
+            raise ValueError(f"table: no {what} {name!r}, expected some of {', '.join(known)}")
+    return list(dict.fromkeys(names))
+
+
+def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
+    """Return the places of the episodes for which ``where`` holds, ascending.
+
+    Args:
+        where: a condition in SQL, evaluated by DuckDB, or an expression of ``pyarrow.compute``, over the columns of
+            ``episode_table``. A null is no match.
+
+    Raises:
+        ValueError: it cannot be evaluated; names the columns there are.  TypeError: neither a string nor an expression.
+        ModuleNotFoundError: DuckDB or pyarrow is missing.
+    """
+    pa, compute = needed("pyarrow", "sql"), needed("pyarrow.compute", "sql")
+    if not isinstance(where, str | compute.Expression):
+        raise TypeError(
+            f"where={where!r}: expected a condition in SQL, as \"length > 10 and task = 'push'\", or an expression of "
+            "pyarrow.compute"
+        )
+    found = episode_table(table, reader)
+    names = ", ".join(found.column_names)
+    found = found.append_column(PLACE, pa.array(np.arange(len(table.lane))))
+    try:
+        if isinstance(where, str):
+            with _session({"episodes": found}) as session:
+                chosen = session.table("episodes").filter(where).project(f'"{PLACE}"').to_arrow_table()
+        else:
+            chosen = found.filter(where)
+    except (ValueError, pa.ArrowException) as error:
+        raise ValueError(f"where={str(where)!r}: {error}; an episode has the columns {names}") from error
+    return np.sort(np.asarray(chosen[PLACE].to_numpy(), np.int64))
+
+
+def query(text: str, tables: Mapping[str, Any]) -> pyarrow.Table:
+    """Return the result of a statement in SQL over Arrow ``tables``, by name, evaluated by DuckDB.
+
+    It reads no file and opens no connection.
+
+    Raises:
+        ValueError: it cannot be evaluated, or has no result.  ModuleNotFoundError: DuckDB is missing.
+    """
+    with _session(tables) as session:
+        found = session.sql(text)
+        if found is None:
+            raise ValueError("expected a statement with a result, such as select")
+        return found.to_arrow_table()
+
+
+@contextmanager
+def _session(tables: Mapping[str, Any]) -> Iterator[Any]:
+    """Make a session of DuckDB that knows these tables only.  Raises: ValueError: a statement cannot be evaluated."""
+    duckdb = needed("duckdb", "sql")
+    with duckdb.connect(config={"enable_external_access": "false"}) as session:
+        for name, one in tables.items():
+            session.register(name, one)
+        try:
+            yield session
+        except duckdb.Error as error:
+            text = str(error).partition("\n\nLINE")[0]  # the statement itself follows, as the caller wrote it
+            raise ValueError(" ".join(text.split())) from error
+
+
+def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> pyarrow.RecordBatchReader:
+    """Return the steps of episodes as a reader of batches: a row a step, the columns ``STEP_FACTS`` and fields.
+
+    A field with axes is a column of flat lists; its shape is in the column's metadata. Steps evicted before their batch
+    is read are left out. Each batch is decoded when it is read, under the store's lock.
+    """
+    pa = needed("pyarrow", "sql")
+    kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
+    columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
+    columns += [_field(pa, name, reader.spec.fields[name]) for name in names]
+    schema = pa.schema(columns)
+    row_bytes = sum(reader.spec.fields[name].row_bytes for name in names)
+    most = max(1, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
+    return pa.RecordBatchReader.from_batches(schema, _batches(pa, schema, table, reader, names, most))
+
+
+def _field(pa: Any, name: str, field: Field) -> Any:
+    kind = pa.from_numpy_dtype(field.np_dtype)
+    if not field.shape:
+        return pa.field(name, kind)
+    return pa.field(name, pa.list_(kind, int(np.prod(field.shape))), metadata={"shape": json.dumps(list(field.shape))})
+
+
+def _batches(
+    pa: Any, schema: Any, table: Table, reader: EpisodeReader, names: Sequence[str], most: int
+) -> Iterator[pyarrow.RecordBatch]:
+    for begin, end in pairwise(_groups(table, most)):
+        some = table.some(slice(begin, end))
+        count = int(some.length.sum())
+        try:
+            ids = np.asarray(reader.ids(int(some.id[0]), count))
+        except KeyError:
+            if end - begin > 1:  # the oldest may be gone, and the others not
+                for one in range(begin, end):
+                    yield from _batches(pa, schema, table.some(slice(one, one + 1)), reader, names, most)
+            continue
+        for first in range(0, count, most):
+            last = min(count, first + most)
+            with_facts = _step_facts(some, ids, first, last)
+            try:
+                flags = reader.flags(int(ids[first]), last - first)
+                arrays = [*with_facts, flags & START != 0, reader.rewards(int(ids[first]), last - first)]
+                arrays += [flags & TERMINATED != 0, flags & TRUNCATED != 0]
+                arrays += [reader.read(name, int(ids[first]), last - first) for name in names]
+            except KeyError:
+                continue
+            columns = [_arrow(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
+            yield pa.record_batch(columns, schema=schema)
+
+
+def _groups(table: Table, most: int) -> list[int]:
+    """Return where groups of episodes begin, and the end: of one lane, adjoining, and of ``most`` steps or one episode."""
+    begins, steps = [0], 0
+    for place, length in enumerate(table.length.tolist()):
+        before = place - 1
+        apart = place and (
+            table.lane[place] != table.lane[before]
+            or table.first_step[place] != table.first_step[before] + table.length[before]
+        )
+        if place and (apart or steps + length > most):
+            begins.append(place)
+            steps = 0
+        steps += length
+    return [*begins, len(table.lane)] if len(table.lane) else [0]
+
+
+def _step_facts(some: Table, ids: Ints, first: int, last: int) -> list[Ints]:
+    """Return the lane, the episode's first step, the step and the id of the steps ``first`` to ``last`` of a group."""
+    steps = int(some.first_step[0]) + np.arange(first, last)
+    episode = some.first_step[np.searchsorted(some.first_step, steps, side="right") - 1]
+    return [np.full(last - first, some.lane[0]), episode, steps, ids[first:last]]
+
+
+def _arrow(pa: Any, array: npt.NDArray[Any], kind: Any) -> Any:
+    if array.ndim == 1:
+        return pa.array(array, kind)
+    flat = pa.array(np.ascontiguousarray(array).reshape(-1), kind.value_type)
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind)

@@ -1,0 +1,172 @@
+"""Arrow tables of a store beside a plain log of its episodes, and episodes chosen by conditions."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+
+pa = pytest.importorskip("pyarrow")
+duckdb = pytest.importorskip("duckdb")
+pc = pytest.importorskip("pyarrow.compute")
+
+SPEC = sw.Spec(obs=sw.Field((2, 3), "float32"), action=sw.Field((), "int64"), mode=sw.Field((), "uint8"))
+
+
+def written(
+    disk: Path | None = None, capacity: int = 10_000, episodes: int = 40
+) -> tuple[sw.Store, list[dict[str, Any]]]:
+    """A store of three lanes, and what was written, episode by episode."""
+    store = sw.Store(SPEC, capacity=capacity, segment_steps=16, **({} if disk is None else {"disk": disk}))
+    rng, log, steps = np.random.default_rng(0), [], [0, 0, 0]
+    for k in range(episodes):
+        length, lane = int(rng.integers(1, 60)), k % 3
+        info: dict[str, Any] = {"task": ("push", "pull")[k % 2], "version": k, "success": bool(k % 3)}
+        info |= {"notes": ["a", k]} if k % 4 == 0 else {}
+        info |= {"gain": 1 if k % 2 else 0.5}
+        info |= {"length": "long"} if k == 5 else {}
+        store.annotate(lane, info, episode=True)
+        arrays = {
+            "obs": rng.random((length + 1, 2, 3)).astype(np.float32),
+            "action": rng.integers(0, 9, length),
+            "mode": rng.integers(0, 255, length).astype(np.uint8),
+            "reward": rng.random(length).astype(np.float32),
+        }
+        store.add_episode(lane=lane, **arrays, terminated=k % 2 == 0, truncated=k % 2 == 1)
+        log.append({"lane": lane, "first_step": steps[lane], "length": length, "info": info, **arrays})
+        steps[lane] += length
+    return store, sorted(log, key=lambda one: (one["lane"], one["first_step"]))
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_table_of_episodes_has_their_facts_and_annotations(disk: bool, tmp_path: Path) -> None:
+    """A row an episode. Annotations keep their types; lists are JSON, and a fact's name stays the fact's."""
+    store, log = written(tmp_path / "s" if disk else None)
+    found = store.table("episodes").read_all().to_pylist()
+    assert len(found) == len(log)
+    for row, one in zip(found, log, strict=True):
+        for name in ("lane", "first_step", "length"):
+            assert row[name] == one[name], name
+        assert row["last_step"] == one["first_step"] + one["length"] - 1
+        assert row["return"] == pytest.approx(one["reward"].astype(np.float64).sum())
+        assert row["ended"] == ("terminated" if one["info"]["version"] % 2 == 0 else "truncated") and row["begun"]
+        for name in ("task", "version", "success", "gain"):
+            assert row[name] == one["info"][name], name
+        assert row["notes"] == (json.dumps(one["info"]["notes"]) if "notes" in one["info"] else None)
+        assert row["info.length"] == one["info"].get("length")
+    assert store.table("episodes", fields=["return", "lane"], lanes=1).schema.names == ["return", "lane"]
+    store.close()
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_a_table_of_steps_has_every_step_and_field(disk: bool, tmp_path: Path) -> None:
+    """A row a step, in the order of lanes and steps; arrays are flat lists with their shape in the metadata."""
+    store, log = written(tmp_path / "s" if disk else None)
+    reader = store.table("steps")
+    assert json.loads(reader.schema.field("obs").metadata[b"shape"]) == [2, 3]
+    found = reader.read_all()
+    expected = {
+        name: np.concatenate([one[name][: one["length"]] for one in log])
+        for name in ("obs", "action", "mode", "reward")
+    }
+    np.testing.assert_array_equal(found["obs"].combine_chunks().flatten().to_numpy().reshape(-1, 2, 3), expected["obs"])
+    for name in ("action", "mode", "reward"):
+        np.testing.assert_array_equal(found[name].to_numpy(), expected[name])
+    begins = np.concatenate([[0], np.cumsum([one["length"] for one in log])])
+    np.testing.assert_array_equal(np.flatnonzero(found["first"].to_numpy()), begins[:-1])
+    ended = found["terminated"].to_numpy() | found["truncated"].to_numpy()
+    np.testing.assert_array_equal(np.flatnonzero(ended), begins[1:] - 1)
+    for one, begin in zip(log, begins, strict=False):
+        assert set(found["first_step"][begin : begin + one["length"]].to_pylist()) == {one["first_step"]}
+    ids = store.ids(found["lane"].to_numpy(), found["step"].to_numpy())
+    np.testing.assert_array_equal(found["id"].to_numpy(), np.asarray(ids))
+    names = store.table("steps", fields=("mode",)).schema.names
+    assert names[-1] == "mode" and "obs" not in names
+    store.close()
+
+
+def test_conditions_choose_the_episodes_that_a_loop_chooses() -> None:
+    """SQL and expressions of pyarrow over facts and annotations, in any order of episodes; nulls match nothing."""
+    store, log = written()
+    cases: list[tuple[Any, Any]] = [
+        (
+            "length > 20 and task = 'push' and version > 3",
+            lambda e: e["length"] > 20 and e["info"]["task"] == "push" and e["info"]["version"] > 3,
+        ),
+        ((pc.field("length") > 20) & pc.field("success"), lambda e: e["length"] > 20 and e["info"]["success"]),
+        ('"return" >= 10 or lane = 2', lambda e: e["reward"].astype(np.float64).sum() >= 10 or e["lane"] == 2),
+        ("\"info.length\" = 'long'", lambda e: e["info"].get("length") == "long"),
+        ("notes is null", lambda e: "notes" not in e["info"]),
+        ("false", lambda e: False),
+    ]
+    for where, holds in cases:
+        expected = {(e["lane"], e["first_step"]) for e in log if holds(e)}
+        for order in ("oldest", "newest", "return", "length"):
+            found = store.episodes(order=order, where=where)
+            assert {(e.lane, e.first_step) for e in found} == expected, where
+            every = [(e.lane, e.first_step) for e in store.episodes(order=order)]
+            assert [(e.lane, e.first_step) for e in found] == [one for one in every if one in expected]
+
+
+@pytest.mark.parametrize(
+    ("where", "error", "text"),
+    [
+        ("lenght > 3", ValueError, "lenght.*an episode has the columns lane, first_step"),
+        ("length >", ValueError, "syntax error"),
+        ("1=1); select 1; --", ValueError, "where="),
+        ("length > (select count(*) from read_csv('/etc/passwd'))", ValueError, "where="),
+        (pc.field("nothing") > 1, ValueError, "nothing"),
+        (5, TypeError, "expected a condition in SQL"),
+    ],
+)
+def test_conditions_that_are_none_are_refused(where: Any, error: type[Exception], text: str) -> None:
+    """The error names the condition and the columns; no file is read."""
+    store, _ = written(episodes=4)
+    with pytest.raises(error, match=text):
+        store.episodes(where=where)
+
+
+def test_arguments_of_tables_are_checked() -> None:
+    """Kinds, fields and lanes that do not exist are named."""
+    store, _ = written(episodes=4)
+    for arguments, text in (
+        ({"kind": "rows"}, "expected 'episodes' or 'steps'"),
+        ({"kind": "steps", "fields": ["pixels"]}, "no field 'pixels', expected some of obs, action, mode"),
+        ({"kind": "episodes", "fields": ["pixels"]}, "no column 'pixels'"),
+        ({"kind": "episodes", "lanes": 9}, "lane 9"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            store.table(**arguments)
+    with pytest.raises(TypeError, match="a list of names"):
+        store.table("steps", fields="obs")
+
+
+def test_steps_evicted_while_a_table_is_read_are_left_out() -> None:
+    """A reader of a live store gives the steps that are held when their batch is read."""
+    store, _ = written(capacity=2_000, episodes=80)
+    before = set(store.table("steps", fields=()).read_all()["id"].to_pylist())
+    reader = store.table("steps")
+    for k in range(30):
+        arrays = {
+            "obs": np.zeros((41, 2, 3), np.float32),
+            "action": np.zeros(40, np.int64),
+            "mode": np.zeros(40, np.uint8),
+        }
+        store.add_episode(lane=k % 3, **arrays, reward=np.zeros(40, np.float32), terminated=True)
+    found = set(reader.read_all()["id"].to_pylist())
+    now = set(store.table("steps", fields=()).read_all()["id"].to_pylist())
+    assert found < before and found <= now and found
+
+
+def test_an_empty_store_has_empty_tables() -> None:
+    """Tables of a store without steps have their columns and no rows."""
+    store = sw.Store(SPEC, capacity=100)
+    assert store.table("episodes").read_all().num_rows == 0
+    steps = store.table("steps").read_all()
+    assert steps.num_rows == 0 and steps.schema.names[:2] == ["lane", "first_step"]
+    assert len(store.episodes(where="length > 1")) == 0
