@@ -51,8 +51,8 @@ class Field:
         stack: number of consecutive frames that a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
         pad: padding of a stack before an episode's first frame: that frame repeated ("repeat") or zeros ("zeros").
-        codec: codec of this field instead of the store's: "auto", "patches", "packed", "delta", "zstd", "predict", "raw"
-            or the name of a registered one.
+        codec: codec of this field instead of the store's: "auto", "patches", "packed", "delta", "zstd", "predict",
+            "raw" or the name of a registered one.
         every: store only the values of steps 0, k, 2k, ... of each episode, for recurrent states: ``extend`` takes a
             value for every step, a batch has the last stored one. ``None``: store every value. Not for observations
             and actions.

@@ -10,6 +10,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.codecs.delta import Patches
 from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import by_number
@@ -68,10 +69,16 @@ def test_too_few_rows_are_no_measure() -> None:
     assert one.pack(0, still(1, 32))[0].codec == PATCHES
 
 
-def test_small_rows_are_kept_raw() -> None:
+def test_small_rows_are_packed_where_that_saves_a_tenth() -> None:
+    """Without a trial: a lane of noise stays raw, and is tried again after as many segments as it has."""
     field = sw.Field((7,), "float32")
     one, _ = encoder(field=field)
-    assert one.pack(0, np.zeros((64, 28), np.uint8))[0].codec == RAW
+    assert one.pack(0, np.zeros((64, 28), np.uint8))[0].codec == PackedNumbers.number
+    noise = np.random.default_rng(0).integers(0, 256, (64, 28), np.uint8)
+    assert one.pack(1, noise)[0].codec == RAW
+    chosen = [one.pack(1, np.zeros((64, 28), np.uint8) if k else noise)[0].codec for k in range(4)]
+    assert chosen == [RAW, RAW, PackedNumbers.number, PackedNumbers.number]
+    assert one.pack(2, np.zeros((7, 28), np.uint8))[0].codec == RAW  # too few rows to measure
 
 
 @pytest.mark.parametrize(("size", "chosen"), [(64, RAW), (128, RAW), (1024, ZSTD)])
