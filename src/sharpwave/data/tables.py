@@ -201,7 +201,7 @@ def _batches(
 
 
 def _groups(table: Table, most: int) -> list[int]:
-    """Return where groups of episodes begin, and the end: adjoining ones of a lane, of ``most`` steps or one episode."""
+    """Return where groups of adjoining episodes of a lane begin, of ``most`` steps or one episode, and the end."""
     begins, steps = [0], 0
     for place, length in enumerate(table.length.tolist()):
         before = place - 1
