@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.data.packages import needed
+from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Field
 from sharpwave.views.episodes import EpisodeReader, Table
