@@ -8,7 +8,7 @@ WORKERS := -n auto --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 
-CHECKS := style types tidy one_definition
+CHECKS := style types tidy
 .PHONY: pong cartpole test check style types one_definition tidy analyzed tests slow fuzz fuzz-core sanitized races torture coverage docs bench tiers soak ladder sequences clean
 
 # Settings of a run: make pong OPTIONS="--steps 3000"
@@ -30,6 +30,7 @@ style: $(VENV)/.test
 types: $(VENV)/.test
 	$(BIN)/mypy
 
+# Two types or functions of one name in the core, of which the linker would keep either: nightly, as it compiles all of it anew.
 one_definition: $(VENV)/.test
 	PATH="$(BIN):$$PATH" cmake --build build/core-*/ --target one_definition
 

@@ -60,7 +60,7 @@ def test_without_peers_and_training_packages_the_store_is_measured(tmp_path):
 @pytest.mark.parametrize(
     "peers",
     [
-        pytest.param(["stable_baselines3"], marks=pytest.mark.slow, id="one"),
+        pytest.param(["stable_baselines3"], marks=pytest.mark.nightly, id="one"),
         pytest.param(list(PEERS), marks=pytest.mark.nightly, id="all"),
     ],
 )

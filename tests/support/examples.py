@@ -1,4 +1,4 @@
-"""How long tests look where a number is their own: short by default, longer in CI, longest by night."""
+"""How long tests look where a number is their own: short by default, longer in GitHub's jobs, longest by night."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def examples(count: int, most: int = 10_000) -> int:
     """Return how many examples hypothesis looks at, or how many seeds a test has.
 
     Args:
-        count: the test's own number, which CI runs; the default is a third of it.
+        count: the test's own number, which GitHub's jobs run; the default is a third of it.
         most: an upper bound of what ``SHARPWAVE_HYPOTHESIS_EXAMPLES`` may ask for.
     """
     return -(-count // 3) if ASKED is None else max(count, min(int(ASKED), most))
@@ -23,6 +23,6 @@ def stride(step: int) -> int:
     """Return the step from one operation to the next, for a test that breaks off at each of many.
 
     Args:
-        step: CI's; the default is three times as long, and by night (1,000 examples or more) no operation is skipped.
+        step: of GitHub's jobs; the default is three times as long, and by night (1,000 examples or more) no operation is skipped.
     """
     return 3 * step if ASKED is None else step if int(ASKED) < 1000 else 1

@@ -100,7 +100,7 @@ def cartpole(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
     whole, summary, text = go(run, "pong", PONG, tmp_path / "whole")
     assert "No episode has ended in the 800 steps before this checkpoint" in text  # 200 of each environment
