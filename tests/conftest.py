@@ -1,7 +1,7 @@
 """Fixtures of the tests, their order, and how long hypothesis looks.
 
-``SHARPWAVE_HYPOTHESIS_EXAMPLES=25 pytest`` looks as long as GitHub's jobs do, 2000 as long as the nightly run; both hold also
-where a test has a number of examples of its own (``tests/support/examples.py``).
+``SHARPWAVE_HYPOTHESIS_EXAMPLES=25 pytest`` looks as long as GitHub's jobs do, 2000 as long as the nightly run; both
+hold also where a test has a number of examples of its own (``tests/support/examples.py``).
 """
 
 from __future__ import annotations

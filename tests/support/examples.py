@@ -23,6 +23,7 @@ def stride(step: int) -> int:
     """Return the step from one operation to the next, for a test that breaks off at each of many.
 
     Args:
-        step: of GitHub's jobs; the default is three times as long, and by night (1,000 examples or more) no operation is skipped.
+        step: of GitHub's jobs; the default is three times as long, and by night (1,000 examples or more) no operation
+            is skipped.
     """
     return 3 * step if ASKED is None else step if int(ASKED) < 1000 else 1
