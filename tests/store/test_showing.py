@@ -120,6 +120,16 @@ def test_views_and_episodes_say_what_they_are() -> None:
     view = store.transitions(name="mine", sampler=sw.Prioritized())
     view.sample(3)
     assert repr(view) == "<Transitions 'mine': 100 items when last sampled, Prioritized>"
+    said = " | ".join(Texts(view._repr_html_()).texts)
+    assert "n_step | 1" in said and "sampler | Prioritized(alpha=0.6" in said and "limiter" not in said
+    both = sw.Blend([(1, view), (3, store.transitions(name="<other>"))])
+    both.sample(8)
+    assert repr(both) == "<Blend of 2 views: 8 items drawn>"
+    assert "0.75 | <Transitions '<other>'" in " | ".join(Texts(both._repr_html_()).texts)
+    episode = store.episodes()[0]
+    page = episode._repr_html_()
+    assert page.count("<img") == 11 and "<svg" in page
+    assert "length | 10" in " | ".join(Texts(page).texts) and "ended | terminated" in " | ".join(Texts(page).texts)
     sequences = store.sequences(4, name="<windows>").sample(2)
     assert repr(sequences).startswith("<SequenceBatch of 2: obs.image uint8 [2, 5, 16, 12, 3]")
     texts = Texts(store.episodes()._repr_html_()).texts

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.sampling.limiters import check_timeout
+from sharpwave.showing import table, titled
 from sharpwave.views.batch import Arrays
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.ids import tag_of
@@ -78,6 +79,13 @@ class Blend(Generic[B]):
         self._source = Parts[B](self.views, [share for share, _ in pairs], seed)
         self._streams: list[weakref.ref[Stream[B]]] = []  # in the order of making
         self._resumed: list[list[Choice]] = []  # of streams before a checkpoint, for the next streams made
+
+    def __repr__(self) -> str:
+        return f"<Blend of {len(self.views)} views: {self.samples:,} items drawn>"
+
+    def _repr_html_(self) -> str:
+        shares = [f"{share:.3g}" for share in self.shares()]
+        return titled(repr(self), table(("share", "view"), zip(shares, self.views, strict=True)))
 
     @property
     def samples(self) -> int:

@@ -13,7 +13,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
-from sharpwave.showing import table, titled
+from sharpwave.showing import MAX_PICTURES, contact_sheet, line_chart, table, titled
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Ids, Tag, tagged
@@ -292,6 +292,15 @@ class StoredEpisode:
     def ids(self) -> Ids:
         """Ids of the steps, int64 [T], as ``batch.ids`` has them."""
         return self._reader.ids(*self._where)
+
+    def _repr_html_(self) -> str:
+        facts = ("lane", "first_step", "length", "total_reward", "begun", "ended")
+        rows = [(name, getattr(self, name)) for name in facts] + list(self.info.items())
+        total = np.cumsum(self.reward, dtype=np.float64)
+        chart = line_chart({"return so far": list(enumerate(total.tolist()))}, "steps")
+        some = max(1, self.length // MAX_PICTURES)
+        sheets = [contact_sheet(self.observations(name)[::some]) for name in self.spec.obs_names]
+        return titled(f"episode of {self.length:,} steps", *sheets, chart, table(("", ""), rows))
 
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return a field [T, *shape] by its flat name; of a sparse one the last stored value at each step.

@@ -12,6 +12,7 @@ from sharpwave.errors import not_to_be_copied
 from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
+from sharpwave.showing import table, titled
 from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
@@ -87,6 +88,11 @@ class Replay(Generic[B]):
     def __repr__(self) -> str:
         kind = type(self.sampler).__name__
         return f"<{type(self).__name__} {self.name!r}: {self._items.count:,} items when last sampled, {kind}>"
+
+    def _repr_html_(self) -> str:
+        rules = {"sampler": self.sampler, "limiter": self.limiter, "max_times_sampled": self.max_times_sampled}
+        rows = [(name, value) for name, value in (self.view.settings() | rules).items() if value is not None]
+        return titled(repr(self), table(("", ""), rows))
 
     def __len__(self) -> int:
         """Return the number of items that can be sampled now, without items sampled ``max_times_sampled`` times."""
