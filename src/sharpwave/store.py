@@ -89,7 +89,8 @@ class Store:
             disk nothing is reserved: segments are uncached to make room for batches.
         disk: a new or empty folder, to which every sealed segment is written; ``ram`` then bounds the cache. Needs
             ``capacity`` or ``disk_limit``.
-        disk_limit: limit in bytes of the files in that folder: a number, or "50GiB".
+        disk_limit: limit in bytes of the region files in that folder: a number, or "50GiB". The saved states of views
+            are beside them, some bytes an item.
         on_full: behavior of an append when the disk is full or fails: "raise" an OSError and leave the store
             unchanged; "block" for up to 60 s, then raise; "drop_oldest", evict steps until a full disk has room;
             "drop_newest", drop the segment that could not be written. ``stats()`` counts failures and dropped steps.
