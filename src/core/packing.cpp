@@ -8,7 +8,6 @@
 #include <bit>
 #include <limits>
 #include <optional>
-#include <type_traits>
 
 #include "numpy_arrays.hpp"
 #include "packed.hpp"
@@ -24,7 +23,15 @@ constexpr int64_t enough = 4;  // a payload this many times smaller than the row
 constexpr int64_t max_slope = std::numeric_limits<int32_t>::max();
 
 template <class T>
-constexpr T sign_bit = static_cast<T>(T{1} << (8 * sizeof(T) - 1));
+constexpr T sign_bit = std::rotr(T{1}, 1);
+
+// Returns a number of 8 * sizeof(T) bits, taken as a signed one.
+template <class T>
+int64_t with_sign(T value) {
+    constexpr int unused = 64 - 8 * static_cast<int>(sizeof(T));
+    const uint64_t wide = value;
+    return static_cast<int64_t>(wide << unused) >> unused;
+}
 
 // Widens the ranges of ``count`` interleaved numbers by ``rows``, in their order and in that of signed numbers.
 template <class T>
@@ -100,21 +107,22 @@ void PackedEncoder::fit_ranges(Grid<const uint8_t> rows) {
 // Plans number j as a line and differences from it, where they take fewer bits.
 template <class T>
 void PackedEncoder::fit_slope(Grid<const uint8_t> rows, std::size_t j) {
-    using Signed = std::make_signed_t<T>;
     const uint8_t* const values = rows.data + j * sizeof(T);
-    const T begin = load<T>(values);
-    const auto slope = static_cast<int64_t>(static_cast<Signed>(load<T>(values + rows.columns) - begin));
+    const uint64_t begin = load<T>(values);
+    const int64_t slope = with_sign<T>(load<T>(values + rows.columns) - load<T>(values));
     if (slope == 0 || slope > max_slope || slope < -max_slope) return;
-    Signed low = 0, high = 0;
+    int64_t low = 0, high = 0;
+    int bits = 0;
     for (int64_t i = 0; i < rows.rows; ++i) {
-        const auto line = static_cast<T>(begin + static_cast<uint64_t>(slope) * static_cast<uint64_t>(i));
-        const auto off = static_cast<Signed>(static_cast<T>(load<T>(values + i * rows.columns) - line));
+        const uint64_t line = begin + static_cast<uint64_t>(slope) * static_cast<uint64_t>(i);
+        const auto off = with_sign<T>(load<T>(values + i * rows.columns) - line);
         low = std::min(low, off), high = std::max(high, off);
-        if (std::bit_width(static_cast<T>(static_cast<T>(high) - static_cast<T>(low))) >= plans_[j].bits) return;
+        bits = static_cast<int>(std::bit_width(static_cast<uint64_t>(high) - static_cast<uint64_t>(low)));
+        if (bits >= plans_[j].bits) return;
     }
-    plans_[j].base = static_cast<T>(begin + static_cast<T>(low));
+    plans_[j].base = begin + static_cast<uint64_t>(low);
     plans_[j].slope = slope;
-    plans_[j].bits = static_cast<int>(std::bit_width(static_cast<T>(static_cast<T>(high) - static_cast<T>(low))));
+    plans_[j].bits = bits;
 }
 
 // Plans number j as entries of a table, where they take fewer bits with it.

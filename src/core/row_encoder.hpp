@@ -16,8 +16,8 @@ class RowEncoder {
     // Returns the bytes of memory that are kept between columns.
     virtual int64_t nbytes() const = 0;
 
-    // Returns the payload of ``rows`` [n, size], which is valid until the next call; empty where it would not be smaller
-    // than the rows.
+    // Returns the payload of ``rows`` [n, size], which is valid until the next call; empty where it would not be
+    // smaller than the rows.
     //
     // ``reference``: the dictionary, or empty. ``line``: bytes from a pixel to the one below, 0 for none.
     virtual ConstBytes encode(Grid<const uint8_t> rows, ConstBytes reference, int64_t line) = 0;

@@ -59,6 +59,6 @@ def test_vectors_are_standardized_by_the_data():
 def test_imitation_of_continuous_actions_is_the_mean_squared_error_of_their_numbers():
     # ((1 - 3)^2 + (2 - 2)^2) / 2 = 2; ((0 - 1)^2 + (0 + 3)^2) / 2 = 5
     agent = BC(Spaces(SPACES.observation, Box(-9.0, 9.0, (2,), np.float32)))
-    agent.policy = lambda inputs: torch.tensor([[1.0, 2.0], [0.0, 0.0]])
+    agent.policy = lambda inputs: torch.tensor([[1.0, 2.0], [0.0, 0.0]])  # type: ignore[assignment]
     items = SimpleNamespace(action=torch.tensor([[3.0, 2.0], [1.0, -3.0]]))
     torch.testing.assert_close(agent.imitation(torch.zeros(2, 2), items), torch.tensor([2.0, 5.0]))

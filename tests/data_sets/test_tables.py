@@ -22,7 +22,7 @@ def written(
     disk: Path | None = None, capacity: int = 10_000, episodes: int = 40
 ) -> tuple[sw.Store, list[dict[str, Any]]]:
     """A store of three lanes, and what was written, episode by episode."""
-    store = sw.Store(SPEC, capacity=capacity, segment_steps=16, **({} if disk is None else {"disk": disk}))
+    store = sw.Store(SPEC, capacity=capacity, segment_steps=16, disk=disk)
     rng, log, steps = np.random.default_rng(0), [], [0, 0, 0]
     for k in range(episodes):
         length, lane = int(rng.integers(1, 60)), k % 3
@@ -31,7 +31,7 @@ def written(
         info |= {"gain": 1 if k % 2 else 0.5}
         info |= {"length": "long"} if k == 5 else {}
         store.annotate(lane, info, episode=True)
-        arrays = {
+        arrays: dict[str, Any] = {
             "obs": rng.random((length + 1, 2, 3)).astype(np.float32),
             "action": rng.integers(0, 9, length),
             "mode": rng.integers(0, 255, length).astype(np.uint8),
@@ -152,7 +152,7 @@ def test_steps_evicted_while_a_table_is_read_are_left_out() -> None:
     before = set(store.table("steps", fields=()).read_all()["id"].to_pylist())
     reader = store.table("steps")
     for k in range(30):
-        arrays = {
+        arrays: dict[str, Any] = {
             "obs": np.zeros((41, 2, 3), np.float32),
             "action": np.zeros(40, np.int64),
             "mode": np.zeros(40, np.uint8),
@@ -170,3 +170,54 @@ def test_an_empty_store_has_empty_tables() -> None:
     steps = store.table("steps").read_all()
     assert steps.num_rows == 0 and steps.schema.names[:2] == ["lane", "first_step"]
     assert len(store.episodes(where="length > 1")) == 0
+
+
+def test_an_episode_whose_beginning_is_evicted_keeps_its_other_steps_in_the_table() -> None:
+    """The reader was made before: it gives the steps that are held when it is read."""
+    store = sw.Store(SPEC, capacity=1_000, segment_steps=16)
+    arrays: dict[str, Any] = {
+        "obs": np.zeros((901, 2, 3), np.float32),
+        "action": np.arange(900),
+        "mode": np.zeros(900, np.uint8),
+    }
+    store.add_episode(lane=0, **arrays, reward=np.zeros(900, np.float32), terminated=True)
+    reader = store.table("steps")
+    for k in range(5):
+        some: dict[str, Any] = {
+            "obs": np.zeros((61, 2, 3), np.float32),
+            "action": np.arange(60),
+            "mode": np.zeros(60, np.uint8),
+        }
+        store.add_episode(lane=1 + k % 2, **some, reward=np.zeros(60, np.float32), terminated=True)
+    held = store.table("steps", fields=["action"], lanes=0).read_all()
+    assert 0 < held.num_rows < 900
+    found = reader.read_all()
+    assert found["id"].to_pylist() == held["id"].to_pylist()
+    assert found["action"].to_pylist() == held["action"].to_pylist() == list(range(900 - held.num_rows, 900))
+    assert set(found["first_step"].to_pylist()) == {0}
+
+
+def test_names_that_differ_by_case_or_are_taken_have_columns_of_their_own() -> None:
+    """Annotations and fields never hide a fact, or each other."""
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), step=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=100)
+    info = {"Task": "a", "task": "b", "its place": 7, "info.return": 1, "return": 2, "Length": 3, "n": (1 << 53) + 1}
+    store.annotate(0, info, episode=True)
+    store.add_episode(
+        lane=0, obs=np.zeros(6), action=np.arange(5), step=np.arange(5) + 50, reward=np.ones(5), terminated=True
+    )
+    store.annotate(0, {"n": 0.5}, episode=True)
+    store.add_episode(
+        lane=0, obs=np.zeros(4), action=np.arange(3), step=np.arange(3), reward=np.ones(3), terminated=True
+    )
+    found = store.table("episodes").read_all()
+    assert len({name.lower() for name in found.column_names}) == len(found.column_names)
+    row = found.to_pylist()[0]
+    assert (row["Task"], row["info.task"], row["info.return"], row["info.info.return"]) == ("a", "b", 1, 2)
+    assert row["info.Length"] == 3 and row["length"] == 5 and json.loads(row["n"]) == (1 << 53) + 1
+    for where, count in (("task = 'a'", 1), ("\"info.task\" = 'b'", 1), ('"its place" = 7', 1), ("length >= 4", 1)):
+        assert len(store.episodes(where=where)) == count, where
+    steps = store.table("steps").read_all()
+    assert steps["step"].to_pylist() == list(range(8)) and steps["field.step"].to_pylist()[:5] == [50, 51, 52, 53, 54]
+    with pytest.raises(TypeError, match="a list of names"):
+        store.table("steps", fields=5)  # type: ignore[arg-type]

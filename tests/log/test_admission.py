@@ -109,7 +109,7 @@ def test_a_segment_that_cannot_be_sealed_keeps_no_dictionary_alive(tmp_path: Pat
         for step in range(200):
             picture = np.arange(96, dtype=np.uint8).reshape(8, 12) * np.uint8(1 if step < 30 else 3)
             picture[step % 7, step % 12] ^= 255
-            rest = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
+            rest: dict[str, Any] = {"action": 0, "reward": 0.0, "terminated": False, "truncated": False}
             if fails and step in (8, 12):
                 with mock.patch.object(Admission, "_allocate", side_effect=MemoryError), pytest.raises(MemoryError):
                     store.append(obs=picture, **rest)

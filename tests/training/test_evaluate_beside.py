@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -190,11 +191,10 @@ def test_a_video_that_cannot_be_written_is_reported_once(tmp_path, weights):
     (tmp_path / "videos").write_text("a file")
     callback = HeldOutEvaluations(tmp_path / "videos", said.append)
     state = SimpleNamespace(held_out=HeldOut(SHORT), progress=SimpleNamespace(minutes=0.0))
+    running: Any = SimpleNamespace(state=state, tell=lambda *_: None)
     for _ in range(2):
         error = film(SHORT, weights, 1, tmp_path / "videos" / "000000000001.mp4")
-        callback._take(
-            SimpleNamespace(state=state, tell=lambda *_: None), Measured(Evaluation(1, [0.0]), weights, 0.0, error)
-        )
+        callback._take(running, Measured(Evaluation(1, [0.0]), weights, 0.0, error))
     assert (
         len(said) == 1
         and "The video 000000000001.mp4 could not be written" in said[0]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Field
-from sharpwave.views.episodes import EpisodeReader, Table
+from sharpwave.views.episodes import EpisodeReader, Table, find
 
 if TYPE_CHECKING:
     import pyarrow
@@ -25,8 +25,8 @@ FACTS = ("lane", "first_step", "last_step", "length", "return", "begun", "ended"
 """Columns of every table of episodes; annotations follow, one column a key."""
 STEP_FACTS = ("lane", "first_step", "step", "id", "first", "reward", "terminated", "truncated")
 """Columns of every table of steps; ``first_step`` is its episode's, as in the table of episodes."""
-PLACE = "its place"
-"""Column of an episode's place in the table it is chosen from."""
+MAX_WHOLE = 1 << 53
+"""Largest integer up to which a float64 has all."""
 MAX_ROWS, MAX_BYTES = 1 << 16, 1 << 24
 """Limits of one batch of steps."""
 
@@ -37,22 +37,29 @@ def episode_table(
     """Return episodes as a table: a row an episode, the columns ``FACTS``, and one for each key of their annotations.
 
     Strings, numbers and bools are columns of their type; a key with other or mixed values is a column of JSON. A key
-    that is a fact's name has the column ``info.KEY``.
+    with the name of an earlier column, whatever the case of its letters, has the column ``info.KEY``.
 
     Args:
         infos: their annotations; ``None``: read here. Episodes evicted meanwhile have none.
     """
     pa = needed("pyarrow", "sql")
-    flags = table.flags
-    ended = np.where(flags & TERMINATED, "terminated", np.where(flags & TRUNCATED, "truncated", None))
+    ends = {TERMINATED: "terminated", TRUNCATED: "truncated", TERMINATED | TRUNCATED: "terminated", 0: None}
+    ended = [ends[flag] for flag in (table.flags & (TERMINATED | TRUNCATED)).tolist()]
     facts = [table.lane, table.first_step, table.first_step + table.length - 1, table.length, table.total, table.begun]
-    columns = [pa.array(array) for array in facts] + [pa.array(ended.tolist(), pa.string()), pa.array(table.id)]
+    columns = [pa.array(array) for array in facts] + [pa.array(ended, pa.string()), pa.array(table.id)]
     infos = _annotations(table, reader) if infos is None else infos
     names = list(FACTS)
     for key in dict.fromkeys(key for info in infos for key in info):
-        names.append(f"info.{key}" if key in names else key)
+        names.append(_unused(key, names, "info."))
         columns.append(_column(pa, [info.get(key) for info in infos]))
     return pa.table(columns, names=names)
+
+
+def _unused(name: str, taken: Sequence[str], prefix: str) -> str:
+    """Return a name that no column has, behind as many prefixes as that takes. SQL ignores the case of letters."""
+    while name.lower() in (one.lower() for one in taken):
+        name = prefix + name
+    return name
 
 
 def _annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
@@ -67,8 +74,9 @@ def _annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
 
 def _column(pa: Any, values: list[Any]) -> Any:
     kinds = {type(value) for value in values if value is not None}
-    if kinds <= {int, float} and float in kinds:
-        return pa.array(values, pa.float64())
+    whole = all(abs(value) <= MAX_WHOLE for value in values if type(value) is int)
+    if kinds == {int, float} and whole:
+        return pa.array([None if value is None else float(value) for value in values], pa.float64())
     for kind, arrow in ((str, pa.string()), (bool, pa.bool_()), (int, pa.int64()), (float, pa.float64())):
         if kinds == {kind} and not (
             kind is int and any(value is not None and abs(value) >= 1 << 63 for value in values)
@@ -82,7 +90,7 @@ def known_names(names: Any, known: Sequence[str], what: str) -> list[str]:
     """Return the names asked for, of ``known``; ``None``: all.  Raises: ValueError, TypeError."""
     if names is None:
         return list(known)
-    if isinstance(names, str) or not all(isinstance(name, str) for name in names):
+    if isinstance(names, str) or not isinstance(names, Iterable) or not all(isinstance(name, str) for name in names):
         raise TypeError(f"table: fields={names!r}, expected a list of names")
     for name in names:
         if name not in known:
@@ -109,16 +117,17 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
         )
     found = episode_table(table, reader)
     names = ", ".join(found.column_names)
-    found = found.append_column(PLACE, pa.array(np.arange(len(table.lane))))
+    place = _unused("place", found.column_names, "its ")
+    found = found.append_column(place, pa.array(np.arange(len(table.lane))))
     try:
         if isinstance(where, str):
             with _session({"episodes": found}) as session:
-                chosen = session.table("episodes").filter(where).project(f'"{PLACE}"').to_arrow_table()
+                chosen = session.table("episodes").filter(where).project(f'"{place}"').to_arrow_table()
         else:
             chosen = found.filter(where)
     except (ValueError, pa.ArrowException) as error:
         raise ValueError(f"where={str(where)!r}: {error}; an episode has the columns {names}") from error
-    return np.sort(np.asarray(chosen[PLACE].to_numpy(), np.int64))
+    return np.sort(np.asarray(chosen[place].to_numpy(), np.int64))
 
 
 def query(text: str, tables: Mapping[str, Any]) -> pyarrow.Table:
@@ -148,18 +157,24 @@ def _session(tables: Mapping[str, Any]) -> Iterator[Any]:
         except duckdb.Error as error:
             text = str(error).partition("\n\nLINE")[0]  # the statement itself follows, as the caller wrote it
             raise ValueError(" ".join(text.split())) from error
+        except RuntimeError as error:
+            if "interrupt" in str(error).lower():  # DuckDB takes the signal, and raises this in its place
+                raise KeyboardInterrupt from error
+            raise
 
 
 def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> pyarrow.RecordBatchReader:
     """Return the steps of episodes as a reader of batches: a row a step, the columns ``STEP_FACTS`` and fields.
 
-    A field with axes is a column of flat lists; its shape is in the column's metadata. Steps evicted before their batch
-    is read are left out. Each batch is decoded when it is read, under the store's lock.
+    A field with axes is a column of flat lists; its shape is in the column's metadata. One with the name of a fact has
+    the column ``field.NAME``. Steps evicted before their batch is read are left out. Each batch is decoded when it is
+    read, under the store's lock.
     """
     pa = needed("pyarrow", "sql")
     kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
     columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
-    columns += [_field(pa, name, reader.spec.fields[name]) for name in names]
+    for name in names:
+        columns.append(_field(pa, _unused(name, [one.name for one in columns], "field."), reader.spec.fields[name]))
     schema = pa.schema(columns)
     row_bytes = sum(reader.spec.fields[name].row_bytes for name in names)
     most = max(1, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
@@ -178,26 +193,52 @@ def _batches(
 ) -> Iterator[pyarrow.RecordBatch]:
     for begin, end in pairwise(_groups(table, most)):
         some = table.some(slice(begin, end))
-        count = int(some.length.sum())
-        try:
-            ids = np.asarray(reader.ids(int(some.id[0]), count))
-        except KeyError:
-            if end - begin > 1:  # the oldest may be gone, and the others not
-                for one in range(begin, end):
-                    yield from _batches(pa, schema, table.some(slice(one, one + 1)), reader, names, most)
-            continue
-        for first in range(0, count, most):
-            last = min(count, first + most)
-            with_facts = _step_facts(some, ids, first, last)
-            try:
-                flags = reader.flags(int(ids[first]), last - first)
-                arrays = [*with_facts, flags & START != 0, reader.rewards(int(ids[first]), last - first)]
-                arrays += [flags & TERMINATED != 0, flags & TRUNCATED != 0]
-                arrays += [reader.read(name, int(ids[first]), last - first) for name in names]
-            except KeyError:
+        step, last = int(some.first_step[0]), int(some.first_step[-1] + some.length[-1])
+        while (held := _held(some, step, last, reader)) is not None:
+            step, ids = held
+            for first in range(0, len(ids), most):
+                part = ids[first : first + most]
+                try:
+                    batch = _batch(pa, schema, some, reader, names, step, part)
+                except KeyError:
+                    break  # evicted meanwhile: look again what is held from here on
+                yield batch
+                step += len(part)
+
+
+def _held(some: Table, step: int, last: int, reader: EpisodeReader) -> tuple[int, Ints] | None:
+    """Return the first step held of ``step`` to ``last`` - 1 of a lane, and the ids of it and of those that adjoin."""
+    if step >= last:
+        return None
+    if step == some.first_step[0]:
+        with suppress(KeyError):
+            return step, np.asarray(reader.ids(int(some.id[0]), last - step))
+    with reader.lock:
+        now = find(reader.log, [int(some.lane[0])], with_totals=False)
+        begin, found = step, list[Ints]()
+        for first, length, id_ in zip(now.first_step.tolist(), now.length.tolist(), now.id.tolist(), strict=True):
+            if first + length <= step or first >= last:
                 continue
-            columns = [_arrow(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
-            yield pa.record_batch(columns, schema=schema)
+            if found and first != begin + sum(map(len, found)):
+                break
+            begin = begin if found else max(step, first)
+            found.append(np.asarray(reader.ids(id_, length))[max(0, step - first) : last - first])
+    return (begin, np.concatenate(found)) if found else None
+
+
+def _batch(
+    pa: Any, schema: Any, some: Table, reader: EpisodeReader, names: Sequence[str], step: int, ids: Ints
+) -> pyarrow.RecordBatch:
+    """Decode the steps with these ids, from ``step`` on.  Raises: KeyError: some were evicted."""
+    first, count = int(ids[0]), len(ids)
+    steps = np.arange(step, step + count)
+    episode = some.first_step[np.searchsorted(some.first_step, steps, side="right") - 1]
+    flags = reader.flags(first, count)
+    arrays = [np.full(count, some.lane[0]), episode, steps, ids, flags & START != 0, reader.rewards(first, count)]
+    arrays += [flags & TERMINATED != 0, flags & TRUNCATED != 0]
+    arrays += [reader.read(name, first, count) for name in names]
+    columns = [_arrow(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
+    return pa.record_batch(columns, schema=schema)
 
 
 def _groups(table: Table, most: int) -> list[int]:
@@ -214,13 +255,6 @@ def _groups(table: Table, most: int) -> list[int]:
             steps = 0
         steps += length
     return [*begins, len(table.lane)] if len(table.lane) else [0]
-
-
-def _step_facts(some: Table, ids: Ints, first: int, last: int) -> list[Ints]:
-    """Return the lane, the episode's first step, the step and the id of the steps ``first`` to ``last`` of a group."""
-    steps = int(some.first_step[0]) + np.arange(first, last)
-    episode = some.first_step[np.searchsorted(some.first_step, steps, side="right") - 1]
-    return [np.full(last - first, some.lane[0]), episode, steps, ids[first:last]]
 
 
 def _arrow(pa: Any, array: npt.NDArray[Any], kind: Any) -> Any:
