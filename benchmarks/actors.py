@@ -23,8 +23,8 @@ A run ends as its recipe says, by held-out episodes, or after ``--minutes``. The
 its own evaluations, else the last) plays 30 fresh episodes with fixed weights. Beside the score stand steps, minutes,
 the replay ratio (transitions sampled for each step after the warm-up), the age of the weights that chose a step when
 that arrived in the replay memory, in steps and in updates, and the largest resident memory (VmHWM) of the learner, a
-shard and an actor. CPU is in minutes, of processes that end with the run: not of those that Ray starts. Each run is a
-line of FILE; runs that are there are not made again.
+shard and an actor. CPU is in minutes, of the processes that end with the run; processes that Ray starts are not
+counted. Each run is a line of FILE; runs that are there are not made again.
 """
 
 from __future__ import annotations

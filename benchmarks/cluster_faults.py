@@ -4,10 +4,10 @@
     python benchmarks/cluster_faults.py --show FILE [FILE ...]
 
 Writers with ``durability="flush"`` and a learner go on while shards, services, disks, writers, learners and
-connections die or stop. After every round the learner's batches are checked against what was
-written, and its probabilities against the shards' own masses; after every group of rounds all that the cluster holds.
-A table says, by fault: rounds, how long it took until all was as before (median and longest), and what was lost, twice,
-or never written; and how memory grew.
+connections die or stop. After every round the learner's batches are checked against the written steps, and its
+probabilities against the shards' own masses; after every group of rounds all that the cluster holds. A table says, by
+fault: rounds, how long it took until all was as before (median and longest), and what was lost, twice, or never
+written; and how memory grew.
 """
 
 from __future__ import annotations

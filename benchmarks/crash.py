@@ -83,7 +83,7 @@ def held_by(store: sw.Store) -> int:
     ids = replay.sampleable_ids()
     for at in range(0, len(ids), 1000):
         batch = replay.fetch(ids[at : at + 1000])
-        assert np.array_equal(batch.obs[:, -1], frames(batch["serial"])), "a step is not what was appended"
+        assert np.array_equal(batch.obs[:, -1], frames(batch["serial"])), "a step differs from the appended one"
         assert np.array_equal(batch.action, batch["serial"])
     return len(ids)
 

@@ -75,7 +75,7 @@ class Costs:
 
 @dataclass(frozen=True)
 class Case:
-    """What is simulated.
+    """Settings of a simulation.
 
     Attributes:
         rate: steps a second of all actors. ``batch``: its items. ``per_s``: batches a second that the learner wants;

@@ -438,7 +438,7 @@ def change(found: tuple[float, float] | None, unit: str) -> str:
 
 
 def verdict(console: Console, results: Results) -> bool:
-    """Print what was wrong, and memory; return whether nothing was."""
+    """Print the findings and the memory; return whether there are no findings."""
     counts, ram = results["windows"][-1]["counts"], results["ram"]
     console.print(
         f"{counts['wrong']} of {counts['transitions']:,} transitions wrong, {counts['exceptions']} exceptions"

@@ -2,10 +2,10 @@
 
 Steps are kept as .npy files outside git, of real games where there are. ``qbert``: frames of ale-py under random play.
 ``humanoid``: MuJoCo's Humanoid-v5 under random actions, 348 numbers, so that a transition has the 3 KB of the table
-(Hopper's 11 numbers have .1). ``smac`` and ``gobigger`` are synthetic, as neither game installs here: units that walk,
-fight and die, of which an agent sees what is near (the rest is zeros, as in the real ones), one-hot types, masks; and
-balls on a map, of which some hundreds are in sight. Positions are full float32 numbers, which no codec can shorten by
-much.
+(Hopper's 11 numbers have .1). ``smac`` and ``gobigger`` are synthetic, as neither game installs here: units that
+walk, fight and die, of which an agent sees the near ones (the others are zeros, as in the real tasks), one-hot types,
+masks; and balls on a map, of which some hundreds are in sight. Positions are full float32 numbers, which no codec can
+shorten by much.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Load:
         elements: capacity.
         kind: "prioritized", "uniform", or "use-counted".
         element_bytes: of an element, as the table of the loads says. Its elements of frames are float32, a stack of
-            four at each step; frames are bytes, so that is what is stored and sampled here, a quarter of it.
+            four at each step; frames are bytes, so bytes are stored and sampled here, a quarter of the size.
         adds, samples: elements a second.
         data: source of its steps, of ``MAKE``.
         window: steps of an element; 0: a transition.

@@ -159,7 +159,7 @@ def audit(cluster: sw.Cluster, accounts: list[Account], others: dict[tuple[int, 
 
 
 def doomed_writer(address: str, name: str) -> None:
-    """Write until killed; print what is acknowledged: the first lane, then the range of steps of each lane."""
+    """Write until killed; print the acknowledged steps: the first lane, then the range of steps of each lane."""
     delivery = Delivery(Link(Address.parse(address), Security()), name, LANES, durable=True)
     writer = RemoteWriter(SPEC, delivery, segment_steps=8)
     begin = delivery.lane_steps[0] + (delivery.lane_steps[0] > 0)

@@ -183,19 +183,11 @@ void prefetch_patches(const Window& window) {
 
 // Decodes packed rows.
 inline void decode_packed(const Window& window) {
-    const PackedColumn column{window.memory, window.begin};
-    const auto size = static_cast<std::size_t>(window.size);
-    require(window.out.size() == static_cast<std::size_t>(window.length) * size, "a window has room for its rows");
+    require(static_cast<int64_t>(window.out.size()) == window.length * window.size, "a window has room for its rows");
     require(window.newest >= 0 && window.newest < window.rows && window.first < window.rows,
             "a window ends and begins in its column");
-    uint8_t* out = window.out.data();
-    for (int64_t wanted = window.newest - window.length + 1; wanted <= window.newest; ++wanted, out += window.size) {
-        if (wanted < window.first && window.zeros) {
-            std::memset(out, 0, size);
-        } else {
-            read_packed_row(column, wanted > window.first ? wanted : window.first, out);
-        }
-    }
+    read_packed_window({window.memory, window.begin}, window.newest, window.first, window.length, window.size,
+                       window.zeros, window.out.data(), window.size);
 }
 
 // Prefetches the end of a window's packed rows. Its head must be in cache already, or this call waits for it.

@@ -83,18 +83,6 @@ inline void copy_window(const uint8_t* rows, int64_t newest, int64_t first, int6
     }
 }
 
-// Decodes a window of a packed column. Most rows are one number: they are read without a loop over numbers.
-inline void unpack_window(const PackedColumn& column, int64_t newest, int64_t first, int64_t length, int64_t size,
-                          bool zeros, uint8_t* out, int64_t row_stride) {
-    for (int64_t wanted = newest - length + 1; wanted <= newest; ++wanted, out += row_stride) {
-        if (wanted < first && zeros) {
-            std::memset(out, 0, static_cast<std::size_t>(size));
-        } else {
-            read_packed_row(column, std::max(wanted, first), out);
-        }
-    }
-}
-
 // Decodes a window whose rows lie ``row_stride`` apart.
 void decode_window(const WindowCodec& codec, Window window, uint8_t* out, int64_t row_stride, Bytes scratch) {
     if (window.length == 1 || row_stride == window.size) {
@@ -179,8 +167,8 @@ int64_t decode_some(const Job<Windows>& job, int64_t begin, int64_t end, Bytes s
                         windows.at(i), row_stride);
         } else if (codec == packed_codec) {
             const PackedColumn packed{column.memory, column.offset[s]};
-            unpack_window(packed, newest[i], first[i], windows.length(i), size, column.zeros, windows.at(i),
-                          row_stride);
+            read_packed_window(packed, newest[i], first[i], windows.length(i), size, column.zeros, windows.at(i),
+                               row_stride);
         } else if (decodes(codec)) {
             set(i);
             window.dictionary = column.references[column.dictionary[s]];

@@ -109,6 +109,19 @@ inline void read_packed_row(const PackedColumn& column, int64_t row, uint8_t* ou
     }
 }
 
+// Reads the rows ``newest - length + 1`` to ``newest``, ``row_stride`` apart; those before ``first`` are zeros or
+// repeat it.
+inline void read_packed_window(const PackedColumn& column, int64_t newest, int64_t first, int64_t length, int64_t size,
+                               bool zeros, uint8_t* out, int64_t row_stride) {
+    for (int64_t wanted = newest - length + 1; wanted <= newest; ++wanted, out += row_stride) {
+        if (wanted < first && zeros) {
+            std::memset(out, 0, static_cast<std::size_t>(size));
+        } else {
+            read_packed_row(column, wanted > first ? wanted : first, out);
+        }
+    }
+}
+
 // Returns whether a payload holds so many rows of ``size`` bytes. Cost: that of reading the numbers with a table.
 inline bool check_packed(ConstBytes payload, int64_t rows, int64_t size) {
     const auto nbytes = static_cast<int64_t>(payload.size());

@@ -31,23 +31,19 @@ MAX_ROWS, MAX_BYTES = 1 << 16, 1 << 24
 """Limits of one batch of steps."""
 
 
-def episode_table(
-    table: Table, reader: EpisodeReader, infos: Sequence[Mapping[str, Any]] | None = None
-) -> pyarrow.Table:
+def episode_table(table: Table, reader: EpisodeReader) -> pyarrow.Table:
     """Return episodes as a table: a row an episode, the columns ``FACTS``, and one for each key of their annotations.
 
     Strings, numbers and bools are columns of their type; a key with other or mixed values is a column of JSON. A key
     with the name of an earlier column, whatever the case of its letters, has the column ``info.KEY``.
-
-    Args:
-        infos: their annotations; ``None``: read here. Episodes evicted meanwhile have none.
+    Episodes evicted meanwhile have no annotations.
     """
     pa = needed("pyarrow", "sql")
     ends = {TERMINATED: "terminated", TRUNCATED: "truncated", TERMINATED | TRUNCATED: "terminated", 0: None}
     ended = [ends[flag] for flag in (table.flags & (TERMINATED | TRUNCATED)).tolist()]
     facts = [table.lane, table.first_step, table.first_step + table.length - 1, table.length, table.total, table.begun]
     columns = [pa.array(array) for array in facts] + [pa.array(ended, pa.string()), pa.array(table.id)]
-    infos = _annotations(table, reader) if infos is None else infos
+    infos = _annotations(table, reader)
     names = list(FACTS)
     for key in dict.fromkeys(key for info in infos for key in info):
         names.append(_unused(key, names, "info."))
@@ -130,24 +126,12 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
     return np.sort(np.asarray(chosen[place].to_numpy(), np.int64))
 
 
-def query(text: str, tables: Mapping[str, Any]) -> pyarrow.Table:
-    """Return the result of a statement in SQL over Arrow ``tables``, by name, evaluated by DuckDB.
-
-    It reads no file and opens no connection.
-
-    Raises:
-        ValueError: it cannot be evaluated, or has no result.  ModuleNotFoundError: DuckDB is missing.
-    """
-    with _session(tables) as session:
-        found = session.sql(text)
-        if found is None:
-            raise ValueError("expected a statement with a result, such as select")
-        return found.to_arrow_table()
-
-
 @contextmanager
 def _session(tables: Mapping[str, Any]) -> Iterator[Any]:
-    """Make a session of DuckDB that knows these tables only.  Raises: ValueError: a statement cannot be evaluated."""
+    """Make a session of DuckDB that knows these tables only: it reads no file and opens no connection.
+
+    Raises: ValueError: a statement cannot be evaluated.  ModuleNotFoundError: DuckDB is missing.
+    """
     duckdb = needed("duckdb", "sql")
     with duckdb.connect(config={"enable_external_access": "false"}) as session:
         for name, one in tables.items():
