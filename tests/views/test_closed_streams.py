@@ -7,6 +7,7 @@ import gc
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,23 @@ def test_a_stream_that_is_dropped_gives_back_what_it_drew_ahead(how: str) -> Non
         del stream
     gc.collect()
     assert len(view) == 36 and view.sample(36).action.tolist() == [*range(4, 40)]
+
+
+def test_priorities_are_set_for_items_that_a_dropped_stream_had_drawn_ahead() -> None:
+    """The first update after that took them for used up."""
+    views = [store_of(40).transitions(sampler=sw.Prioritized(), max_times_sampled=1) for _ in range(2)]
+    every = np.asarray(views[0].sampleable_ids())
+    stream = views[0].stream(4, lookahead=3)
+    next(stream)
+    del stream
+    assert views[0].update_priorities(every, np.ones(40)) == 4, "only those of the batch that was returned"
+    blend = sw.Blend([(0.5, views[0]), (0.5, views[1])], seed=1)
+    blended = blend.stream(8, lookahead=2)
+    batch: Any = next(blended)
+    ahead = np.concatenate([one.ids for one in blended._ahead[0].drawn])
+    del blended
+    later = replace(batch, ids=ahead, source=np.zeros(len(ahead), np.int64))
+    assert len(ahead) > 4 and blend.update_priorities(later, np.ones(len(ahead))) == 0
 
 
 def test_streams_that_are_closed_in_any_order_give_back_in_the_order_of_the_queue() -> None:

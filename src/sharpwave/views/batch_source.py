@@ -116,10 +116,18 @@ class BatchSource:
         """Set priorities as ``Items.update`` does.  Raises: MemoryError; ValueError: the store is closed."""
         found = self.update_at_once(ids, td_error)
         if found is None:
-            self.log.check_open()
-            self.items.follow()  # steps appended before this call get the largest priority of before this call
+            self.follow()  # steps appended before this call get the largest priority of before this call
             found = self.items.update(ids, td_error)
         return found
+
+    def follow(self) -> None:
+        """Take back the draws of deleted streams, and find new items.
+
+        Raises: MemoryError; a later call continues. ValueError: the store is closed.
+        """
+        self.log.check_open()
+        self.unused.forget_dropped()
+        self.items.follow()
 
     def _may_change(self) -> bool:
         """Note that the view is about to change; return whether it may at once."""

@@ -172,8 +172,7 @@ class Blend(Generic[B]):
         stale = len(ids) - sum(int(np.count_nonzero(part)) for view, part in parts if view.remote)
         with self._source.held():  # an interrupt takes effect before all of it, or after
             for one, _ in near:  # calls that may fail
-                one.log.check_open()
-                one.items.follow()
+                one.follow()
             stale -= sum(one.update(ids[part], errors[part]) for one, part in near)
         for view, part in parts:
             if view.remote:
