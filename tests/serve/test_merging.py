@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve.cluster_folder import Manifest
 from sharpwave.serve.merging import merge
-from tests.serve.serving import SPEC, fill, play
+from tests.serve.serving import SPEC, fill, play, served
 
 Step = tuple[bytes, float, int, bytes]
 
@@ -162,3 +164,28 @@ def test_a_checkpoint_opens_in_fewer_shards_without_loss(tmp_path: Path, on_disk
     with sw.Cluster.open(tmp_path / "ckpt", shards=1, disk=folder("one")) as cluster:  # without a neighbor, no replica
         (shard,) = cluster.stats()["shards"]
         assert "replica" not in shard and shard["steps"] > 0
+
+
+def test_a_checkpoint_by_a_client_of_plain_addresses_opens_in_fewer_shards_and_grows(tmp_path: Path) -> None:
+    """It knew the shards' addresses, and not their limits."""
+    with served(3, tmp_path, capacity=200, segment_steps=16) as there:
+        write(there.cluster, 3, 80, 0)
+        held = len(there.cluster)
+        there.cluster.checkpoint(tmp_path / "ckpt")
+    for shards in (1, 2, 3):
+        with sw.Cluster.open(tmp_path / "ckpt", shards=shards) as cluster:
+            assert len(cluster) == held and len(cluster.transitions().sample(32)) == 32
+            if shards == 2:
+                write(cluster, 3, 300, 5)
+                assert len(cluster) <= 2 * 400
+                cluster.resize(shards=3)
+                assert len(cluster.links) == 3
+    manifest = Manifest.read(tmp_path / "ckpt")
+    assert manifest.new == {
+        "capacity": 200, "segment_steps": 16, "on_full": "raise", "codec": dict.fromkeys(SPEC.fields, "auto"),
+    }  # fmt: skip
+    replace(manifest, new={}).write(tmp_path / "ckpt")  # of an earlier release
+    with pytest.raises(ValueError, match=r"says no limit of its shards; give capacity= or ram="):
+        sw.Cluster.open(tmp_path / "ckpt", shards=2)
+    with sw.Cluster.open(tmp_path / "ckpt", shards=2, capacity=800) as cluster:
+        assert len(cluster) == held

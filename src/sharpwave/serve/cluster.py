@@ -431,6 +431,7 @@ class Cluster:
             if count < found.shards:
                 given = {name: limit for name, limit in limits.items() if limit is not None}
                 limits, parts = found.merged_limits(count, replicas) | given, 0
+                _check_limited(limits, count, found, path)
             made = cls.__new__(cls)
             made._begin(found.spec, Security.of(secret), seed)
             try:
@@ -511,6 +512,16 @@ def _checked_shards(shards: int | None, found: Manifest, path: Any, begins_from:
             "expected a checkpoint: open the folder, write one with checkpoint(), and open that"
         )
     return int(shards)
+
+
+def _check_limited(limits: Mapping[str, Any], shards: int, found: Manifest, path: Any) -> None:
+    """Refuse a merge without limits, of a checkpoint that says none of its shards'.  Raises: ValueError."""
+    bytes_limit = "disk_limit" if found.on_disk else "ram"
+    if limits["capacity"] is limits[bytes_limit] is None:
+        raise ValueError(
+            f"open: shards={shards} of the {found.shards} of {os.fspath(path)!r}, which says no limit of its shards; "
+            f"give capacity= or {bytes_limit}=, of all shards together"
+        )
 
 
 def _checked_sampler(sampler: Sampler | None) -> Sampler:

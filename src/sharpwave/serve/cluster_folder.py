@@ -10,7 +10,7 @@ import re
 import secrets
 import shutil
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from sharpwave.disk.store_folder import LOCK, Hold, lock_if_possible
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
+from sharpwave.persistence.settings import LIMITS
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.wire import Request
@@ -124,7 +125,7 @@ class Manifest:
     def merged_limits(self, shards: int, replicas: int) -> dict[str, Any]:
         """Return the limits of all shards together after a merge: each store gets the limits of the largest merge."""
         most = -(-self.shards // shards)
-        limits = {name: self.new.get(name) for name in ("capacity", "ram", "disk_limit")}
+        limits = {name: self.new.get(name) for name in LIMITS}
         stores = {"capacity": shards, "ram": shards * (1 + replicas), "disk_limit": shards * (1 + replicas)}
         return {name: None if one is None else one * most * stores[name] for name, one in limits.items()}
 
@@ -239,10 +240,18 @@ def cut(members: Members, path: str | os.PathLike[str], spec: Spec, manifest: Ma
         _remove(target)
         raise
     on_disk = any(one["on_disk"] for one in said)
-    replace(alike, shards=len(said), on_disk=on_disk, cut=number, checkpoint=name).write(folder)
+    new = alike.new or _largest([one.get("new", {}) for one in said])
+    replace(alike, shards=len(said), on_disk=on_disk, cut=number, checkpoint=name, new=new).write(folder)
     for one in own:
         if one.name == f"cut-{before}":
             _remove(one)
+
+
+def _largest(each: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the settings of the first of several shards' stores, with the largest of each limit that all have."""
+    limits: dict[str, list[Any]] = {name: [one.get(name) for one in each] for name in LIMITS}
+    most = {name: max(values) for name, values in limits.items() if None not in values}
+    return {name: value for name, value in each[0].items() if name not in LIMITS} | most
 
 
 def _is_own(cut: Path, checkpoint: str, named: int) -> bool:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
+from sharpwave.persistence.settings import LIMITS
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
 from sharpwave.serve.budget import Budget, NoRoomError
@@ -239,7 +240,10 @@ class Shard:
         path.parent.mkdir(parents=True, exist_ok=True)
         self.store.checkpoint(path)
         self.intake.keep_leases(path.with_name(f"{path.name}-{LEASES}"))
-        return self._describe(client, frame)
+        settings = self.store._settings.manifest()
+        new = {name: settings[name] for name in (*LIMITS, "segment_steps", "on_full")}  # of a store like this one
+        said, parts = self._describe(client, frame)
+        return {**said, "new": new | {"codec": settings["codecs"]}}, parts
 
     def _annotate(self, client: Client, frame: Frame) -> Reply:
         self.store.annotate(None, frame.head["values"])
