@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstring>
 
 #include "numpy_arrays.hpp"
 #include "rooms.hpp"
@@ -53,6 +54,10 @@ void FreeSlots::renew(const IndexArrays& index, int64_t slot) {
     int64_t& generation = index.generation[slot];
     generation = std::max(generation + 1, first);  // one restored after a crash may be older than the last in its slot
     latest = std::max(latest, generation);
+    for (const auto& [memory, nbytes] : cleared) {
+        const int64_t begin = slot * nbytes;
+        if (begin + nbytes <= std::ssize(memory)) std::memset(memory.data() + begin, 0, static_cast<std::size_t>(nbytes));
+    }
 }
 
 void FreeSlots::give_back(const IndexArrays& index, int64_t slot) {
@@ -108,6 +113,11 @@ void define_slots(nb::module_& module) {
         .def_rw("highest", &FreeSlots::highest, "Slots used so far.")
         .def_rw("first", &FreeSlots::first, "Generation of ids in slots that were never used.")
         .def_rw("latest", &FreeSlots::latest, "The highest generation of any id so far.")
+        .def(
+            "clear_with", [](FreeSlots& free, Bytes memory, int64_t nbytes) { free.cleared.emplace_back(memory, nbytes); },
+            "memory"_a, "nbytes"_a, "Clear ``nbytes`` a slot of ``memory``, which must outlive this, as ids become stale.")
+        .def(
+            "clear_nothing", [](FreeSlots& free) { free.cleared.clear(); }, "Forget the arrays of ``clear_with``.")
         .def("take", &FreeSlots::take, "index"_a, "Take the lowest free slot and return it, reset; -1: all are in use.")
         .def("give_back", &FreeSlots::give_back, "index"_a, "slot"_a,
              "Free a slot; ids of its steps are stale from now on.")

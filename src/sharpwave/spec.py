@@ -346,6 +346,20 @@ class Spec:
         """First 8 bytes of BLAKE2b over ``to_json``, as an unsigned integer."""
         return int.from_bytes(hashlib.blake2b(self.to_json().encode(), digest_size=8).digest(), "little")
 
+    def with_fields(self, further: Mapping[str, Field]) -> Spec:
+        """Return a spec with further fields behind the others.  Raises: ValueError: of a name that is taken."""
+        for name in further:
+            root = name.split(".")[0]
+            if name in RESERVED or root == "obs" or name in self.fields or (root == "action" and not self.array_action):
+                raise ValueError(f"Spec: field {name!r}: the name is taken; choose another one")
+        if len(self.fields) + len(further) > MAX_FIELDS:
+            raise ValueError(f"Spec: {len(self.fields) + len(further):,} fields, expected at most {MAX_FIELDS:,}")
+        made: Spec = object.__new__(Spec)
+        mine = {"fields": {**self.fields, **further}, "tuples": self.tuples, "_obs": self._obs, "_action": self._action}
+        for name, value in mine.items():
+            object.__setattr__(made, name, value)
+        return made
+
     def split_obs(self, obs: Any, what: str = "obs") -> dict[str, Any]:
         """Split an observation into arrays by flat field name.  Raises: ValueError: naming the part that is wrong."""
         return self._obs.split(obs, what)

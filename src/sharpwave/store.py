@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.disk.view_files import ViewFiles
+from sharpwave.disk.state_files import COLUMNS, VIEWS, StateFiles
 from sharpwave.errors import not_to_be_copied
 from sharpwave.format import segment
 from sharpwave.json_values import decode
@@ -27,6 +27,7 @@ from sharpwave.native.file_operations import Files
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, save_file
+from sharpwave.persistence.column_files import ColumnFiles
 from sharpwave.persistence.lifetime import (
     Life,
     check_same,
@@ -44,7 +45,7 @@ from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.retention import LowestPriority, Reservoir
 from sharpwave.showing import bar, byte_text, table, titled
-from sharpwave.spec import Spec
+from sharpwave.spec import Field, Spec
 from sharpwave.store_stats import account
 from sharpwave.validation import (
     Missing,
@@ -63,7 +64,7 @@ from sharpwave.validation import (
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, tagged
-from sharpwave.views.replay import Replay, checked_errors
+from sharpwave.views.replay import Replay, checked_errors, checked_ids, without_gradient
 from sharpwave.views.sequences import Sequences, Windows
 from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
@@ -192,7 +193,14 @@ class Store:
                 self.recovery.damages.append(f"view {number}: {error!r}; it starts without its checkpoint")
         if self._log.disk is not None:
             damages = [] if self.recovery is None else self.recovery.damages
-            self._views.keep_in(ViewFiles(self._log.disk), damages, left is not None and left.checkpoint > 0)
+            of_checkpoint = left is not None and left.checkpoint > 0
+            self._views.keep_in(StateFiles(self._log.disk, VIEWS), damages, of_checkpoint)
+            columns = ColumnFiles(self._log, StateFiles(self._log.disk, COLUMNS))
+            self._log.late.writer = columns
+            if of_checkpoint:
+                columns.begin()
+            elif left is not None:
+                columns.open(damages)
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
         if folder is not None:
@@ -846,6 +854,127 @@ class Store:
                 return drop_steps(self._log, number, int(first), int(end))
             finally:
                 self._views.written()
+
+    # columns added later
+
+    @property
+    def columns(self) -> dict[str, Field]:
+        """Columns added by ``add_column`` and ``derive``, by name."""
+        with self._lock:
+            return {name: column.field for name, column in self._log.late.columns.items()}
+
+    def add_column(self, name: str, field: Field) -> None:
+        """Add a column for values that come after their steps: returns, advantages, rewards or labels by a model.
+
+        Batches of all views, also of views in use, have it from now on: ``batch["NAME"]`` as a field of the spec,
+        zeros where no value was written, and ``batch.mask_of("NAME")``. So have episodes, and ``table("steps")``.
+        Steps, their files and ids stay as they are. A value is dropped with its step. Checkpoints contain the columns,
+        and ``flush`` makes them durable. All of a column is in memory: its values and a byte for each step.
+
+        Args:
+            name: without a dot, and not that of a field.
+            field: shape and dtype of a step's value, without ``stack=``, ``every=`` and ``codec=``.
+
+        Raises:
+            ValueError, TypeError: an invalid argument.  MemoryError. Then nothing was changed.
+        """
+        with self._lock:
+            self._log.check_open()
+            self._log.late.check_new("add_column", name, field)
+            self._log.late.add(name, field)
+            self._views.take_columns()
+            self._log.admission.fit_memory()
+
+    def drop_column(self, name: str) -> None:
+        """Drop a column added later, with its values; ``flush`` deletes its files.  Raises: ValueError."""
+        with self._lock:
+            self._log.check_open()
+            self._log.late.column("drop_column", name)
+            self._log.late.drop(name)
+            self._views.take_columns()
+
+    def write_column(self, name: str, ids: npt.ArrayLike, values: npt.ArrayLike) -> int:
+        """Write values of steps into a column added later, over earlier ones.
+
+        Args:
+            ids: int64 [n], ids of steps: ``batch.ids`` of transitions, ``episode.ids``, ``Store.ids``. Evicted steps
+                are skipped.
+            values: [n, *shape], an array or a tensor; of repeated ids the last one's counts.
+
+        Returns:
+            number of ids whose steps are held.
+        Raises:
+            ValueError, TypeError: no such column, ids of another store or of windows, or values that do not fit;
+                nothing was changed.
+
+        Cost: 60 ns a value.
+        """
+        with self._lock:
+            self._log.check_open()
+            column = self._log.late.column("write_column", name)
+            numbers = checked_ids("write_column", ids, self._step_tag)
+            given = without_gradient(values) if hasattr(values, "detach") else values
+            rows = column.field.rows(name, given, len(numbers))
+            items, there = self._log.late.held(numbers)
+            self._log.late.write(name, items[there], rows[there])
+            return int(np.count_nonzero(there))
+
+    def read_column(self, name: str, ids: npt.ArrayLike) -> tuple[npt.NDArray[Any], npt.NDArray[np.bool_]]:
+        """Return a column's values of the steps ``ids`` [n], [n, *shape], and of which there are any: bool [n].
+
+        Values that were not written, or of evicted steps, are 0.  Raises: ValueError: as for ``write_column``.
+        """
+        with self._lock:
+            self._log.check_open()
+            column = self._log.late.column("read_column", name)
+            numbers = checked_ids("read_column", ids, self._step_tag)
+            items, there = self._log.late.held(numbers)
+            there &= column.written[items]
+            values = column.values[items]
+            values[~there] = 0
+            return values, there
+
+    def derive(
+        self,
+        name: str,
+        function: Callable[..., npt.ArrayLike],
+        needs: Sequence[str] | None = None,
+        *,
+        field: Field | None = None,
+        by: str = "episode",
+        again: bool = False,
+        unfinished: bool = False,
+        where: Any = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Compute a column from others, episode by episode: returns to go, advantages, rewards of a model.
+
+        Episodes that have all their values already are skipped: so a call that was interrupted goes on where it was,
+        and one after new steps computes theirs. With a disk, values are flushed every half minute and at the end.
+
+        Args:
+            name: of the column, which is added if there is none.
+            function: called with the arrays ``needs`` of an episode, or with the episode (``Store.episodes``);
+                returns its values [T, *shape].
+            needs: names of fields and columns, each [T, *shape]. "obs", "action", "reward", "terminated" and
+                "truncated" are as an episode has them, ``obs`` with the final observation where it has ended.
+            field: of a column that is added; default: as the first values are, floats as float32.
+            by: "episode"; or "step": the function gets parts of an episode, up to 4,096 steps, and ``obs`` without
+                the final one.
+            again: compute all values anew.
+            unfinished: also of episodes that have not ended, or whose beginning was evicted.
+            where: condition on episodes, as for ``episodes``.
+            progress: as for ``export``.
+
+        Returns:
+            number of steps whose values were computed.
+        Raises:
+            ValueError, TypeError: an invalid argument, or the values do not fit; and errors of ``function``. Episodes
+                before have their values.
+        """
+        from sharpwave.data.derived import derive  # which few programs use
+
+        return derive(self, name, function, needs, field, by, again, unfinished, where, progress)
 
     # annotations
 

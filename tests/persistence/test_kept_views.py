@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.disk.view_files import VIEWS, file_name, read_view, view_files
+from sharpwave.disk.state_files import VIEWS, file_name, read_named, state_files
 from sharpwave.offline.folder_check import check
 from sharpwave.views import keeping
 from sharpwave.views.saved_view import SavedView, recovered
@@ -286,7 +286,7 @@ def test_views_of_whose_steps_none_is_left_do_not_pile_up(tmp_path: Path) -> Non
         with sw.Store.open(tmp_path / "d") as store:
             assert store.recovery is not None and not store.recovery.damages
             assert sorted(store.recovery.views) == [f"old {number}" for number in (6, 7, 8, 9)]
-            assert len(view_files(tmp_path / "d")) == 4
+            assert len(state_files(tmp_path / "d")) == 4
 
 
 def test_a_flush_of_steps_only_leaves_views_for_later(tmp_path: Path) -> None:
@@ -295,8 +295,8 @@ def test_a_flush_of_steps_only_leaves_views_for_later(tmp_path: Path) -> None:
         view = learner(store)
         view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
         store.flush(views=False)
-        assert not view_files(tmp_path / "d")
-    assert view_files(tmp_path / "d")
+        assert not state_files(tmp_path / "d")
+    assert state_files(tmp_path / "d")
 
 
 def test_a_store_without_priorities_has_no_such_files(tmp_path: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_file_that_is_of_no_use_is_named_and_keeps_no_store_closed(tmp_path: P
         fill(store, 50)
         view = learner(store)
         view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
-    ((path, _),) = view_files(folder)
+    ((path, _),) = state_files(folder)
     damaged(path, how)
     foreign = how in ("folder", "link", "views")
     found = check(folder)
@@ -383,7 +383,7 @@ def test_a_state_with_anything_in_it_begins_anew(tmp_path: Path) -> None:
         fill(store, 50)
         view = learner(store, max_times_sampled=3)
         view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
-    ((path, _),) = view_files(folder)
+    ((path, _),) = state_files(folder)
     with open(path, "rb") as file:
         whole = checkpoint_state.read_tree(file.fileno())
     bad: list[dict[str, Any]] = [
@@ -458,7 +458,7 @@ def test_a_process_killed_at_any_time_loses_the_last_moment_only(tmp_path: Path)
             began = began or now
             at[int(line)] = now
             if now - began > delay:
-                kept = [read_view(path)["remembered"]["max_priority"] for path, _ in view_files(tmp_path / "d")]
+                kept = [read_named(path)["remembered"]["max_priority"] for path, _ in state_files(tmp_path / "d")]
                 if any(most > begun + 1 for most in kept):
                     break
                 delay += float(rng.random()) * 0.2  # a busy machine has not come to write a round of this life's
@@ -567,7 +567,7 @@ def test_states_are_written_while_views_are_used(tmp_path: Path, monkeypatch: py
         store.flush()
         view = learner(store)
         deadline, k = time.monotonic() + 20, 0
-        while not view_files(tmp_path / "d"):
+        while not state_files(tmp_path / "d"):
             assert time.monotonic() < deadline
             k += 1
             view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), float(k)))
@@ -587,7 +587,7 @@ def test_a_view_in_a_forked_process_writes_nothing(tmp_path: Path) -> None:
         view = learner(store)
         view.update_priorities(ids := view.sampleable_ids(), np.full(len(ids), 3.0))
         store.flush()
-        before = [(path, path.read_bytes()) for path, _ in view_files(tmp_path / "d")]
+        before = [(path, path.read_bytes()) for path, _ in state_files(tmp_path / "d")]
         child = os.fork()
         if not child:
             status = 1
@@ -601,7 +601,7 @@ def test_a_view_in_a_forked_process_writes_nothing(tmp_path: Path) -> None:
             finally:
                 os._exit(status)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        assert [(path, path.read_bytes()) for path, _ in view_files(tmp_path / "d")] == before
+        assert [(path, path.read_bytes()) for path, _ in state_files(tmp_path / "d")] == before
 
 
 def test_ids_that_were_given_twice_keep_no_priorities(tmp_path: Path) -> None:

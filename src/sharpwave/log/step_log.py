@@ -21,6 +21,7 @@ from sharpwave.log.batch_memory import BatchMemory
 from sharpwave.log.boundaries import Boundaries
 from sharpwave.log.column_encoder import SegmentEncoder
 from sharpwave.log.inventory import Inventory
+from sharpwave.log.late_columns import LateColumns
 from sharpwave.log.open_segments import Lanes, Rows, appended
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
@@ -89,6 +90,7 @@ class StepLog:
         ledger: division of ``ram``. ``batches``: memory of batches.
         sealing: seals open segments and opens the next. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
+        late: columns whose values come after their steps; ``late.spec`` is what views read.
         tables: each column's dictionaries. ``encoder``: encodes columns.
         tag: mark of this store's ids.
         annotations: of the store and of its lanes.
@@ -119,6 +121,9 @@ class StepLog:
         ledger.enter("dictionaries", lambda: sum(table.nbytes for table in tables))
         ledger.enter("encoders", lambda: encoder.nbytes)
         self.inventory = Inventory(self.index)
+        self.late = late = LateColumns(spec, self.index)
+        self.inventory.tell(late)
+        ledger.enter("columns", lambda: late.nbytes)
         self.opened = Lanes(layout, self.arena, self.index)
         self.boundaries = Boundaries(self.opened)
         self.sealed = Sealed(space, disk, tables, self.inventory)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sharpwave.disk.ownership import MARK
+from sharpwave.disk.state_files import STATES, partial_of, read_named, state_files
 from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
-from sharpwave.disk.view_files import VIEWS, partial_of, read_view, view_files
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format.checkpoint_state import STATE
@@ -99,7 +99,7 @@ def _checked(folder: Path, part: Path, progress: Callable[[int], Progress]) -> C
         result.files += file.used is not None
     if described is not None:
         _check_lanes(folder, described, scan, result)
-    _check_views(folder, result)
+    _check_states(folder, result)
     for path in _strangers(folder, part):
         set_aside = path.parent.name == QUARANTINE
         why = "set aside when the store was opened" if set_aside else "no part of the store"
@@ -127,11 +127,11 @@ def _check_lanes(folder: Path, described: Described, scan: FolderScan, result: C
             result.notes.append(f"lane {lane}: steps {begin:,} to {end - 1:,} are missing: evicted, lost or damaged")
 
 
-def _check_views(folder: Path, result: Check) -> None:
-    """Read the files of views' states: without them priorities and uses start over."""
-    for path in _of_views(folder):
+def _check_states(folder: Path, result: Check) -> None:
+    """Read the files of views' states, without which priorities and uses start over, and of late columns."""
+    for path in _of_store(folder):
         try:
-            read_view(path)
+            read_named(path)
         except NewerVersionError as error:
             result.notes.append(escaped(f"{error.what}, which a later release wrote"))
         except FileNotFoundError:
@@ -141,25 +141,25 @@ def _check_views(folder: Path, result: Check) -> None:
             result.damages.append(Damage(path, 0, size_of(path), what))
 
 
-def _of_views(folder: Path) -> list[Path]:
-    """Return the files of the store's views in its folder; none where ``store.json`` does not name the store."""
+def _of_store(folder: Path) -> list[Path]:
+    """Return the files of the store's states in its folder; none where ``store.json`` does not name the store."""
     try:
         store = read_manifest(folder)["store"]
     except (OSError, DamagedError, NewerVersionError):
         return []
-    return [path for path, named in view_files(folder) if named == store]
+    return [path for path, named in state_files(folder) if named == store]
 
 
 def _strangers(folder: Path, part: Path) -> list[Path]:
     """Return the files in a store's folder that do not belong to it, including files that recovery set aside."""
-    views = folder / VIEWS
-    known = {MANIFEST, LOCK, QUARANTINE, VIEWS, FOLDER if part == folder else part.name}
+    known = {MANIFEST, LOCK, QUARANTINE, *STATES, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
-    if views.is_symlink() or (views.exists() and not views.is_dir()):
-        found.append(views)
-    else:
-        ours = set(_of_views(folder))
-        found += [path for path in views.glob("*") if path not in ours and partial_of(path.name) is None]
+    ours = set(_of_store(folder))
+    for place in (folder / kind for kind in STATES):
+        if place.is_symlink() or (place.exists() and not place.is_dir()):
+            found.append(place)
+        else:
+            found += [path for path in place.glob("*") if path not in ours and partial_of(path.name) is None]
     if not irregular_folders(folder, part):
         if part != folder:
             found += [path for path in part.glob("*") if path.name not in (STATE, FOLDER, MARK)]

@@ -40,6 +40,8 @@ def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
             log.disk.describe(before | log.annotations.manifest())
             log.annotations.changed = False
         log.disk.flush()
+        if log.late.writer is not None:  # after the steps: no value is on disk before its step
+            log.late.writer.write()
         if views and log.keeping is not None:
             log.keeping.write()
 
@@ -77,6 +79,7 @@ def capture(log: StepLog) -> dict[str, Any]:
         "open_rows": index.rows[log.opened.slots].astype(np.int64),
         "open_shares": log.opened.shares.copy(),
         "open_staged": (log.opened.staging >= 0).astype(np.uint8),
+        "columns": log.late.state(),
         **{name: getattr(log.inventory, name) for name in COUNTS},
     }
 
@@ -168,6 +171,10 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     inventory.evicted_steps = inventory.total_steps - inventory.held_steps
     inventory.changes += 1
     report.steps = inventory.held_steps
+    try:
+        log.late.restore(state.get("columns", {}))
+    except (KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+        report.damages.append(f"columns: {error}; values of columns added later are lost")
     return report
 
 

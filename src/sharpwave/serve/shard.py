@@ -50,6 +50,7 @@ class Shard:
         self.intake = Intake(store, folder)
         self.budget = Budget.of_store(store.ram, store._log.stride * store.spec.step_bytes)
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
+        store._log.late.hide()
         self.incarnation = secrets.randbits(62)
         self.views = ShardViews(store, self.intake)
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {

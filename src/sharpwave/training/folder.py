@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sharpwave.disk.ownership import is_of
+from sharpwave.disk.state_files import STATES, partial_of, state_files
 from sharpwave.disk.store_folder import MANIFEST
-from sharpwave.disk.view_files import VIEWS, partial_of, view_files
 from sharpwave.errors import NewerVersionError, NotRegisteredError
 from sharpwave.escaping import quoted
 from sharpwave.native import descriptors
@@ -481,8 +481,8 @@ def memory_folders(run: Path, ids: set[str]) -> Iterator[Path]:
 
 def _clear(folder: Path, store: str) -> None:
     """Remove the files that the store with this id wrote into a folder, and no others.  Raises: OSError."""
-    regions, views = folder / "regions", folder / VIEWS
-    owned = [path for path, owner in view_files(folder) if owner == store]
+    regions, states = folder / "regions", [folder / kind for kind in STATES]
+    owned = [path for path, owner in state_files(folder) if owner == store]
     if regions.is_dir() and not regions.is_symlink():
         with Directory.open(regions) as held:
             owned += [
@@ -490,11 +490,12 @@ def _clear(folder: Path, store: str) -> None:
                 for path in regions.iterdir()
                 if is_of(held, path.name, bytes.fromhex(store)) or path.name.endswith(f".{store}.partial")
             ]
-    if views.is_dir() and not views.is_symlink():
-        owned += [path for path in views.iterdir() if partial_of(path.name) == store]
+    for place in states:
+        if place.is_dir() and not place.is_symlink():
+            owned += [path for path in place.iterdir() if partial_of(path.name) == store]
     for path in owned:
         path.unlink()
-    for empty in (regions, views, folder / "quarantine"):
+    for empty in (regions, *states, folder / "quarantine"):
         with contextlib.suppress(OSError):  # not empty, a link, or not there
             empty.rmdir()
     (folder / f".{MANIFEST}.{store}.partial").unlink(missing_ok=True)

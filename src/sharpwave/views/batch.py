@@ -50,6 +50,10 @@ class Arrays:
             return getattr(self, name)
         raise KeyError(f"batch: no field {name!r}; there are {[f.name for f in fields(self)] + list(self.fields)}")
 
+    def mask_of(self, name: str) -> Any:
+        """Return of which steps a column added later (``Store.add_column``) has values: bool, as ``batch[name]``."""
+        return self[f"{name}.written"]
+
     def __len__(self) -> int:
         return len(self.ids)
 

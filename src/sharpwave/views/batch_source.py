@@ -73,6 +73,12 @@ class BatchSource:
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
         self._filler: tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None = None
 
+    def take_columns(self) -> None:
+        """Begin to fill batches with the columns that the log has now."""
+        self.view.take_columns()
+        self.layouts.clear()
+        self._filler = self.items.sampling = None
+
     # by one call
 
     def at_once(self, batch_size: int, beta: float | None) -> Any:
@@ -160,6 +166,7 @@ class BatchSource:
                 (log.inventory, "oldest", log.inventory.oldest),
                 (log.arena, "memory", log.arena.memory),
                 (index, "offset", index.offset),
+                (log.late, "version", log.late.version),
                 *((owner, name, getattr(owner, name)) for owner, name in same),
             ],
             "expected": view.expected,  # type: ignore[attr-defined]

@@ -127,7 +127,9 @@ class RowCutter:
         view.decode(target, small, [readers[read.field] for read in small])
         for read in reads:
             if self._fields[read.field].row_bytes >= MIN_AUTO_BYTES:
-                self._cut(readers[read.field], read, target.columns[read.column].shape[1], begin)
+                reader = readers[read.field]
+                assert isinstance(reader, FieldReader)  # shards leave late columns out
+                self._cut(reader, read, target.columns[read.column].shape[1], begin)
         if view.decode_rows:
             self._places.append(target.scratch[: view.decode_rows].copy())
 

@@ -160,7 +160,7 @@ class EpisodeReader:
         Raises:
             KeyError: steps were evicted.  DamagedError: a segment cannot be read.  MemoryError: no room to read one.
         """
-        kind = self.spec.fields[name]
+        kind = self.log.late.spec.fields[name]
         out = np.empty((count + final, *kind.shape), kind.np_dtype)
         data = out.reshape(-1).view(np.uint8).reshape(count + final, 1, kind.row_bytes)
         chunk = max(1, CHUNK_BYTES // kind.row_bytes)
@@ -241,6 +241,11 @@ class StoredEpisode:
         return self._reader.spec
 
     @property
+    def columns(self) -> tuple[str, ...]:
+        """Names of all fields: the spec's, and of columns added later."""
+        return tuple(self._reader.log.late.spec.fields)
+
+    @property
     def _where(self) -> tuple[int, int]:
         return self._first_id, self.length
 
@@ -305,11 +310,13 @@ class StoredEpisode:
     def __getitem__(self, name: str) -> npt.NDArray[Any]:
         """Return a field [T, *shape] by its flat name; of a sparse one the last stored value at each step.
 
+        A column added later has zeros where it was not written; ``"NAME.written"`` tells where it was.
+
         Raises:
             KeyError: no such field, or steps were evicted.  DamagedError: a segment cannot be read.
         """
-        if name not in self._reader.spec.fields:
-            raise KeyError(f"episode: no field {name!r}, expected one of {list(self._reader.spec.fields)}")
+        if name not in self.columns:
+            raise KeyError(f"episode: no field {name!r}, expected one of {list(self.columns)}")
         return self._reader.read(name, *self._where)
 
 

@@ -198,6 +198,22 @@ class RowReader(ABC):
                 slot[rows], newest[rows] - back, first[rows], out[:, None], (target + length - 1)[rows] - back
             )
 
+    def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
+        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last kept values.
+
+        Args:
+            slot, row: int64 [B], locations of the steps.
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.
+        """
+        row = self.rows(slot, row)
+        self.read(slot, row, row, out)
+
+    def rows(self, slot: Ints, row: Ints) -> Ints:
+        """Return the rows of the field's column with the values of steps: of a sparse field the last kept ones."""
+        return row
+
     def _read_left_out(self, slot: Ints, newest: Ints, first: Ints, out: Bytes, places: Ints | None = None) -> None:
         """Decode the windows that the core left out, by codec and dictionary.
 
@@ -276,20 +292,8 @@ class FieldReader(RowReader):
         counts: Int32s = getattr(self._index, self._counted_by)
         return counts[self._sparse] if self._counted_by == "sparse" else counts
 
-    def read_steps(self, slot: Ints, row: Ints, out: Bytes) -> None:
-        """Decode the values of steps into ``out`` uint8 [B, 1, size]; of a sparse field the last kept values.
-
-        Args:
-            slot, row: int64 [B], locations of the steps.
-
-        Raises:
-            UndecodableError: naming the segments that hold no rows.
-        """
-        row = self.rows(slot, row)
-        self.read(slot, row, row, out)
-
     def rows(self, slot: Ints, row: Ints) -> Ints:
-        """Return the rows of the field's column with the values of steps: of a sparse field the last kept ones."""
+        """Return the rows of the last kept values of a sparse field."""
         if self._field.every is None:
             return row
         index, rows = self._index, np.empty(len(row), np.int64)
@@ -315,12 +319,27 @@ class FieldReader(RowReader):
         return bases + payload_ends(memory, bases, self._number)
 
 
+class LateReader(RowReader):
+    """Reader of one late column, which lies beside the segments; as for ``FieldReader``."""
+
+    def __init__(self, field: Field, arrays: dict[str, Any], table: DictionaryTable) -> None:
+        self._columns = FieldColumn(**arrays, line=0, zeros=False)
+        super().__init__(table, field)
+
+    def column(self) -> FieldColumn:
+        return self._columns
+
+    def _ends(self, slots: Ints) -> Ints:
+        return self._columns.offset[slots] + self._columns.counts[slots] * self._field.row_bytes
+
+
 class LogArrays:
     """Arrays of a log for the core, and readers of its fields: made anew after the log has grown."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
-        self._readers: list[FieldReader] | None = None
+        self._readers: list[RowReader] | None = None
+        self._version = -1  # of the late columns
         # Arrays that a store replaces when it grows, which outdates addresses; weak, so that they can be freed.
         self._memory: Callable[[], Any] = lambda: None
         self._offset: Callable[[], Any] = lambda: None
@@ -328,7 +347,9 @@ class LogArrays:
     def current(self) -> core.Log:
         """Return the arrays, valid until the log grows."""
         index, arena = self._log.index, self._log.arena
-        if self._memory() is not arena.memory or self._offset() is not index.offset:
+        moved = self._memory() is not arena.memory or self._offset() is not index.offset
+        if moved or self._version != self._log.late.version:
+            self._version = self._log.late.version
             self._readers = None  # old ones hold addresses of freed memory
             self._arrays = core.Log(
                 arena.memory, index.offset, index.rows, index.next, index.previous, index.gap, index.sealed,
@@ -337,14 +358,15 @@ class LogArrays:
             self._memory, self._offset = weakref.ref(arena.memory), weakref.ref(index.offset)
         return self._arrays
 
-    def readers(self) -> list[FieldReader]:
-        """Return a reader of each field, in the fields' order, valid until the log grows."""
+    def readers(self) -> list[RowReader]:
+        """Return a reader of each field of ``log.late.spec``, in the fields' order, valid until the log grows."""
         self.current()
         if self._readers is None:
-            log, readers = self._log, list[FieldReader]()
+            log, readers = self._log, list[RowReader]()
             for c, (name, field) in enumerate(log.spec.fields.items(), FIRST_FIELD):
                 counts: Any = "frames" if name in log.spec.obs_names else "rows" if field.every is None else "sparse"
                 sparse = log.spec.sparse_names.index(name) if counts == "sparse" else 0
                 readers.append(FieldReader(log.index, log.arena, c, counts, log.tables[c], field, sparse))
+            readers += [LateReader(field, arrays, log.tables[FLAGS]) for field, arrays in log.late.arrays()]
             self._readers = readers
         return self._readers

@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from sharpwave.disk.view_files import ViewFiles
+from sharpwave.disk.state_files import StateFiles
 from sharpwave.views.saved_view import SavedView, bytes_of
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Keeping:
         due: when to write next, by ``time.monotonic``.
     """
 
-    def __init__(self, log: StepLog, files: ViewFiles) -> None:
+    def __init__(self, log: StepLog, files: StateFiles) -> None:
         self._log, self._files = log, files
         self._kept: dict[int, Kept] = {}  # by the views' numbers
         self._dropped: dict[str, dict[str, Any]] = {}  # states of views that were dropped, to be written

@@ -284,7 +284,7 @@ def checked_errors(
         ValueError: another shape, or values that are no real numbers, or not finite.  TypeError: a masked array.
     """
     try:
-        array = as_array(f"{call}: td_error", _without_gradient(td_error) if hasattr(td_error, "detach") else td_error)
+        array = as_array(f"{call}: td_error", without_gradient(td_error) if hasattr(td_error, "detach") else td_error)
     except ValueError as error:  # rows of different lengths
         raise ValueError(f"{call}: td_error cannot be read as numbers ({error})") from error
     if array.dtype.kind not in "iuf":
@@ -320,7 +320,7 @@ def checked_ids(what: str, ids: Any, tag: Tag | None) -> Ints:
     return np.ascontiguousarray(array, np.int64)
 
 
-def _without_gradient(value: Any) -> Any:
+def without_gradient(value: Any) -> Any:
     """Return a tensor's values where numpy can read them."""
     values = value.detach().cpu()
     short = values.is_floating_point() and values.element_size() < 4  # numpy has no bfloat16

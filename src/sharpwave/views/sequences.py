@@ -113,12 +113,17 @@ class Windows(StepView[SequenceBatch]):
     def bind(self, log: StepLog) -> None:
         """Serve ``log``."""
         self.serve(log, core.KnownSteps(self.length + self.n_step - 1))
-        self._fields = list(log.spec.fields.values())
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
         self._runs = np.empty((core.RUN_ROWS, 0), np.int64)
         self._columns = self.burn_in + self.length
-        stacks = [field.frames if name in log.spec.obs_names else 0 for name, field in log.spec.fields.items()]
+        self.take_columns()
+
+    def take_columns(self) -> None:
+        """Read the columns that the log has now."""
+        self._spec = spec = self._log.late.spec
+        self._fields = list(spec.fields.values())
+        stacks = [field.frames if name in spec.obs_names else 0 for name, field in spec.fields.items()]
         self._stacks = np.array(stacks, np.int64)
 
     def grow(self, slots: int) -> None:

@@ -58,7 +58,7 @@ class StepView(DividedView[B], Generic[B]):
 
     def serve(self, log: StepLog, known: core.StepFinder, *, foresees: bool = False) -> None:
         """Begin to serve a log, whose steps ``known`` finds."""
-        self._log, self._spec, self._arrays = log, log.spec, LogArrays(log)
+        self._log, self._spec, self._arrays = log, log.late.spec, LogArrays(log)
         self.known, self.foresees = known, foresees
         self.runs = np.empty((3, MAX_RUNS), np.int64)
         self._unforeseen = np.zeros(0, np.uint8)
@@ -147,12 +147,17 @@ class NStep(StepView[Batch]):
     def bind(self, log: StepLog) -> None:
         """Begin to serve ``log``."""
         self.serve(log, core.KnownSteps(self.n_step), foresees=self.newest)
-        self._sparse = any(field.every is not None for field in log.spec.fields.values())
-        self.stacks = any(log.spec.fields[name].frames > 1 for name in log.spec.obs_names)
+        self.take_columns()
+
+    def take_columns(self) -> None:
+        """Read the columns that the log has now."""
+        self._spec = spec = self._log.late.spec
+        self._sparse = any(field.every is not None for field in spec.fields.values())
+        self.stacks = any(spec.fields[name].frames > 1 for name in spec.obs_names)
         # Windows of rows: column, number of its field, and with which rows each ends.
         self._windows: list[tuple[str, int, int]] = []
-        for number, name in enumerate(log.spec.fields):
-            if name not in log.spec.obs_names:
+        for number, name in enumerate(spec.fields):
+            if name not in spec.obs_names:
                 self._windows.append((name, number, core.OF_STEPS))
             elif self.n_step == 1:  # one window holds both stacks, which overlap by all but one frame
                 self._windows.append((name, number, core.OF_FRAMES_AFTER))

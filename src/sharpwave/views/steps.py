@@ -25,7 +25,7 @@ class Steps:
 
     def __init__(self, log: StepLog) -> None:
         self._log, self._arrays = log, LogArrays(log)
-        self._numbers = {name: k for k, name in enumerate(log.spec.fields)}
+        self._numbers, self._version = dict[str, int](), -1
 
     def slots(self) -> list[int]:
         """Return the slots of all segments with steps. Cost: O(slots)."""
@@ -61,6 +61,9 @@ class Steps:
         A stack has as many frames as ``out`` has room for, padded as the field says. With ``final`` the observation
         after the last step follows, in one more item.
         """
+        if self._version != self._log.late.version:
+            self._numbers = {name: k for k, name in enumerate(self._log.late.spec.fields)}
+            self._version = self._log.late.version
         reader = self._arrays.readers()[self._numbers[name]]
         if name not in self._log.spec.obs_names:
             reader.read_steps(slots, rows, out)

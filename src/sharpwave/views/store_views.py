@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.disk.view_files import ViewFiles
+from sharpwave.disk.state_files import StateFiles
 from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.native import core
@@ -98,7 +98,7 @@ class Views(LogListener):
         self._saved[name] = number - (1 << 32), SavedView.from_state(state, self._log)
         self.unclaimed.append(name)
 
-    def keep_in(self, files: ViewFiles, damages: list[str], of_checkpoint: bool) -> None:
+    def keep_in(self, files: StateFiles, damages: list[str], of_checkpoint: bool) -> None:
         """Keep views' states in the store's folder from now on, and states already there until they are requested.
 
         Args:
@@ -308,6 +308,12 @@ class Views(LogListener):
             raise KeyError(f"{what}: id {found[gone][0]} was evicted from the store, or is of no item")
         return (found & ~LEAF_MASK) | first
 
+    def take_columns(self) -> None:
+        """Have all views fill batches with the columns that the log has now."""
+        for view in self:
+            view.source.take_columns()
+        self._log.inventory.changes += 1
+
     def growing(self, slots: int) -> None:
         """Enlarge views for ``slots`` slots of the log.  Raises: MemoryError."""
         for view in self:
@@ -369,5 +375,5 @@ def checked_name(name: Any) -> str | None:
     raise ValueError(f"name={name!r}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
 
 
-def _begins_anew(state: dict[str, Any], files: ViewFiles, error: Exception) -> str:
+def _begins_anew(state: dict[str, Any], files: StateFiles, error: Exception) -> str:
     return f"view {state.get('name')!r:.100} in {files.disk.folder}: {error!r}; it begins anew"

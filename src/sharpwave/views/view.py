@@ -79,6 +79,10 @@ class View(Protocol[Batch_co]):
         """Begin to serve a log.  Raises: ValueError: the settings do not fit it."""
         raise NotImplementedError
 
+    def take_columns(self) -> None:
+        """Begin to read the columns that the log has now: one was added later, or dropped."""
+        return None
+
     def grow(self, slots: int) -> None:
         """Enlarge for ``slots`` slots, more than before."""
         return None

@@ -1,0 +1,289 @@
+"""Late columns: values of steps that come after the steps, such as returns, advantages and rewards of a model.
+
+A late column is an array over the index's leaves, beside the segments: what is written to it moves no step. Views read
+it like a raw column of the segments. Each has a second column, ``NAME.written``, of the steps whose values were given.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.raw import RAW
+from sharpwave.json_values import decode, encode
+from sharpwave.log.inventory import LogListener
+from sharpwave.memory.segment_index import LEAF_MASK, SegmentIndex
+from sharpwave.native import core
+from sharpwave.native.untouched import zeros
+from sharpwave.spec import Field, Spec
+
+Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
+
+WRITTEN = ".written"
+"""Suffix of the name of the column that tells of which steps a late column has values; no late column has a dot."""
+CHUNK_BYTES = 1 << 20
+"""Bytes of a late column that are written to its files together."""
+MAX_NAME_CHARACTERS = 100
+
+
+class ColumnWriter(Protocol):
+    """Writer of late columns to the store's folder."""
+
+    def write(self) -> None:
+        """Write values given since the last call.  Raises: OSError."""
+
+
+@dataclass(eq=False)
+class LateColumn:
+    """One late column.
+
+    Attributes:
+        field: of a step's value.
+        values: [leaves, *shape], 0 where none was given. ``written``: bool [leaves].
+        chunk_slots: slots of a chunk. ``changed``: chunks with values given since they were written to files.
+    """
+
+    field: Field
+    values: npt.NDArray[Any]
+    written: Bools
+    chunk_slots: int
+    changed: set[int] = dataclasses.field(default_factory=set)
+
+    @property
+    def parts(self) -> tuple[tuple[Bytes, int], tuple[Bytes, int]]:
+        """The bytes of the values and of ``written``, each with its bytes a step."""
+        values, written = (one.reshape(-1).view(np.uint8) for one in (self.values, self.written))
+        return (values, self.field.row_bytes), (written, 1)
+
+
+class LateColumns(LogListener):
+    """Late columns of a log, by name. The store's lock is held.
+
+    Attributes:
+        columns: by name.
+        spec: the log's, with two further fields for each column; views read these.
+        version: incremented with each column added or dropped.
+        writer: of the columns' files; ``None`` without a folder.
+    """
+
+    def __init__(self, spec: Spec, index: SegmentIndex) -> None:
+        self._own, self._index = spec, index
+        self.columns: dict[str, LateColumn] = {}
+        self.spec = spec
+        self.version = 0
+        self.writer: ColumnWriter | None = None
+        self._hidden = False
+
+    @property
+    def followers(self) -> list[core.Items]:
+        """None: the core clears the values of an evicted segment itself."""
+        return []
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory in use."""
+        rows = self._index.highest * self._index.stride
+        return sum(rows * (column.field.row_bytes + 1) for column in self.columns.values())
+
+    def check_new(self, what: str, name: Any, kind: Any) -> None:
+        """Refuse a column that cannot be added.  Raises: ValueError, TypeError."""
+        if not isinstance(kind, Field):
+            raise TypeError(f"{what}: {name!r} is {kind!r}, expected a sharpwave.Field")
+        if kind.stack is not None or kind.every is not None or kind.codec is not None:
+            raise ValueError(f"{what}: {name!r} has stack=, every= or codec=, which a column added later cannot have")
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
+            raise ValueError(f"{what}: name={name!r}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
+        if "." in name:
+            raise ValueError(f"{what}: name={name!r}, expected one without a dot")
+        if name in self._own.fields or name in self.columns:
+            raise ValueError(f"{what}: there is a field {name!r} already")
+        self._own.with_fields({name: kind, name + WRITTEN: kind})
+
+    def column(self, what: str, name: Any) -> LateColumn:
+        """Return a column.  Raises: ValueError: there is none of this name."""
+        if not isinstance(name, str) or name not in self.columns:
+            own = " (it is a field of the spec, whose values come with the steps)" if name in self._own.fields else ""
+            there = ", ".join(map(repr, self.columns)) or "none; add_column() makes one"
+            raise ValueError(f"{what}: no column {name!r} was added{own}; there are {there}")
+        return self.columns[name]
+
+    def add(self, name: str, kind: Field) -> LateColumn:
+        """Add a column without values.  Raises: MemoryError: nothing changed."""
+        leaves = self._index.leaves
+        chunk = max(1, CHUNK_BYTES // (self._index.stride * (kind.row_bytes + 1)))
+        column = LateColumn(kind, zeros((leaves, *kind.shape), kind.np_dtype), zeros(leaves, np.bool_), chunk)
+        self._become({**self.columns, name: column})
+        return column
+
+    def drop(self, name: str) -> None:
+        """Drop a column and its values."""
+        self._become({other: column for other, column in self.columns.items() if other != name})
+
+    def _become(self, columns: dict[str, LateColumn]) -> None:
+        fields = dict[str, Field]()
+        for name, column in columns.items():
+            fields |= {name: column.field, name + WRITTEN: Field((), "bool")}
+        before, self.columns = self.columns, columns
+        self._clear_with_slots()
+        del before  # not earlier: the core clears their memory until here
+        self.spec = self._own if self._hidden else self._own.with_fields(fields)
+        self.version += 1
+
+    def hide(self) -> None:
+        """Leave the columns out of views for good: their batches go to learners who know the log's own spec."""
+        self._hidden = True
+        self._become(self.columns)
+
+    def _clear_with_slots(self) -> None:
+        """Have the core clear a slot's values once its ids are stale: no later step may have them."""
+        free = self._index.free
+        free.clear_nothing()
+        for column in self.columns.values():
+            for memory, row_bytes in column.parts:
+                free.clear_with(memory, row_bytes * self._index.stride)
+
+    def growing(self, slots: int) -> None:
+        """Enlarge the columns.  Raises: MemoryError: nothing changed."""
+        leaves, held = slots * self._index.stride, self._index.highest * self._index.stride
+        small = [column for column in self.columns.values() if len(column.written) < leaves]
+        before, larger = [(column.values, column.written) for column in small], []
+        for column in small:
+            values, written = zeros((leaves, *column.field.shape), column.field.np_dtype), zeros(leaves, np.bool_)
+            values[:held], written[:held] = column.values[:held], column.written[:held]
+            larger.append((values, written))
+        for column, (values, written) in zip(small, larger, strict=True):
+            column.values, column.written = values, written
+        self._clear_with_slots()
+        del before  # not earlier: the core clears their memory until here
+        self.version += bool(small)
+
+    # values
+
+    def write(self, name: str, items: Ints, values: npt.NDArray[Any]) -> None:
+        """Give ``values`` [n, *shape] to steps; of repeated steps the last one counts. Cost: O(n).
+
+        Args:
+            items: int64 [n], the steps' leaves, all held.
+        """
+        column = self.columns[name]
+        column.values[items], column.written[items] = values, True
+        column.changed.update(np.unique(items // (self._index.stride * column.chunk_slots)).tolist())
+
+    def held(self, ids: Ints) -> tuple[Ints, Bools]:
+        """Return the leaves of steps, 0 for those not held, and whether each is held: [n]."""
+        index = self._index
+        items = ids & LEAF_MASK
+        slots = np.minimum(items // index.stride, index.slots - 1)
+        there = (ids >= 0) & (items < index.leaves) & (items - slots * index.stride < index.rows[slots])
+        there &= index.generation[slots] == ids >> 32
+        return np.where(there, items, 0), there
+
+    def arrays(self) -> Iterator[tuple[Field, dict[str, Any]]]:
+        """Yield each column of ``spec`` beside the log's own, with the arrays by which ``gather`` reads it as raw."""
+        if self._hidden:
+            return
+        index = self._index
+        slots, first = index.slots, np.arange(index.slots) * index.stride
+        for column in self.columns.values():
+            for kind, (memory, row_bytes) in zip((column.field, Field((), "bool")), column.parts, strict=True):
+                yield (
+                    kind,
+                    {
+                        "memory": memory,
+                        "offset": first * row_bytes,
+                        "codec": np.full(slots, RAW, np.uint8),
+                        "dictionary": np.zeros(slots, np.int32),
+                        "counts": index.rows,
+                        "references": np.zeros((1, row_bytes), np.uint8),
+                    },
+                )
+
+    # states
+
+    def state(self) -> dict[str, Any]:
+        """Return all columns for ``restore``."""
+        slots = self._index.highest
+        now = {"generation": self._index.generation[:slots].copy()}
+        return {name: described(one) | self.chunk(one, 0, slots) | now for name, one in self.columns.items()}
+
+    def chunk(self, column: LateColumn, begin: int, end: int) -> dict[str, Any]:
+        """Return a column's values in the slots from ``begin`` to before ``end``: one bit a step, and the values."""
+        stride = self._index.stride
+        written = column.written[begin * stride : end * stride]
+        values = column.values[begin * stride : end * stride][written]
+        return {"written": np.packbits(written), "values": values.reshape(-1).view(np.uint8)}
+
+    def take(self, column: LateColumn, begin: int, state: Mapping[str, Any]) -> int:
+        """Take values from ``chunk`` of the segments that are still in the slots from ``begin`` on; return how many.
+
+        Args:
+            state: with ``generation`` int64 [slots], of the slots' segments then.
+
+        Raises:
+            ValueError: not such a state; nothing was taken.
+        """
+        index, stride, row_bytes = self._index, self._index.stride, column.field.row_bytes
+        generation, packed, values = (_array(state, name) for name in ("generation", "written", "values"))
+        if generation.dtype != np.int64 or packed.dtype != np.uint8 or values.dtype != np.uint8:
+            raise ValueError("expected int64 generations and bytes")
+        steps = len(generation) * stride
+        if len(packed) != -(-steps // 8) or begin < 0:
+            raise ValueError(f"{len(packed):,} bytes for whether {steps:,} steps have values")
+        written = np.unpackbits(packed, count=steps).view(np.bool_)
+        if len(values) != np.count_nonzero(written) * row_bytes:
+            raise ValueError(f"{len(values):,} bytes of values, expected {np.count_nonzero(written) * row_bytes:,}")
+        leaves = begin * stride + np.flatnonzero(written)
+        slots = leaves // stride
+        held = slots < index.slots
+        held[held] = generation[slots[held] - begin] == index.generation[slots[held]]
+        held[held] = leaves[held] - slots[held] * stride < index.rows[slots[held]]
+        rows = values.view(column.field.np_dtype).reshape(-1, *column.field.shape)
+        column.values[leaves[held]], column.written[leaves[held]] = rows[held], True
+        return int(np.count_nonzero(held))
+
+    def restore(self, state: Any) -> None:
+        """Restore ``state``, as far as segments are held; the columns count as changed.
+
+        Raises:
+            ValueError, TypeError, KeyError: not such a state; columns before the wrong one are restored.
+        """
+        if not isinstance(state, dict):
+            raise ValueError(f"columns: {type(state).__name__}, expected a dict")
+        for name, one in state.items():
+            kind = field_of(one)
+            self.check_new("columns", name, kind)
+            column = self.add(name, kind)
+            self.take(column, 0, one)
+            self.change_all(column)
+
+    def change_all(self, column: LateColumn) -> None:
+        """Have all of a column written to its files."""
+        column.changed.update(range(-(-self._index.highest // column.chunk_slots)))
+
+
+def described(column: LateColumn) -> dict[str, Any]:
+    """Return a column's field for ``field_of``."""
+    kind = column.field
+    return {"shape": list(kind.shape), "dtype": kind.dtype, "metadata": encode(kind.metadata, "column")}
+
+
+def field_of(state: Mapping[str, Any]) -> Field:
+    """Return the field of ``described``.  Raises: ValueError, TypeError, KeyError."""
+    shape, dtype = state["shape"], state["dtype"]
+    if not isinstance(shape, list) or not isinstance(dtype, str):
+        raise ValueError(f"columns: shape {shape!r} and dtype {dtype!r}, expected a list and a name")
+    return Field(tuple(shape), dtype, metadata=decode(state["metadata"]))
+
+
+def _array(state: Mapping[str, Any], name: str) -> npt.NDArray[Any]:
+    array = state[name]
+    if not isinstance(array, np.ndarray) or array.ndim != 1:
+        raise ValueError(f"{name}: expected an array with one axis")
+    return array

@@ -1,0 +1,112 @@
+"""Late columns in a store's folder: one file names them, and each chunk of a column's values has its own.
+
+A chunk is the values of some hundred slots, with the generations of their segments: values of a segment that was
+evicted since count no more. Each file is replaced as a whole. The file of names is replaced first when a column is
+dropped, so that a crash leaves files of values that no column has, and never half a column.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sharpwave.disk.state_files import StateFiles
+from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
+from sharpwave.log.step_log import StepLog
+
+NAMES = ".columns"
+"""Name of the state that names the columns; none of theirs has a dot."""
+WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, MemoryError)
+"""Errors of a state that is not one, or of one too large."""
+
+
+class ColumnFiles:
+    """Writer of the files of a log's late columns; the store's lock is held."""
+
+    def __init__(self, log: StepLog, files: StateFiles) -> None:
+        self._log, self._files = log, files
+        self._late: LateColumns = log.late
+        self._named: dict[str, LateColumn] = {}  # as in the file of names
+
+    def open(self, damages: list[str]) -> None:
+        """Add the columns of earlier processes to the log, with the values of the steps that are held.
+
+        Args:
+            damages: files that cannot be used are added; their values are lost.
+        """
+        late = self._late
+        before = len(damages)
+        known = self._files.read_one(NAMES, damages)
+        whole = len(damages) == before
+        for name, about in ({} if known is None else self._checked(known, damages)).items():
+            try:
+                kind = field_of(about)
+                late.check_new("columns", name, kind)
+                column = late.add(name, kind)
+                column.chunk_slots = max(1, int(about["chunk_slots"]))
+                self._named[name] = column
+            except WRONG as error:
+                damages.append(f"column {name!r:.100}: {error}; its values are lost")
+                whole = False
+        for state in self._files.read(damages, but=NAMES):
+            name, found = state["name"], self._named.get(str(state.get("column")))
+            if found is None:
+                if whole:  # of a column that was dropped
+                    self._files.delete(name)
+                continue
+            try:
+                if name != _chunk_name(state["column"], state["chunk"]):
+                    raise ValueError(f"chunk {state['chunk']!r}, expected the one of the file {name!r}")
+                late.take(found, int(state["chunk"]) * found.chunk_slots, state)
+            except WRONG as error:
+                damages.append(f"column {state['column']!r:.100}: {error}; values of some steps are lost")
+
+    def _checked(self, known: dict[str, Any], damages: list[str]) -> dict[str, Any]:
+        columns = known.get("columns")
+        if isinstance(columns, dict):
+            return columns
+        damages.append(f"columns: {type(columns).__name__}, expected a dict; their values are lost")
+        return {}
+
+    def begin(self) -> None:
+        """Write all columns, restored from a checkpoint.  Raises: OSError."""
+        for column in self._late.columns.values():
+            self._late.change_all(column)
+        self.write()
+
+    def write(self) -> None:
+        """Write what has changed since the last call.  Raises: OSError; a later call repeats it.
+
+        Cost: the bytes of the chunks with values given since.
+        """
+        late, index = self._late, self._log.index
+        if self._named != late.columns:  # columns are compared by identity
+            kept = {name: column for name, column in self._named.items() if late.columns.get(name) is column}
+            if kept != self._named:
+                self._write_names(kept)
+                for name, column in self._named.items():
+                    if name not in kept:
+                        for chunk in range(-(-index.slots // column.chunk_slots)):
+                            self._files.delete(_chunk_name(name, chunk))
+                self._named = kept
+            self._write_names(late.columns)
+            self._named = dict(late.columns)
+        for name, column in late.columns.items():
+            for chunk in sorted(column.changed):
+                begin = chunk * column.chunk_slots
+                end = min(begin + column.chunk_slots, index.highest)
+                values = late.chunk(column, begin, end)
+                key = _chunk_name(name, chunk)
+                if values["values"].size:
+                    about = {"name": key, "column": name, "chunk": chunk, "generation": index.generation[begin:end]}
+                    self._files.write(key, about | values)
+                else:
+                    self._files.delete(key)
+                column.changed.discard(chunk)
+
+    def _write_names(self, columns: dict[str, LateColumn]) -> None:
+        about = {name: described(one) | {"chunk_slots": one.chunk_slots} for name, one in columns.items()}
+        self._files.write(NAMES, {"name": NAMES, "columns": about})
+
+
+def _chunk_name(column: str, chunk: int) -> str:
+    return f"{column}.{chunk}"
