@@ -56,7 +56,8 @@ void FreeSlots::renew(const IndexArrays& index, int64_t slot) {
     latest = std::max(latest, generation);
     for (const auto& [memory, nbytes] : cleared) {
         const int64_t begin = slot * nbytes;
-        if (begin + nbytes <= std::ssize(memory)) std::memset(memory.data() + begin, 0, static_cast<std::size_t>(nbytes));
+        if (begin + nbytes <= std::ssize(memory))
+            std::memset(memory.data() + begin, 0, static_cast<std::size_t>(nbytes));
     }
 }
 
@@ -114,8 +115,10 @@ void define_slots(nb::module_& module) {
         .def_rw("first", &FreeSlots::first, "Generation of ids in slots that were never used.")
         .def_rw("latest", &FreeSlots::latest, "The highest generation of any id so far.")
         .def(
-            "clear_with", [](FreeSlots& free, Bytes memory, int64_t nbytes) { free.cleared.emplace_back(memory, nbytes); },
-            "memory"_a, "nbytes"_a, "Clear ``nbytes`` a slot of ``memory``, which must outlive this, as ids become stale.")
+            "clear_with",
+            [](FreeSlots& free, Bytes memory, int64_t nbytes) { free.cleared.emplace_back(memory, nbytes); },
+            "memory"_a, "nbytes"_a,
+            "Clear ``nbytes`` a slot of ``memory``, which must outlive this, as ids become stale.")
         .def(
             "clear_nothing", [](FreeSlots& free) { free.cleared.clear(); }, "Forget the arrays of ``clear_with``.")
         .def("take", &FreeSlots::take, "index"_a, "Take the lowest free slot and return it, reset; -1: all are in use.")

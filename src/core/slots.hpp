@@ -21,8 +21,8 @@ class FreeSlots {
   public:
     int64_t highest = 0, first = 0, latest = 0;
 
-    // Arrays by slot, the number of bytes of a slot with each, that are cleared when a slot's ids become stale: values of
-    // steps that lie beside segments. They must outlive it.
+    // Arrays by slot, the number of bytes of a slot with each, that are cleared when a slot's ids become stale: values
+    // of steps that lie beside segments. They must outlive it.
     std::vector<std::pair<Bytes, int64_t>> cleared;
 
     // Takes the lowest free slot and returns it, with its entries reset; -1 if all are in use.
