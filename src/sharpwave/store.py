@@ -793,7 +793,7 @@ class Store:
             found = find(self._log, checked_lanes(lanes, self._log.lanes))
         reader = EpisodeReader(self._log, self._lock, self._life)
         if kind == "steps":
-            return step_reader(found, reader, known_names(fields, list(self.spec.fields), "field"))
+            return step_reader(found, reader, known_names(fields, [*self.spec.fields, *self.columns], "field"))
         episodes = episode_table(found, reader)
         return episodes.select(known_names(fields, episodes.column_names, "column")).to_reader()
 

@@ -369,6 +369,49 @@ def test_views_in_use_have_a_column_from_then_on() -> None:
     assert not plain.sample(16).fields
 
 
+def test_a_blend_has_the_columns_of_all_its_stores() -> None:
+    stores = [filled(100), filled(100)]
+    parts = [(0.5, store.transitions()) for store in stores]
+    blend = sw.Blend(parts)
+    stream = blend.stream(8)
+    for _ in range(3):
+        assert not blend.sample(16).fields
+    next(stream)
+    for store in stores:
+        store.add_column("x" if store is stores[0] else "y", KINDS["advantage"])
+    for view in (view for _, view in parts):  # bound anew outside of the blend
+        view.sample(16), view.sample(16)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="'x', 'y' added to some of its stores"):
+            blend.sample(16)
+    stores[0].add_column("y", KINDS["advantage"])  # in another order
+    stores[1].add_column("x", KINDS["advantage"])
+    for number, store in enumerate(stores):
+        for name in ("x", "y"):
+            store.derive(
+                name, lambda action, number=number, name=name: action + 1000 * number + (name == "y"), ("action",)
+            )
+    for batch in (*(blend.sample(16) for _ in range(4)), *(next(stream) for _ in range(8))):
+        for name in ("x", "y"):
+            assert batch.mask_of(name).all()
+            assert np.array_equal(batch[name], batch.action + 1000 * batch.source + (name == "y"))
+    stores[1].drop_column("x")
+    with pytest.raises(ValueError, match="'x' added"):
+        blend.sample(16)
+
+
+def test_tables_of_steps_have_nulls_where_nothing_was_written() -> None:
+    pytest.importorskip("pyarrow")
+    store = filled(25)
+    store.derive("x", lambda reward: reward, ("reward",))
+    store.add_column("v", KINDS["vector"])
+    store.write_column("v", store.episodes()[0].ids[3:5], [[1, 2, 3], [4, 5, 6]])
+    table = store.table("steps").read_all().to_pydict()
+    assert table["x"] == [float(k) for k in range(20)] + [None] * 5
+    assert table["v"] == [None] * 3 + [[1, 2, 3], [4, 5, 6]] + [None] * 20
+    assert store.table("steps", fields=["x"]).schema.names[-1] == "x"
+
+
 KILLED = """
 import os, signal, sys, numpy as np, sharpwave as sw
 store = sw.Store(sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), disk=sys.argv[1], capacity=4000,

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
+from sharpwave.log.late_columns import WRITTEN
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Field
 from sharpwave.views.episodes import EpisodeReader, Table, find
 
@@ -151,16 +152,17 @@ def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> py
     """Return the steps of episodes as a reader of batches: a row a step, the columns ``STEP_FACTS`` and fields.
 
     A field with axes is a column of flat lists; its shape is in the column's metadata. One with the name of a fact has
-    the column ``field.NAME``. Steps evicted before their batch is read are left out. Each batch is decoded when it is
-    read, under the store's lock.
+    the column ``field.NAME``. A column added later is null where it was not written. Steps evicted before their batch is
+    read are left out. Each batch is decoded when it is read, under the store's lock.
     """
     pa = needed("pyarrow", "sql")
     kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
     columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
+    fields = reader.log.late.spec.fields
     for name in names:
-        columns.append(_field(pa, _unused(name, [one.name for one in columns], "field."), reader.spec.fields[name]))
+        columns.append(_field(pa, _unused(name, [one.name for one in columns], "field."), fields[name]))
     schema = pa.schema(columns)
-    row_bytes = sum(reader.spec.fields[name].row_bytes for name in names)
+    row_bytes = sum(fields[name].row_bytes for name in names)
     most = max(1, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
     return pa.RecordBatchReader.from_batches(schema, _batches(pa, schema, table, reader, names, most))
 
@@ -220,8 +222,11 @@ def _batch(
     flags = reader.flags(first, count)
     arrays = [np.full(count, some.lane[0]), episode, steps, ids, flags & START != 0, reader.rewards(first, count)]
     arrays += [flags & TERMINATED != 0, flags & TRUNCATED != 0]
+    late = reader.log.late.columns
+    masks: list[npt.NDArray[np.bool_] | None] = [None] * len(arrays)
     arrays += [reader.read(name, first, count) for name in names]
-    columns = [_arrow(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
+    masks += [~reader.read(f"{name}{WRITTEN}", first, count) if name in late else None for name in names]
+    columns = [_arrow(pa, *one) for one in zip(arrays, schema.types, masks, strict=True)]
     return pa.record_batch(columns, schema=schema)
 
 
@@ -241,8 +246,8 @@ def _groups(table: Table, most: int) -> list[int]:
     return [*begins, len(table.lane)] if len(table.lane) else [0]
 
 
-def _arrow(pa: Any, array: npt.NDArray[Any], kind: Any) -> Any:
+def _arrow(pa: Any, array: npt.NDArray[Any], kind: Any, null: npt.NDArray[np.bool_] | None) -> Any:
     if array.ndim == 1:
-        return pa.array(array, kind)
+        return pa.array(array, kind, mask=null)
     flat = pa.array(np.ascontiguousarray(array).reshape(-1), kind.value_type)
-    return pa.FixedSizeListArray.from_arrays(flat, type=kind)
+    return pa.FixedSizeListArray.from_arrays(flat, type=kind, mask=None if null is None else pa.array(null))

@@ -136,12 +136,27 @@ class Parts(Generic[B]):
         self._chosen = False  # a thread has chosen a batch, and draws it or waits
         self._limited = any(view.limiter is not None for view in views)
         self.remote = any(view.remote for view in views)
-        columns = [getattr(view.view, "filled_at_once", None) for view in views]
-        self._alike = columns[0] is not None and all(one == columns[0] for one in columns)
-        plain = not self.remote and all(view.source.complete is None for view in views)
-        self._at_once = self._alike and len(self._locks) <= 2 and plain
+        self._logs = [] if alone else [view.source.log for view in views if not view.remote]
+        self._versions: list[int] = []
+        self._take_columns()
         present = self.shares()
         self._fixed = None if any(callable(share) for share in shares) else present
+
+    def _take_columns(self) -> None:
+        """Note the columns that views have, and whether all in one order.  Raises: ValueError: they differ."""
+        late = [{name: column.field for name, column in log.late.columns.items()} for log in self._logs]
+        for one in late:
+            if one != late[0]:
+                differing = ", ".join(sorted(map(repr, one.keys() ^ late[0].keys()))) or "columns of one name"
+                raise ValueError(
+                    f"Blend: {differing} added to some of its stores, expected the same columns in each: add them to "
+                    "the others, or drop them"
+                )
+        columns = [getattr(view.view, "filled_at_once", None) for view in self.views]
+        self._alike = columns[0] is not None and all(one == columns[0] for one in columns)
+        plain = not self.remote and all(view.source.complete is None for view in self.views)
+        self._at_once = self._alike and len(self._locks) <= 2 and plain
+        self._versions = [log.late.version for log in self._logs]
 
     def shares(self) -> npt.NDArray[np.float64]:
         """Return the present share of each view, float64 [views], with sum 1.  Raises: ValueError: none is positive."""
@@ -253,6 +268,8 @@ class Parts(Generic[B]):
         samplings: list[Any] = []
         items, betas = [], np.empty(len(self.views))
         with self._locks[0].interruptible, self._locks[-1].interruptible:
+            if [log.late.version for log in self._logs] != self._versions:
+                return None
             if self._chosen or self._process is not path() or self.samples != samples:
                 return None
             for k, view in enumerate(self.views):
@@ -316,6 +333,8 @@ class Parts(Generic[B]):
         """Lend memory for a batch, of the store whose view has the largest share."""
         source: BatchSource = self.views[0 if self.alone else int(choice.shares.argmax())].source
         source.log.check_open()
+        if [log.late.version for log in self._logs] != self._versions:
+            self._take_columns()
         return source.lend(len(choice.source))
 
     def _batch(self, choice: Choice, target: BatchTarget, fill: Callable[[int, BatchTarget], Undo]) -> B:
