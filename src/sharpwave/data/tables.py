@@ -152,8 +152,8 @@ def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> py
     """Return the steps of episodes as a reader of batches: a row a step, the columns ``STEP_FACTS`` and fields.
 
     A field with axes is a column of flat lists; its shape is in the column's metadata. One with the name of a fact has
-    the column ``field.NAME``. A column added later is null where it was not written. Steps evicted before their batch is
-    read are left out. Each batch is decoded when it is read, under the store's lock.
+    the column ``field.NAME``. A column added later is null where it was not written. Steps evicted before their batch
+    is read are left out. Each batch is decoded when it is read, under the store's lock.
     """
     pa = needed("pyarrow", "sql")
     kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
