@@ -20,6 +20,8 @@ from sharpwave.testing.torture.program import GAMMA, VIEWS, StoreProgram
 
 SAMPLERS: dict[str, Any] = {"Uniform": sw.Uniform, "Prioritized": sw.Prioritized, "Fifo": sw.Fifo}
 RETENTIONS: dict[str, Any] = {"Fifo": sw.Fifo, "Reservoir": sw.Reservoir, "LowestPriority": sw.LowestPriority}
+MARK = "mark"
+"""Column added later."""
 FINAL, NEXT = 1 << 40, 1 << 41
 """Offsets of codes from a step's serial number: the final observation after it, if it ended its episode; its given
 ``next_obs``, if no step begins with it."""
@@ -175,6 +177,22 @@ class StoreProcess:
         stale: int = self.views[view].update_priorities(ids, errors)
         return stale
 
+    def mark(self, count: int, seed: int) -> dict[str, Any]:
+        """Write numbers of held steps, some of them or all, into a column that is added first; return their places."""
+        store, rng = self.store, np.random.default_rng(seed)
+        assert store is not None
+        if MARK not in store.columns:
+            store.add_column(MARK, sw.Field((), "int32"))
+        places = [(lane, int(number)) for lane, ids in enumerate(self._ids()) for number in np.flatnonzero(ids >= 0)]
+        chosen = rng.permutation(len(places))[:count]
+        values = rng.integers(1, 1 << 30, len(chosen))
+        lanes, numbers = np.array([places[k] for k in chosen], np.int64).reshape(-1, 2).T
+        written = store.write_column(MARK, store.ids(lanes, numbers), values)
+        return {
+            "marked": [(places[k], value) for k, value in zip(chosen, values.tolist(), strict=True)],
+            "count": written,
+        }
+
     def prioritize(self, view: str, error: float) -> dict[str, Any]:
         """Give all items of a view the same priority."""
         ids = np.array(self.views[view].sampleable_ids())
@@ -225,18 +243,32 @@ class StoreProcess:
         store = self.store
         if store is None:
             return {}
-        counts = store.lane_steps.tolist()
-        lanes = np.repeat(np.arange(len(counts)), counts)
-        numbers = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, np.int64)])
-        ids = np.array(store.ids(lanes, numbers, missing="mask"))
         stats = store.stats()
         names = ("steps", "total_steps", "evicted_steps", "evicted_segments")
         return {
-            "lanes": np.split(ids, np.cumsum(counts)[:-1]) if counts else [],
+            "lanes": self._ids(),
             "length": len(store),
             "stats": {name: stats[name] for name in names} | {"dropped_steps": stats["disk"]["dropped_steps"]},
             "bytes": stats["disk"]["bytes"],
         }
+
+    def _ids(self) -> list[Any]:
+        """Return the ids of each lane's steps, -1 for missing ones."""
+        store = self.store
+        assert store is not None
+        counts = store.lane_steps.tolist()
+        lanes = np.repeat(np.arange(len(counts)), counts)
+        numbers = np.concatenate([np.arange(count) for count in counts] or [np.zeros(0, np.int64)])
+        ids = np.array(store.ids(lanes, numbers, missing="mask"))
+        return np.split(ids, np.cumsum(counts)[:-1]) if counts else []
+
+    def _marks(self) -> list[Any]:
+        """Return the numbers that ``mark`` wrote of each lane's steps, 0 where there is none."""
+        store = self.store
+        assert store is not None
+        if MARK not in store.columns:
+            return []
+        return [store.read_column(MARK, ids)[0] for ids in self._ids()]
 
     def look(self, exact: list[str]) -> dict[str, Any]:
         """Return all items of all views, all episodes, and the probabilities in the views named ``exact``."""
@@ -265,7 +297,7 @@ class StoreProcess:
             (e.lane, e.first_step, e.length, e.total_reward, e.begun, e.ended, e["serial"], told(e.obs), e.reward)
             for e in store.episodes()
         ]
-        return {"views": views, "episodes": episodes}
+        return {"views": views, "episodes": episodes, "marks": self._marks()}
 
 
 def live(program: StoreProgram, folder: Path, checkpoint: Path, pipe: Connection) -> None:

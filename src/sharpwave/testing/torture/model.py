@@ -7,7 +7,7 @@ held steps is read from the store, after each operation; the tests check that st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -100,6 +100,8 @@ class Log:
         held: ids of held steps. ``ids``: serial numbers of all ids ever seen.
         flushed: by lane, the number of steps acknowledged by a flush.
         gone: steps that were evicted at an acknowledged flush, or at a clean end.
+        marks: numbers in a column added later, of held steps; ``saved_marks``: the same when last flushed.
+        marked: numbers written since the last flush. ``unsure_marks``: possible numbers after a kill, 0 for none.
         views: items by view. ``saved``: the same when last written.
         stats: the store's last stats.
         counts: numbers of comparisons.
@@ -114,6 +116,10 @@ class Log:
     views: dict[str, LoggedItems] = field(default_factory=dict)
     saved: dict[str, LoggedItems] = field(default_factory=dict)
     dirty: set[str] = field(default_factory=set)
+    marks: dict[Key, int] = field(default_factory=dict)
+    saved_marks: dict[Key, int] = field(default_factory=dict)
+    marked: dict[Key, set[int]] = field(default_factory=dict)
+    unsure_marks: dict[Key, set[int]] = field(default_factory=dict)
     stats: dict[str, int] = field(default_factory=dict)
     limits: dict[str, int] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
@@ -130,7 +136,10 @@ class Log:
             self.program, lanes, dict(self.held), dict(self.ids), list(self.flushed), set(self.gone),
             {name: one.copy() for name, one in self.views.items()},
             {name: one.copy() for name, one in self.saved.items()},
-            set(self.dirty), dict(self.stats), dict(self.limits), self.counts,
+            set(self.dirty), dict(self.marks), dict(self.saved_marks),
+            {key: set(values) for key, values in self.marked.items()},
+            {key: set(values) for key, values in self.unsure_marks.items()},
+            dict(self.stats), dict(self.limits), self.counts,
         )  # fmt: skip
 
     @property
@@ -209,10 +218,11 @@ class Log:
 
     def _forget_from(self, lane: int, number: int) -> None:
         """Forget the views' state of a lane's steps from ``number`` on: their numbers are used again."""
-        for one in (*self.views.values(), *self.saved.values()):
-            for known in (one.priority, one.uses):
-                for key in [key for key in known if key[0] == lane and key[1] >= number]:
-                    del known[key]
+        of_views = [known for one in (*self.views.values(), *self.saved.values()) for known in (one.priority, one.uses)]
+        known: dict[Key, Any]
+        for known in (*of_views, self.marks, self.saved_marks, self.marked, self.unsure_marks):
+            for key in [key for key in known if key[0] == lane and key[1] >= number]:
+                del known[key]
 
     def cleared(self) -> None:
         """Note that the store was cleared."""
@@ -228,9 +238,17 @@ class Log:
         """Note that all steps are on disk; ``views``: the views' state, too."""
         self.flushed = [len(steps) for steps in self.lanes]
         self.gone |= {key for key, _ in self.keys() if key not in self.held}
+        self.saved_marks = dict(self.marks)
+        self.marked.clear()
         if views:
             self.saved = {name: one.copy() for name, one in self.views.items()}
             self.dirty.clear()
+
+    def mark(self, marked: list[tuple[Key, int]]) -> None:
+        """Note numbers that were written into a column added later."""
+        for key, number in marked:
+            self.marks[key] = number
+            self.marked.setdefault(key, set()).add(number)
 
     # reports of the store
 
@@ -250,6 +268,7 @@ class Log:
         if capacity is not None:
             check(len(now) <= capacity, "capacity", f"{len(now)} steps held, capacity {capacity}")
         self._note(now, report)
+        self.marks = {key: number for key, number in self.marks.items() if key in now}
 
     def _held_in(self, report: dict[str, Any]) -> dict[Key, int]:
         lengths = [len(steps) for steps in self.lanes]
@@ -323,6 +342,7 @@ class Log:
         back &= self.gone
         check(not back, "came back", f"steps {some(back)} were evicted before the last flush and are back")
         self.held = {key: id_ for key, id_ in before.items() if key in now}
+        self._lose_marks(now.keys(), before.keys(), exact)
         stats, was = report["stats"], self.stats
         if exact and not lax:
             for name in COUNTED:
@@ -341,6 +361,16 @@ class Log:
         self._note(now, report)
         if exact:
             self.gone |= {key for key, _ in self.keys() if key not in now}
+
+    def _lose_marks(self, now: Set[Key], before: Set[Key], exact: bool) -> None:
+        """Note the numbers that held steps may have after opening."""
+        if exact:
+            self.marks = {key: number for key, number in self.marks.items() if key in now}
+            return
+        for key in now:
+            gone = set() if key in before else {0}  # evicted in memory, and perhaps in files
+            known = {self.saved_marks.get(key, 0)} | self.marked.get(key, set()) | gone
+            self.unsure_marks[key] = self.unsure_marks.get(key, set()) | known
 
     def _may_leave(self) -> int:
         """Return the number of steps that an unfinished operation may have evicted."""
@@ -494,6 +524,22 @@ class Log:
         for name, found in look["views"].items():
             self._compare_view(name, found)
         self._compare_episodes(look["episodes"])
+        self._compare_marks(look["marks"])
+
+    def _compare_marks(self, found: list[Any]) -> None:
+        """Compare the numbers of held steps in a column added later, 0 for none, by lane."""
+        for key in self.held:
+            lane, number = key
+            there = int(found[lane][number]) if found else 0
+            known = self.unsure_marks.get(key) or {self.marks.get(key, 0)}
+            check(there in known, "mark", f"step {key} has the number {there}, expected one of {sorted(known)}")
+            self.marks[key] = there
+        self.marks = {key: number for key, number in self.marks.items() if number and key in self.held}
+        if self.unsure_marks:  # found as the files have them
+            self.unsure_marks.clear()
+            self.saved_marks = dict(self.marks)
+            self.marked.clear()
+        self.counts["marks"] += len(self.marks)
 
     def _compare_view(self, name: str, found: dict[str, Any]) -> None:
         items, unsure = self.items(name)

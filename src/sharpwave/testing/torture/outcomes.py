@@ -202,6 +202,14 @@ class Run:
                 self.log.updated(view, answer["where"], answer["errors"].tolist())
         self._observe(answer)
 
+    def _do_mark(self, count: int, seed: int) -> None:
+        self._ready()
+        answer = self._call({"do": "mark", "count": count, "seed": seed})
+        marked = answer["marked"]
+        check(answer["count"] == len(marked), "mark", f"{answer['count']} of {len(marked)} held steps were written")
+        self.log.mark(marked)
+        self._observe(answer)
+
     def _do_flush(self, views: bool = True) -> None:
         self._ready()
         faulty = self._faulty

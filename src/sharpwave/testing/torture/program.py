@@ -148,6 +148,8 @@ class _Maker:
             self.steps()
         elif chance < 0.60:
             self.add(rng.choice(["end_episode", "break_episode"]), lane=rng.randrange(program.lanes))
+        elif chance < 0.64:
+            self.add("mark", count=rng.choice([1, 5, 30, 1000]), seed=rng.randrange(1 << 30))
         elif chance < 0.72:
             name = rng.choice(program.views)
             self.add("sample", view=name, count=rng.choice([1, 4, 16]), seed=rng.randrange(1 << 30))
