@@ -44,15 +44,15 @@ def filled(folder: Path, sizes: list[int], region_bytes: int = 4096, files: File
 
 def recovered(folder: Path) -> tuple[dict[int, bytes], list[str]]:
     regions = RegionFiles(Files().make_folder(folder), ME, 4096, Files())
-    found, damages = regions.find()
+    scan = regions.find()
     content = {}
-    for record in found:
+    for record in scan.records:
         if record.kind in (SEGMENT, TAIL):
             out = bytearray(record.nbytes)
             regions.read(record.region, record.offset, memoryview(out))
             content[record.id] = bytes(out)
     regions.close()
-    return content, [str(damage) for damage in damages]
+    return content, [str(damage) for damage in scan.damages]
 
 
 def test_what_was_appended_comes_back_and_each_region_holds_its_dictionaries(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_what_was_appended_comes_back_and_each_region_holds_its_dictionaries(tmp
 def test_the_oldest_region_goes_and_the_others_stay(tmp_path: Path) -> None:
     written = filled(tmp_path, [1500] * 8)
     regions = RegionFiles(Files().make_folder(tmp_path), ME, 4096, Files())
-    found, _ = regions.find()
+    found = regions.find().records
     first = min(regions.regions)
     gone = {record.id for record in found if record.region == first}
     before = regions.nbytes
@@ -128,8 +128,8 @@ def test_every_flipped_bit_is_found_and_named_and_costs_one_record(
 def test_a_region_of_another_store_is_named_and_left_alone(tmp_path: Path) -> None:
     filled(tmp_path, [100])
     regions = RegionFiles(Files().make_folder(tmp_path), Identity(bytes(16), 77), 4096, Files())
-    found, (damage,) = regions.find()
-    assert not found and "region of store 000102" in str(damage)
+    scan = regions.find()
+    assert not scan.records and "region of store 000102" in str(*scan.damages)
     regions.append(SEGMENT, 1, segment(np.random.default_rng(0), 5), 0, {})
     assert len(list(tmp_path.glob("*.region"))) == 2
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.disk import region_scan
 from sharpwave.errors import DamagedError
 from sharpwave.format import region
 from sharpwave.offline import scan, surveys
@@ -24,7 +25,7 @@ def assert_same(found: Survey, expected: Survey) -> None:
     assert found.packed == expected.packed and found.overhead_bytes == expected.overhead_bytes
     assert found.dictionary_bytes == expected.dictionary_bytes
     for one, other in zip(found.regions, expected.regions, strict=True):
-        assert (one.path, one.nbytes, one.used, one.counts) == (other.path, other.nbytes, other.used, other.counts)
+        assert (one.path, one.described()) == (other.path, other.described())
     assert found.damages == expected.damages
 
 
@@ -221,6 +222,6 @@ def test_a_file_is_scanned_once_for_all_its_episodes(tmp_path: Path, monkeypatch
         begins.append(begin)
         return region.read_region(path, identity, directory, begin)
 
-    monkeypatch.setattr(scan, "read_region", counted)
+    monkeypatch.setattr(region_scan, "read_region", counted)
     assert sum(len(one.reward) for one in RecordedEpisodes(tmp_path)) > 100
     assert begins.count(region.FIRST) == 1 < len(begins)

@@ -94,7 +94,7 @@ def test_what_is_half_written_at_one_look_is_no_damage(tmp_path: Path, monkeypat
         region, records, damages = read_region(*arguments)
         return region, records, [*damages, *(Damage(path, at, 8, "torn") for at in next(looks))]
 
-    monkeypatch.setattr("sharpwave.offline.scan.read_region", writing)
+    monkeypatch.setattr("sharpwave.disk.region_scan.read_region", writing)
     assert [one.offset for one in check(tmp_path).damages] == [300]
 
 

@@ -100,7 +100,7 @@ def payload(nbytes: int, value: int) -> bytes:
 def found_in(folder: Path) -> set[tuple[int, int]]:
     """(kind, id) of every record that is whole."""
     regions = RegionFiles(Files().make_folder(folder), ME, 4096, Files())
-    found, _ = regions.find()
+    found = regions.find().records
     regions.close()
     return {(record.kind, record.id) for record in found}
 
@@ -120,7 +120,7 @@ def test_flushed_rows_go_only_when_what_replaces_them_is_on_disk(tmp_path: Path)
         disk.close()
     files.cut_power(tmp_path, kept_share=0.0)
     regions = RegionFiles(Files().make_folder(tmp_path / "regions"), ME, 4096, Files())
-    found, _ = regions.find()
+    found = regions.find().records
     regions.close()
     assert 7 in {record.id for record in found}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.disk.region_scan import Scan, scan_region
 from sharpwave.disk.store_folder import ANEW
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.region import (
@@ -34,12 +35,10 @@ from sharpwave.format.region import (
     RECORD,
     RECORD_MAGIC,
     VERSION,
-    Damage,
     Identity,
     Record,
     Region,
     checksum_of,
-    read_region,
     space,
 )
 from sharpwave.native.directory import Directory
@@ -100,8 +99,8 @@ class RegionFiles:
         self._visited: Region | None = None
         self.spare_bytes, self._spare = 0, -1
 
-    def find(self, go_on: bool = False) -> tuple[list[Record], list[Damage]]:
-        """Open the folder's files, oldest first; return intact records, and damage.
+    def find(self, go_on: bool = False) -> Scan:
+        """Open the folder's files, oldest first; return their records and damage.
 
         Nothing is changed on disk.
 
@@ -112,21 +111,19 @@ class RegionFiles:
         Raises:
             OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
         """
-        found: list[Record] = []
-        damages: list[Damage] = []
+        scan = Scan()
         for name in self.directory.names():
             if not name.endswith(".region"):
                 continue
-            region, records, wrong = self._read_region(self.directory.path / name)
-            damages += wrong
+            region, found = self._scan_region(self.directory.path / name)
+            scan.add(found)
             if region is None:
                 continue
             self.regions[region.number] = region
             self.next_number = max(self.next_number, region.number + 1)
-            self.sequence = max([self.sequence, *(record.sequence + 1 for record in records)])
-            found += records
+            self.sequence = max([self.sequence, *(record.sequence + 1 for record in found.records)])
         newest = self.newest
-        if go_on and newest is not None and not any(one.path == newest.path for one in damages):
+        if go_on and newest is not None and not any(one.path == newest.path for one in scan.damages):
             self._continue(newest)
         for region in self.regions.values():
             if not (region is newest and self.goes_on):
@@ -134,19 +131,19 @@ class RegionFiles:
                 region.finished = True
         if go_on and newest is not None:  # older files were synced before this one was created
             newest.synced = FIRST
-        return found, damages
+        return scan
 
-    def _read_region(self, path: Path) -> tuple[Region | None, list[Record], list[Damage]]:
+    def _scan_region(self, path: Path) -> tuple[Region | None, Scan]:
         """Read a file; where too many would be open, close it and all others."""
         try:
-            found = read_region(path, self.identity, self.directory)
+            found = scan_region(path, self.identity, self.directory)
         except OSError as error:
             if error.errno != errno.EMFILE or self.scarce:
                 raise
             self.scarce = True
             for region in self.regions.values():
                 region.park()
-            found = read_region(path, self.identity, self.directory)
+            found = scan_region(path, self.identity, self.directory)
         if self.scarce and found[0] is not None:
             found[0].park()
         return found

@@ -249,11 +249,22 @@ def _shared(name: str, key: int, dictionary: Callable[[int], bytes]) -> bytes:
         raise DamagedError(f"segment: {name} refers to dictionary {key:016x}, which is missing") from error
 
 
-def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]) -> Header:
-    """Check that a sealed segment of any origin can be sampled in place, without further checks.
+def check(
+    data: bytes | memoryview | npt.NDArray[np.uint8],
+    spec: Spec,
+    dictionary: Callable[[int], bytes],
+    *,
+    sealed: bool = True,
+    decode: bool = False,
+) -> Header:
+    """Check that a segment of any origin can be sampled in place, without further checks.
 
     Beyond ``parse``: flags and rewards are raw, every step and every episode's end has a frame, the metadata can be
     parsed, and each payload's rows lie within it (``Codec.check``).
+
+    Args:
+        sealed: whether no step follows; an open segment may lack its last step's successor.
+        decode: decode every row, too (``Codec.verify``); takes the memory of one row and the dictionaries.
 
     Raises:
         DamagedError: naming the damage and the expected value.  NewerVersionError, UnknownCodecError.
@@ -266,39 +277,18 @@ def check(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictiona
         if name in ("flags", "reward") and column.codec != RAW:
             raise DamagedError(f"segment: {name} is packed with codec {column.codec}, expected {RAW}")
         payload = view[column.offset : column.offset + column.nbytes]
-        shared = _shared(name, column.dictionary, dictionary)
+        packed = Packed(
+            payload, column.rows, _size(shape, dtype), _shared(name, column.dictionary, dictionary), line_bytes
+        )
         with _naming(name):
-            by_number(column.codec).check(Packed(payload, column.rows, _size(shape, dtype), shared, line_bytes))
+            codec = by_number(column.codec)
+            (codec.verify if decode else codec.check)(packed)
     flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
-    check_rows(header, spec, flags, sealed=True)
+    check_rows(header, spec, flags, sealed=sealed)
     _check_episode(header, flags)
     if header.context > spec.context:
         raise DamagedError(f"segment: {header.context} frames of context, expected at most {spec.context}")
     return header
-
-
-def verify(
-    data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec, dictionary: Callable[[int], bytes]
-) -> tuple[Header, npt.NDArray[np.uint8]]:
-    """Decode a segment, sealed or open, row by row; return its header and its flags.
-
-    Raises:
-        DamagedError: naming the damage and the expected value.
-
-    Takes no more memory than one row and the dictionaries beside its arguments.
-    """
-    header = parse(data, spec)
-    view = _view(data)
-    for (name, shape, dtype, line_bytes), column in zip(_layout(spec), header.placed, strict=True):
-        shared = _shared(name, column.dictionary, dictionary)
-        payload = view[column.offset : column.offset + column.nbytes]
-        with _naming(name):
-            by_number(column.codec).verify(Packed(payload, column.rows, _size(shape, dtype), shared, line_bytes))
-    if header.placed[FLAGS].codec != RAW:
-        raise DamagedError(f"segment: flags is packed with codec {header.placed[FLAGS].codec}, expected {RAW}")
-    flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
-    _check_episode(header, flags)
-    return header, flags
 
 
 def _check_episode(header: Header, flags: npt.NDArray[np.uint8]) -> None:

@@ -11,40 +11,25 @@ import os
 import re
 import stat
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from sharpwave.disk.region_notes import MAX_NOTE_BYTES, Evicted, Evictions, unpack_evicted
+from sharpwave.disk.region_scan import Scan, SegmentReader, refused, scan_region
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
 from sharpwave.errors import DamagedError
-from sharpwave.format import segment
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
-from sharpwave.format.region import (
-    ALIGNMENT,
-    DICTIONARY,
-    FIRST,
-    NOTE,
-    SEGMENT,
-    TAIL,
-    Damage,
-    Identity,
-    Record,
-    read_region,
-)
+from sharpwave.format.region import ALIGNMENT, DICTIONARY, FIRST, SEGMENT, TAIL, Damage, Identity, Record, Region
 from sharpwave.format.segment_header import Header
 from sharpwave.json_values import encode
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
-from sharpwave.persistence.segment_reader import SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
@@ -208,95 +193,48 @@ def size_of(path: Path) -> int:
 # region files
 
 
-class Reader:
-    """Region file, open for reading.
+@contextlib.contextmanager
+def opened(
+    path: Path, described: Described | None, growing: bool = False, begin: int = FIRST, known: Sequence[Record] = ()
+) -> Iterator[tuple[Region | None, Scan, SegmentReader | None]]:
+    """Provide an open region file, its records, and a reader of its segments; ``None`` unless the store is described.
 
     Args:
-        described: of the store; ``None``: unknown, and no segment can be decoded.
         growing: another process may be writing to it, and is given time to finish a record.
         begin: offset of the first record to look for. ``known``: dictionaries before it, found earlier.
 
-    Attributes:
-        records: records found from ``begin`` on.
-        damages: damage found in both of two reads.
+    Damage is in both of two reads.
 
     Raises:
         OSError: FileNotFoundError if the file was deleted.
     """
+    identity = None if described is None else described.identity
+    region, scan = scan_region(path, identity, None, begin)
+    if before := scan.damages:
+        if growing:
+            time.sleep(LOOK_AGAIN_S)
+        if region is not None:
+            region.close()
+        region, scan = scan_region(path, identity, None, begin)
+        # A half-written record now is another one than before.
+        scan.damages = [damage for damage in scan.damages if damage in before]
 
-    def __init__(
-        self,
-        path: Path,
-        described: Described | None,
-        growing: bool = False,
-        begin: int = FIRST,
-        known: Collection[Record] = (),
-    ) -> None:
-        self.path, self._described = path, described
-        identity = None if described is None else described.identity
-        self.region, self.records, self.damages = read_region(path, identity, None, begin)
-        if self.damages:
-            if growing:
-                time.sleep(LOOK_AGAIN_S)
-            self.close()
-            before = self.damages
-            self.region, self.records, self.damages = read_region(path, identity, None, begin)
-            # A half-written record now is another one than before.
-            self.damages = [damage for damage in self.damages if damage in before]
-        dictionaries = [record for record in (*known, *self.records) if record.kind == DICTIONARY]
-        self._held = {(record.column, record.id) for record in dictionaries}
-        if described is not None:
-            lanes, by_key = max_lanes(described.limits["capacity"]), {one.id: one for one in dictionaries}
-            self._segments = SegmentReader(described.layout, lanes, self.content, by_key)
+    def content(record: Record) -> bytes:
+        assert region is not None
+        return descriptors.pread(region.descriptor, record.nbytes, record.offset)
 
-    @property
-    def described(self) -> Described:
-        """Description of the store, which must be known."""
-        assert self._described is not None
-        return self._described
-
-    def close(self) -> None:
-        """Close the file."""
-        if self.region is not None:
-            self.region.close()
-
-    def __enter__(self) -> Reader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def content(self, record: Record) -> bytes:
-        """Return a record's content.  Raises: OSError."""
-        assert self.region is not None
-        return descriptors.pread(self.region.descriptor, record.nbytes, record.offset)
-
-    def _payload(self, record: Record) -> bytes:
-        """Return a segment's bytes, if its header's sizes fit into memory.  Raises: DamagedError."""
-        payload = self._segments.payload(record)
-        header = segment.parse(payload, self.described.spec)
-        self._segments.check_header(header, sealed=record.kind == SEGMENT)
-        for column, placed in enumerate(header.placed):
-            if placed.dictionary and (column, placed.dictionary) not in self._held:
-                raise DamagedError(
-                    f"column {column} refers to dictionary {placed.dictionary:016x}, which this region does not hold"
-                )
-        return payload
-
-    def verify(self, record: Record) -> tuple[Header, npt.NDArray[np.uint8]]:
-        """Decode every row of a segment; return its header and flags.  Raises: DamagedError."""
-        return segment.verify(self._payload(record), self.described.spec, self._segments.dictionary)
-
-    def unpack(self, record: Record, only: Collection[str] | None = None) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
-        """Decode a segment, or some of its columns.
-
-        Raises: DamagedError: also if its header's sizes could never fit into memory.
-        """
-        limit = self.described.layout.chunk_bytes
-        return segment.unpack(self._payload(record), self.described.spec, self._segments.dictionary, only, limit)
+    reader = None
+    if described is not None:
+        lanes = max_lanes(described.limits["capacity"])
+        reader = SegmentReader(described.layout, lanes, content, [*known, *scan.dictionaries])
+    try:
+        yield region, scan, reader
+    finally:
+        if region is not None:
+            region.close()
 
 
-Look = Callable[[Reader, Record], tuple[Header, Any]]
+Look = Callable[[SegmentReader, Record], tuple[Header, Any]]
 """Decodes a segment; returns its header and an outline.  Raises: DamagedError, OSError."""
 
 
@@ -305,72 +243,72 @@ class FileScan:
     """Region file as far as it was read.
 
     Attributes:
+        scan: its records; bytes outside records are as of the last read: those behind the last record may be a
+            half-written one.
         final: whether no record will follow. ``next``: offset of the next one.
-        counts: intact records by kind. ``sound``: decodable ones among them.
         used: bytes up to its last record's end; ``None``: its header cannot be trusted.
-        segments: segments with steps, each with its outline.
-        notes: of evictions, each with its record's sequence number.
-        torn: bytes outside records, as of the last read; bytes behind the last record may be a half-written one.
-            ``undecodable``: segments.
+        segments: segments with steps, each with its outline. ``undecodable``: damage by segment.
     """
 
     path: Path
     inode: int
+    scan: Scan = field(default_factory=Scan)
     final: bool = False
     next: int = FIRST
-    dictionaries: list[Record] = field(default_factory=list)
-    counts: Counter[int] = field(default_factory=Counter)
-    sound: Counter[int] = field(default_factory=Counter)
     nbytes: int = 0
     used: int | None = None
     segments: list[tuple[Segment, Any]] = field(default_factory=list)
-    notes: list[tuple[Evicted, int]] = field(default_factory=list)
-    torn: list[Damage] = field(default_factory=list)
-    undecodable: list[Damage] = field(default_factory=list)
+    undecodable: dict[Record, Damage] = field(default_factory=dict)
+
+    def count(self, kind: int, *, sound: bool = False) -> int:
+        """Return the number of intact records of a kind; ``sound``: of decodable ones among them."""
+        return sum(one.kind == kind and not (sound and one in self.undecodable) for one in self.scan.records)
 
     def described(self) -> dict[str, int | None]:
         """Return the numbers of its bytes and records as JSON."""
         kinds = {"segments": SEGMENT, "tails": TAIL, "dictionaries": DICTIONARY}
-        return {"bytes": self.nbytes, "used": self.used} | {name: self.counts[kind] for name, kind in kinds.items()}
+        return {"bytes": self.nbytes, "used": self.used} | {name: self.count(kind) for name, kind in kinds.items()}
 
     @property
     def damages(self) -> list[Damage]:
         """All damage in the file."""
-        return [*self.torn, *self.undecodable]
+        return [*self.scan.damages, *self.undecodable.values()]
 
     def torn_with(self, damages: list[Damage]) -> list[Damage]:
         """Return the torn bytes by another read, from ``next`` on: earlier bytes are not read again."""
-        return [*(one for one in self.torn if one.offset >= FIRST and one.offset + one.nbytes <= self.next), *damages]
+        torn = (one for one in self.scan.damages if one.offset >= FIRST and one.offset + one.nbytes <= self.next)
+        return [*torn, *damages]
 
-    def read(self, reader: Reader, look: Look | None, advance: Progress) -> None:
-        """Add a reader's records, and look at each segment; ``None``: count them."""
-        nbytes, told = size_of(reader.path), self.next
-        self.nbytes = nbytes
-        self.torn = self.torn_with(reader.damages)
-        for record in reader.records:
-            self.counts[record.kind] += 1
-            end = record.offset + record.nbytes
-            self.next = -(-end // ALIGNMENT) * ALIGNMENT  # bytes behind it may be half written: they are read again
+    def with_more(
+        self, region: Region | None, more: Scan, reader: SegmentReader | None, look: Look, advance: Progress
+    ) -> FileScan:
+        """Return it with later records, after a look at each segment if there is a reader.
+
+        A survey made of this scan stays as it is.
+        """
+        found = replace(self, scan=Scan(), segments=[*self.segments], undecodable={**self.undecodable})
+        found.scan.add(self.scan)
+        found.scan.add(more)
+        found.scan.damages = self.torn_with(more.damages)
+        found.nbytes, told = size_of(self.path), self.next
+        for record in more.records:
             advance(record.offset - told)
             told = record.offset
-            if record.kind == DICTIONARY:
-                self.dictionaries.append(record)
-            elif record.kind == NOTE:
-                note = unpack_evicted(reader.content(record)) if record.nbytes <= MAX_NOTE_BYTES else None
-                self.notes += [] if note is None else [(note, record.sequence)]
-                continue
-            elif look is not None:
+            if reader is not None and record.kind in (SEGMENT, TAIL):
                 try:
                     header, outline = look(reader, record)
                 except (DamagedError, OSError) as error:
-                    self.undecodable.append(segment_damage(reader.path, record, error))
+                    found.undecodable[record] = refused(self.path, record, error)
                     continue
                 if header.steps:  # otherwise only frames of an episode under way
-                    self.segments.append((Segment(reader.path, record, header), outline))
-            self.sound[record.kind] += 1
-        advance(max(0, nbytes - told))
-        if reader.region is not None:
-            self.used = self.used if self.used is not None and not reader.records else reader.region.used
+                    found.segments.append((Segment(self.path, record, header), outline))
+        advance(max(0, found.nbytes - told))
+        if more.records:  # bytes behind the last one may be half written: they are read again
+            last = more.records[-1]
+            found.next = -(-(last.offset + last.nbytes) // ALIGNMENT) * ALIGNMENT
+        if region is not None and (more.records or self.used is None):
+            found.used = region.used
+        return found
 
 
 class FolderScan:
@@ -379,13 +317,13 @@ class FolderScan:
     Region files are only ever appended to, so an update reads of each file only the bytes behind its last known record.
 
     Args:
-        look: called with each intact segment; ``None``: they are only counted.
+        look: called with each intact segment; without a description of the store they are only counted.
 
     Attributes:
         files: by path, oldest first.
     """
 
-    def __init__(self, folder: Path, look: Look | None) -> None:
+    def __init__(self, folder: Path, look: Look) -> None:
         self.folder, self._look = folder, look
         self.files: dict[Path, FileScan] = {}
 
@@ -412,22 +350,17 @@ class FolderScan:
         inode = _inode(path)
         scan = known or FileScan(path, inode)
         try:
-            with Reader(path, described, newest, scan.next, scan.dictionaries) as reader:
-                same = known is not None and not reader.records and known.nbytes == size_of(path)
-                if known is not None and same and known.torn_with(reader.damages) == known.torn:
-                    known.final = not newest
-                    return known
-                # A survey made of the scan so far stays as it is.
-                scan = replace(scan, segments=[*scan.segments], notes=[*scan.notes], undecodable=[*scan.undecodable])
-                scan.dictionaries, scan.counts, scan.sound = [*scan.dictionaries], scan.counts.copy(), scan.sound.copy()
+            with opened(path, described, newest, scan.next, scan.scan.dictionaries) as (region, more, reader):
+                same = known is not None and not more.records and known.nbytes == size_of(path)
+                if not same or scan.torn_with(more.damages) != scan.scan.damages:
+                    scan = scan.with_more(region, more, reader, self._look, advance)
                 scan.final = not newest
-                scan.read(reader, self._look, advance)
                 return scan
         except FileNotFoundError:
             return FileScan(path, inode)
         except OSError as error:
             what = f"cannot be read: {error.strerror or error}"
-            return FileScan(path, inode, torn=[Damage(path, 0, size_of(path), what)])
+            return FileScan(path, inode, Scan(damages=[Damage(path, 0, size_of(path), what)]))
 
 
 def _inode(path: Path) -> int:
@@ -456,12 +389,11 @@ def chains(
             what = f"segment {id_}: held by the checkpoint, but missing from its files"
             damages.append(Damage(part / FOLDER, 0, 0, what, id_))
         found = {record: one for record, one in found.items() if record.kind == TAIL or record.id in ids}
-    evictions = Evictions(stride, max_slots(len(found)))
-    for file in files.values():
-        for note, sequence in file.notes:
-            evictions.take(note, sequence, region=0)
     lanes: dict[int, list[Segment]] = {}
-    for versions in ranked(found, stride, evictions):
+    valid = Scan([*found])
+    for file in files.values():
+        valid.notes |= file.scan.notes
+    for versions in valid.versions(stride, valid.evictions(stride)):
         one = found[versions[0]]
         lanes.setdefault(one.header.lane, []).append(one)
     result = {lane: _chain(lanes[lane]) for lane in sorted(lanes)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.registry import name_of
+from sharpwave.disk.region_scan import SegmentReader
 from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import read_metadata
 from sharpwave.format.region import Damage, Record
@@ -23,11 +24,11 @@ from sharpwave.offline.scan import (
     FileScan,
     FolderScan,
     Progress,
-    Reader,
     Segment,
     chains,
     describe,
     no_progress,
+    opened,
     part_of,
     size_of,
 )
@@ -135,7 +136,7 @@ class Survey:
     @property
     def dictionary_bytes(self) -> int:
         """Bytes of the dictionaries in all region files."""
-        return sum(one.nbytes for file in self.files.values() for one in file.dictionaries)
+        return sum(one.nbytes for file in self.files.values() for one in file.scan.dictionaries)
 
     @property
     def segments(self) -> list[Segment]:
@@ -232,9 +233,10 @@ class Survey:
         try:
             if known is None:
                 raise DamagedError("the file was deleted meanwhile")
-            with Reader(one.path, self.described, begin=size_of(one.path), known=known.dictionaries) as reader:
-                if reader.region is None:
-                    raise DamagedError(reader.damages[0].what)
+            begin, dictionaries = size_of(one.path), known.scan.dictionaries
+            with opened(one.path, self.described, begin=begin, known=dictionaries) as (region, scan, reader):
+                if region is None or reader is None:
+                    raise DamagedError(scan.damages[0].what)
                 header, arrays = reader.unpack(one.record, {"flags", *only})
             needed = header.context + header.steps + np.count_nonzero(arrays["flags"] & ENDED)
             if header.frames < needed:
@@ -308,7 +310,7 @@ class Following:
         return changed
 
 
-def _outline(reader: Reader, record: Record) -> tuple[Header, list[Piece]]:
+def _outline(reader: SegmentReader, record: Record) -> tuple[Header, list[Piece]]:
     """Decode a segment's flags and rewards; return its header, and its steps cut into episodes."""
     header, arrays = reader.unpack(record, ("flags", "reward"))
     said = dict(read_metadata(header.metadata, header.steps).episodes)
@@ -322,11 +324,9 @@ def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan
     pieces = {one.record: cut for file in files.values() for one, cut in file.segments}
     result.lanes, _ = chains(folder, described, files, result.damages)
     for lane, chain in result.lanes.items():
-        episodes = _Episodes(lane)
+        result.episodes += _episodes(lane, chain, pieces)
         for one in chain.segments:
-            episodes.add(one, pieces[one.record])
             _count(result, one)
-        result.episodes += episodes.close()
     result.episodes.sort(key=lambda one: (one.written, one.lane, one.first_step))
     return result
 
@@ -359,43 +359,25 @@ def _pieces(
     ]
 
 
-class _Episodes:
-    """Assembler of one lane's episodes from its segments, added in order."""
-
-    def __init__(self, lane: int) -> None:
-        self.lane = lane
-        self.episodes: list[EpisodeSpan] = []
-        self._first = self._next = -1
-        self._total = 0.0
-        self._begun = False
-        self._written = 0
-        self._annotations: dict[str, Any] = {}
-
-    def add(self, one: Segment, pieces: list[Piece]) -> None:
-        """Add the lane's next segment."""
-        first = one.header.first_step
-        if first != self._next:
-            self._close("unfinished")
-        for piece in pieces:
-            if piece.starts:
-                self._close("unfinished")
-            if self._first < 0:
-                self._first, self._total, self._begun = first + piece.begin, 0.0, piece.starts
-                self._annotations = {}
-            self._total += piece.total
-            self._annotations.update(piece.annotations)
-            self._next, self._written = first + piece.end, one.record.sequence
+def _episodes(lane: int, chain: Chain, pieces: Mapping[Record, list[Piece]]) -> list[EpisodeSpan]:
+    """Return a lane's episodes, assembled from its segments; unfinished ones end at gaps, at starts and at the end."""
+    found: list[EpisodeSpan] = []
+    following = -1  # number of the step that would continue the last episode
+    for one in chain.segments:
+        for piece in pieces[one.record]:
+            first = one.header.first_step + piece.begin
+            if piece.starts or first != following:
+                found.append(EpisodeSpan(lane, first, 0, 0.0, "unfinished", piece.starts, 0))
+            before, following = found[-1], one.header.first_step + piece.end
+            end: End = "unfinished"
             if piece.flags & ENDED:
-                self._close("terminated" if piece.flags & TERMINATED else "truncated")
-
-    def _close(self, end: End) -> None:
-        if self._first >= 0:
-            steps = self._next - self._first
-            about = (self._total, end, self._begun, self._written, self._annotations)
-            self.episodes.append(EpisodeSpan(self.lane, self._first, steps, *about))
-        self._first = -1
-
-    def close(self) -> list[EpisodeSpan]:
-        """Return all episodes; the last one may be unfinished."""
-        self._close("unfinished")
-        return self.episodes
+                end, following = "terminated" if piece.flags & TERMINATED else "truncated", -1
+            found[-1] = replace(
+                before,
+                steps=one.header.first_step + piece.end - before.first_step,
+                total=before.total + piece.total,
+                end=end,
+                written=one.record.sequence,
+                annotations={**before.annotations, **piece.annotations},
+            )
+    return found

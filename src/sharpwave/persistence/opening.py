@@ -24,17 +24,18 @@ from sharpwave.disk.ownership import (
     remove_parts,
 )
 from sharpwave.disk.region_files import FULL, RegionFiles
+from sharpwave.disk.region_scan import Scan
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
-from sharpwave.format.region import Damage, Identity, Record
+from sharpwave.format.region import Identity
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
-from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, highest_slot, set_aside
+from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
 
@@ -235,22 +236,22 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             regions = RegionFiles(directory, left.identity, REGION_BYTES, files)
             stack.callback(regions.close)
         try:
-            records, damages = regions.find(go_on=disk is not None)
-            log, report, states = _filled(settings, disk, left, regions, records, damages)
+            scan = regions.find(go_on=disk is not None)
+            log, report, states = _filled(settings, disk, left, regions, scan)
         except NewerVersionError:  # raised before anything is written but the links
             if disk is not None and left.checkpoint:
                 left.unlink(disk, files)
             raise
     log.annotations = Annotations(left.manifest.get("annotations"))
-    report.damages = [escaped(one) for one in (*damages, *report.damages)]
+    report.damages = [escaped(one) for one in (*scan.damages, *report.damages)]
     report.differences = _differences(settings, left)
     if left.in_place:  # no other store has these steps
         needed = 0 if disk is None else sum(map(disk.budget.needed_bytes, disk.regions.regions))
         _warn_of_evictions(settings, left, log.inventory.held_steps, needed)
     if disk is not None:
         disk.begin_life()
-        set_aside(disk, damages)
-        damaged = {damage.path for damage in damages}
+        set_aside(disk, scan.damages)
+        damaged = {damage.path for damage in scan.damages}
         assert log.compaction is not None
         log.compaction.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
         if regions.scarce:
@@ -272,10 +273,9 @@ def _filled(
     disk: DiskTier | None,
     left: Left,
     regions: RegionFiles,
-    records: list[Record],
-    damages: list[Damage],
+    scan: Scan,
 ) -> tuple[StepLog, Recovery, States]:
-    slots = highest_slot(records, settings.segment_steps)
+    slots = scan.highest_slot(settings.segment_steps)
     wrong = ""
     if left.checkpoint:
         try:
@@ -283,7 +283,7 @@ def _filled(
                 state = read_state(part.path / STATE, part)
             before, views = snapshot.checked(state.get("log"), settings.segment_steps), _numbered(state.get("views"))
             log = _log(settings, disk, max(slots, len(before["generation"])))
-            adoption = Adoption(log, regions, records, damages, disk, writers_go_on=left.writers_go_on)
+            adoption = Adoption(log, regions, scan, disk, writers_go_on=left.writers_go_on)
             return log, snapshot.restore(adoption, before), views
         except (*NO_STATE, OSError) as error:
             wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
@@ -291,7 +291,7 @@ def _filled(
                 disk.held.clear()
     log = _log(settings, disk, slots)
     lanes = max_lanes(left.manifest["capacity"])
-    adoption = Adoption(log, regions, records, damages, disk, max_lanes=lanes, writers_go_on=left.writers_go_on)
+    adoption = Adoption(log, regions, scan, disk, max_lanes=lanes, writers_go_on=left.writers_go_on)
     report = adopt_all(adoption)
     report.damages += [wrong] if wrong else []
     return log, report, {}

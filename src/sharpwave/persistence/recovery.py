@@ -18,15 +18,8 @@ import numpy as np
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import FULL, RegionFiles
-from sharpwave.disk.region_notes import (
-    MAX_NOTE_BYTES,
-    WHERE_BYTES,
-    Evictions,
-    StepEnds,
-    tail_end,
-    unpack_ends,
-    unpack_evicted,
-)
+from sharpwave.disk.region_notes import WHERE_BYTES, Evicted, StepEnds, tail_end
+from sharpwave.disk.region_scan import Scan, SegmentReader, refused
 from sharpwave.disk.store_folder import QUARANTINE
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
@@ -37,7 +30,6 @@ from sharpwave.log.open_columns import unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
-from sharpwave.persistence.segment_reader import SegmentReader, max_slots, ranked, segment_damage
 from sharpwave.sampling.retention import Reservoir
 from sharpwave.spec import TERMINATED, TRUNCATED
 from sharpwave.validation import MAX_LANES
@@ -68,15 +60,15 @@ class Recovery:
 
 
 class Adoption:
-    """Adoption of segments in ``regions``, given as the records ``found``.
+    """Adoption of the segments in ``regions``, whose records are those of ``scan``.
 
     Args:
-        damages: damaged segments are appended.
         disk: the log's, which has the regions; ``None``: the log keeps segments in memory.
         max_lanes: limit of the store's lanes.
         writers_go_on: no episode is truncated at its lane's end, as the next segment may continue it.
 
     Attributes:
+        damages: the scan's, and the refused segments'.
         full: a segment did not fit into memory.  damaged: the last segment tried was damaged.
         broken: slots of segments whose episode was broken off after them, which their bytes do not show.
         ends: ends of the lanes' step numbers, from all records. ``evictions``: evicted segments, from notes.
@@ -86,29 +78,25 @@ class Adoption:
         self,
         log: StepLog,
         regions: RegionFiles,
-        found: Sequence[Record],
-        damages: list[Damage],
+        scan: Scan,
         disk: DiskTier | None,
         *,
         max_lanes: int = MAX_LANES,
         writers_go_on: bool = False,
     ) -> None:
-        self.log, self.regions, self.found, self.damages, self.disk = log, regions, found, damages, disk
+        self.log, self.regions, self.scan, self.disk = log, regions, scan, disk
         self._writers_go_on = writers_go_on
-        self.report = Recovery()
+        self.report, self.damages = Recovery(), scan.damages
         self.full = self.damaged = False
         self.broken: set[int] = set()
         generations = [region.generation for region in regions.regions.values()]
-        generations += [record.id >> LEAF_BITS for record in found if record.kind != DICTIONARY]
+        generations += [record.id >> LEAF_BITS for record in scan.records if record.kind != DICTIONARY]
         self._generation = max(generations, default=0) + 1  # above all that were ever used
-        self._max_slots = max_slots(len(found))
         self._lanes: dict[int, list[int]] = {}
-        dictionaries = {record.id: record for record in found if record.kind == DICTIONARY}
-        self._segments = SegmentReader(log.layout, max_lanes, self._read, dictionaries)
-        self.ends, self.evictions = StepEnds(max_lanes), Evictions(log.stride, self._max_slots)
-        self._read_notes(found)
-        slots = [(record.id & LEAF_MASK) // log.stride for record in found if record.kind in (SEGMENT, TAIL)]
-        self.evictions.forget_all_but(np.array(slots, np.int64))
+        self._segments = SegmentReader(log.layout, max_lanes, self._read, scan.dictionaries)
+        self.ends, self.evictions = StepEnds(max_lanes), scan.evictions(log.stride)
+        self._read_ends()
+        self.evictions.forget_all_but(np.array(scan.slots(log.stride), np.int64))
         if disk is not None:
             disk.ends, disk.evictions = self.ends, self.evictions
 
@@ -118,23 +106,20 @@ class Adoption:
         self.regions.read(record.region, record.offset, memoryview(content))
         return bytes(content)
 
-    def _read_notes(self, found: Sequence[Record]) -> None:
-        """Read the ends of the lanes' step numbers, and the evictions, from all records, also evicted or replaced.
+    def _read_ends(self) -> None:
+        """Read the ends of the lanes' step numbers from all records, also evicted or replaced ones.
 
-        Cost: a read of each note and tail, and of the header of each segment.
+        Cost: a read of each tail, and of the header of each segment.
         """
-        for record in found:
+        for record in self.scan.records:
             number = record.region
             with contextlib.suppress(OSError):
                 if record.kind == SEGMENT and record.nbytes >= WHERE_BYTES:
                     self.ends.reach_by(self._read(record, WHERE_BYTES), number)
                 elif record.kind == TAIL and record.nbytes <= self.log.layout.chunk_bytes:
                     self.ends.reach(*tail_end(self._read(record), self.log.spec), number)
-                elif record.kind == NOTE and record.nbytes <= MAX_NOTE_BYTES:
-                    content = self._read(record)
-                    if (note := unpack_evicted(content)) is not None:
-                        self.evictions.take(note, record.sequence, number)
-                    self.ends.reach_all(unpack_ends(content), number)
+                elif record.kind == NOTE and not isinstance(note := self.scan.notes.get(record), Evicted | None):
+                    self.ends.reach_all(note, number)
 
     def try_adopt(self, record: Record) -> bool:
         """Adopt a segment. Return False if it is damaged, which is noted, or empty, or if there is no room.
@@ -146,20 +131,18 @@ class Adoption:
         try:
             return self._adopt(record)
         except DamagedError as error:
-            self.damages.append(segment_damage(self.regions.regions[record.region].path, record, error))
+            self.damages.append(refused(self.regions.regions[record.region].path, record, error))
             self.damaged = True
             return False
 
     def _adopt(self, record: Record) -> bool:
         log, index = self.log, self.log.index
         slot, row = divmod(record.id & LEAF_MASK, log.stride)
-        if row or slot >= min(index.slots, self._max_slots):
+        if row or slot >= min(index.slots, self.scan.max_slots):
             raise DamagedError(f"id {record.id}, expected that of a segment of {log.stride} steps")
-        data = self._segments.payload(record)
-        if record.kind != SEGMENT:
-            data = self._ended(data)
-            if not data:
-                return False
+        data = self._segments.payload(record) if record.kind == SEGMENT else self._ended(record)
+        if not data:
+            return False
         header = segment.check(data, log.spec, self._segments.dictionary)
         self._segments.check_header(header, sealed=True)
         shared = [self._segments.dictionary(column.dictionary) for column in header.placed]
@@ -201,20 +184,17 @@ class Adoption:
     def open_rows(self, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
         """Return an open segment's rows, decoded; ``None``: it is damaged, which is noted."""
         try:
-            header, arrays = self._open_rows(self._segments.payload(record))
-            self._segments.check_header(header, sealed=False)
+            header, arrays = self._open_rows(record)
             if header.context > self.log.spec.context:
                 raise DamagedError(f"{header.context} frames of context in an open segment")
         except DamagedError as error:
-            self.damages.append(segment_damage(self.regions.regions[record.region].path, record, error))
+            self.damages.append(refused(self.regions.regions[record.region].path, record, error))
             return None, {}
         return header, arrays
 
-    def _open_rows(self, data: bytes) -> tuple[Header, dict[str, np.ndarray[Any, Any]]]:
-        log = self.log
-        limit = log.layout.chunk_bytes
-        header, arrays = segment.unpack(data, log.spec, self._segments.dictionary, limit=limit)
-        check_rows(header, log.spec, arrays["flags"], sealed=False)
+    def _open_rows(self, record: Record) -> tuple[Header, dict[str, np.ndarray[Any, Any]]]:
+        header, arrays = self._segments.unpack(record)
+        check_rows(header, self.log.spec, arrays["flags"], sealed=False)
         return header, arrays
 
     def link(self) -> None:
@@ -248,9 +228,9 @@ class Adoption:
                     self.broken.add(slot)
         log.sealed.rewrite_truncated(sorted(self.broken))
 
-    def _ended(self, data: bytes) -> bytes:
+    def _ended(self, record: Record) -> bytes:
         """Return an open segment's rows as a sealed segment: without the last step, if its episode went on."""
-        header, arrays = self._open_rows(data)
+        header, arrays = self._open_rows(record)
         flags = arrays["flags"].copy()
         steps, frames = header.steps, header.frames
         if steps and frames > header.context + steps + np.count_nonzero(flags & ENDED):
@@ -281,13 +261,6 @@ class Adoption:
         return len(flags) if every is None else sparse_rows(flags, header.episode_step, every)
 
 
-def highest_slot(found: Sequence[Record], stride: int) -> int:
-    """Return the highest slot among the records' ids, within the bounds of a store; -1 without any."""
-    slots = ((record.id & LEAF_MASK) // stride for record in found if record.kind in (SEGMENT, TAIL))
-    end = max_slots(len(found))
-    return max((slot for slot in slots if slot < end), default=-1)
-
-
 def adopt_all(adoption: Adoption) -> Recovery:
     """Adopt every intact segment that was not evicted into the empty log; with a disk they stay there until they are
     sampled.
@@ -301,7 +274,7 @@ def adopt_all(adoption: Adoption) -> Recovery:
     """
     log = adoption.log
     latest = adoption.evictions.latest
-    for versions in ranked(adoption.found, log.stride, adoption.evictions):
+    for versions in adoption.scan.versions(log.stride, adoption.evictions):
         for record in versions:
             if adoption.try_adopt(record):
                 log.retention.add((record.id & LEAF_MASK) // log.stride, record.id)

@@ -128,7 +128,7 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     Raises:
         KeyError, TypeError, ValueError, DamagedError: not a result of ``capture``.
     """
-    log, report, found = adoption.log, adoption.report, adoption.found
+    log, report = adoption.log, adoption.report
     index, inventory, stride = log.index, log.inventory, log.stride
     generation, ids = checked_array(state, "generation", np.int64), checked_array(state, "ids", np.int64)
     slots, last_flags = (ids & LEAF_MASK) // stride, checked_array(state, "last_flags", np.uint8)
@@ -144,7 +144,7 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     index.generation[: index.highest] = generation
     _open_lanes(adoption, state, opened)
     log.admission.fit_memory()
-    at = {record.id: record for record in found if record.kind == SEGMENT}
+    at = {record.id: record for record in adoption.scan.records if record.kind == SEGMENT}
     kept = np.zeros(len(slots), np.bool_)
     # The last to be evicted first: where memory is too small the others are not kept.
     for k in reversed(range(len(slots))):
@@ -201,7 +201,7 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints) -> None
         return
     numbers = np.where(begins, 0, numbers)
     log.reopen_lanes(opened, steps, begins, numbers, shares, staged)
-    at = {record.id: record for record in adoption.found if record.kind == TAIL}
+    at = {record.id: record for record in adoption.scan.records if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
         header, arrays = adoption.open_rows(at[id_]) if id_ in at else (None, {})
         first = int(steps[lane] - rows[lane])
