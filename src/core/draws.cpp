@@ -6,12 +6,14 @@
 #include <numpy/random/bitgen.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
 
 #include "rooms.hpp"
 #include "unlocked.hpp"
+#include "words.hpp"
 
 namespace sharpwave {
 namespace {
@@ -34,6 +36,12 @@ void draw_alike(const Leaves& leaves, ConstFloats uniforms, Ints items, Floats p
         auto before = static_cast<int64_t>(std::min(rest[i], probabilities[i] - 1.0));
         int64_t item = items[i] * leaves.group_size();
         if (excluded) {
+            constexpr int64_t word = sizeof(uint64_t);
+            while (item + word <= std::ssize(*excluded)) {  // marks are 0 or 1
+                const int64_t there = word - std::popcount(load<uint64_t>(excluded->data() + item));
+                if (before < there) break;
+                before -= there, item += word;
+            }
             for (;; ++item) {
                 require(static_cast<std::size_t>(item) < excluded->size(), "a group has as many items as it counts");
                 const bool gone = (*excluded)[static_cast<std::size_t>(item)];

@@ -10,6 +10,9 @@
 
 namespace sharpwave {
 
+// What a view's condition says of an item.
+enum Judged : uint8_t { unjudged, matches, refused };
+
 // Items of a view, as sharpwave.views.items.Items has them, which is derived from this class.
 class Items {
   public:
@@ -21,14 +24,16 @@ class Items {
 
     // Binds the arrays of a log and of a view without limited uses, until ``unbind``.
     //
-    // spans: which items of each slot there are. expected: dict by slot, of segments that are held.
+    // spans: which items of each slot there are. expected: dict by slot, of segments that are held. judged: by item;
+    // None: all match.
     void bind(nanobind::object log, nanobind::object spans, nanobind::object leaves, nanobind::object finder,
-              nanobind::object expected);
+              nanobind::object expected, nanobind::object judged);
     void unbind() { log_ = nullptr; }
 
     template <class Call>
     void each_held(Call&& call) const {
-        for (const auto* one : {&held_log_, &held_spans_, &held_leaves_, &held_finder_, &expected_}) call(*one);
+        for (const auto* one : {&held_log_, &held_spans_, &held_leaves_, &held_finder_, &expected_, &held_judged_})
+            call(*one);
     }
 
     // Whether nothing awaits memory.
@@ -40,11 +45,12 @@ class Items {
     void forget(int64_t slot);
 
   private:
-    nanobind::object held_log_, held_spans_, held_leaves_, held_finder_, expected_;
+    nanobind::object held_log_, held_spans_, held_leaves_, held_finder_, expected_, held_judged_;
     const Log* log_ = nullptr;  // null: nothing is bound
     Grid<int32_t> spans_;
     Leaves* leaves_ = nullptr;
     Finder* finder_ = nullptr;
+    Bytes judged_;  // empty: all items match
 };
 
 // Views that are told of evictions: weak references to their items, so that a view which is dropped is gone.

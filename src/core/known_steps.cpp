@@ -19,6 +19,56 @@ void frames_of(const Log& log, ConstInts slots, ConstInts rows, Ints newest, Int
     }
 }
 
+struct Known {
+    int64_t rows;  // the first ones of a segment, which are known
+    bool cut;      // whether steps that follow too soon were evicted
+};
+
+// Returns which steps of a segment are known, of which the first ``found`` are. ``foreseen``: whether the frame after
+// the lane's last one is known.
+Known known_rows(const Log& log, int64_t slot, int64_t found, int64_t n_step, bool foreseen) {
+    const int64_t count = log.rows[slot];
+    int64_t last_end = last_flagged(log.flags(slot), found, count, ended);
+    int64_t total = count, at = slot;
+    while (last_end < count && log.next[at] >= 0 && !log.gap[at] && total < count + n_step) {
+        at = log.next[at];
+        const int64_t reach = count + n_step - total, length = log.rows[at];
+        const int64_t end = last_flagged(log.flags(at), 0, std::min(length, reach), ended);
+        if (end >= 0) last_end = total + end;
+        total += length;
+    }
+    const bool cut = log.gap[at] && total < count + n_step;
+    total += cut || (log.next[at] < 0 && foreseen);
+    return {std::min(std::max(total - n_step, last_end + 1), count), cut};
+}
+
+int64_t most_reaching(const Log& log, int64_t slot, int64_t n_step) {
+    return log.previous[slot] < 0 || log.gap[log.previous[slot]] ? 0 : n_step - 1;
+}
+
+// Narrows the spans of segments before ``slot`` by the steps whose returns reach into it; returns how many these are.
+int64_t lose_reaching(const Log& log, int64_t slot, int64_t n_step, Grid<int32_t> spans, Ints lost) {
+    // The walk finds the last of them first.
+    const std::size_t most = std::min(lost.size(), static_cast<std::size_t>(n_step - 1));
+    std::size_t found = 0, walked = 0;
+    const auto walk = [&](int64_t at) {
+        const ConstBytes flags = log.flags(at);
+        for (int64_t row = log.rows[at] - 1; row >= 0; --row) {
+            if (walked == most || flags[row] & ended) return false;
+            ++walked;
+            if (row < spans[at][1]) {
+                spans[at][1] = static_cast<int32_t>(row);
+                lost[found++] = at * log.stride + row;
+            }
+        }
+        return true;
+    };
+    for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at] && walk(at); at = log.previous[at]) {
+    }
+    std::ranges::sort(lost.first(found));
+    return static_cast<int64_t>(found);
+}
+
 }  // namespace
 
 void StepFinder::follow(std::span<const int32_t> oldest) {
@@ -39,27 +89,15 @@ int64_t KnownSteps::find(const Log& log, ConstBytes successor_known, Grid<int32_
     for (std::size_t lane = 0; lane < cursor_.size(); ++lane) {
         int64_t slot = cursor_[lane];
         while (slot >= 0 && found < runs.columns) {
-            const int64_t count = log.rows[slot];
             int32_t& known = spans[slot][1];
-            int64_t last_end = last_flagged(log.flags(slot), known, count, ended);
-            int64_t total = count, at = slot;
-            while (last_end < count && log.next[at] >= 0 && !log.gap[at] && total < count + n_step_) {
-                at = log.next[at];
-                const int64_t reach = count + n_step_ - total, length = log.rows[at];
-                const int64_t end = last_flagged(log.flags(at), 0, std::min(length, reach), ended);
-                if (end >= 0) last_end = total + end;
-                total += length;
-            }
-            const bool cut = log.gap[at] && total < count + n_step_;
-            const bool foreseen = log.next[at] < 0 && !successor_known.empty() && successor_known[lane];
-            total += cut || foreseen;
-            const int64_t prefix = std::min(std::max(total - n_step_, last_end + 1), count);
+            const bool foreseen = !successor_known.empty() && successor_known[lane];
+            const auto [prefix, cut] = known_rows(log, slot, known, n_step_, foreseen);
             if (prefix > known) {
                 slots[found] = slot, begins[found] = known, ends[found] = prefix;
                 ++found;
                 known = static_cast<int32_t>(prefix);
             }
-            if ((prefix < count && !cut) || !log.sealed[slot] || log.next[slot] < 0) break;
+            if ((prefix < log.rows[slot] && !cut) || !log.sealed[slot] || log.next[slot] < 0) break;
             slot = log.next[slot];
         }
         cursor_[lane] = static_cast<int32_t>(slot);
@@ -67,31 +105,11 @@ int64_t KnownSteps::find(const Log& log, ConstBytes successor_known, Grid<int32_
     return found;
 }
 
-int64_t KnownSteps::most_lost(const Log& log, int64_t slot) const {
-    return log.previous[slot] < 0 || log.gap[log.previous[slot]] ? 0 : n_step_ - 1;
-}
+int64_t KnownSteps::most_lost(const Log& log, int64_t slot) const { return most_reaching(log, slot, n_step_); }
 
 int64_t KnownSteps::lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) {
-    // What the returns of steps before the segment reach is lost with it; the walk finds the last of them first.
-    const std::size_t most = std::min(lost.size(), static_cast<std::size_t>(n_step_ - 1));
-    std::size_t found = 0, walked = 0;
-    const auto walk = [&](int64_t at) {
-        const ConstBytes flags = log.flags(at);
-        for (int64_t row = log.rows[at] - 1; row >= 0; --row) {
-            if (walked == most || flags[row] & ended) return false;
-            ++walked;
-            if (row < spans[at][1]) {
-                spans[at][1] = static_cast<int32_t>(row);
-                lost[found++] = at * log.stride + row;
-            }
-        }
-        return true;
-    };
-    for (int64_t at = log.previous[slot]; at >= 0 && !log.gap[at] && walk(at); at = log.previous[at]) {
-    }
     leave(log, slot);
-    std::ranges::sort(lost.first(found));
-    return static_cast<int64_t>(found);
+    return lose_reaching(log, slot, n_step_, spans, lost);
 }
 
 int64_t EndedSteps::find(const Log& log, ConstBytes, Grid<int32_t> spans, Grid<int64_t> runs) {
@@ -119,19 +137,22 @@ int64_t EndedSteps::find(const Log& log, ConstBytes, Grid<int32_t> spans, Grid<i
         tail_[lane] = static_cast<int32_t>(alone ? log.previous[at] : at);
         if (end_slot < 0) continue;
         int64_t slot = cursor_[lane];
+        bool last = false;
         while (found < limit) {
-            const int64_t end = slot == end_slot ? end_row : log.rows[slot];
             int32_t& known = spans[slot][1];
+            last = slot == end_slot;
+            int64_t end = last ? end_row : log.rows[slot];
+            if (n_step_ > 1) end = std::min(end, known_rows(log, slot, known, n_step_, false).rows);
             if (end > known) {
                 slots[found] = slot, begins[found] = known, ends[found] = end;
                 ++found;
                 known = static_cast<int32_t>(end);
             }
-            if (slot == end_slot) break;
+            if (last) break;
             slot = log.next[slot];
         }
         const int64_t following = log.next[slot];
-        const bool whole = slot == end_slot && spans[slot][1] >= log.rows[slot] && log.sealed[slot] && following >= 0;
+        const bool whole = last && end_row >= log.rows[slot] && log.sealed[slot] && following >= 0;
         if (whole && tail_[lane] == slot) tail_[lane] = static_cast<int32_t>(following);
         cursor_[lane] = static_cast<int32_t>(whole ? following : slot);
         if (found == limit) {
@@ -142,11 +163,13 @@ int64_t EndedSteps::find(const Log& log, ConstBytes, Grid<int32_t> spans, Grid<i
     return found;
 }
 
-int64_t EndedSteps::lose(const Log& log, int64_t slot, Grid<int32_t>, Ints) {
+int64_t EndedSteps::most_lost(const Log& log, int64_t slot) const { return most_reaching(log, slot, n_step_); }
+
+int64_t EndedSteps::lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) {
     leave(log, slot);
     const auto lane = static_cast<std::size_t>(log.lane[slot]);
     if (lane < tail_.size()) tail_[lane] = cursor_[lane];  // the episode of the steps before it ends there
-    return 0;
+    return lose_reaching(log, slot, n_step_, spans, lost);
 }
 
 void define_known_steps(nb::module_& module) {
@@ -192,10 +215,11 @@ Returns the number of runs, at most as many as fit: call again while it equals t
         "Finder of steps whose n-step successor is known.\n\nCost: 10 ns a lane, and 0.2 "
         "for each of the next ``n_step`` steps.")
         .def(nb::init<int64_t>(), "n_step"_a);
-    nb::class_<EndedSteps, StepFinder>(module, "EndedSteps",
-                                       "Finder of steps whose episode has ended.\n\nCost: 20 ns a lane, and 20 ns for "
-                                       "each segment with new steps.")
-        .def(nb::init<>());
+    nb::class_<EndedSteps, StepFinder>(
+        module, "EndedSteps",
+        "Finder of steps whose episode has ended, and whose n-step successor is known.\n\n"
+        "Cost: 20 ns a lane, and 20 ns for each segment with new steps.")
+        .def(nb::init<int64_t>(), "n_step"_a = 1);
     module.def("frames_of", &frames_of, "log"_a, "slots"_a, "rows"_a, "newest"_a, "first"_a,
                "Find each step's newest frame, and the frame below which its stack is padded: all int64 [n].");
 }

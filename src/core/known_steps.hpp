@@ -57,14 +57,17 @@ class KnownSteps final : public StepFinder {
 };
 
 // A step can be sampled when its episode has ended: with a step that ended it, or where the steps that follow were
-// evicted. No other segment's steps are lost with a segment.
+// evicted; and when it can be one of ``KnownSteps``.
 class EndedSteps final : public StepFinder {
   public:
+    explicit EndedSteps(int64_t n_step) : n_step_(n_step) {}
+
     int64_t find(const Log& log, ConstBytes, Grid<int32_t> spans, Grid<int64_t> runs) override;
-    int64_t most_lost(const Log&, int64_t) const override { return 0; }
-    int64_t lose(const Log& log, int64_t slot, Grid<int32_t>, Ints) override;
+    int64_t most_lost(const Log& log, int64_t slot) const override;
+    int64_t lose(const Log& log, int64_t slot, Grid<int32_t> spans, Ints lost) override;
 
   private:
+    int64_t n_step_;
     std::vector<int32_t> tail_;  // by lane, the slot of the segment up to which it was searched for ends
 };
 

@@ -54,6 +54,7 @@ class Sampling {
           generator_(objects["generator"]),
           expected_(objects["expected"]),
           runs_(objects["runs"]),
+          held_judged_(objects["judged"]),
           filler_(nb::cast<Filler&>(objects["filler"])),
           leaves_(nb::cast<Leaves&>(objects["leaves"])),
           pool_(nb::cast<Pool&>(objects["pool"])),
@@ -61,6 +62,7 @@ class Sampling {
           arrays_(arrays),
           residents_(residents),
           stride_(stride) {
+        if (!held_judged_.is_none()) judged_ = nb::cast<ConstBytes>(held_judged_);
         for (nb::handle one : nb::borrow<nb::list>(objects["same"])) {
             same_.push_back({nb::borrow(one[0]), Name(one[1]), nb::borrow(one[2])});
         }
@@ -70,7 +72,7 @@ class Sampling {
 
     template <class Call>
     void each_held(Call&& call) const {
-        for (const auto* one : {&held_, &sampler_, &cache_, &generator_, &expected_, &runs_}) call(*one);
+        for (const auto* one : {&held_, &sampler_, &cache_, &generator_, &expected_, &runs_, &held_judged_}) call(*one);
         for (const Same& one : same_) call(one.owner), call(one.value);
     }
 
@@ -115,7 +117,7 @@ class Sampling {
         resolve(ids, arrays_.generation, filler_.spans, stride_, updated_, there_);
         std::size_t kept = 0;
         for (std::size_t i = 0; i < count; ++i) {
-            if (!there_[i]) continue;
+            if (!there_[i] || (!judged_.empty() && judged_[static_cast<std::size_t>(updated_[i])] != matches)) continue;
             if (kept < i) std::copy_n(&errors_[i * width], width, &errors_[kept * width]);
             updated_[kept++] = updated_[i];
         }
@@ -144,7 +146,7 @@ class Sampling {
         const int64_t now = arrays_.counts[changes], limit = filler_.runs.columns;
         for (int64_t found = limit; found == limit;) {
             found = filler_.find();
-            if (are_lost(found)) {  // in part: the view goes on
+            if (are_lost(found) || (found && !judged_.empty())) {  // in part, or to be judged: the view goes on
                 items.found = runs_[nb::make_tuple(nb::slice(nb::none(), nb::none(), nb::none()), nb::slice(found))];
                 return false;
             }
@@ -184,7 +186,7 @@ class Sampling {
     }
 
     const Name damaged_{"damaged"}, hits_{"hits"}, max_priority_{"max_priority"}, alpha_{"alpha"}, eps_{"eps"};
-    nb::object held_, sampler_, cache_, generator_, expected_, runs_;
+    nb::object held_, sampler_, cache_, generator_, expected_, runs_, held_judged_;
     Filler& filler_;
     Leaves& leaves_;
     Pool& pool_;
@@ -192,6 +194,7 @@ class Sampling {
     Arrays arrays_;
     Residents residents_;
     int64_t stride_;
+    ConstBytes judged_;             // empty: the view has no condition
     std::vector<int64_t> updated_;  // items of an update, their errors, as given and one each, and which ids name one
     std::vector<double> errors_, mixed_;
     std::vector<uint8_t> there_;
@@ -444,6 +447,7 @@ void define_sampling(nb::module_& module) {
         cache: with ``damaged`` and ``hits``; None: all segments are in memory.
         same: list of an object, an attribute's name, and its value: with another one this is stale.
         expected: dict: with anything in it, items are found by the view.
+        judged: uint8 [items], where those with 1 can be sampled, and new ones are judged by the view; None: all can.
     counts: int64 [6], the third counts changes of the log.
     generation, resident: by slot. ``stride``: of the log.)")
         .def_prop_ro("stale", &Sampling::is_stale, "Whether another is to take its place.")

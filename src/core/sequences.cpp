@@ -156,7 +156,7 @@ class KnownWindows final : public Finder {
     KnownWindows(nb::object known, nb::object steps, int64_t reach, int64_t burn_in, int64_t stride)
         : held_known_(std::move(known)),
           held_steps_(std::move(steps)),
-          known_(nb::cast<KnownSteps&>(held_known_)),
+          known_(nb::cast<StepFinder&>(held_known_)),
           steps_(nb::cast<Grid<int32_t>>(held_steps_)),
           burn_in_(burn_in),
           stride_(stride),
@@ -183,7 +183,7 @@ class KnownWindows final : public Finder {
 
   private:
     nb::object held_known_, held_steps_;
-    KnownSteps& known_;
+    StepFinder& known_;
     Grid<int32_t> steps_;
     int64_t burn_in_, stride_, ahead_;
 };
@@ -341,7 +341,7 @@ Returns how many runs there are. Cost: counting the windows of each run's segmen
                                      nb::type_slots(Collected<KnownWindows>::slots))
         .def(nb::init<nb::object, nb::object, int64_t, int64_t, int64_t>(), "known"_a, "steps"_a, "reach"_a,
              "burn_in"_a, "stride"_a,
-             "Args:\n    known, steps: ``KnownSteps`` of ``reach``, and their spans int32 [slots, 2]: the steps that "
+             "Args:\n    known, steps: ``StepFinder`` of ``reach``, and their spans int32 [slots, 2]: the steps that "
              "begin "
              "whole windows.");
     module.def("locate_windows", &locate_windows, "log"_a, "items"_a, "stride"_a, "burn_in"_a, "n_step"_a, "gamma"_a,

@@ -44,7 +44,7 @@ class WindowFiller : public Filler {
   public:
     // ``stacks``: of each field the frames of an observation, 0 for one that has a row a step.
     WindowFiller(const Log& log, const nb::typed<nb::sequence, nb::object>& columns, ConstInts stacks,
-                 KnownSteps& known, Grid<int32_t> steps, Grid<int64_t> found, Grid<int32_t> spans, Grid<int64_t> runs,
+                 StepFinder& known, Grid<int32_t> steps, Grid<int64_t> found, Grid<int32_t> spans, Grid<int64_t> runs,
                  const WindowSettings& settings)
         : Filler(spans, runs),
           log_(log),
@@ -149,7 +149,7 @@ class WindowFiller : public Filler {
     std::vector<nb::object> held_;
     std::vector<const Column*> columns_;
     std::vector<int64_t> stacks_;
-    KnownSteps& known_;
+    StepFinder& known_;
     Grid<int32_t> steps_;
     Grid<int64_t> found_;
     WindowSettings settings_;
@@ -164,7 +164,7 @@ void define_window_filler(nb::module_& module) {
     nb::class_<WindowFiller, Filler>(module, "WindowFiller", "Finder of windows, which fills batches of them.")
         .def(
             "__init__",
-            [](WindowFiller* self, const Log& log, const Objects& columns, ConstInts stacks, KnownSteps& known,
+            [](WindowFiller* self, const Log& log, const Objects& columns, ConstInts stacks, StepFinder& known,
                Grid<int32_t> steps, Grid<int64_t> found, Grid<int32_t> spans, Grid<int64_t> runs, int64_t length,
                int64_t burn_in, int64_t stride, int64_t n_step, double gamma, double eta, int64_t threads,
                int64_t thread_bytes, int64_t chunk_bytes) {

@@ -61,6 +61,7 @@ from sharpwave.validation import (
     checked_steps,
     max_lanes,
 )
+from sharpwave.views.conditions import Condition
 from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, tagged
@@ -607,6 +608,7 @@ class Store:
         n_step: int = 1,
         gamma: float = 0.99,
         relabel: Goals | None = None,
+        where: Any = None,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
@@ -621,6 +623,12 @@ class Store:
             relabel: ``Future(k=4, reward_fn=...)``, ``Final`` or ``Episode``: hindsight experience replay, for
                 ``n_step=1``. Of ``k + 1`` transitions ``k`` get a goal that their episode achieved later (at its end;
                 anywhere), and its reward. A step can then be sampled once its episode has ended.
+            where: sample only steps for which this holds: a condition in SQL, such as ``"success and task = 'push'"``,
+                or an expression of ``pyarrow.compute``, over the columns of ``table("episodes")``; if it names others
+                that ``table("steps")`` has, such as ``"reward > 0"``, it is evaluated for each step, over both. A step
+                can be sampled once its episode has ended: then its episode is judged, once, by what is held of it, and
+                that stays when steps of it are evicted. Annotations that an episode lacks are null. It needs the extra
+                ``sql``. Cost: some ms where episodes have ended since the last draw, and reading their annotations.
             sampler: ``Uniform()`` (default), ``Prioritized(...)``, ``RankPrioritized(...)``, ``Fifo()``, ``Lifo()``, a
                 ``Mixture([...])`` of them, or your own (``sharpwave.sampling.protocol.Sampler``); one instance per
                 view.
@@ -641,7 +649,8 @@ class Store:
         with self._lock:
             step = NStep(n_step, gamma) if relabel is None else Hindsight(relabel, n_step, gamma)
             name = NStep.kind if name is None else name
-            return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed)
+            condition = self._condition(where)
+            return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed, condition)
 
     def sequences(
         self,
@@ -653,6 +662,7 @@ class Store:
         gamma: float = 0.99,
         eta: float = 0.9,
         name: str | None = None,
+        where: Any = None,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
@@ -671,6 +681,7 @@ class Store:
             eta: a window's priority is ``eta max |td_error| + (1 - eta) mean |td_error|`` over its trained steps
                 (Kapturowski et al. 2019): ``update_priorities(ids, td_error)`` takes float [B, length], and ignores
                 values beyond an episode's end.
+            where: as for ``transitions``; of a condition on steps, a window's first trained step has to match.
             name: default "sequences". ``gamma`` and all else is as for ``transitions``; ``max_times_sampled=1`` with
                 ``Fifo()`` makes a queue of windows.
 
@@ -682,13 +693,15 @@ class Store:
         """
         with self._lock:
             windows = Windows(length, burn_in, stride, n_step, gamma, eta)
-            return self._views.make(Sequences, windows, name, sampler, max_times_sampled, limiter, seed)
+            condition = self._condition(where)
+            return self._views.make(Sequences, windows, name, sampler, max_times_sampled, limiter, seed, condition)
 
     def view(
         self,
         view: View[B],
         *,
         name: str | None = None,
+        where: Any = None,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
@@ -699,12 +712,21 @@ class Store:
         Args:
             view: definition of the items and of their batches (``sharpwave.views.view.View``); one instance per call.
             name: name of the view in checkpoints; default ``view.kind``. Other arguments are as for ``transitions``.
+            where: as for ``transitions``, if the view can find items of ended episodes only (``View.only_ended``).
 
         Raises:
             ValueError, TypeError: an invalid argument.
         """
         with self._lock:
-            return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed)
+            condition = self._condition(where)
+            return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed, condition)
+
+    def _condition(self, where: Any) -> Condition | None:
+        if where is None:
+            return None
+        from sharpwave.data.conditions import TableCondition  # DuckDB and pyarrow, which few programs have
+
+        return TableCondition(where, self.spec, self._log.late.columns)
 
     # steps and episodes
 

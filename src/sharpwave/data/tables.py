@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
 from sharpwave.log.late_columns import WRITTEN
-from sharpwave.spec import START, TERMINATED, TRUNCATED, Field
+from sharpwave.spec import START, TERMINATED, TRUNCATED, Field, Spec
 from sharpwave.views.episodes import EpisodeReader, Table, find
 
 if TYPE_CHECKING:
@@ -40,26 +40,35 @@ def episode_table(table: Table, reader: EpisodeReader) -> pyarrow.Table:
     Episodes evicted meanwhile have no annotations.
     """
     pa = needed("pyarrow", "sql")
-    ends = {TERMINATED: "terminated", TRUNCATED: "truncated", TERMINATED | TRUNCATED: "terminated", 0: None}
-    ended = [ends[flag] for flag in (table.flags & (TERMINATED | TRUNCATED)).tolist()]
-    facts = [table.lane, table.first_step, table.first_step + table.length - 1, table.length, table.total, table.begun]
-    columns = [pa.array(array) for array in facts] + [pa.array(ended, pa.string()), pa.array(table.id)]
-    infos = _annotations(table, reader)
-    names = list(FACTS)
+    return with_annotations(pa, FACTS, facts(pa, table), episode_annotations(table, reader))
+
+
+def with_annotations(pa: Any, names: Sequence[str], columns: Sequence[Any], infos: Sequence[Mapping[str, Any]]) -> Any:
+    """Return a table of these columns, and of one for each key of the annotations."""
+    names, columns = list(names), list(columns)
     for key in dict.fromkeys(key for info in infos for key in info):
-        names.append(_unused(key, names, "info."))
-        columns.append(_column(pa, [info.get(key) for info in infos]))
+        names.append(unused(key, names, "info."))
+        columns.append(column(pa, [info.get(key) for info in infos]))
     return pa.table(columns, names=names)
 
 
-def _unused(name: str, taken: Sequence[str], prefix: str) -> str:
+def facts(pa: Any, table: Table) -> list[Any]:
+    """Return the columns ``FACTS`` of episodes."""
+    ends = {TERMINATED: "terminated", TRUNCATED: "truncated", TERMINATED | TRUNCATED: "terminated", 0: None}
+    ended = [ends[flag] for flag in (table.flags & (TERMINATED | TRUNCATED)).tolist()]
+    found = [table.lane, table.first_step, table.first_step + table.length - 1, table.length, table.total, table.begun]
+    return [*(pa.array(array) for array in found), pa.array(ended, pa.string()), pa.array(table.id)]
+
+
+def unused(name: str, taken: Sequence[str], prefix: str) -> str:
     """Return a name that no column has, behind as many prefixes as that takes. SQL ignores the case of letters."""
     while name.lower() in (one.lower() for one in taken):
         name = prefix + name
     return name
 
 
-def _annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
+def episode_annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
+    """Return the annotations of episodes; of those evicted meanwhile none."""
     infos = []
     for first, length in zip(table.id.tolist(), table.length.tolist(), strict=True):
         try:
@@ -69,7 +78,8 @@ def _annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
     return infos
 
 
-def _column(pa: Any, values: list[Any]) -> Any:
+def column(pa: Any, values: list[Any]) -> Any:
+    """Return annotations by one key as a column; ``None``: the episode has none."""
     kinds = {type(value) for value in values if value is not None}
     whole = all(abs(value) <= MAX_WHOLE for value in values if type(value) is int)
     if kinds == {int, float} and whole:
@@ -114,12 +124,12 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
         )
     found = episode_table(table, reader)
     names = ", ".join(found.column_names)
-    place = _unused("place", found.column_names, "its ")
+    place = unused("place", found.column_names, "its ")
     found = found.append_column(place, pa.array(np.arange(len(table.lane))))
     try:
         if isinstance(where, str):
-            with _session({"episodes": found}) as session:
-                chosen = session.table("episodes").filter(where).project(f'"{place}"').to_arrow_table()
+            with session({"episodes": found}) as connection:
+                chosen = connection.table("episodes").filter(where).project(f'"{place}"').to_arrow_table()
         else:
             chosen = found.filter(where)
     except (ValueError, pa.ArrowException) as error:
@@ -128,24 +138,35 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
 
 
 @contextmanager
-def _session(tables: Mapping[str, Any]) -> Iterator[Any]:
+def session(tables: Mapping[str, Any]) -> Iterator[Any]:
     """Make a session of DuckDB that knows these tables only: it reads no file and opens no connection.
 
     Raises: ValueError: a statement cannot be evaluated.  ModuleNotFoundError: DuckDB is missing.
     """
-    duckdb = needed("duckdb", "sql")
-    with duckdb.connect(config={"enable_external_access": "false"}) as session:
+    with connected() as connection:
         for name, one in tables.items():
-            session.register(name, one)
-        try:
-            yield session
-        except duckdb.Error as error:
-            text = str(error).partition("\n\nLINE")[0]  # the statement itself follows, as the caller wrote it
-            raise ValueError(" ".join(text.split())) from error
-        except RuntimeError as error:
-            if "interrupt" in str(error).lower():  # DuckDB takes the signal, and raises this in its place
-                raise KeyboardInterrupt from error
-            raise
+            connection.register(name, one)
+        with statements():
+            yield connection
+
+
+def connected(**settings: Any) -> Any:
+    """Return a connection to an empty database of DuckDB in memory, which reads no file and opens no connection."""
+    return needed("duckdb", "sql").connect(config={"enable_external_access": "false", **settings})
+
+
+@contextmanager
+def statements() -> Iterator[None]:
+    """Raise errors of DuckDB's statements as ValueError, and its interrupts as KeyboardInterrupt."""
+    try:
+        yield
+    except needed("duckdb", "sql").Error as error:
+        text = str(error).partition("\n\nLINE")[0].partition(" You might need to add")[0]  # before the statement itself
+        raise ValueError(" ".join(text.split())) from error
+    except RuntimeError as error:
+        if "interrupt" in str(error).lower():  # DuckDB takes the signal, and raises this in its place
+            raise KeyboardInterrupt from error
+        raise
 
 
 def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> pyarrow.RecordBatchReader:
@@ -156,15 +177,21 @@ def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> py
     is read are left out. Each batch is decoded when it is read, under the store's lock.
     """
     pa = needed("pyarrow", "sql")
-    kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
-    columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
-    fields = reader.log.late.spec.fields
-    for name in names:
-        columns.append(_field(pa, _unused(name, [one.name for one in columns], "field."), fields[name]))
-    schema = pa.schema(columns)
-    row_bytes = sum(fields[name].row_bytes for name in names)
+    spec = reader.log.late.spec
+    schema = step_schema(pa, spec, names)
+    row_bytes = sum(spec.fields[name].row_bytes for name in names)
     most = max(1, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
     return pa.RecordBatchReader.from_batches(schema, _batches(pa, schema, table, reader, names, most))
+
+
+def step_schema(pa: Any, spec: Spec, names: Sequence[str], taken: Sequence[str] = ()) -> Any:
+    """Return the columns of steps, of which fields have other names than those ``taken``."""
+    kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
+    columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
+    for name in names:
+        free = unused(name, [*taken, *(one.name for one in columns)], "field.")
+        columns.append(_field(pa, free, spec.fields[name]))
+    return pa.schema(columns)
 
 
 def _field(pa: Any, name: str, field: Field) -> Any:
@@ -226,7 +253,7 @@ def _batch(
     masks: list[npt.NDArray[np.bool_] | None] = [None] * len(arrays)
     arrays += [reader.read(name, first, count) for name in names]
     masks += [~reader.read(f"{name}{WRITTEN}", first, count) if name in late else None for name in names]
-    columns = [_arrow(pa, *one) for one in zip(arrays, schema.types, masks, strict=True)]
+    columns = [arrow_values(pa, *one) for one in zip(arrays, schema.types, masks, strict=True)]
     return pa.record_batch(columns, schema=schema)
 
 
@@ -246,7 +273,8 @@ def _groups(table: Table, most: int) -> list[int]:
     return [*begins, len(table.lane)] if len(table.lane) else [0]
 
 
-def _arrow(pa: Any, array: npt.NDArray[Any], kind: Any, null: npt.NDArray[np.bool_] | None) -> Any:
+def arrow_values(pa: Any, array: npt.NDArray[Any], kind: Any, null: npt.NDArray[np.bool_] | None = None) -> Any:
+    """Return values of steps as a column, null where said; those with axes as flat lists."""
     if array.ndim == 1:
         return pa.array(array, kind, mask=null)
     flat = pa.array(np.ascontiguousarray(array).reshape(-1), kind.value_type)

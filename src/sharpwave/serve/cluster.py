@@ -182,6 +182,7 @@ class Cluster:
         name: str = TRANSITIONS,
         n_step: int = 1,
         gamma: float = 0.99,
+        where: str | None = None,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
@@ -191,6 +192,7 @@ class Cluster:
 
         Args:
             name: a view of this name that another process made is shared with it; it must have the same settings.
+            where: a condition in SQL, by which each shard judges its own episodes; it needs the extra ``sql`` there.
             sampler: ``Uniform()`` or ``Prioritized(...)``, drawn from as if all shards were one store; ``Fifo()`` and
                 ``Lifo()``, in each shard's own order.
 
@@ -199,8 +201,11 @@ class Cluster:
         """
         self._members.check_open()
         sampler = _checked_sampler(sampler)
-        shape = self._local.transitions(name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler)
-        settings = {"n_step": shape.n_step, "gamma": shape.gamma}
+        given = _checked_where(where)
+        shape = self._local.transitions(
+            name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler, where=where
+        )
+        settings = {"n_step": shape.n_step, "gamma": shape.gamma, **given}
         return self._replay(shape, TRANSITIONS, name, settings, max_times_sampled, limiter, seed)
 
     def sequences(
@@ -208,6 +213,7 @@ class Cluster:
         length: int,
         *,
         name: str = SEQUENCES,
+        where: str | None = None,
         sampler: Sampler | None = None,
         max_times_sampled: int | None = None,
         limiter: Limiter | None = None,
@@ -220,8 +226,10 @@ class Cluster:
         """
         self._members.check_open()
         sampler = _checked_sampler(sampler)
-        shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, **settings)
-        return self._replay(shape, SEQUENCES, name, shape.view.settings(), max_times_sampled, limiter, seed)
+        given = _checked_where(where)
+        shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, where=where, **settings)
+        asked = {**shape.view.settings(), **given}
+        return self._replay(shape, SEQUENCES, name, asked, max_times_sampled, limiter, seed)
 
     def _replay(
         self,
@@ -522,6 +530,13 @@ def _check_limited(limits: Mapping[str, Any], shards: int, found: Manifest, path
             f"open: shards={shards} of the {found.shards} of {os.fspath(path)!r}, which says no limit of its shards; "
             f"give capacity= or {bytes_limit}=, of all shards together"
         )
+
+
+def _checked_where(where: Any) -> dict[str, str]:
+    """Return the condition as a setting of a view, if there is one.  Raises: TypeError: shards take texts only."""
+    if where is not None and not isinstance(where, str):
+        raise TypeError(f"where={where!r}: a cluster takes a condition in SQL, as \"length > 10 and task = 'push'\"")
+    return {} if where is None else {"where": where}
 
 
 def _checked_sampler(sampler: Sampler | None) -> Sampler:

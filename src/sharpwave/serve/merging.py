@@ -120,7 +120,11 @@ def _merged(store: Store, states: list[tuple[int, dict[str, Any]]], slots: Seque
         now = np.array([slots[k][slot] for slot in there.tolist()], np.int64)
         generation[now] = index.generation[now]
         remembered = state["remembered"]
-        for name, values in (("values", remembered.get("values")), ("uses", state["uses"])):
+        for name, values in (
+            ("values", remembered.get("values")),
+            ("uses", state["uses"]),
+            ("judged", state["judged"]),
+        ):
             if values is not None:
                 whole = np.zeros((max([index.highest, -(-len(values) // stride)]), stride), values.dtype)
                 whole.reshape(-1)[: len(values)] = values
@@ -138,5 +142,5 @@ def _merged(store: Store, states: list[tuple[int, dict[str, Any]]], slots: Seque
     if "order" in remembered:
         remembered = {"order": np.array([item for _, item in sorted(queues)], np.int64)}
     counts = {name: sum(state[name] for _, state in states) for name in ("samples", "inserts")}
-    uses = None if first["uses"] is None else leaves["uses"].reshape(-1)
-    return {**first, **counts, "remembered": remembered, "uses": uses, "ahead": [], "generation": generation}
+    by_item = {name: None if first[name] is None else leaves[name].reshape(-1) for name in ("uses", "judged")}
+    return {**first, **counts, **by_item, "remembered": remembered, "ahead": [], "generation": generation}

@@ -146,7 +146,7 @@ class ShardViews:
         make: Any = self._store.transitions if kind == TRANSITIONS else self._store.sequences
         try:
             made: Replay[Any] = make(**settings, **given)
-        except TypeError as error:  # names and values are a stranger's
+        except (TypeError, ModuleNotFoundError) as error:  # names and values are a stranger's
             raise ValueError(f"view {asked['name']!r} with settings {settings!r:.200}: {error}") from error
         return made
 

@@ -18,6 +18,7 @@ from sharpwave.offline.surveys import Survey
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.rank import RankPrioritized
 from sharpwave.spec import START
+from sharpwave.views.conditions import MATCHES
 from sharpwave.views.sequences import Windows
 
 MAX_VIEWS = 16
@@ -91,6 +92,10 @@ def _view(state: Mapping[str, Any], survey: Survey) -> ViewItems:
         items, lane, step = _windows(segments, slots, stride, span, survey)
     else:
         items, lane, step = _steps(segments, slots, stride)
+    judged = _array(state.get("judged"), np.uint8)
+    if judged is not None:
+        matching = np.pad(judged, (0, max(0, int(items.max(initial=-1)) + 1 - len(judged))))[items] == MATCHES
+        items, lane, step = items[matching], lane[matching], step[matching]
     values, largest = _priorities(sampler, _dict(state.get("remembered")), int(items.max(initial=-1)) + 1)
     priority: Any = None
     td_error: Any = None

@@ -13,8 +13,9 @@ from sharpwave.errors import DamagedError
 from sharpwave.native import core
 from sharpwave.native.forks import path
 from sharpwave.sampling.limiters import Gate, Limiter
-from sharpwave.sampling.protocol import Draw, Sampler, check_sampler, draws_by_tree
+from sharpwave.sampling.protocol import Draw, Sampler, as_json, check_sampler, draws_by_tree
 from sharpwave.validation import Missing
+from sharpwave.views.conditions import Judge
 from sharpwave.views.draws_ahead import Drawn, UnusedDraws
 from sharpwave.views.gather import UndecodableError
 from sharpwave.views.ids import Tag
@@ -41,6 +42,7 @@ class BatchSource:
         seed: as for ``numpy.random.default_rng``.
         max_times_sampled: limit of an item's samples; ``None``: none.
         limiter: bounds samples against inserts; ``None``: nothing waits.
+        judge: of items by the view's condition; ``None``: there is none.
 
     Attributes:
         items: items that can be drawn. ``tag``: of the ids.
@@ -61,12 +63,13 @@ class BatchSource:
         seed: Any,
         max_times_sampled: int | None,
         limiter: Limiter | None,
+        judge: Judge | None = None,
     ) -> None:
         check_sampler(f"{view.kind}: sampler", sampler)
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
         check_limiter(view.kind, limiter, log.admission.capacity, None if uses is None else uses.max_uses)
         self.log, self.gate, self.view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
-        self.items = Items(log, view, sampler, seed, uses)  # last of the calls that may fail, as it binds the sampler
+        self.items = Items(log, view, sampler, seed, uses, judge)  # last, for it binds the sampler
         self.unused = UnusedDraws(log, self.items)
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
         self.layouts: dict[int, BatchLayout] = {}  # by batch size, the latest
@@ -78,6 +81,12 @@ class BatchSource:
         self.view.take_columns()
         self.layouts.clear()
         self._filler = self.items.sampling = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The view's settings as JSON values, with its kind and condition."""
+        where = None if self.items.judge is None else self.items.judge.condition.text
+        return {"kind": self.view.kind, **as_json(self.view.settings()), "where": where}
 
     # by one call
 
@@ -170,6 +179,7 @@ class BatchSource:
                 *((owner, name, getattr(owner, name)) for owner, name in same),
             ],
             "expected": view.expected,  # type: ignore[attr-defined]
+            "judged": None if items.judge is None else items.judge.judged,
         }
         resident = None if log.segment_cache is None else index.resident
         items.sampling = core.Sampling(objects, log.inventory.counts, index.generation, resident, log.stride)

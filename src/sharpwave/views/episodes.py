@@ -54,25 +54,37 @@ def find(log: StepLog, lanes: Iterable[int], *, with_totals: bool = True) -> Tab
 
     Cost: O(steps), by flags and rewards; some 12 us a segment.
     """
-    found = [part for lane in lanes if (part := _find_in(log, lane, with_totals)) is not None]
-    if not found:
+    return joined([part for lane in lanes if (part := find_in(log, _held(log, lane), with_totals)) is not None])
+
+
+def joined(parts: Sequence[Table]) -> Table:
+    """Return the episodes of all parts, in their order."""
+    if not parts:
         no = np.zeros(0, np.int64)
         return Table(no, no, no, np.zeros(0), np.zeros(0, np.uint8), np.zeros(0, np.bool_), no)
-    return Table(*(np.concatenate(arrays) for arrays in zip(*found, strict=True)))
+    return Table(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
-def _find_in(log: StepLog, lane: int, with_totals: bool) -> Table | None:
+def _held(log: StepLog, lane: int) -> Iterator[int]:
+    slot = int(log.inventory.oldest[lane])
+    while slot >= 0:
+        yield slot
+        slot = int(log.index.next[slot])
+
+
+def find_in(log: StepLog, slots: Iterable[int], with_totals: bool = True) -> Table | None:
+    """Find the episodes in consecutive segments of one lane, as far as these hold them; ``None``: they are empty."""
     index, steps = log.index, Steps(log)
     flags: list[npt.NDArray[np.uint8]] = []
     rewards: list[npt.NDArray[np.float32]] = []
     runs: list[tuple[int, int, int]] = []  # by segment: number of its first step, its steps, and its id
-    slot = int(log.inventory.oldest[lane])
-    while slot >= 0:
+    lane = -1
+    for slot in slots:
         if index.rows[slot]:
+            lane = int(index.lane[slot])
             flags.append(steps.flags(slot))
             rewards.append(steps.rewards(slot))
             runs.append((int(index.first_step[slot]), int(index.rows[slot]), index.segment_id(slot)))
-        slot = int(index.next[slot])
     if not runs:
         return None
     first, rows, ids = np.array(runs, np.int64).T

@@ -17,6 +17,7 @@ from sharpwave.native.forks import path
 from sharpwave.native.untouched import zeros
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree, extended
+from sharpwave.views.conditions import MATCHES, REFUSED, UNJUDGED, Judge
 from sharpwave.views.gather import LogArrays
 from sharpwave.views.view import MAX_RUNS, View
 
@@ -38,10 +39,12 @@ class Items(core.Items):
     Args:
         seed: of the generator of the draws, as for ``numpy.random.default_rng``.
         uses: counts how often each item is sampled; ``None``: there is no limit.
+        judge: of the items, of ended episodes only, by a condition; ``None``: all match. Others are in the spans, and
+            excluded from the sampler.
 
     Attributes:
         rng: generator of the draws of the fork ``process``; another one draws by its own from its first draw on.
-        spans: int32 [slots, 2], the items of each slot that can be sampled, or are used up.
+        spans: int32 [slots, 2], the items of each slot that can be sampled, are used up or do not match.
         count: items that can be sampled. ``samples``: number of items drawn so far.
         grew: items were inserted since someone set this to False.
         seen: the log's changes at the last call of ``follow``.
@@ -51,12 +54,14 @@ class Items(core.Items):
         kept: ``keeping.Kept``, notified before the state of the sampler or the uses changes; ``None``: nothing.
     """
 
-    def __init__(self, log: StepLog, view: View[Any], sampler: Sampler, seed: Any, uses: Uses | None) -> None:
+    def __init__(
+        self, log: StepLog, view: View[Any], sampler: Sampler, seed: Any, uses: Uses | None, judge: Judge | None
+    ) -> None:
         super().__init__()
         self.rng, self.process = np.random.default_rng(seed), path()
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         sampler.bind(log.index.slots, log.stride)
-        self._log, self._view, self.sampler, self.uses = log, view, sampler, uses
+        self._log, self._view, self.sampler, self.uses, self.judge = log, view, sampler, uses, judge
         self.spans = zeros((log.index.slots, 2), np.int32)
         self.arrays = LogArrays(log)
         self._bound: core.Log | None = None
@@ -88,6 +93,7 @@ class Items(core.Items):
     def _insert(self, runs: Ints) -> None:
         groups, begins, ends = np.ascontiguousarray(runs)
         came = int(ends.sum() - begins.sum())
+        refused = None if self.judge is None else self._refused(runs)
         gone = np.minimum(self.spans[groups, 0], ends)  # items before were found, but are lost already
         lost = (
             _items_of(np.stack([groups, begins, np.maximum(begins, gone)]), self._log.stride)
@@ -96,24 +102,47 @@ class Items(core.Items):
         )
         self.sampler.insert(groups, begins, ends)
         self.found, self.grew = None, True
-        if lost is not None:
-            self.losing.append(lost)
+        self.losing.extend(items for items in (lost, refused) if items is not None and len(items))
         self.count += came
         if self.uses is not None:
             self.uses.add(came)
         first = self._view.first_errors(runs)
         if first is not None:
-            self.sampler.update(*first)
-        if lost is not None:
+            known, errors = first
+            if self.judge is not None:
+                matching = self.judge.judged[known] == MATCHES
+                known, errors = known[matching], errors[matching]
+            self.sampler.update(known, errors)
+        if self.losing:
             self._exclude_lost()
 
-    def restore(self, generation: Ints, given: Int32s | None, state: dict[str, Any]) -> None:
+    def _refused(self, runs: Ints) -> Ints:
+        """Judge items of ended episodes; return those that do not match.  Raises: MemoryError."""
+        assert self.judge is not None
+        items = _items_of(runs, self._log.stride)
+        self.judge.judge(items)
+        refused: Ints = items[self.judge.judged[items] == REFUSED]
+        return refused
+
+    def remaining(self, items: Ints) -> Bools:
+        """Return which of ``items``, all within the spans, can be sampled: bool [n]."""
+        left = np.ones(len(items), np.bool_) if self.uses is None else self.uses.remaining(items)
+        return left if self.judge is None else left & (self.judge.judged[items] == MATCHES)
+
+    def restore(
+        self,
+        generation: Ints,
+        given: Int32s | None,
+        state: dict[str, Any],
+        judged: npt.NDArray[np.uint8] | None = None,
+    ) -> None:
         """Restore a checkpoint, before anything was followed.
 
         Args:
             generation: int64 [slots], of the checkpoint's segments; items of others are new.
             given: int32 [items], how often each was sampled; where uses are counted.
             state: the sampler's.
+            judged: uint8 [items], earlier judgements; where there is a condition.
 
         Raises:
             ValueError: not such a state; then all items are new.
@@ -125,12 +154,17 @@ class Items(core.Items):
         before = np.full(len(self.spans), -1, np.int64)
         before[: len(generation)] = generation[: len(before)]
         old = self._log.index.generation[runs[0]] == before[runs[0]]
+        if self.judge is not None and judged is not None:
+            items = _items_of(runs[:, old], self._log.stride)
+            items = items[items < len(judged)]
+            self.judge.judged[items] = judged[items]
         try:
             if old.any():
                 self._insert(runs[:, old])
             if self.uses is not None and given is not None:
                 held = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])[:, old]
-                used_up = self.uses.restore(given, _items_of(held, self._log.stride))  # without lost items
+                items = _items_of(held, self._log.stride)  # without lost items
+                used_up = self.uses.restore(given, items[self.remaining(items)])
                 if len(used_up):
                     self.sampler.exclude(used_up)
                     self.count -= len(used_up)
@@ -239,13 +273,15 @@ class Items(core.Items):
         """Return the items of ``ids`` [n], in ``items``, and bool [n], whether each is present; absent items are 0."""
         items, there = np.empty(len(ids), np.int64) if items is None else items, np.empty(len(ids), np.bool_)
         core.resolve(ids, self._log.index.generation, self.spans, self._log.stride, items, there)
+        if self.judge is not None:
+            there &= self.judge.judged[items] == MATCHES
         return items, there
 
     def ids(self) -> Ints:
         """Return the ids of all items that can be sampled: int64 [count], in no particular order."""
         groups = np.flatnonzero(self.spans[:, 1])
         items = _items_of(np.stack([groups, *self.spans[groups].T.astype(np.int64)]), self._log.stride)
-        items = items if self.uses is None else items[self.uses.remaining(items)]
+        items = items[self.remaining(items)]
         self.write_ids(items, ids := np.empty(len(items), np.int64))
         return ids
 
@@ -278,7 +314,8 @@ class Items(core.Items):
         if self._in_core and self._bound is not self.arrays.current():
             arrays, lost_by = self.arrays.current(), self._view.lost_by()
             assert lost_by is not None
-            self.bind(arrays, self.spans, self.sampler.tree(), *lost_by)  # type: ignore[attr-defined]
+            judged = None if self.judge is None else self.judge.judged
+            self.bind(arrays, self.spans, self.sampler.tree(), *lost_by, judged)  # type: ignore[attr-defined]
             self._bound = arrays
         return self._in_core
 
@@ -294,7 +331,8 @@ class Items(core.Items):
             self.lose_segment(slot)
             return
         self._drop(slot, evicted)
-        self.losing.append(self._view.lose(slot, self.spans))  # which reports an item once
+        lost = self._view.lose(slot, self.spans)  # which reports an item once
+        self.losing.append(lost if self.judge is None else self.judge.keep_matching(lost))
         self._exclude_lost(slot)
 
     def _exclude_lost(self, evicted: int = -1) -> None:
@@ -319,14 +357,17 @@ class Items(core.Items):
         first = slot * self._log.stride
         begin, end = self.spans[slot].tolist()
         count, left = end - begin, 0
-        if self.uses is not None:
+        if self.uses is not None or self.judge is not None:
             items = np.arange(first + begin, first + end)
-            count, left = int(np.count_nonzero(self.uses.remaining(items))), self.uses.left_of(items)
+            items = items[self.remaining(items)]
+            count, left = len(items), 0 if self.uses is None else self.uses.left_of(items)
         self.sampler.remove(slot)
         self._lose(count, left)
         self.spans[slot, 0] = self.spans[slot, 1] = 0
         if self.uses is not None and evicted:
             self.uses.clear(first, first + self._log.stride)
+        if self.judge is not None and evicted:
+            self.judge.judged[first : first + self._log.stride] = UNJUDGED
 
     def _lose(self, count: int, left: int) -> None:
         """Subtract ``count`` items, which had ``left`` uses left in total."""
@@ -343,6 +384,8 @@ class Items(core.Items):
             self._view.grow(slots)
             if self.uses is not None:
                 self.uses.grow(slots * self._log.stride)
+            if self.judge is not None:
+                self.judge.grow(slots * self._log.stride)
             spans = zeros((slots, 2), np.int32)
             spans[: len(self.spans)] = self.spans
             self.spans = spans  # last: its length tells the capacity
@@ -352,7 +395,8 @@ class Items(core.Items):
         """Bytes of memory, the view's and the sampler's included."""
         index = self._log.index
         uses = 0 if self.uses is None else self.uses.nbytes(index.highest * index.stride)
-        return 8 * index.highest + uses + self._view.nbytes + self.sampler.nbytes
+        judged = 0 if self.judge is None else index.highest * index.stride
+        return 8 * index.highest + uses + judged + self._view.nbytes + self.sampler.nbytes
 
 
 class Uses:

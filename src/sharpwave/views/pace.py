@@ -135,7 +135,7 @@ class Pace:
         while later >= 0:
             begin, end = items.spans[later].tolist()
             there = later * stride + np.arange(begin, end)
-            there = there[items.uses.remaining(there)]
+            there = there[items.remaining(there)]
             if there.size and (later == slot or (self._view.segments(there) == slot).any()):
                 return True
             between += 0 if later == slot else int(self._log.index.rows[later])
@@ -166,9 +166,12 @@ class Pace:
         count, left, max_uses = self._items.count, self._items.uses_left, self.max_times_sampled
         if count == 0 and left == 0:
             used = "" if max_uses is None else f" (or all were, max_times_sampled={max_uses} times)"
+            judge, waits_for = self._items.judge, self._view.waits_for
+            if judge is not None:
+                waits_for = f"a step can be sampled once its episode has ended and matches {judge.condition.text!r}"
             raise EmptyError(
                 f"sample: no step can be sampled yet{used}: the store holds {self._log.inventory.held_steps}, and "
-                f"{self._view.waits_for}"
+                f"{waits_for}"
             )
         if left < batch_size:
             raise EmptyError(

@@ -16,6 +16,7 @@ from sharpwave.showing import table, titled
 from sharpwave.validation import Missing, check_missing
 from sharpwave.views.batch import Draws
 from sharpwave.views.batch_source import BatchSource
+from sharpwave.views.conditions import Judge
 from sharpwave.views.ids import Tag, check_tag, tagged
 from sharpwave.views.streams import Stream
 from sharpwave.views.view import View
@@ -38,6 +39,7 @@ class Replay(Generic[B]):
         log: the store's log; ``lock`` guards it; ``gate``: where batches wait for steps.
         max_times_sampled: limit of the times that an item is sampled; ``None``: none.
         limiter: bounds samples against inserts; ``None``: nothing waits.
+        judge: of items by its condition; ``None``: there is none.
 
     Attributes:
         name: its name in a checkpoint.
@@ -60,9 +62,10 @@ class Replay(Generic[B]):
         seed: Any,
         max_times_sampled: int | None,
         limiter: Limiter | None,
+        judge: Judge | None = None,
     ) -> None:
         self.name, self.view = name, view
-        self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter)
+        self.source = BatchSource(log, gate, view, sampler, seed, max_times_sampled, limiter, judge)
         self._log, self.lock, self._items = log, lock, self.source.items
         self._changing = lock.interruptible if self.source.complete is None else lock.unsettled
         self.life: object = None  # the store's, which lives as long as this view
@@ -82,6 +85,11 @@ class Replay(Generic[B]):
         """Limit of the times that an item is sampled."""
         return self.source.pace.max_times_sampled
 
+    @property
+    def where(self) -> str | None:
+        """Condition on the items, as text; ``None``: there is none."""
+        return None if self._items.judge is None else self._items.judge.condition.text
+
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)
 
@@ -90,7 +98,12 @@ class Replay(Generic[B]):
         return f"<{type(self).__name__} {self.name!r}: {self._items.count:,} items when last sampled, {kind}>"
 
     def _repr_html_(self) -> str:
-        rules = {"sampler": self.sampler, "limiter": self.limiter, "max_times_sampled": self.max_times_sampled}
+        rules = {
+            "where": self.where,
+            "sampler": self.sampler,
+            "limiter": self.limiter,
+            "max_times_sampled": self.max_times_sampled,
+        }
         rows = [(name, value) for name, value in (self.view.settings() | rules).items() if value is not None]
         return titled(repr(self), table(("", ""), rows))
 

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import MAX_NUMBER
 from sharpwave.sampling.prioritized import Prioritized
-from sharpwave.sampling.protocol import MAX_TD_ERROR, as_json, checked_array, described
+from sharpwave.sampling.protocol import MAX_TD_ERROR, checked_array, described
+from sharpwave.views.conditions import REFUSED
 from sharpwave.views.draws_ahead import checked
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class SavedView:
             settings, sampler: settings of the view and of its sampler, with their classes as ``kind``.
             remembered: the sampler's state. ``rng``: the generator's.
             uses: int32 [items], how often each was sampled; ``None`` without ``max_times_sampled``.
+            judged: uint8 [items], as of ``conditions.Judge``; ``None`` without a condition.
             samples, inserts: items sampled so far, and steps that the limiter counts.
             ahead: each stream's unused draws.
             generation: int64 [slots], of each slot's segment; -1 for an empty slot. Items of others are new.
@@ -38,7 +40,7 @@ class SavedView:
     def __init__(self, state: dict[str, Any], steps_before: int) -> None:
         self._state, self._steps_before = state, steps_before
         self.settings, self.sampler, self.remembered = state["settings"], state["sampler"], state["remembered"]
-        self.uses, self.generation = state["uses"], state["generation"]
+        self.uses, self.judged, self.generation = state["uses"], state["judged"], state["generation"]
         self.max_times_sampled = state["max_times_sampled"]
         self._by_slot: tuple[npt.NDArray[Any], ...] | None = None
 
@@ -49,11 +51,12 @@ class SavedView:
         items, index = source.items, log.index
         used = slice(0, index.highest)
         state = {
-            "settings": {"kind": source.view.kind, **as_json(source.view.settings())},
+            "settings": source.settings,
             "sampler": described(items.sampler),
             "max_times_sampled": source.pace.max_times_sampled,
             "remembered": items.sampler.state(),
             "uses": None if items.uses is None else items.uses.given(index.highest * log.stride),
+            "judged": None if items.judge is None else items.judge.judged[: index.highest * log.stride].copy(),
             "rng": dict(source.items.rng.bit_generator.state),
             "samples": items.samples,
             "inserts": 0,
@@ -69,6 +72,9 @@ class SavedView:
         Raises:
             KeyError, TypeError, ValueError: invalid state.
         """
+        judged = None if state.get("judged") is None else checked_array(state, "judged", np.uint8)
+        if judged is not None and judged.max(initial=0) > REFUSED:
+            raise ValueError(f"judged: {judged.max()}, expected numbers from 0 to {REFUSED}")
         for name, what in {"settings": "settings", "sampler": "sampler", "remembered": "sampler's state"}.items():
             if not isinstance(state[name], dict):
                 raise ValueError(f"{what}: {type(state[name]).__name__}, expected a dict")
@@ -80,6 +86,7 @@ class SavedView:
             "max_times_sampled": state["max_times_sampled"],
             "remembered": state["remembered"],
             "uses": None if state["max_times_sampled"] is None else checked_array(state, "uses", np.int32),
+            "judged": judged,
             "rng": dict(rng.bit_generator.state),
             "samples": _count(state, "samples"),
             "inserts": 0,
@@ -120,6 +127,8 @@ class SavedView:
             known = values > 0
             if self.uses is not None:
                 known[: len(self.uses)] |= self.uses[: len(known)] == self.max_times_sampled  # used up: they count 0
+            if self.judged is not None:
+                known[: len(self.judged)] |= self.judged[: len(known)] == REFUSED
             whole = len(values) // log.stride * log.stride
             self._by_slot = tuple(one[:whole].reshape(-1, log.stride).sum(axis=1) for one in (values, known))
         masses, counts = self._by_slot
@@ -148,7 +157,7 @@ class SavedView:
             KeyError, TypeError, ValueError, IndexError, OverflowError: not such a state of the sampler or the uses;
                 then it is a new view.
         """
-        source.items.restore(self.generation, self.uses, self.remembered)
+        source.items.restore(self.generation, self.uses, self.remembered, self.judged)
         source.items.samples, source.pace.steps_before = self._state["samples"], self._steps_before
         source.items.rng.bit_generator.state = self._state["rng"]
         source.unused.resumed = self._state["ahead"]

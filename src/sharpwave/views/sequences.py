@@ -63,7 +63,7 @@ class Windows(StepView[SequenceBatch]):
         ValueError: naming the argument.
     """
 
-    known: core.KnownSteps
+    only_ended: bool | None = False
     kind = "sequences"
     scratch_rows = decode_rows = 2
     places_arrays = True
@@ -112,7 +112,8 @@ class Windows(StepView[SequenceBatch]):
 
     def bind(self, log: StepLog) -> None:
         """Serve ``log``."""
-        self.serve(log, core.KnownSteps(self.length + self.n_step - 1))
+        reach = self.length + self.n_step - 1
+        self.serve(log, core.EndedSteps(reach) if self.only_ended else core.KnownSteps(reach))
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
         self._runs = np.empty((core.RUN_ROWS, 0), np.int64)

@@ -126,6 +126,7 @@ class NStep(StepView[Batch]):
 
     kind = "transitions"
     scratch_rows = 7
+    only_ended: bool | None = False
     places_arrays = True
 
     def __init__(self, n_step: int, gamma: float, newest: bool = False) -> None:
@@ -146,7 +147,8 @@ class NStep(StepView[Batch]):
 
     def bind(self, log: StepLog) -> None:
         """Begin to serve ``log``."""
-        self.serve(log, core.KnownSteps(self.n_step), foresees=self.newest)
+        known = core.EndedSteps(self.n_step) if self.only_ended else core.KnownSteps(self.n_step)
+        self.serve(log, known, foresees=self.newest and not self.only_ended)
         self.take_columns()
 
     def take_columns(self) -> None:

@@ -17,8 +17,9 @@ from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter
-from sharpwave.sampling.protocol import Sampler, as_json, described
+from sharpwave.sampling.protocol import Sampler, described
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.views.conditions import Condition, Judge
 from sharpwave.views.ids import Tag, check_tag, tag_of
 from sharpwave.views.keeping import Keeping
 from sharpwave.views.replay import Replay
@@ -155,12 +156,14 @@ class Views(LogListener):
         max_times_sampled: int | None,
         limiter: Limiter | None,
         seed: Any,
+        condition: Condition | None = None,
     ) -> R:
         """Make a replay; one of the same name and settings as a view in the checkpoint is restored from it.
 
         Args:
             name: ``None``: the view's kind. ``sampler``: ``None``: ``Uniform()``.
             seed: ``None``: derived from the store's and the number of views made before.
+            condition: only items that match are drawn; ``None``: all are.
 
         Raises:
             ValueError, TypeError: naming the argument; then a saved view is kept.
@@ -171,6 +174,16 @@ class Views(LogListener):
             raise ValueError(f"{view.kind}: seed={seed!r}, expected an integer of at least 0, or None")
         if any(one.view is view for one in self):
             raise ValueError(f"{view.kind}: this view serves a replay already; make a new one for each")
+        judge = None
+        if condition is not None:
+            if getattr(view, "only_ended", None) is None:
+                raise ValueError(
+                    f"{view.kind}: where={condition.text!r}, but {type(view).__name__} cannot find items of ended "
+                    "episodes only; derive it from NStep, Hindsight or Windows, or let its bind obey only_ended "
+                    "(sharpwave.views.view.View)"
+                )
+            view.only_ended = True
+            judge = Judge(self._log, self._lock, view, condition)
         name = checked_name(view.kind if name is None else name)
         assert name is not None
         replay = kind(
@@ -183,6 +196,7 @@ class Views(LogListener):
             seed=[self._seed, self._made] if seed is None else seed,
             max_times_sampled=max_times_sampled,
             limiter=limiter,
+            judge=judge,
         )
         number, saved = self._saved.get(name, (self._made, None))
         problem = None
@@ -221,8 +235,7 @@ class Views(LogListener):
 
     def _restored(self, replay: Replay[Any], saved: SavedView) -> str | None:
         """Restore a new view from a saved one; return the reason if it starts over."""
-        settings = {"kind": replay.view.kind, **as_json(replay.view.settings())}
-        wrong = saved.differences(settings, described(replay.sampler), replay.max_times_sampled)
+        wrong = saved.differences(replay.source.settings, described(replay.sampler), replay.max_times_sampled)
         if wrong:
             return (
                 f"is another: {'; '.join(wrong)}. This one begins anew and takes its place: priorities and random "

@@ -50,6 +50,8 @@ class View(Protocol[Batch_co]):
         draws_uniforms: whether the content of an item depends on chance: ``draw.uniforms`` float64 [n] then has a
             number of each, uniform over 0 to 1, when it is filled; 1, which is never drawn, marks an item that was not
             sampled.
+        only_ended: whether it finds items of ended episodes only, as views with a condition do; set before ``bind``.
+            ``None``: it cannot, so it takes no condition.
         places_arrays: in the class that defines ``batch``, whether it only places its arrays.
     """
 
@@ -59,6 +61,7 @@ class View(Protocol[Batch_co]):
     reach_back: int = 0
     id_space: str = STEPS
     draws_uniforms: bool = False
+    only_ended: bool | None = None
     places_arrays: bool = False
 
     @property
