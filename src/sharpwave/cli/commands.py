@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from sharpwave.cli import bench, data_sets, evaluate, plan, record, services, store_folders, torture, train
+from sharpwave.cli import bench, data_sets, evaluate, plan, record, services, sql, store_folders, torture, train
 
 app = typer.Typer(
     name="sharpwave",
@@ -35,6 +35,7 @@ app.command("export")(data_sets.export_command)
 app.add_typer(bench.app, name="bench")
 app.command("inspect")(store_folders.inspect)
 app.command("verify")(store_folders.verify)
+app.command("sql")(sql.sql)
 app.command("serve")(services.serve)
 app.command("actors")(services.actors)
 app.command("torture")(torture.torture)

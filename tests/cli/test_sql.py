@@ -1,0 +1,96 @@
+"""``sharpwave sql``: its tables beside those of the store that wrote the folder."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+
+pytest.importorskip("duckdb")
+SPEC = sw.Spec(
+    obs={"eye": sw.Field((4, 3), "uint8", stack=2), "joint": sw.Field((2,), "float32")},
+    action=sw.Field((), "int64"),
+    goal=sw.Field((), "float32", every=4),
+)
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: Any) -> tuple[Path, list[dict[str, Any]], list[dict[str, Any]]]:
+    """A folder, and its tables as the open store has them."""
+    folder = tmp_path_factory.mktemp("stores") / "replay"
+    store, rng = sw.Store(SPEC, capacity=300, disk=folder, segment_steps=8), np.random.default_rng(0)
+    for k in range(30):
+        lane, steps = k % 2, int(rng.integers(1, 40))
+        store.annotate(lane, {"task": ("push", "pull")[k % 2], "version": k, "\x1b[31m": "[b]x"}, episode=True)
+        obs = {"eye": rng.integers(0, 255, (steps + 1, 4, 3)), "joint": rng.random((steps + 1, 2)).astype(np.float32)}
+        some: dict[str, Any] = {"action": np.arange(steps), "reward": rng.random(steps), "goal": np.zeros(steps)}
+        store.add_episode(lane=lane, obs=obs, **some, terminated=k % 3 > 0)
+    episodes = store.table("episodes").read_all().drop(["first_id"]).to_pylist()
+    steps_held = store.table("steps").read_all().drop(["id", "goal"]).to_pylist()
+    store.close()
+    return folder, episodes, steps_held
+
+
+def told(here: Any, folder: Path, query: str) -> list[dict[str, Any]]:
+    result = here("sql", folder, query, "--json")
+    assert result.code == 0, result.text
+    return [json.loads(line) for line in result.text.splitlines()]
+
+
+def test_the_tables_are_those_of_the_store(here: Any, written: Any) -> None:
+    """Every row and column, but ids and sparse fields."""
+    folder, episodes, steps = written
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert told(here, folder, "select * from episodes order by lane, first_step") == episodes
+    found = told(here, folder, "select * from steps order by lane, step")
+    assert [json.loads(json.dumps(one, default=str)) for one in steps] == found
+    named = told(here, folder, 'select step, ACTION, "obs.joint"[1] as x from steps where lane = 1 order by step')
+    assert named == [
+        {"step": one["step"], "action": one["action"], "x": one["obs.joint"][0]} for one in steps if one["lane"] == 1
+    ]
+    joined = told(
+        here,
+        folder,
+        "with pushes as (select * from episodes where task = 'push') "
+        "select lane, first_step, sum(reward) from steps join pushes using (lane, first_step) group by all order by 2",
+    )
+    assert [one["first_step"] for one in joined] == [one["first_step"] for one in episodes if one["task"] == "push"]
+    assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_it_prints_a_table_and_comma_separated_values(here: Any, written: Any) -> None:
+    """Control characters of annotations are escaped in the table."""
+    folder, episodes, _ = written
+    result = here("sql", folder, 'select task, count(*) as episodes, min("\x1b[31m") as mark from episodes group by 1')
+    assert result.code == 0 and "push" in result.text and "[b]x" in result.text and "\x1b" not in result.text
+    result = here("sql", folder, "select lane, task from episodes order by lane, first_step", "--csv")
+    rows = list(csv.reader(io.StringIO(result.text)))
+    assert rows == [["lane", "task"], *([str(one["lane"]), one["task"]] for one in episodes)]
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("delete from episodes", "SELECT"),
+        ("select 1; select 2", "2 statements"),
+        ("select nothing from episodes", "nothing"),
+        ("select * from read_csv('/etc/passwd')", "access|disabled|secret|Permission"),
+        ("select length >", "syntax"),
+    ],
+)
+def test_other_statements_are_refused(here: Any, written: Any, query: str, message: str) -> None:
+    result = here("sql", written[0], query)
+    assert result.code != 0
+    assert any(part in result.text for part in message.split("|")), result.text
+
+
+def test_it_needs_a_store(here: Any, tmp_path: Path) -> None:
+    result = here("sql", tmp_path, "select 1")
+    assert result.code != 0 and str(tmp_path) in result.text
