@@ -6,6 +6,7 @@ hold also where a test has a number of examples of its own (``tests/support/exam
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,6 +33,10 @@ LONGEST = [
 ]  # fmt: skip
 """Files whose tests take ten seconds of a processor or so, which begin first: workers are given a file at a time, and
 none is to wait at the end for another's."""
+
+# Asking sets Python's own start method. Else torchrl sets "spawn" when it is imported, for all tests of the worker, and
+# each environment in a process of its own imports what its test imports: 16 s of a processor in all.
+multiprocessing.get_start_method()
 
 hypothesis.settings.register_profile(
     "sharpwave",

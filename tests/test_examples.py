@@ -20,13 +20,14 @@ SHORT = {
     "tianshou_dqn.py": ["--steps", "500"],
     "torchrl_dqn.py": ["--frames", "1280"],
 }
+BESIDE_PEERS = ("sb3_atari.py", "tianshou_dqn.py")
 MAX_LINES = 120
 
 
 @pytest.mark.parametrize(
     "example",
     [
-        pytest.param(path.name, marks=pytest.mark.nightly if "tianshou" in path.name else pytest.mark.slow)
+        pytest.param(path.name, marks=pytest.mark.nightly if path.name in BESIDE_PEERS else pytest.mark.slow)
         for path in sorted((ROOT / "examples").glob("*.py"))
     ],
 )

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import ast
+import re
 import subprocess
 import sys
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import sharpwave
-from sharpwave.testing.trace import imports
+from sharpwave.testing import trace
 
 ROOT = Path(sharpwave.__file__).parent
 
@@ -52,6 +53,11 @@ HEAVY = {"torch", "gymnasium", "ale_py", "cv2", "tensorboard", "matplotlib", "ri
 
 def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+@cache
+def imports(path: Path) -> list[tuple[str, str]]:
+    return [*trace.imports(path)]
 
 
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] != "__init__.py")
@@ -125,8 +131,7 @@ def test_no_name_of_a_class_is_used_twice() -> None:
     """But the names that other frameworks give to their buffers, and a goal's, a data set's and a test's."""
     places: dict[str, list[str]] = {}
     for path in MODULES:
-        for node in ast.parse(path.read_text("utf-8")).body:
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                places.setdefault(node.name, []).append(module_name(path))
+        for name in re.findall(r"^class ([A-Za-z]\w*)", path.read_text("utf-8"), re.MULTILINE):
+            places.setdefault(name, []).append(module_name(path))
     twice = {name for name, modules in places.items() if len(modules) > 1}
     assert twice <= {"ReplayBuffer", "PrioritizedReplayBuffer", "Episode"}

@@ -26,7 +26,7 @@ def batch(action, reward, **other):
     return SimpleNamespace(obs=obs, action=torch.as_tensor(action), reward=torch.as_tensor(reward), **items)
 
 
-def learn(agent, items, updates=1000):
+def learn(agent, items, updates=400):
     for step in range(updates):
         agent.learn(items, step)
     return agent.inputs(items.obs)
@@ -36,7 +36,7 @@ def learn(agent, items, updates=1000):
 def test_v_is_the_expectile_of_q_over_the_data_s_actions(expectile, value):
     """Of 0 and 2, equally often, it is the v with (1 - t) v = t (2 - v): v = 2 t. Action 2 was never made."""
     items = batch([0, 1], [0.0, 2.0])
-    agent = made(expectile=expectile, lr=3e-3, target_tau=0.1)
+    agent = made(expectile=expectile, lr=1e-2, target_tau=0.1)
     inputs = learn(agent, items)
     with torch.no_grad():
         np.testing.assert_allclose(agent.value(inputs), [value] * 2, atol=0.02)
@@ -47,7 +47,7 @@ def test_v_is_the_expectile_of_q_over_the_data_s_actions(expectile, value):
 def test_the_policy_weighs_actions_by_the_exponential_of_their_advantage():
     """Around V = 1 the advantages are -1 and 1: odds of exp(2 / temperature), which the largest weight bounds."""
     for settings, odds in (({"temperature": 2.0}, np.e), ({"temperature": 2.0, "max_weight": 1.2}, 1.2 * np.exp(0.5))):
-        agent = made(expectile=0.5, lr=3e-3, target_tau=0.1, **settings)
+        agent = made(expectile=0.5, lr=1e-2, target_tau=0.1, **settings)
         inputs = learn(agent, batch([0, 1], [0.0, 2.0]))
         with torch.no_grad():
             policy = agent.policy(inputs)[0].softmax(dim=0)
@@ -58,8 +58,8 @@ def test_the_policy_weighs_actions_by_the_exponential_of_their_advantage():
 def test_continuous_actions_move_towards_the_better_ones():
     spaces = Spaces(SPACES.observation, Box(-2.0, 2.0, (1,), np.float32))
     items = batch([[-1.0], [1.0]], [0.0, 2.0])
-    clones = made(spaces, temperature=1e6, lr=3e-3)
-    better = made(spaces, expectile=0.5, temperature=2.0, lr=3e-3, target_tau=0.1)
+    clones = made(spaces, temperature=1e6, lr=1e-2)
+    better = made(spaces, expectile=0.5, temperature=2.0, lr=1e-2, target_tau=0.1)
     for agent in (clones, better):
         learn(agent, items)
     mean = [float(agent.act(items.obs[:1].numpy(), None, 0).action[0, 0]) for agent in (clones, better)]

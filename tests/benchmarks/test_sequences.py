@@ -35,7 +35,7 @@ def recording(tmp_path_factory):
 
 
 @pytest.mark.parametrize("make", [lambda: Sharpwave("auto"), Ring], ids=["Sharpwave", "Ring"])
-@pytest.mark.parametrize("steps", [8 * TIMES, 8 * 300])
+@pytest.mark.parametrize("steps", [8 * TIMES, pytest.param(8 * 300, marks=pytest.mark.nightly)])
 def test_contenders_hand_out_windows_of_what_was_played(recording, make, steps, monkeypatch):
     monkeypatch.setattr(measured, "MAX_WARM_TIMES", 300)
     bench = sequences.Bench(make, recording)

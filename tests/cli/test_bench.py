@@ -83,7 +83,7 @@ def test_an_environment_and_its_trainer(tmp_path, peers):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["store", "array"])
+@pytest.mark.parametrize("kind", ["store", pytest.param("array", marks=pytest.mark.nightly)])
 def test_own_frames(tmp_path, kind):
     path = frames(tmp_path)
     if kind == "store":

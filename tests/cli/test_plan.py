@@ -28,6 +28,7 @@ def test_what_is_no_count(text):
         parse_count(text)
 
 
+@pytest.mark.slow
 def test_plan_measures_by_playing(here, tmp_path):
     picture = tmp_path / "plan.png"
     result = here("plan", "--env", "pong", "--steps", "3000", "--capacity", "1e6", "--png", picture)

@@ -55,7 +55,7 @@ def bytes_held(store: sw.Store) -> int:
     "retention",
     [
         pytest.param(sw.Reservoir(1), id="reservoir"),
-        pytest.param(sw.LowestPriority(), id="lowest", marks=pytest.mark.slow),
+        pytest.param(sw.LowestPriority(), id="lowest", marks=pytest.mark.nightly),
     ],
 )
 def test_thousands_of_segments_pass_through_a_few_regions_within_the_limit(
@@ -124,7 +124,9 @@ def crash(store: sw.Store, tmp_path: Path) -> sw.Store:
     return sw.Store.open(tmp_path)
 
 
-@pytest.mark.parametrize("limit", [pytest.param("capacity", marks=pytest.mark.nightly), "disk_limit"])
+@pytest.mark.parametrize(
+    "limit", [pytest.param("capacity", marks=pytest.mark.nightly), pytest.param("disk_limit", marks=pytest.mark.slow)]
+)
 def test_trap_07_each_segment_is_held_with_the_same_probability(tmp_path: Path, region: int, limit: str) -> None:
     """Across two crashes, in each of which the segment that was open is flushed.
 

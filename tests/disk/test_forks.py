@@ -43,7 +43,6 @@ def child(work: Callable[[], Any]) -> str:
     return answer
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_store_on_disk_stays_the_parents(tmp_path: Path) -> None:
     store = made(tmp_path / "store", ram="4MiB")
     append(store, range(2000))
@@ -98,7 +97,6 @@ def open_files(folder: Path) -> int:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_forked_workers_do_not_keep_the_folder(tmp_path: Path) -> None:
     store = made(tmp_path)
     append(store, range(10))
@@ -143,7 +141,6 @@ def test_children_that_touch_nothing_are_silent(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 def test_a_store_in_memory_goes_on_in_a_child_as_a_copy(tmp_path: Path) -> None:
     """Forked again and again while other threads append, sample, and write checkpoints."""
     store = sw.Store(SPEC, capacity=5000, segment_steps=4)

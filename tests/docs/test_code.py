@@ -12,13 +12,23 @@ from tests.docs.pages import PAGES, ROOT, blocks, name, run
 
 TRACES = ("import jax", "import register")
 """Pages with these are run in a process of their own: JAX warns of every later fork, and what is registered stays."""
-SLOW = {"docs/store/cluster.md", "docs/frameworks/index.md", "docs/frameworks/tianshou.md", "docs/training/seeds.md"}
+SLOW = {"docs/store/cluster.md", "docs/frameworks/index.md", "docs/training/seeds.md"}
 """Pages whose programs start tens of processes, or learn for seconds."""
+NIGHTLY = {"docs/frameworks/tianshou.md"}
+"""Pages whose programs learn for longer, beside a peer library."""
 WITH_PYTHON = [page for page in PAGES if any(blocks(page, "python"))]
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param(page, marks=[pytest.mark.slow] * (name(page) in SLOW), id=name(page)) for page in WITH_PYTHON]
+    "page",
+    [
+        pytest.param(
+            page,
+            marks=[pytest.mark.slow] * (name(page) in SLOW) + [pytest.mark.nightly] * (name(page) in NIGHTLY),
+            id=name(page),
+        )
+        for page in WITH_PYTHON
+    ],
 )
 def test_python_on_the_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

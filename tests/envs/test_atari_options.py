@@ -153,6 +153,7 @@ QUICK: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.slow
 def test_scores_are_those_of_whole_games():
     trained = Trained(load_recipe("atari").override(**QUICK))
     # A game of five lives takes some 180 steps of random play, a life 35.

@@ -26,6 +26,7 @@ from sharpwave.offline.surveys import survey
 from tests.format.small_store import LANES, OBS, SPEC, checkpoint, frame, play, regions_of
 from tests.format.test_versions import WRITE
 from tests.support import strangers
+from tests.support.examples import examples
 
 
 def undecodable(path: Path, number: int) -> int:
@@ -87,7 +88,7 @@ def test_a_strangers_store_is_refused_by_name_or_works(what: str, tmp_path: Path
     """Any part of it may be anything, under checksums that hold (``python -m tests.support.strangers`` tries more)."""
     specs = [WRITE["SPEC"], WRITE["SPEC_1"]]
     outcomes = set()
-    for seed in range(16):
+    for seed in range(examples(16)):
         folder = tmp_path / str(seed)
         strangers.make(folder, what, seed)
         with warnings.catch_warnings():

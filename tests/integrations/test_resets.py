@@ -139,12 +139,12 @@ def test_sb3s_buffer_passes_over_resets_of_gymnasiums_vectors(name: str) -> None
 @pytest.mark.parametrize(
     ("name", "prioritized"),
     [
-        pytest.param("CartPole-v1", False, marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", False, marks=pytest.mark.nightly),
         ("FrozenLake-v1", True),
         ("Breakout", False),
-        pytest.param("CartPole-v1", True, marks=pytest.mark.slow),
-        pytest.param("FrozenLake-v1", False, marks=pytest.mark.slow),
-        pytest.param("Breakout", True, marks=pytest.mark.slow),
+        pytest.param("CartPole-v1", True, marks=pytest.mark.nightly),
+        pytest.param("FrozenLake-v1", False, marks=pytest.mark.nightly),
+        pytest.param("Breakout", True, marks=pytest.mark.nightly),
     ],
 )
 def test_tianshous_buffer_samples_no_resets(name: str, prioritized: bool) -> None:

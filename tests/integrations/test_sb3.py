@@ -214,7 +214,7 @@ STACKED: dict[str, Any] = {
 
 
 @pytest.mark.parametrize(
-    "kind", [pytest.param(kind, marks=() if kind == "Gymnasium's" else pytest.mark.slow) for kind in STACKED]
+    "kind", [pytest.param(kind, marks=() if kind == "Gymnasium's" else pytest.mark.nightly) for kind in STACKED]
 )
 def test_a_frame_of_a_stack_is_stored_once(kind: str) -> None:
     envs = STACKED[kind]()

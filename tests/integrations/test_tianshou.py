@@ -398,7 +398,7 @@ RUNS: dict[str, tuple[Callable[[Any], Any], str, str]] = {
 
 
 @pytest.mark.parametrize(
-    "run", [pytest.param(run, marks=() if run in ("DQN, priorities", "DDPG") else pytest.mark.slow) for run in RUNS]
+    "run", [pytest.param(run, marks=() if run in ("DQN, priorities", "DDPG") else pytest.mark.nightly) for run in RUNS]
 )
 def test_the_same_seed_makes_the_same_weights(run: str) -> None:
     make, env, kind = RUNS[run]

@@ -94,7 +94,7 @@ def segments(made: sw.Store) -> dict[int, bytes]:
     return {log.sealed.packed(slot)[0]: log.sealed.packed(slot)[1] for slot in slots.tolist()}
 
 
-@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(4, 12))])
+@pytest.mark.parametrize("seed", [0, 3, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in range(4, 12))])
 def test_any_calls_give_the_same_as_without(tmp_path: Path, seed: int) -> None:
     rng = np.random.default_rng(seed)
     lanes = int(rng.integers(1, 5))

@@ -188,7 +188,7 @@ WORLDS = {
 
 @WAYS
 @pytest.mark.parametrize("rewards", [0.0, 1.0])
-@pytest.mark.parametrize("terminates", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("terminates", [True, pytest.param(False, marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("world", WORLDS)
 def test_nothing_is_said_of_worlds_that_end_where_they_begin(
     world: str, terminates: bool, rewards: float, way: str

@@ -376,7 +376,9 @@ def test_lanes_of_noise_are_tried_ever_more_rarely_but_no_less() -> None:
     agree(model, one, 500)
 
 
-@pytest.mark.parametrize("lanes", [1, 5, *(pytest.param(many, marks=pytest.mark.slow) for many in (40, 300))])
+@pytest.mark.parametrize(
+    "lanes", [1, 5, pytest.param(40, marks=pytest.mark.slow), pytest.param(300, marks=pytest.mark.nightly)]
+)
 def test_a_trial_for_later_segments_counts_from_the_lanes_next_one(lanes: int) -> None:
     """Noise, and much later a scene: each lane has a codec in the end. Two encoders, one with trials made late."""
     both = [ColumnEncoder(FIELD, "auto", DictionaryTable(SIZE), 24) for _ in range(2)]

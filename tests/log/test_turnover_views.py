@@ -66,7 +66,7 @@ def sampled(views: list[View]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.nightly)])
 def test_views_are_the_same_as_without_the_core(kind: str, seed: int) -> None:
     rng = np.random.default_rng([seed, list(KINDS).index(kind)])
     spec = str(rng.choice(["floats", "frames", "both"]))

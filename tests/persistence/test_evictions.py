@@ -87,7 +87,7 @@ def same(before: dict[str, Any], after: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("retention", "limit"),
     [
-        pytest.param(retention, limit, marks=() if i == j else pytest.mark.slow)
+        pytest.param(retention, limit, marks=() if i == j else pytest.mark.nightly)
         for i, retention in enumerate(RETENTIONS)
         for j, limit in enumerate(LIMITS)
     ],

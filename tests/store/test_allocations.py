@@ -131,11 +131,17 @@ class Life:
         }
 
 
-@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
 @pytest.mark.parametrize(
-    ("retention", "codec"),
-    [(sw.Fifo(), "auto"), (sw.Reservoir(3), "delta"), (sw.LowestPriority(), "zstd")],
-    ids=["fifo", "reservoir", "lowest priority"],
+    ("retention", "codec", "disk"),
+    [
+        pytest.param(retention, codec, disk, id=f"{kind}-{place}", marks=() if once else pytest.mark.nightly)
+        for kind, retention, codec in (
+            ("fifo", sw.Fifo(), "auto"),
+            ("reservoir", sw.Reservoir(3), "delta"),
+            ("lowest priority", sw.LowestPriority(), "zstd"),
+        )
+        for place, disk, once in (("memory", False, kind == "reservoir"), ("disk", True, kind != "reservoir"))
+    ],
 )
 def test_an_operation_that_gets_no_memory_changes_nothing(
     retention: Any, codec: str, disk: bool, tmp_path: Path

@@ -165,7 +165,7 @@ LEARNING = {
                 "epsilon_steps": 2_000, "learning_rate": 2e-3, "target_tau": 0.02,
             },
         ),
-        pytest.param("cartpole-ppo", {"steps": 12_000, **ON_POLICY}, marks=pytest.mark.slow),
+        pytest.param("cartpole-ppo", {"steps": 12_000, **ON_POLICY}, marks=pytest.mark.nightly),
     ],
 )  # fmt: skip
 def test_the_maze_is_learned(recipe, changes):

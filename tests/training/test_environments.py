@@ -33,12 +33,12 @@ MADE_UP = "tests.training.made_up:"
         ("Acrobot-v1", {}),
         ("FrozenLake-v1", {}),
         ("Taxi-v4", {}),
-        pytest.param("CliffWalking-v1", {}, marks=pytest.mark.slow),  # whose random episodes are thousands of steps
+        pytest.param("CliffWalking-v1", {}, marks=pytest.mark.nightly),  # whose random episodes are thousands of steps
         ("Blackjack-v1", {}),  # a tuple of three categories
         pytest.param(  # 210x160x3
             "ALE/Pong-v5",
             {"steps": 80, "warmup_steps": 40, "batch_size": 2, "standardize": True},
-            marks=pytest.mark.slow,
+            marks=pytest.mark.nightly,
         ),
         ("MinAtar/Breakout-v1", {}),
         (MADE_UP + "Pictures-v0", {"standardize": True}),

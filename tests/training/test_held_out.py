@@ -125,6 +125,7 @@ def test_eval_plays_the_best_or_the_last(solved_run, tmp_path):
     assert state["steps"] == solved_run[1]["steps"] and fmean(scores) > 60
 
 
+@pytest.mark.slow
 def test_a_resumed_run_keeps_the_best_of_its_checkpoint(tmp_path):
     """Killed after a later evaluation was kept, and while the next one was written."""
     whole, _ = quiet(run, "cartpole", SHORT, tmp_path / "whole")

@@ -176,7 +176,7 @@ def test_sizes_and_lines():
     assert parse_lines("34:194", "--crop") == (34, 194)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_lunarlander_trains(tmp_path):
     """In a process of its own: Box2D warns as it is imported, and crashes where warnings are errors."""
     options = ("--steps", "400", "--warmup-steps", "200", "--out", str(tmp_path / "run"))

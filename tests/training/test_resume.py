@@ -115,6 +115,7 @@ def test_pong_resumed_is_the_run_that_was_not_stopped(tmp_path):
     assert (stopped / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_a_replay_memory_on_disk_goes_on_from_its_checkpoint(tmp_path):
     recipe = CARTPOLE.override(disk_limit="64MiB", ram="16MiB", prioritized=True)
     whole, _, _ = go(run, "cartpole", recipe, tmp_path / "whole")
@@ -272,6 +273,7 @@ def test_a_resume_removes_what_a_killed_process_had_begun_and_nothing_else(cartp
     assert (again / ".summary.json.0123abcd.partial").is_dir()
 
 
+@pytest.mark.slow
 def test_a_run_killed_amid_a_write_leaves_nothing_once_it_is_resumed(tmp_path):
     """Killed while it replaces its summary: the file under a hidden name, and the curve, which is drawn before."""
     code = (

@@ -122,6 +122,7 @@ def stopped_copy(whole: Path, to: Path) -> Path:
     return to
 
 
+@pytest.mark.slow
 def test_it_is_the_run_that_was_not_stopped(unbroken: Whole, tmp_path: Path) -> None:
     whole, draws = unbroken.folder, Draws()
     stopped = stopped_copy(whole, tmp_path / "stopped")

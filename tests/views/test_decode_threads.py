@@ -13,6 +13,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.views import gather as gather_module
+from tests.support.examples import examples
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +52,7 @@ def check(batch: Any, sign: int) -> None:
 @pytest.mark.parametrize("codec", ["delta", "raw", "zstd"])
 def test_many_small_batches_with_helpers_that_come_late_or_never(codec: str) -> None:
     replay = filled(1, codec).transitions(seed=0)
-    for size in (1, 2, 3, 64) * (100 if codec == "zstd" else 500):
+    for size in (1, 2, 3, 64) * examples(100 if codec == "zstd" else 500):
         batch = replay.sample(size)
         check(batch if size < 64 else batch.copy(), 1)
 

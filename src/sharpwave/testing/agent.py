@@ -11,6 +11,7 @@ seed gives the same actions, that its state and its policy survive a file, and t
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import pickle
 from collections.abc import Iterator
@@ -19,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from gymnasium.spaces import Box, Dict, Discrete
+from gymnasium.spaces import Box, Dict, Discrete, Space
 from gymnasium.vector.utils import batch_space
 from safetensors.torch import load, save
 
@@ -50,9 +51,15 @@ class AgentSuite:
 
     def observations(self, seed: int, lanes: int = LANES) -> Any:
         """Sample observations of several lanes, as a vector of environments returns them."""
-        space = batch_space(self.spaces.observation, lanes)
-        space.seed(seed)
-        return space.sample()
+        if lanes not in self._batched:
+            self._batched[lanes] = batch_space(self.spaces.observation, lanes)
+        self._batched[lanes].seed(seed)
+        return self._batched[lanes].sample()
+
+    @functools.cached_property
+    def _batched(self) -> dict[int, Space[Any]]:
+        """Spaces of several lanes' observations by the number of lanes: making one takes as long as a small network."""
+        return {}
 
     def played(self, agent: Agent, lanes: int = LANES) -> Iterator[tuple[Any, Acted, Any, Any, Any]]:
         """Yield observations, actions, rewards, terminated and truncated of steps in a synthetic environment."""

@@ -110,7 +110,7 @@ def played(central, actor, lanes, steps, inferring):
         pytest.param(CART, (4, 4, 4), 200, id="mlp"),
         pytest.param(CART, (3, 8, 1), 100, id="mlp-few-lanes"),
         pytest.param(MAZE, (4, 4, 4), 120, id="recurrent"),
-        pytest.param(PONG, (4, 4), 40, id="frames", marks=pytest.mark.slow),
+        pytest.param(PONG, (4, 4), 40, id="frames", marks=pytest.mark.nightly),
     ],
 )
 def test_actions_are_those_of_local_inference_bit_for_bit(recipe, sizes, steps):
