@@ -646,10 +646,10 @@ class Store:
         Raises:
             ValueError, TypeError: an invalid argument.
         """
+        condition = self._condition(where)  # first: importing DuckDB takes a second
         with self._lock:
             step = NStep(n_step, gamma) if relabel is None else Hindsight(relabel, n_step, gamma)
             name = NStep.kind if name is None else name
-            condition = self._condition(where)
             return self._views.make(Transitions, step, name, sampler, max_times_sampled, limiter, seed, condition)
 
     def sequences(
@@ -691,9 +691,9 @@ class Store:
         Raises:
             ValueError, TypeError: naming the argument.
         """
+        condition = self._condition(where)
         with self._lock:
             windows = Windows(length, burn_in, stride, n_step, gamma, eta)
-            condition = self._condition(where)
             return self._views.make(Sequences, windows, name, sampler, max_times_sampled, limiter, seed, condition)
 
     def view(
@@ -717,8 +717,8 @@ class Store:
         Raises:
             ValueError, TypeError: an invalid argument.
         """
+        condition = self._condition(where)
         with self._lock:
-            condition = self._condition(where)
             return self._views.make(Replay[B], view, name, sampler, max_times_sampled, limiter, seed, condition)
 
     def _condition(self, where: Any) -> Condition | None:
