@@ -97,7 +97,7 @@ def test_a_learner_that_is_gone_holds_writers_up_for_a_while_only(
         assert done.wait(60)
         back = there.cluster.transitions(limiter=sw.SamplesPerInsert(1.0, 20, 64))
         assert watcher is None or watcher.name == back.name
-        assert back._cursor.inserts > 300 and back._cursor.samples == 8, "its counts are there"
+        assert back._of.cursor.inserts > 300 and back._of.cursor.samples == 8, "its counts are there"
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])

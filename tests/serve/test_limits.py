@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve.known_shards import KnownShard
 from sharpwave.serve.link import ShardLostError
+from sharpwave.serve.shard_parts import ShardPart
 from tests.serve.serving import Kind, Served, fill, play, sealed, served
 
 
@@ -189,7 +189,7 @@ def test_a_batch_that_has_come_does_not_wait_behind_one_that_cannot_be_filled(
         views[0].sample(len(views[0]))  # the other learner
         left = len(views[1])
         for masses in ([1.0, 0.0], *[[0.0, 1.0]] * lookahead):
-            with patch.object(KnownShard, "mass", PropertyMock(side_effect=masses)):
+            with patch.object(ShardPart, "mass", PropertyMock(side_effect=masses)):
                 replay._plans.append(replay._batches.submitted(left // lookahead))
         batches = [replay.sample(left // lookahead, lookahead=lookahead, timeout=0.2) for _ in range(lookahead)]
         assert len(set[tuple[int, int]]().union(*map(named, batches))) == left // lookahead * lookahead

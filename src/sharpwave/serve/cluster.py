@@ -246,7 +246,7 @@ class Cluster:
         seed = self._seed + self._made if seed is None else int(seed)
         self._made += 1
         asked = {"name": name, "kind": kind, "settings": settings, "max_times_sampled": max_times_sampled, "seed": seed}
-        return RemoteReplay(self._members, self._local, shape, asked, limiter, seed)
+        return RemoteReplay(self._members, shape, asked, limiter, seed)
 
     # writers
 

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sharpwave import errors
@@ -288,6 +288,23 @@ class Link:
                     self._socket.close()
                 self._socket = None
             self._forget()
+
+
+def ask_each(links: Iterable[Link], kind: Request, head: Mapping[str, Any]) -> list[Frame | ShardLostError]:
+    """Send a request over several links, then take their replies: each one's, or the error by which it was lost."""
+    tickets: list[tuple[Link, int | ShardLostError]] = []
+    for link in links:
+        try:
+            tickets.append((link, link.submit(kind, head)))
+        except ShardLostError as error:
+            tickets.append((link, error))
+    replies: list[Frame | ShardLostError] = []
+    for link, ticket in tickets:
+        try:
+            replies.append(link.wait(ticket) if isinstance(ticket, int) else ticket)
+        except ShardLostError as error:
+            replies.append(error)
+    return replies
 
 
 def _ready(connection: socket.socket, wait_s: float, to_write: bool = False) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from sharpwave.native.forks import follow
 from sharpwave.serve.addresses import Address, Security, machine, nearest, reachable
-from sharpwave.serve.link import READY_S, RETRY_S, Link, OtherShardLostError, ShardLostError
+from sharpwave.serve.link import READY_S, RETRY_S, Link, OtherShardLostError, ShardLostError, ask_each
 from sharpwave.serve.wire import Request
 from sharpwave.spec import Spec
 
@@ -146,17 +146,12 @@ class Members:
         Raises: ShardLostError: a required shard, or every shard, is unreachable.
         """
         self.renew()
-        tickets: list[tuple[Link, int | None]] = []
-        for link in list(self.links):
-            ticket = None
-            with contextlib.suppress(ShardLostError):  # a connection of the shard's life before, perhaps
-                ticket = link.submit(kind, head or {})
-            tickets.append((link, ticket))
         found: list[dict[str, Any]] = []
         lost: ShardLostError | None = None
-        for link, ticket in tickets:
-            try:
-                found.append(_reply(link, ticket, kind, head))
+        links = list(self.links)
+        for link, reply in zip(links, ask_each(links, kind, head or {}), strict=True):
+            try:  # again, if that was a connection of the shard's life before
+                found.append((link.call(kind, head) if isinstance(reply, ShardLostError) else reply).head)
             except ShardLostError as error:
                 if of_all:
                     raise
@@ -203,14 +198,6 @@ class Members:
             link.close()
 
 
-def _reply(link: Link, ticket: int | None, kind: Request, head: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the head of a reply; where the connection broke, ask again.  Raises: ShardLostError."""
-    if ticket is not None:
-        with contextlib.suppress(ShardLostError):
-            return link.wait(ticket).head
-    return link.call(kind, head).head
-
-
 def ask_directory(
     address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
 ) -> dict[str, Any]:
@@ -245,30 +232,15 @@ def turned(shards: int, begin: int) -> list[int]:
 
 def _turns(name: str, links: Sequence[Link]) -> tuple[dict[int, int], bool]:
     """Ask all shards for a writer's name; return each holder's latest turn, and whether any shard did not answer."""
-    turns: dict[int, int] = {}
-    away = False
     own = [link.another() for link in links]  # a learner's requests may be on their way on the others
-    tickets: list[int | None] = []
     try:
-        for link in own:
-            tickets.append(None)
-            with contextlib.suppress(ShardLostError):
-                tickets[-1] = link.submit(Request.FIND, {"name": name})
-        for number, (link, ticket) in enumerate(zip(own, tickets, strict=True)):
-            try:
-                if ticket is None:
-                    raise ShardLostError(str(link.address))
-                head = link.wait(ticket).head
-            except ShardLostError:
-                away = True
-                continue
-            if head.get("lanes"):
-                turns[number] = int(head.get("turn", 0))
-            away = away or not head.get("complete")
+        replies = dict(enumerate(ask_each(own, Request.FIND, {"name": name})))
     finally:
         for link in own:
             link.close()
-    return turns, away
+    heads = {number: reply.head for number, reply in replies.items() if not isinstance(reply, ShardLostError)}
+    turns = {number: int(head.get("turn", 0)) for number, head in heads.items() if head.get("lanes")}
+    return turns, len(heads) < len(own) or not all(head.get("complete") for head in heads.values())
 
 
 # views in use

@@ -14,15 +14,13 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
-from sharpwave.native import core
 from sharpwave.native.forks import path, precede
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into
-from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.shard_parts import ShardPart, ShardParts
 from sharpwave.serve.shared_memory import SharedBlocks
 from sharpwave.serve.wire import Request, WireError
-from sharpwave.store import Store
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay
 
@@ -67,15 +65,14 @@ class PlannedBatch:
     """Requested batch.
 
     Attributes:
-        size: number of items. ``target``: its memory; ``None`` until it has some. ``blocks``: the blocks of that
-            memory; ``shared``: their descriptions for shards on this machine.
+        size: number of items. ``target``: its memory; ``None`` until it has some. ``shared``: blocks of that memory
+            that shards on this machine write to.
         shares: requested shares. ``came``: received ones. ``lacks``: shares whose shards had too few items, to be
             requested again.
     """
 
     size: int
     target: BatchTarget | None = None
-    blocks: list[Any] = field(default_factory=list)
     shared: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     came: list[Share] = field(default_factory=list)
@@ -103,8 +100,8 @@ class RemoteBatches:
     """Batches of one view of all shards, each requested and then collected.
 
     Args:
-        known: state of the view in each shard. ``shape``: the view of ``local``, an empty store of the same spec, which
-            defines the layout of batches.
+        parts: the view in each shard. ``shape``: the view of an empty store of the same spec, which defines the layout
+            of batches.
         seed: of the draws.
 
     Attributes:
@@ -112,13 +109,13 @@ class RemoteBatches:
         fields: of the spec. ``numbers``: numbers of the fields with encoded rows, by the column's name.
     """
 
-    def __init__(self, known: KnownShards, shape: Replay[Any], local: Store, seed: int) -> None:
-        self._of, self._shape, self._view = known, shape, shape.view
+    def __init__(self, parts: ShardParts, shape: Replay[Any], seed: int) -> None:
+        self._of, self._shape, self._source, self._view = parts, shape, shape.source, shape.view
         self._seed, self._rng = seed, np.random.default_rng([seed, 0])
-        self._in_shared_memory = all(link.is_local for link in known.links.values())
+        self._in_shared_memory = all(link.is_local for link in parts.links.values())
         self._renew()
         self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
-        self.fields = list(local.spec.fields.values())
+        self.fields = list(self._source.log.spec.fields.values())
         self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
         precede(self)
 
@@ -141,7 +138,7 @@ class RemoteBatches:
     def _renew(self) -> None:
         self.memory = SharedBlocks(self._of.members)
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
-        self._quarantined: deque[tuple[float, Any]] = deque()
+        self._quarantined: deque[tuple[float, BatchTarget | None]] = deque()
 
     def submitted(self, batch_size: int) -> PlannedBatch:
         """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
@@ -157,8 +154,8 @@ class RemoteBatches:
 
     def _let_go(self, plan: PlannedBatch) -> None:
         """Forget a batch that an error or an interrupt ended; shards may still write to its memory."""
-        if plan.blocks:
-            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))
+        if plan.target is not None:
+            self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.target))
         plan.drop()
 
     def _lend(self, plan: PlannedBatch) -> BatchTarget:
@@ -168,11 +165,11 @@ class RemoteBatches:
         arrived: the memory of the batch before last is then in the processor's cache, and memory of all batches ahead
         would not fit there.
         """
-        source, size = self._shape.source, plan.size
+        source, size = self._source, plan.size
         layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
         self.pool.collect()
         lent = [self.pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
-        plan.target, plan.blocks = layout.over(lent, self._view, source.tag), [root for _, root in lent]
+        plan.target = layout.over(lent, self._view, source.tag)
         if self._in_shared_memory:
             plan.shared = [block.memory for block, _ in lent]
             for block in plan.shared:
@@ -189,16 +186,16 @@ class RemoteBatches:
             share.shard, share.begin, share.end = numbers[share.shard], begin + share.begin, begin + share.end
             plan.shares.append(share)
             try:
-                link = self._of.ensure(share.shard)
-                share.ticket = self._submit(link, share, plan)
+                shard = self._of.ensure(share.shard)
+                share.ticket = self._submit(shard, share, plan)
             except ShardLostError:
                 self._of.lost(share.shard)
             else:
-                share.link, share.connection = link, link.connections
-                self._of.known[share.shard].asked.append((share.ticket, share.end - share.begin))
+                share.link, share.connection = shard.link, shard.link.connections
+                shard.asked.append((share.ticket, share.end - share.begin))
 
-    def _submit(self, link: Link, share: Share, plan: PlannedBatch) -> int:
-        head = self._of.head(share.shard) | {"begin": share.begin, "batch": plan.size}
+    def _submit(self, shard: ShardPart, share: Share, plan: PlannedBatch) -> int:
+        link, head = shard.link, self._of.head(shard) | {"begin": share.begin, "batch": plan.size}
         if forgotten := list(taken(link.forgotten)):
             head["forget"] = forgotten
         if not (link.is_local and plan.shared):
@@ -223,51 +220,48 @@ class RemoteBatches:
             EmptyError, LimiterTimeoutError, ShardLostError: if ``plan.lacks``, received shares are kept, and the call
                 may be repeated.
         """
+        attempts = ATTEMPTS
         try:
-            return self._joined(plan, beta, wait)
+            while (missing := self._missing(plan)) or plan.lacks:
+                for _, error in missing:
+                    if not isinstance(error, (EmptyError, ShardLostError)):
+                        raise error
+                lost = any(isinstance(error, ShardLostError) for _, error in missing)
+                keeps = not lost or self._of.limits_uses  # received shares: a view may give their items once only
+                if keeps:
+                    plan.lacks += [share for share, _ in missing]
+                    if lost and self._in_shared_memory:
+                        self._move(plan)
+                attempts -= bool(missing) and (lost or wait is None)
+                if not attempts:
+                    kind = ShardLostError if lost else EmptyError
+                    raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
+                self._of.refresh()
+                if not keeps:  # the whole batch again, from the remaining shards, into other memory
+                    fresh = self.submitted(plan.size)
+                    plan.target, plan.shared, plan.shares, plan.came = fresh.target, fresh.shared, fresh.shares, []
+                    continue
+                if wait is not None:
+                    wait(plan.lacking)
+                while plan.lacks:
+                    self._ask(plan, plan.lacks[-1].begin, plan.lacks[-1].end)
+                    plan.lacks.pop()
+            return self._weighted(plan, beta)
         except BaseException as error:
-            if isinstance(error, KEEPS) and plan.lacks and self._of.limits_uses:
-                raise
-            plan.lacks = []
-            self._let_go(plan)
+            if not (isinstance(error, KEEPS) and plan.lacks and self._of.limits_uses):
+                plan.lacks = []
+                self._let_go(plan)
             raise
 
-    def _joined(self, plan: PlannedBatch, beta: float | None, wait: Callable[[int], None] | None) -> BatchTarget:
-        """Wait for the shards' shares, and put them together."""
-        attempts = ATTEMPTS
-        while (missing := self._missing(plan)) or plan.lacks:
-            for _, error in missing:
-                if not isinstance(error, (EmptyError, ShardLostError)):
-                    raise error
-            lost = any(isinstance(error, ShardLostError) for _, error in missing)
-            keeps = not lost or self._of.limits_uses  # received shares: a view may give their items once only
-            if keeps:
-                plan.lacks += [share for share, _ in missing]
-                if lost and self._in_shared_memory:
-                    self._move(plan)
-            attempts -= bool(missing) and (lost or wait is None)
-            if not attempts:
-                kind = ShardLostError if lost else EmptyError
-                raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
-            self._of.refresh()
-            if not keeps:  # the whole batch again, from the remaining shards, into other memory
-                fresh = self.submitted(plan.size)
-                plan.target, plan.blocks, plan.shared = fresh.target, fresh.blocks, fresh.shared
-                plan.shares, plan.came = fresh.shares, []
-                continue
-            if wait is not None:
-                wait(plan.lacking)
-            while plan.lacks:
-                self._ask(plan, plan.lacks[-1].begin, plan.lacks[-1].end)
-                plan.lacks.pop()
+    def _weighted(self, plan: PlannedBatch, beta: float | None) -> BatchTarget:
+        """Return a batch all shares of which were received, with probabilities and weights of the whole draw."""
         target = plan.target
         assert target is not None
         shards = np.empty(len(target.ids), np.int64)
         for share in plan.came:
             target.draw.probabilities[share.begin : share.end] *= share.probability
             shards[share.begin : share.end] = share.incarnation
-        beta = float(self._shape.sampler.beta) if beta is None else float(beta)
-        core.importance_weights(target.draw.probabilities, beta, target.draw.weights)
+        self._source.items.weigh(target.draw, beta)
         for memory in plan.shared:
             memory.awaited = False
         target.batch.shards = shards
@@ -296,7 +290,7 @@ class RemoteBatches:
                 if link is None or share.connection != link.connections:
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(share.ticket)
-                self._of.told(share.shard, reply)
+                self._of.known[share.shard].hear(reply)
                 if reply.parts and wanted:
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
@@ -305,7 +299,7 @@ class RemoteBatches:
                 share.incarnation = link.incarnation
                 plan.came.append(share)
             except ShardLostError as error:
-                self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.blocks))  # it may still write there
+                self._quarantined.append((time.monotonic() + QUARANTINE_S, plan.target))  # it may still write there
                 self._of.lost(share.shard)
                 missing.append((share, error))
             except Exception as error:

@@ -15,12 +15,11 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
-from sharpwave.serve.known_shards import KnownShards
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import PlannedBatch, RemoteBatches
-from sharpwave.serve.wire import Part, Request
-from sharpwave.store import Store
+from sharpwave.serve.shard_parts import ShardParts
+from sharpwave.serve.wire import TRANSITIONS, Part, Request
 from sharpwave.views.batch import Arrays
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import Replay, check_stream, checked_errors, on_host
@@ -41,8 +40,7 @@ class RemoteReplay(Generic[B]):
     computed over the whole batch. Items of one shard lie together in a batch, shuffled among themselves.
 
     Args:
-        shards: the cluster's. ``local``: an empty store of the same spec, whose view ``shape`` defines the layout of
-            batches.
+        shards: the cluster's. ``shape``: view of an empty store of the same spec, which defines the layout of batches.
         asked: the view's request to the shards.
         limiter: bounds samples against inserts of all shards.
 
@@ -53,18 +51,13 @@ class RemoteReplay(Generic[B]):
     remote: ClassVar[bool] = True
 
     def __init__(
-        self,
-        shards: Members,
-        local: Store,
-        shape: Replay[B],
-        asked: Mapping[str, Any],
-        limiter: Limiter | None,
-        seed: int,
+        self, shards: Members, shape: Replay[B], asked: Mapping[str, Any], limiter: Limiter | None, seed: int
     ) -> None:
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler, self.source, self.lock = shape.sampler, shape.source, shape.lock
-        self._of = KnownShards(shards, dict(asked) | {"sampler": described(self.sampler)}, limiter is not None)
-        self._batches = RemoteBatches(self._of, shape, local, seed)
+        whole = dict(asked) | {"sampler": described(self.sampler)}
+        self._of = ShardParts(shards, whole, limiter, self.view.kind != TRANSITIONS)
+        self._batches = RemoteBatches(self._of, shape, seed)
         self._plans: deque[PlannedBatch] = deque()  # asked for ahead
         self._left: deque[PlannedBatch] = deque()  # requested by streams that were freed
         self._lock = threading.RLock()
@@ -72,7 +65,7 @@ class RemoteReplay(Generic[B]):
         follow(self)
         shards.views.use(self.name, self, (self._plans, self._left))
         self.refresh()
-        self._give_credit()
+        self._of.give_credit()
 
     def forked(self) -> None:
         """Forget batches that the parent has asked for, a thread of which may hold the lock."""
@@ -124,7 +117,7 @@ class RemoteReplay(Generic[B]):
     def check_admitted(self, batch_size: int) -> None:
         """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
         if self.limiter is not None:
-            self.limiter.sample_waits(batch_size, self._cursor)
+            self.limiter.sample_waits(batch_size, self._of.cursor)
 
     def wait(self, batch_size: int, *, timeout: float | None = None) -> None:
         """Wait until the limiter admits a batch.
@@ -138,7 +131,7 @@ class RemoteReplay(Generic[B]):
             if older_s:  # look again before anything is refused
                 older_s = 0.0
                 continue
-            cursor = self._cursor
+            cursor = self._of.cursor
             reason = self._waits(batch_size, cursor)
             if reason is None:
                 lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
@@ -156,17 +149,9 @@ class RemoteReplay(Generic[B]):
     def _admits(self, batch_size: int, older_s: float) -> bool:
         """Return whether a batch need not wait, by states of at most ``older_s``; tell the shards their credit."""
         self._of.refresh(older_s)
-        self._give_credit()
-        cursor = self._cursor
+        self._of.give_credit()
+        cursor = self._of.cursor
         return self._waits(batch_size, cursor) is None and cursor.uses >= batch_size
-
-    @property
-    def _cursor(self) -> Cursor:
-        return self._of.cursor(self.view.kind != "transitions")
-
-    def _give_credit(self) -> None:
-        if self.limiter is not None:
-            self._of.give_credit(self.limiter, self._cursor)
 
     # batches
 
@@ -303,32 +288,16 @@ class RemoteReplay(Generic[B]):
         else:
             incarnations = on_host(shards)
         errors = checked_errors(td_error, ids.shape + self.view.error_shape)
-        with self._lock:
-            return self._update(np.asarray(ids), incarnations, errors)
+        sent: dict[int, int] = {}
 
-    def _update(self, ids: Ints, incarnations: Ints, errors: npt.NDArray[np.float64]) -> int:
-        """Set priorities; return how many items were stale."""
-        links = self._of.links
-        stale = len(ids)
-        tickets = []
-        for number, link in links.items():
-            there = incarnations == link.incarnation
-            count = int(np.count_nonzero(there))
-            if not count:
-                continue
-            parts: dict[str, Part] = {"ids": np.asarray(ids[there]), "td_error": errors[there]}
-            try:
-                self._of.ensure(number)
-                if link.incarnation == int(incarnations[there][0]):  # otherwise it was started again just now
-                    tickets.append((number, link, link.submit(Request.UPDATE, self._of.head(number), parts), count))
-            except ShardLostError:
-                self._of.lost(number)
-        for number, link, ticket, count in tickets:
-            try:
-                reply = link.wait(ticket)
-                self._of.told(number, reply)
-                stale += int(reply.head["stale"]) - count
-            except ShardLostError:
-                self._of.lost(number)
-        self.stale += stale
+        def those_of(number: int) -> tuple[dict[str, Any], dict[str, Part]]:
+            there = incarnations == links[number].incarnation  # none, if it was started again just now
+            sent[number] = int(np.count_nonzero(there))
+            return {}, {"ids": np.asarray(ids[there]), "td_error": errors[there]}
+
+        with self._lock:
+            asked = [number for number, link in links.items() if (incarnations == link.incarnation).any()]
+            replies = self._of.ask(Request.UPDATE, asked, those_of)
+            stale = len(ids) - sum(sent[number] - int(reply.head["stale"]) for number, reply in replies.items())
+            self.stale += stale
         return stale

@@ -48,8 +48,8 @@ class Part(Protocol[B_co]):
     """View that gives items to a batch: ``replay.Replay``, or a cluster's view.
 
     Attributes:
-        remote: shards draw its items; ``source`` and ``lock`` then belong to an empty store of the same spec, which
-            lends memory.
+        remote: shards draw its items, before any lock is taken (``sample_target``), and nothing undoes that; ``source``
+            and ``lock`` then belong to an empty store of the same spec, which lends memory.
     """
 
     @property
