@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -40,6 +42,16 @@ from sharpwave.persistence.lifetime import (
 from sharpwave.persistence.opening import NO_STATE, Left, begin
 from sharpwave.persistence.settings import Settings
 from sharpwave.persistence.snapshot import flush
+from sharpwave.persistence.versions import (
+    Version,
+    begun,
+    checked_version,
+    place_of,
+    read_version,
+    reading_place,
+    remove,
+    versions_in,
+)
 from sharpwave.sampling.limiters import Gate, Limiter
 from sharpwave.sampling.ordered import Fifo
 from sharpwave.sampling.protocol import Sampler
@@ -227,6 +239,7 @@ class Store:
         strict: bool = False,
         writers_go_on: bool = False,
         exist_ok: bool = False,
+        version: str | None = None,
     ) -> Self:
         """Open a checkpoint, or a store on disk after a clean exit, a crash or SIGKILL.
 
@@ -250,9 +263,11 @@ class Store:
             writers_go_on: segment writers in other processes outlived the store, and go on with ``add_segment``:
                 episodes in their lanes are not ended, and continue with the next segment.
             exist_ok: return the store that is open in this process in the folder, if there is one.
+            version: name of a version in the store's folder (``snapshot``), to read: sampled, but not written to. The
+                store itself may be in use meanwhile. ``branch`` makes one that goes on.
 
         Raises:
-            FileNotFoundError: the folder holds no store.
+            FileNotFoundError: the folder holds no store, or no such version.
             StoreInUseError: another process has locked the folder.
             DamagedError: ``store.json`` is damaged.
             MemoryError: the limits in ``store.json`` exceed this machine's memory.
@@ -270,7 +285,14 @@ class Store:
             check_same(now, found._settings, there, is_open=True)
             found._log.boundaries.strict = bool(strict)
             return found
-        given_path = checked_folder("open", path)
+        given_path, reading = checked_folder("open", path), None
+        if version is not None:
+            if target is not None or exist_ok or writers_go_on:
+                raise ValueError(
+                    "open: version= with disk=, exist_ok= or writers_go_on=; branch() makes a new store of it"
+                )
+            given_path = read_version(given_path, checked_version("open", version)).folder
+            target = reading = reading_place(given_path.parent.parent)
         with folder_of(given_path, target, to_open=True) as folder, Left.read(folder, target) as left:
             left.writers_go_on = bool(writers_go_on)
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
@@ -278,6 +300,12 @@ class Store:
             try:
                 store._begin(settings, left.target, left)
                 store._log.boundaries.strict = bool(strict)
+                if reading is not None:
+                    store._log.frozen = (
+                        f"this store is the version {version!r} of {given_path.parent.parent}, which never changes; "
+                        f"store.branch(PATH, {version!r}) makes a store that goes on from it"
+                    )
+                    store._log.after_close = partial(shutil.rmtree, reading, ignore_errors=True)
             except MemoryError as error:
                 if error.args:
                     raise
@@ -550,7 +578,7 @@ class Store:
         """
         final = checked_final(self.spec, final_obs)
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("end_episode")
             if not is_integer(lane) or not 0 <= lane < self._log.lanes:
                 raise ValueError(f"end_episode: lane {lane!r}, expected one of the {self._log.lanes} lanes written to")
             if not self._writing.end_episode(int(lane), final):
@@ -575,7 +603,7 @@ class Store:
             if lane >= self._log.lanes or (lane not in self._writing.fed and self._log.opened.ended(lane)):
                 return False
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("break_episode")
             return self._writing.end_episode(lane, None)
 
     def clear(self) -> None:
@@ -591,7 +619,7 @@ class Store:
         Cost: O(steps) of removing them from the views' samplers.
         """
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("clear")
             for lane in list(self._writing.fed):
                 self._writing.settle(lane)
             try:
@@ -869,7 +897,7 @@ class Store:
                 f"drop_steps: first={first!r}, end={end!r}, expected integers: numbers of the lane's steps"
             )
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("drop_steps")
             if number >= self._log.lanes:
                 raise ValueError(f"drop_steps: lane {lane}, expected one of the {self._log.lanes} lanes written to")
             try:
@@ -901,7 +929,7 @@ class Store:
             ValueError, TypeError: an invalid argument.  MemoryError. Then nothing was changed.
         """
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("add_column")
             self._log.late.check_new("add_column", name, field)
             self._log.late.add(name, field)
             self._views.take_columns()
@@ -910,7 +938,7 @@ class Store:
     def drop_column(self, name: str) -> None:
         """Drop a column added later, with its values; ``flush`` deletes its files.  Raises: ValueError."""
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("drop_column")
             self._log.late.column("drop_column", name)
             self._log.late.drop(name)
             self._views.take_columns()
@@ -932,7 +960,7 @@ class Store:
         Cost: 60 ns a value.
         """
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("write_column")
             column = self._log.late.column("write_column", name)
             numbers = checked_ids("write_column", ids, self._step_tag)
             given = without_gradient(values) if hasattr(values, "detach") else values
@@ -1018,7 +1046,7 @@ class Store:
                 lanes, as JSON; nothing was changed.
         """
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("annotate")
             self._check_annotated("annotate", lane, episode)
             if not episode:
                 self._log.annotations.update(None if lane is None else int(lane), values)
@@ -1123,6 +1151,77 @@ class Store:
             else:
                 save_to(folder)
 
+    # versions
+
+    def snapshot(self, name: str, note: Mapping[str, Any] | None = None) -> Version:
+        """Give the store as it is now a name, under which it can be read for good: a version.
+
+        A version is a checkpoint in the folder ``versions`` of the store's: its files are links to the store's, so no
+        bytes are copied, and they take space until no store and no version has them. It has the columns added later
+        and the views, too.
+
+        Args:
+            name: letters, digits, dots, dashes and underscores.
+            note: what to remember of it (who made it, from which source, what was left out): as for ``annotate``.
+
+        Raises:
+            FileExistsError: there is a version of this name: versions never change.
+            ValueError, TypeError: an invalid argument, or the store is in memory.  OSError: the disk is full or fails.
+        """
+        folder = self._versions_folder("snapshot")
+        about = begun(checked_version("snapshot", name), self._log.parent, note)
+        place = place_of(folder, name)
+        with self._log.saving:
+            with self._lock:
+                self._log.check_writable("snapshot")
+                manifest = self._manifest() | {"version": about}
+
+            def views() -> dict[str, Any]:  # called under the lock, when steps are counted
+                about.update(steps=self._log.inventory.held_steps, columns=list(self._log.late.columns))
+                return self._views.states()
+
+            save(place, self._log, self._lock, self._gate.notify, manifest, views, Files())
+            with self._lock:
+                self._log.parent = {"store": manifest["store"], "version": name}
+                if self._log.disk is not None:
+                    self._log.disk.describe(self._manifest())
+        return read_version(folder, name)
+
+    def versions(self) -> list[Version]:
+        """Return the store's versions, the oldest first.  Raises: ValueError: the store is in memory."""
+        return versions_in(self._versions_folder("versions"))
+
+    def delete_version(self, name: str) -> None:
+        """Delete a version; space that no store and no other version needs is free then.
+
+        Raises: FileNotFoundError: there is none.  StoreInUseError: it is being opened.  OSError.
+        """
+        remove(self._versions_folder("delete_version"), checked_version("delete_version", name), Files())
+
+    def branch(self, path: str | os.PathLike[str], version: str | None = None, **limits: Any) -> Self:
+        """Make a store in a new folder from a version, or from this store as it is, and open it.
+
+        It shares the files that both have (by links, within a file system), and goes on by itself.
+
+        Args:
+            path: a new or empty folder. ``version``: name of the version; ``None``: as it is now.
+            limits: arguments of ``open``; default: this store's.
+
+        Raises: as ``open`` and ``checkpoint``.
+        """
+        if version is None:
+            self.checkpoint(path)
+            return type(self).open(path, **limits)
+        place = read_version(self._versions_folder("branch"), checked_version("branch", version)).folder
+        return type(self).open(place, disk=path, **limits)
+
+    def _versions_folder(self, what: str) -> Path:
+        with self._lock:
+            self._log.check_open()
+            if self._log.disk is None:
+                raise ValueError(f"{what}: the store is in memory, expected one on disk; checkpoint(PATH) saves it")
+            return self._log.disk.folder if not self._log.frozen else self._log.disk.folder.parent.parent
+
     def resize(
         self,
         *,
@@ -1157,7 +1256,8 @@ class Store:
             self._gate.notify()
 
     def _manifest(self) -> dict[str, Any]:
-        return self._settings.manifest() | self._log.identity | self._log.annotations.manifest()
+        parent = {} if self._log.parent is None else {"parent": self._log.parent}
+        return self._settings.manifest() | self._log.identity | self._log.annotations.manifest() | parent
 
     def close(self) -> None:
         """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.

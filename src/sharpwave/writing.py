@@ -129,6 +129,7 @@ class Writing:
             and self._views.passive
             and not (
                 log.closed
+                or log.frozen
                 or self.fed
                 or log.copying is not None
                 or log.opened.annotations.heavy
@@ -272,8 +273,8 @@ class Writing:
             time.sleep(RETRY_S)  # without the lock, so that other threads continue
 
     def _waits(self, steps: int) -> str | None:
-        """Return the reason why ``steps`` steps must wait; ``None``: they need not. Raises if the store is closed."""
-        self._log.check_open()
+        """Return the reason why ``steps`` steps must wait; ``None``: they need not. Raises if none may be appended."""
+        self._log.check_writable("append")
         if not steps:
             return None
         reason = self._views.append_waits(steps)

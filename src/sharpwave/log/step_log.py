@@ -94,6 +94,8 @@ class StepLog:
         tables: each column's dictionaries. ``encoder``: encodes columns.
         tag: mark of this store's ids.
         annotations: of the store and of its lanes.
+        frozen: why nothing may be written; empty: it may. ``after_close``: called once files are closed.
+        parent: the store, and its version, that this one was made from; ``None``: neither.
         keeping: writer of views' states beside the segments.
         copying: the checkpoint being written of segments in memory. ``saving``: held by the thread that writes one.
     """
@@ -138,6 +140,9 @@ class StepLog:
         if disk is not None:
             disk.begin(self.admission, stride, retention.in_order, on_full == "drop_oldest")
         self.closed = False
+        self.frozen = ""
+        self.parent: dict[str, Any] | None = None
+        self.after_close: Callable[[], object] = lambda: None
         self.tag = object()
         self.annotations = Annotations()
         ledger.enter("annotations", lambda: self.annotation_bytes)
@@ -181,6 +186,12 @@ class StepLog:
             raise ValueError("store: closed; make a new Store to go on")
         if self.disk is not None:
             self.disk.check_process()
+
+    def check_writable(self, what: str) -> None:
+        """Refuse a closed store, and one that must not change.  Raises: ValueError; StoreInUseError."""
+        self.check_open()
+        if self.frozen:
+            raise ValueError(f"{what}: {self.frozen}")
 
     # lanes
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from sharpwave.disk.ownership import MARK
 from sharpwave.disk.region_scan import SegmentReader
 from sharpwave.disk.state_files import STATES, partial_of, read_named, state_files
-from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, VERSIONS, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format.checkpoint_state import STATE
@@ -149,7 +149,7 @@ def _of_store(folder: Path) -> list[Path]:
 
 def _strangers(folder: Path, part: Path) -> list[Path]:
     """Return the files in a store's folder that do not belong to it, including files that recovery set aside."""
-    known = {MANIFEST, LOCK, QUARANTINE, *STATES, FOLDER if part == folder else part.name}
+    known = {MANIFEST, LOCK, QUARANTINE, VERSIONS, *STATES, FOLDER if part == folder else part.name}
     found = [path for path in folder.glob("*") if path.name not in known]
     ours = set(_of_store(folder))
     for place in (folder / kind for kind in STATES):

@@ -89,6 +89,7 @@ def close(log: StepLog) -> None:
         if log.keeping is not None:
             log.keeping.end()
         disk.close()
+        log.after_close()
 
 
 def _end(log: StepLog, lock: Any, process: int) -> None:

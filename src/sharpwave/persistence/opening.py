@@ -109,6 +109,14 @@ class Left:
         """Identity of the region files."""
         return Identity(bytes.fromhex(self.manifest["store"]), self.manifest["schema"])
 
+    @property
+    def parent(self) -> dict[str, Any] | None:
+        """The version that it is, or else the one that it was made from or that was made last."""
+        version, parent = self.manifest.get("version"), self.manifest.get("parent")
+        if isinstance(version, dict) and isinstance(version.get("name"), str):
+            return {"store": self.manifest["store"], "version": version["name"]}
+        return parent if isinstance(parent, dict) else None
+
     def part(self) -> Directory:
         """Open the checkpoint's numbered folder."""
         return self.directory.directory(str(self.checkpoint))
@@ -243,6 +251,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
                 left.unlink(disk, files)
             raise
     log.annotations = Annotations(left.manifest.get("annotations"))
+    log.parent = left.parent
     report.damages = [escaped(one) for one in (*scan.damages, *report.damages)]
     report.differences = _differences(settings, left)
     if left.in_place:  # no other store has these steps
@@ -258,7 +267,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             regions.open_all()
         if left.checkpoint:
             snapshot.flush(log, evict=False)  # the state's open segments are in none of its regions
-            about = {"store": left.manifest["store"]}
+            about = {"store": left.manifest["store"]} | ({} if log.parent is None else {"parent": log.parent})
             disk.describe(settings.manifest() | about | log.annotations.manifest())
         if disk.directory.is_file(OPENING):
             files.unlink(disk.directory, OPENING)

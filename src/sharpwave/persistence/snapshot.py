@@ -32,7 +32,7 @@ def flush(log: StepLog, *, views: bool = True, evict: bool = True) -> None:
 
     Raises: OSError.
     """
-    if log.disk is not None:
+    if log.disk is not None and not log.frozen:
         log.sealed.rewrite_left()
         _write_tails(log, log.disk, evict)
         if log.annotations.changed:
