@@ -516,6 +516,8 @@ class Log:
                 one.known = False
                 uses = saved.uses
                 one.uses = {key: (uses.get(key, (0, 0))[0], high) for key, (_, high) in one.uses.items()}
+            else:  # evicted steps that come back have the priorities they had when written
+                one.priority = saved.priority | one.priority
 
     # comparing
 
