@@ -74,13 +74,6 @@ class EpisodeAnnotations:
         """Drop the annotations of an episode that has lost all its steps."""
         self._drop(lane, lambda one: one == first)
 
-    def move(self, lane: int, before: int, now: int) -> None:
-        """Reassign annotations of the episode about to begin with the lane's step ``before`` to one beginning with
-        ``now``."""
-        if self._lanes and (values := self.of(lane, before)):
-            self._drop(lane, lambda one: one == before)
-            self.update_encoded(lane, now, values)
-
     def update_encoded(self, lane: int, first: int, values: Values) -> None:
         """Restore the annotations of an episode from a file."""
         self._add(lane, first, values, len(json.dumps(values, separators=(",", ":"))) + _ENTRY_BYTES)

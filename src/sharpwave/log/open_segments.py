@@ -263,7 +263,6 @@ class Lanes:
 
     def begin_at(self, lane: int, step: int) -> None:
         """Number the lane's next step, in an open segment that is empty, ``step``."""
-        self.annotations.move(lane, int(self.steps[lane]), step)
         self.steps[lane] = self.index.first_step[self.slots[lane]] = step
 
     def full(self, lanes: Ints, max_rows: int) -> list[int]:
