@@ -180,3 +180,28 @@ def test_histograms_by_hand():
         assert sum(found["counts"]) == len(huge) and len(histogram(found["edges"], found["counts"])) >= 1
     lines = histogram(one["edges"], one["counts"])
     assert lines[0].split() == ["1", "█" * 40, "2"] and lines[2].split() == ["3", "0"]
+
+
+def test_columns_added_later_and_versions_are_listed(here, sharpwave, tmp_path):
+    store = sw.Store(
+        sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int8")), disk=tmp_path / "d", capacity=99
+    )
+    for step in range(20):
+        store.append(obs=np.zeros(2), action=0, reward=1.0, terminated=step % 10 == 9, truncated=False)
+    store.derive("to_go", lambda reward: reward, ("reward",))
+    store.add_column("embedding", sw.Field((8,), "float16"))
+    store.snapshot("v1", {"who": "[bold]Ada", "key": b"\x00"})
+    store.drop_column("embedding")
+    store.snapshot("v2")
+    store.close()
+    result = here("inspect", tmp_path / "d")
+    assert result.code == 0, result.text
+    for part in ("Columns added later: to_go float32 ()\n", "v1 ", "v2 ", "who: [bold]Ada"):
+        assert part in result.text, part
+    told = json.loads(sharpwave("inspect", tmp_path / "d", "--json").text)
+    assert told["columns"] == {"to_go": {"shape": [], "dtype": "float32"}}
+    assert [(one["name"], one["steps"], one["parent"]) for one in told["versions"]] == [
+        ("v1", 20, None),
+        ("v2", 20, "v1"),
+    ]
+    assert told["versions"][0]["columns"] == ["to_go", "embedding"]

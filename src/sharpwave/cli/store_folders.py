@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 from sharpwave.cli.episode_pictures import check_out, image_field, write_picture
 from sharpwave.cli.output import bytes_bar, table
 from sharpwave.escaping import escaped, quoted
-from sharpwave.json_values import decode
+from sharpwave.json_values import decode, encode
 from sharpwave.showing import byte_text, number_text
 from sharpwave.training.folder import replay_of
 
@@ -155,7 +156,12 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 def describe(found: Survey) -> dict[str, Any]:
     """Return everything known about the store, as JSON."""
+    from sharpwave.persistence.column_files import named_columns
+    from sharpwave.persistence.versions import versions_in
+
     described = found.described
+    store = described.identity.store.hex()
+    later = named_columns(found.folder, store)
     whole = [one for one in found.episodes if one.whole]
     ends = [one.end for one in found.episodes]
     taken = {
@@ -178,8 +184,13 @@ def describe(found: Survey) -> dict[str, Any]:
     ]
     return {
         "path": str(found.folder),
-        "store": described.identity.store.hex(),
+        "store": store,
         "fields": described.fields(),
+        "columns": {name: {"shape": list(one.shape), "dtype": one.dtype} for name, one in later.items()},
+        "versions": [
+            asdict(one) | {"folder": str(one.folder), "note": encode(one.note, "note")}
+            for one in versions_in(found.folder)
+        ],
         "annotations": described.annotations.manifest().get("annotations", {"store": {}, "lanes": {}}),
         "segment_steps": described.segment_steps,
         "limits": described.limits,
@@ -226,6 +237,12 @@ def show(found: Survey) -> None:
         if one["metadata"]:
             line = f"{escaped(name)}: {annotation_text(one['metadata'])}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
+    if told["columns"]:
+        later = [f"{name} {one['dtype']} {tuple(one['shape'])}" for name, one in told["columns"].items()]
+        console.print(
+            escaped(f"Columns added later: {', '.join(later)}"), highlight=False, markup=False, soft_wrap=True
+        )
+    _show_versions(console, told["versions"])
     _show_bytes(console, told)
     _show_lanes(console, told)
     _show_episodes(console, told["episodes"])
@@ -246,6 +263,20 @@ def _show_annotations(console: Any, told: dict[str, Any]) -> None:
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     _more(console, list(told["lanes"]), "lanes")
+
+
+def _show_versions(console: Any, told: list[dict[str, Any]]) -> None:
+    if not told:
+        return
+    from rich.markup import escape
+
+    versions = table("version", "made", "steps", "parent", "note", left=5)
+    for one in told[-ROWS:]:
+        texts = (one["parent"] or "-", annotation_text(one["note"]))
+        made = one["created"][:19].replace("T", " ")
+        versions.add_row(one["name"], escape(escaped(made)), f"{one['steps']:,}", *(escape(escaped(t)) for t in texts))
+    console.print(versions)
+    _more(console, told, "versions")
 
 
 def _show_bytes(console: Any, told: dict[str, Any]) -> None:

@@ -7,11 +7,14 @@ dropped, so that a crash leaves files of values that no column has, and never ha
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from sharpwave.disk.state_files import StateFiles
+from sharpwave.disk.state_files import COLUMNS, StateFiles, file_name, read_named
+from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
 from sharpwave.log.step_log import StepLog
+from sharpwave.spec import Field
 
 NAMES = ".columns"
 """Name of the state that names the columns; none of theirs has a dot."""
@@ -106,6 +109,15 @@ class ColumnFiles:
     def _write_names(self, columns: dict[str, LateColumn]) -> None:
         about = {name: described(one) | {"chunk_slots": one.chunk_slots} for name, one in columns.items()}
         self._files.write(NAMES, {"name": NAMES, "columns": about})
+
+
+def named_columns(folder: Path, store: str) -> dict[str, Field]:
+    """Return the late columns that a folder's files name, without opening the store; none where they are damaged."""
+    try:
+        columns = read_named(folder / COLUMNS / file_name(NAMES, store)).get("columns")
+        return {name: field_of(about) for name, about in columns.items()} if isinstance(columns, dict) else {}
+    except (OSError, DamagedError, NewerVersionError, *WRONG):
+        return {}
 
 
 def _chunk_name(column: str, chunk: int) -> str:
