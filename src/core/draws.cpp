@@ -6,7 +6,6 @@
 #include <numpy/random/bitgen.h>
 
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <utility>
@@ -25,6 +24,9 @@ void draw_by_value(const SumTree& tree, ConstFloats uniforms, Ints items, Floats
     for (double& probability : probabilities) probability /= total;
 }
 
+constexpr std::size_t ahead = 8;  // draws ahead of which the marks of a group are fetched
+constexpr int64_t cache_line = 64;
+
 // Items alike, by a tree over groups that counts their items; of a group, those that are not excluded.
 void draw_alike(const Leaves& leaves, ConstFloats uniforms, Ints items, Floats probabilities, Floats rest) {
     const SumTree& tree = leaves.tree();
@@ -36,9 +38,15 @@ void draw_alike(const Leaves& leaves, ConstFloats uniforms, Ints items, Floats p
         auto before = static_cast<int64_t>(std::min(rest[i], probabilities[i] - 1.0));
         int64_t item = items[i] * leaves.group_size();
         if (excluded) {
+            if (i + ahead < items.size()) {
+                const uint8_t* const coming = excluded->data() + items[i + ahead] * leaves.group_size();
+                for (int64_t k = 0; k < leaves.group_size(); k += cache_line) prefetch(coming + k);
+            }
             constexpr int64_t word = sizeof(uint64_t);
-            while (item + word <= std::ssize(*excluded)) {  // marks are 0 or 1
-                const int64_t there = word - std::popcount(load<uint64_t>(excluded->data() + item));
+            constexpr uint64_t ones = 0x0101010101010101;  // times marks of 0 or 1: their sum is the top byte
+            while (item + word <= std::ssize(*excluded)) {
+                const auto gone = static_cast<int64_t>(load<uint64_t>(excluded->data() + item) * ones >> 56);
+                const int64_t there = word - gone;
                 if (before < there) break;
                 before -= there, item += word;
             }
