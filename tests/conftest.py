@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,9 @@ none is to wait at the end for another's."""
 # Asking sets Python's own start method. Else torchrl sets "spawn" when it is imported, for all tests of the worker, and
 # each environment in a process of its own imports what its test imports: 16 s of a processor in all.
 multiprocessing.get_start_method()
+
+# A shell starts what runs in its background with Ctrl-C ignored; tests interrupt themselves, and processes of theirs.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile(
     "sharpwave",

@@ -1,7 +1,6 @@
 """The command line as a user runs it: in a process of its own, or in this one where that proves no less."""
 
 import os
-import signal
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -19,9 +18,6 @@ class Result:
     code: int
     text: str
 
-
-# A shell starts what runs in its background with Ctrl-C ignored, which every process begun here would inherit.
-signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Wide, so that sentences are not broken over lines.
 SETTINGS = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1", "SDL_VIDEODRIVER": "dummy"}
