@@ -74,7 +74,8 @@ class Scan:
 
     def highest_slot(self, stride: int) -> int:
         """Return the highest slot within the bound; -1 without any."""
-        return max((slot for slot in self.slots(stride) if slot < self.max_slots), default=-1)
+        end = self.max_slots
+        return max((slot for slot in self.slots(stride) if slot < end), default=-1)
 
     def evictions(self, stride: int) -> Evictions:
         """Return the evicted segments, by the notes."""

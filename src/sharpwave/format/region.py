@@ -263,13 +263,12 @@ def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: in
         return ""
     if kind not in (SEGMENT, TAIL, NOTE):
         return f"a record of unknown kind {kind}"
-    found = 0
+    found, head = 0, b""
     for part in _parts(descriptor, begin, end - 4):
-        found = zlib.crc32(part, found)
+        found, head = zlib.crc32(part, found), head or part[: segment.HEADER.size]
     stored = int.from_bytes(descriptors.pread(descriptor, 4, max(begin, end - 4)), "little")
     if end - begin < 4 or stored != found:
         return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
-    head = descriptors.pread(descriptor, min(end - begin, segment.HEADER.size), begin)
     if kind != NOTE and head.startswith(segment.MAGIC):
         segment.check_version(head, f"{path}: byte {begin:,}")
     return ""
