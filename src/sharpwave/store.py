@@ -957,7 +957,7 @@ class Store:
             ValueError, TypeError: no such column, ids of another store or of windows, or values that do not fit;
                 nothing was changed.
 
-        Cost: 60 ns a value.
+        Cost: 40 ns a value of many (benchmarks/columns.py).
         """
         with self._lock:
             self._log.check_writable("write_column")

@@ -174,7 +174,8 @@ class LateColumns(LogListener):
         """
         column = self.columns[name]
         column.values[items], column.written[items] = values, True
-        column.changed.update(np.unique(items // (self._index.stride * column.chunk_slots)).tolist())
+        chunks = np.bincount(items // (self._index.stride * column.chunk_slots))  # np.unique takes ten times as long
+        column.changed.update(np.flatnonzero(chunks).tolist())
 
     def held(self, ids: Ints) -> tuple[Ints, Bools]:
         """Return the leaves of steps, 0 for those not held, and whether each is held: [n]."""
