@@ -29,6 +29,7 @@ void define_checks(nanobind::module_& module);
 void define_items(nanobind::module_& module);
 void define_leaves(nanobind::module_& module);
 void define_learning(nanobind::module_& module);
+void define_ragged(nanobind::module_& module);
 void define_rows(nanobind::module_& module);
 void define_sampling(nanobind::module_& module);
 void define_slots(nanobind::module_& module);

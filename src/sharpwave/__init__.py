@@ -12,6 +12,7 @@ from sharpwave.errors import (
     StoreInUseError,
     UnknownCodecError,
 )
+from sharpwave.ragged import Ragged
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import MinSize, Queue, SamplesPerInsert
 from sharpwave.sampling.mixture import Mixture
@@ -73,6 +74,7 @@ __all__ = [
     "NewerVersionError",
     "Prioritized",
     "Queue",
+    "Ragged",
     "RankPrioritized",
     "Recorder",
     "Reservoir",

@@ -114,6 +114,7 @@ class Recorder:
         # Steps of a single environment that stacks nothing take a short way.
         plain = not self._vector and not self._steps_async and self.mode == "Disabled" and self._observations.plain
         # Further fields of the spec that the environment's infos give.
+        store.spec.check_fixed("Recorder", "append the steps yourself, by store.append() or store.extend()")
         self._extra = store.spec.extra_names
         self._in_infos = [name for name in store.spec.extra_names if name in info_spaces(env)]
         plain = plain and store.spec.array_action and not self._in_infos

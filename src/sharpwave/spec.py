@@ -10,15 +10,18 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer
+from sharpwave.codecs.ragged import REFERENCE_BYTES, ROOM_BYTES, Kind
 from sharpwave.codecs.registry import codec_choice
+from sharpwave.field_values import converted, ragged_rows
 from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain
 from sharpwave.nesting import Structure, tree_of
+from sharpwave.ragged import Text
 
 TERMINATED, TRUNCATED, START = 1, 2, 4
 """Bits of the ``flags`` column: whether the step's episode terminated, was truncated, or began with it."""
@@ -37,17 +40,23 @@ RESERVED = {"reward", "terminated", "truncated", "flags", "final_obs", "lanes", 
 
 MAX_DIMENSIONS, MAX_VALUE_BYTES, MAX_FIELDS = 16, 1 << 30, 1024
 MAX_EVERY = 1 << 20
-_DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)")
-"""NumPy's dtype names that ``Spec.to_json`` writes."""
+MAX_ROW_BYTES = 1 << 26
+"""Limit of a row of a ragged field: a segment has room for one."""
+_DTYPES = re.compile("bool|u?int(8|16|32|64)|float(16|32|64|96|128)|str|bytes")
+"""NumPy's dtype names that ``Spec.to_json`` writes, and those of text."""
+TYPICAL_BYTES = 1024
+"""Bytes that a row of a ragged field is taken for, unless ``max_length`` allows fewer, where a size must be guessed."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Field:
-    """Array that is stored for every step.
+    """Array that is stored for every step, or a row of any length, as tokens and text are.
 
     Args:
-        shape: shape of one step's value; for pixels one frame, without the stack.
-        dtype: a numpy boolean, integer or floating dtype.
+        shape: shape of one step's value; for pixels one frame, without the stack. With ``None`` as its first axis,
+            ``(None,)`` or ``(None, 768)``, each step's value has its own length, 0 included; ``str`` and ``bytes`` are
+            text of any length. Only for fields beside obs and action.
+        dtype: a numpy boolean, integer or floating dtype; not given with ``str`` and ``bytes``.
         stack: number of consecutive frames that a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
         pad: padding of a stack before an episode's first frame: that frame repeated ("repeat") or zeros ("zeros").
@@ -58,29 +67,77 @@ class Field:
             and actions.
         metadata: a dict of strings, numbers, booleans, bytes, and lists and dicts of these, such as units or names of
             components; kept in ``store.json``.
+        max_length: greatest length of a row, in items of its first axis; of text in bytes (of UTF-8). Longer ones are
+            refused. Default: as many as 1 MiB holds.
 
     Raises:
         ValueError, TypeError: an invalid argument.
     """
 
-    shape: tuple[int, ...]
+    shape: tuple[Any, ...]
     dtype: str
     stack: int | None = None
     pad: Literal["repeat", "zeros"] = "repeat"
     codec: str | None = None
     every: int | None = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    max_length: int | None = None
 
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        shape: int | Sequence[int | None] | type[str] | type[bytes],
+        dtype: Any = None,
+        stack: int | None = None,
+        pad: Literal["repeat", "zeros"] = "repeat",
+        codec: str | None = None,
+        every: int | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        max_length: int | None = None,
+    ) -> None:
+        given = {
+            "stack": stack,
+            "pad": pad,
+            "codec": codec,
+            "every": every,
+            "metadata": {} if metadata is None else metadata,
+        }
+        if shape is str or shape is bytes:
+            if dtype not in (None, text := "str" if shape is str else "bytes"):
+                raise ValueError(f"Field: dtype {dtype!r} with {text}, which has none; leave it out")
+            shape, dtype = (None,), text
+        elif dtype is None:
+            raise TypeError(f"Field: no dtype for shape {shape!r}; write e.g. 'uint8'")
+        for name, value in {"shape": shape, "dtype": dtype, **given, "max_length": max_length}.items():
+            object.__setattr__(self, name, value)
+        self._check()
+
+    def _check(self) -> None:
         shape: Any = (self.shape,) if is_integer(self.shape) else self.shape
-        if not isinstance(shape, (tuple, list)) or any(not is_integer(n) or n < 1 for n in shape):
-            raise ValueError(f"Field: shape {self.shape!r} must be a tuple of positive integers; () for a scalar")
+        ragged = isinstance(shape, (tuple, list)) and len(shape) > 0 and shape[0] is None
+        inner = shape[1:] if ragged else shape
+        if not isinstance(shape, (tuple, list)) or any(not is_integer(n) or n < 1 for n in inner):
+            raise ValueError(
+                f"Field: shape {self.shape!r} must be a tuple of positive integers, the first of which may be None for "
+                "rows of any length; () for a scalar"
+            )
+        text = self.dtype if self.dtype in ("str", "bytes") and ragged else None
+        if text is not None and inner:
+            raise ValueError(f"Field: shape {shape!r} of {text}, expected (None,): a step has one {text}")
         try:
-            dtype = np.dtype(self.dtype)
+            dtype = np.dtype(np.uint8 if text else self.dtype)
         except TypeError as error:
             raise TypeError(f"Field: {self.dtype!r} is not a numpy dtype; write e.g. 'uint8'") from error
         if dtype.kind not in "buif":
             raise TypeError(f"Field: dtype {dtype} cannot be stored; use a boolean, integer or floating dtype")
+        if ragged:
+            for name in ("stack", "every", "codec"):
+                if getattr(self, name) is not None:
+                    raise ValueError(f"Field: {name}={getattr(self, name)!r} of rows of any length, expected None")
+        if self.max_length is not None and not (ragged and is_integer(self.max_length) and self.max_length > 0):
+            raise ValueError(
+                f"Field: max_length {self.max_length!r}, expected None, or an integer of at least 1 for rows of any "
+                f"length (shape {shape!r})"
+            )
         if self.stack is not None and (not is_integer(self.stack) or not 1 <= self.stack <= 64):
             raise ValueError(f"Field: stack {self.stack!r} must be None or an integer from 1 to 64")
         if self.pad not in ("repeat", "zeros"):
@@ -91,26 +148,73 @@ class Field:
             raise ValueError(f"Field: every {self.every!r} must be None or an integer from 1 to {MAX_EVERY:,}")
         if self.every is not None and self.stack is not None:
             raise ValueError(f"Field: every={self.every} and stack={self.stack}; every frame of a stack is needed")
-        if len(shape) > MAX_DIMENSIONS or math.prod(map(int, shape)) * dtype.itemsize > MAX_VALUE_BYTES:
+        item_bytes = math.prod(map(int, inner)) * dtype.itemsize
+        if ragged and item_bytes * int(self.max_length or 1) > MAX_ROW_BYTES:
+            raise ValueError(
+                f"Field: {int(self.max_length or 1):,} items of {item_bytes:,} bytes are too large a row; expected at "
+                f"most {MAX_ROW_BYTES >> 20} MiB: lower max_length="
+            )
+        if len(shape) > MAX_DIMENSIONS or item_bytes > MAX_VALUE_BYTES:
             raise ValueError(
                 f"Field: a value of shape {shape!r} and {dtype} is too large; expected at most {MAX_DIMENSIONS} "
                 f"dimensions and {MAX_VALUE_BYTES >> 20} MiB"
             )
-        object.__setattr__(self, "shape", tuple(int(n) for n in shape))
+        object.__setattr__(self, "shape", tuple(None if n is None else int(n) for n in shape))
+        object.__setattr__(self, "max_length", None if self.max_length is None else int(self.max_length))
         object.__setattr__(self, "stack", None if self.stack is None else int(self.stack))
         object.__setattr__(self, "every", None if self.every is None else int(self.every))
-        object.__setattr__(self, "dtype", dtype.newbyteorder("=").name)
+        object.__setattr__(self, "dtype", text or dtype.newbyteorder("=").name)
         object.__setattr__(self, "metadata", decode(encode(self.metadata, "Field: metadata")))
 
     @cached_property
     def np_dtype(self) -> np.dtype[Any]:
-        """The dtype, as numpy has it."""
-        return np.dtype(self.dtype)
+        """The dtype, as numpy has it; of text uint8."""
+        return np.dtype(np.uint8 if self.text else self.dtype)
 
     @cached_property
     def row_bytes(self) -> int:
-        """Size of one value in bytes, unencoded."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+        """Size of one value in bytes, unencoded; of a ragged field, of its reference in an open segment."""
+        return REFERENCE_BYTES if self.ragged else self.item_bytes
+
+    @cached_property
+    def ragged(self) -> bool:
+        """Whether values have any length."""
+        return self.shape[:1] == (None,)
+
+    @property
+    def text(self) -> Text | None:
+        """What values are, if they are text: "str" or "bytes"."""
+        return cast(Text, self.dtype) if self.dtype in ("str", "bytes") else None
+
+    @cached_property
+    def inner(self) -> tuple[int, ...]:
+        """Shape of one item of a ragged field; else of the value."""
+        return self.shape[1:] if self.ragged else self.shape
+
+    @cached_property
+    def item_bytes(self) -> int:
+        """Size in bytes of one item of a ragged field; else of the value."""
+        return int(np.prod(self.inner, dtype=np.int64)) * self.np_dtype.itemsize
+
+    @cached_property
+    def most_items(self) -> int:
+        """Limit of a ragged field's row, in items."""
+        return max(1, ROOM_BYTES // self.item_bytes) if self.max_length is None else self.max_length
+
+    @cached_property
+    def room_bytes(self) -> int:
+        """Limit of the bytes of a ragged field's values in one segment; 0 for other fields."""
+        return max(ROOM_BYTES, self.most_items * self.item_bytes) if self.ragged else 0
+
+    @cached_property
+    def kind(self) -> Kind:
+        """What the rows of a ragged field are, for its codec."""
+        return Kind(self.np_dtype, self.inner, self.text, self.most_items, self.room_bytes)
+
+    @cached_property
+    def typical_bytes(self) -> int:
+        """Size of one value in bytes, unencoded; a guess for a ragged field."""
+        return min(TYPICAL_BYTES, self.most_items * self.item_bytes) if self.ragged else self.row_bytes
 
     @property
     def frames(self) -> int:
@@ -120,7 +224,7 @@ class Field:
     @cached_property
     def line_bytes(self) -> int:
         """Bytes of an image line; 0 for fewer than two dimensions."""
-        if len(self.shape) < 2:
+        if len(self.shape) < 2 or self.ragged:
             return 0
         # [H, W, 3] interleaves channels; other shapes have lines on the last axis.
         line = self.shape[1:] if len(self.shape) == 3 and self.shape[2] <= 4 else self.shape[-1:]
@@ -131,11 +235,14 @@ class Field:
 
         A ``count`` of ``None`` means one value without a leading axis; it is returned with one. Integers of another
         width, or for a field of floats, are accepted if every value fits exactly; floats of another width are rounded.
+        Of a ragged field ``value`` is a sequence of rows, and the result an array of arrays.
 
         Raises:
-            ValueError: another shape, or an integer out of range.
+            ValueError: another shape, an integer out of range, or too long a row.
             TypeError: a dtype of another kind, or a masked array.
         """
+        if self.ragged:
+            return ragged_rows(name, value, count, self.inner, self.np_dtype, self.text, self.most_items)
         array, dtype = as_array(name, value), self.np_dtype
         expected = self.shape if count is None else (count, *self.shape)
         if array.shape != expected:
@@ -143,48 +250,11 @@ class Field:
             hint = f" (the newest frame only: the stack of {self.stack} is made when sampling)" if self.stack else ""
             raise ValueError(f"{name}: got shape {array.shape} {array.dtype}, expected {expected} {dtype}{rows}{hint}")
         if array.dtype != dtype:
-            array = _converted(name, array, dtype)
+            array = converted(name, array, dtype)
         whole: npt.NDArray[Any] = np.ascontiguousarray(array)
         return (
             whole[None] if count is None and self.shape else whole.reshape(1 if count is None else count, *self.shape)
         )
-
-
-def _converted(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    kinds = (array.dtype.kind, dtype.kind)
-    if kinds == ("f", "f"):
-        with np.errstate(over="ignore"):
-            converted = array.astype(dtype)
-        wrong = np.isinf(converted) & np.isfinite(array)
-        if wrong.any():
-            raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
-        return converted
-    if kinds[0] in "iu" and kinds[1] == "f":
-        return integers_as_floats(name, array, dtype)
-    if kinds[0] in "iu" and kinds[1] in "iu":
-        converted = array.astype(dtype)
-        wrong = converted != array
-        if wrong.any():
-            raise ValueError(f"{name}: value {array[wrong].flat[0]} does not fit into {dtype}; declare a wider dtype")
-        return converted
-    raise TypeError(f"{name}: got dtype {array.dtype}, expected {dtype}; convert it, or declare the field with it")
-
-
-def integers_as_floats(name: str, array: npt.NDArray[Any], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Convert integers to floats.  Raises: ValueError: one is not exactly a float of that width."""
-    bits = 8 * array.dtype.itemsize - (array.dtype.kind == "i")
-    with np.errstate(over="ignore", invalid="ignore"):
-        converted = array.astype(dtype)
-        if bits <= np.finfo(dtype).nmant + 1:
-            return converted
-        beyond = 2.0**bits  # converted back it would be any integer
-        wrong = (converted.astype(array.dtype) != array) | (converted.astype(np.float64) >= beyond)
-    if wrong.any():
-        raise ValueError(
-            f"{name}: integer {array[wrong].flat[0]} is not exact in {dtype}; declare a wider dtype, or pass floats, "
-            "which are rounded"
-        )
-    return converted
 
 
 Fields = Field | Mapping[str, Any] | Sequence[Any]
@@ -234,6 +304,11 @@ class Spec:
                 raise ValueError(
                     f"Spec: {name} has every={field.every}; only fields beside obs and action may be sparse"
                 )
+            if field.ragged and (name in roots["obs"].ends or name in roots["action"].ends):
+                raise ValueError(
+                    f"Spec: {name} has rows of any length, {field.shape} {field.dtype}; only fields beside obs and "
+                    "action may: pad it to one length, or declare it beside them"
+                )
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "tuples", roots["obs"].tuples + roots["action"].tuples)
         object.__setattr__(self, "_obs", roots["obs"])
@@ -269,6 +344,20 @@ class Spec:
         """Names of the fields with ``every``."""
         return tuple(name for name, field in self.fields.items() if field.every is not None)
 
+    @cached_property
+    def ragged_names(self) -> tuple[str, ...]:
+        """Names of the fields with rows of any length."""
+        return tuple(name for name, field in self.fields.items() if field.ragged)
+
+    def check_fixed(self, what: str, cure: str) -> None:
+        """Refuse fields with rows of any length.  Raises: ValueError: naming the first one, and the ``cure``."""
+        for name in self.ragged_names:
+            field = self.fields[name]
+            raise ValueError(
+                f"{what}: field {name!r} has rows of any length ({field.dtype} {field.shape}), which it cannot take "
+                f"yet; {cure}"
+            )
+
     @property
     def array_obs(self) -> bool:
         """Whether the observation is one array."""
@@ -287,8 +376,8 @@ class Spec:
     @cached_property
     def step_bytes(self) -> int:
         """Mean size of a step in bytes, unencoded: frame, action, further fields, reward and flags; a sparse field
-        counts with its share in a long episode."""
-        return sum(-(-field.row_bytes // (field.every or 1)) for field in self.fields.values()) + 4 + 1
+        counts with its share in a long episode, a ragged one with a guess."""
+        return sum(-(-field.typical_bytes // (field.every or 1)) for field in self.fields.values()) + 4 + 1
 
     @cached_property
     def max_step_bytes(self) -> int:
@@ -300,6 +389,7 @@ class Spec:
         fields = {
             name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
             | ({} if field.every is None else {"every": field.every})
+            | ({} if field.max_length is None else {"max_length": field.max_length})
             for name, field in self.fields.items()
         }
         tuples = {"tuples": self.tuples} if self.tuples else {}
@@ -393,15 +483,17 @@ def _dict(what: str, value: Any) -> dict[str, Any]:
 
 def _field(name: str, value: Any) -> Field:
     """Make a field of a parsed JSON value.  Raises: ValueError, TypeError."""
-    said = {"codec": None, "every": None, "metadata": {}, **_dict(f"field {name!r}", value)}
-    if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every", "metadata"}:
+    said = {"codec": None, "every": None, "metadata": {}, "max_length": None, **_dict(f"field {name!r}", value)}
+    if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every", "metadata", "max_length"}:
         raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")
     if not is_plain(said["metadata"], MAX_DEPTH):
         raise ValueError(f"field {name!r}: metadata, expected plain values, nested in at most {MAX_DEPTH} levels")
-    shape, dtype, stack, every = said["shape"], said["dtype"], said["stack"], said["every"]
-    optional = {type(stack), type(every)} <= {int, type(None)}
-    if not isinstance(shape, list) or any(type(n) is not int for n in shape) or not optional:
-        raise ValueError(f"field {name!r}: shape {shape!r}, stack {stack!r}, every {every!r}, expected integers")
+    shape, dtype, stack, every, most = (said[key] for key in ("shape", "dtype", "stack", "every", "max_length"))
+    optional = {type(stack), type(every), type(most)} <= {int, type(None)}
+    if not isinstance(shape, list) or {type(n) for n in shape} - {int, type(None)} or not optional:
+        raise ValueError(
+            f"field {name!r}: shape {shape!r}, stack {stack!r}, every {every!r}, max_length {most!r}, expected integers"
+        )
     if not isinstance(dtype, str) or not _DTYPES.fullmatch(dtype):
         raise ValueError(f"field {name!r}: dtype {dtype!r}, expected one of NumPy's names of numbers")
-    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every, decode(said["metadata"]))
+    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every, decode(said["metadata"]), most)

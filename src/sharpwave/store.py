@@ -363,12 +363,14 @@ class Store:
         follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
         environment only reset, and that a ``Recorder`` or a drop-in passed over; ``bytes`` by use: ``arena_used``
         (sealed segments), ``arena_free``, ``open_segments``, ``index``, ``dictionaries``, ``encoders``, ``samplers``,
-        ``batches`` (held, and free for the next), ``checkpoint`` (copies while one is written, 12 MiB at most, and
+        ``batches`` (held, and free for the next), ``open_values`` (ragged fields' values in open segments, only where
+        there are such fields), ``checkpoint`` (copies while one is written, 12 MiB at most, and
         while views are written to the store's folder; not counted in ``ram``); ``total_bytes``, their sum: the growth
         of the process; ``held_batch_bytes``: batches that the caller holds; ``encoded_bytes_per_step``: of sealed
         segments, 0 before the first; ``fixed_bytes``: buffers whose size steps do not change (all but ``arena_used``,
         ``index`` and ``samplers``); ``bytes_per_step``: all bytes by all steps; ``raw_bytes_per_step``: before
-        encoding; ``append_waits``, ``append_wait_s``, ``sample_waits``, ``sample_wait_s``: on rate limiters;
+        encoding, of ragged fields by a guess; ``append_waits``, ``append_wait_s``, ``sample_waits``,
+        ``sample_wait_s``: on rate limiters;
         ``codecs``: columns by field and codec; ``damaged``: messages about segments that could not be read or decoded.
         With a disk ``disk``: ``bytes`` of files, ``resident_segments`` (cached), ``hits`` and ``misses`` of sampled
         segments, ``bytes_read``, ``joined`` (reads merged with an adjacent one), ``stalls`` and ``waited_s`` (sampling
@@ -391,7 +393,7 @@ class Store:
         next_obs: Any = None,
         lanes: npt.ArrayLike | None = None,
         timeout: float | None = None,
-        **extra: npt.ArrayLike,
+        **extra: Any,
     ) -> Ids:
         """Append one step to each of several lanes, or with a leading axis of time several. Everything is copied.
 
@@ -461,7 +463,7 @@ class Store:
         final_obs: Any = None,
         next_obs: Any = None,
         timeout: float | None = None,
-        **extra: npt.ArrayLike,
+        **extra: Any,
     ) -> int:
         """Append one step to one lane, and return its id: as ``extend``, without the leading axis."""
         if timeout is None and type(lane) is int:
@@ -491,7 +493,7 @@ class Store:
         truncated: bool | None = None,
         whole: bool = False,
         timeout: float | None = None,
-        **extra: npt.ArrayLike,
+        **extra: Any,
     ) -> Ids:
         """Append a whole episode of T steps to one lane, which has no unfinished one.
 
@@ -822,7 +824,8 @@ class Store:
                 key with values that are no strings, numbers or bools, or of several types, as JSON.
                 "steps": a row a step, with its lane, its episode's first step, its own number and id, whether it begins
                 an episode (``first``), reward, terminated and truncated, and the fields. A field with axes is a column
-                of flat lists; its shape is in the column's metadata.
+                of flat lists; its shape is in the column's metadata. One of any length is a column of lists, strings or
+                bytes.
             fields: names of the fields, or of the columns of episodes; default all.
             lanes: as for ``episodes``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer
+from sharpwave.field_values import integers_as_floats
 from sharpwave.native import core
-from sharpwave.spec import MAX_REWARD, TERMINATED, TRUNCATED, Spec, integers_as_floats
+from sharpwave.ragged import Ragged
+from sharpwave.spec import MAX_REWARD, TERMINATED, TRUNCATED, Spec
 
 _UNITS = {"": 1, "B": 1} | {f"{p}{u}": b**e for e, p in enumerate("KMGT", 1) for u, b in (("B", 1000), ("iB", 1024))}
 MAX_LANES = 1 << 20
@@ -125,7 +127,9 @@ def checked_block(
     """Return lane numbers int64 [N], T, and ``checked_steps`` of T * N steps, time by time, from arrays [T, N, ...]."""
     times, count = np.shape(reward)
 
-    def merged(name: str, value: Any) -> npt.NDArray[Any]:
+    def merged(name: str, value: Any) -> Any:
+        if name in spec.ragged_names:
+            return _rows_of_block(name, value, times, count)
         array = as_array(name, value)
         if array.shape[:2] != (times, count):
             raise ValueError(
@@ -153,6 +157,19 @@ def checked_block(
         {name: merged(name, value) for name, value in extra.items()},
     )
     return numbers, times, *steps
+
+
+def _rows_of_block(name: str, value: Any, times: int, count: int) -> Sequence[Any]:
+    """Return the rows [T * N] of a ragged field, time by time, of rows [T][N].  Raises: ValueError."""
+    if isinstance(value, Ragged) and value.shape == (times, count):
+        return Ragged(value.values, value.offsets, text=value.text)  # type: ignore[return-value]
+    sizes = {len(one) if hasattr(one, "__len__") else -1 for one in value} if hasattr(value, "__len__") else {-1}
+    if sizes != {count} or len(value) != times:
+        raise ValueError(
+            f"{name}: expected [{times}][{count}] rows, sequences of sequences: reward has axes of time and of lanes, "
+            "so all else has"
+        )
+    return [row for of_lanes in value for row in of_lanes]
 
 
 def checked_episode(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import StoreInUseError
-from sharpwave.log.open_segments import Rows
+from sharpwave.log.open_segments import REFERENCE, Rows
 from sharpwave.log.remote_segments import settle_lane, take_in
 from sharpwave.log.step_blocks import StepBlock
 from sharpwave.log.step_log import StepLog
@@ -43,17 +43,20 @@ class SmallSteps(core.Appender):
         lock: the store's. ``ids_type``, ``tag``: of arrays of ids.
 
     Attributes:
-        serves: False if every step takes the other path: with sparse fields, whose columns may be full, and if appends
-            wait for a failing disk.
+        serves: False if every step takes the other path: with sparse or ragged fields, whose columns may be full, and
+            if appends wait for a failing disk.
     """
 
     def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
         spec = log.spec
-        rows = [np.empty(field.shape, field.np_dtype) for field in spec.fields.values()]
+        rows = [
+            np.empty((), REFERENCE) if field.ragged else np.empty(field.shape, field.np_dtype)
+            for field in spec.fields.values()
+        ]
         split = None if spec.array_obs else spec.split_obs
         super().__init__(log.opened.fields, log.boundaries, rows, split, ids_type, tag)
         self._log, self._lock = log, lock
-        self.serves = not log.opened.sparse and log.admission.on_full != "block"
+        self.serves = not (log.opened.sparse or spec.ragged_names) and log.admission.on_full != "block"
 
     def again(self, hindrance: int, call: Callable[..., Any], lanes: Any, obs: Any, *others: Any) -> Any:
         """Remove the hindrance of a ``call`` of ``append`` or ``extend``, and call it again; return its result.

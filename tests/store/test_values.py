@@ -195,7 +195,7 @@ ENV = gym.make("CartPole-v1")
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: sw.Field(True, "uint8"),  # type: ignore[arg-type]
+        lambda: sw.Field(True, "uint8"),
         lambda: sw.Field((True,), "uint8"),
         lambda: sw.Field((2,), "uint8", stack=True),
         lambda: sw.Field((2,), "uint8", every=True),

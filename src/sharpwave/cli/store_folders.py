@@ -218,9 +218,10 @@ def show(found: Survey) -> None:
     console = Console()
     told = describe(found)
     sizes = told["bytes"]
+    but = ", but for rows of any length" if found.described.spec.ragged_names else ""
     console.print(f"[bold]{told['steps']:,} steps[/] in {told['segments']:,} segments of {len(told['lanes']):,} lanes; "
                   f"{byte_text(sizes['segments'])}, {number_text(sizes['per_step'], 1)} bytes a step, "
-                  f"{number_text(sizes['ratio'], 1)} times smaller than raw", highlight=False)  # fmt: skip
+                  f"{number_text(sizes['ratio'], 1)} times smaller than raw{but}", highlight=False)  # fmt: skip
     names = {"capacity": "steps", "ram": "bytes", "disk_limit": "bytes"}
     limits = [f"{name} {value:,} {names[name]}" for name, value in told["limits"].items() if value and name in names]
     console.print(f"Made with {', '.join(limits)}; seed {told['limits']['seed']}; up to {told['segment_steps']} steps "
@@ -287,7 +288,9 @@ def _show_bytes(console: Any, told: dict[str, Any]) -> None:
     for name, codecs in sizes["fields"].items():
         for codec, one in codecs.items():
             row = (f"{one['steps']:,}", byte_text(one["bytes"]), number_text(one["bytes_per_step"], 1))
-            columns.add_row(escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x")
+            columns.add_row(
+                escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x" if one["raw_bytes"] else "-"
+            )
     for name in ("overhead", "dictionaries"):
         columns.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
     console.print(columns)

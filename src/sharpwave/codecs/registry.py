@@ -13,6 +13,7 @@ predict 3      one reference row                uint32 offsets [n + 1], then one
 patches 4      one reference row                uint32 offsets [n + 3], then a table of patches that
                                                 return, then patches as delta's
 packed  5      none                             each number of a row in as few bits as its column needs
+ragged  6      none                             rows of any length (``codecs.ragged``): of ragged fields only
 ======= ====== ================================ ===========================================================
 
 Offsets are little-endian and count from the end of the offset table.
@@ -35,6 +36,8 @@ if TYPE_CHECKING:
 
 NUMBERS = 256
 """Codec numbers that a store can tell apart."""
+RAGGED = 6
+"""Number of the codec of ragged fields, which packs no rows of one length: it has no ``Codec`` here."""
 MIN_AUTO_BYTES = 32
 """Rows smaller than this are ``packed`` or stay raw under ``codec="auto"``: an offset and a frame header for each would
 cost more than is saved."""
@@ -61,6 +64,8 @@ def register(codec: Codec) -> None:
             f"codec {name!r}, number {number}: expected an identifier other than 'auto', and a number "
             f"from 0 to {NUMBERS - 1}"
         )
+    if name == "ragged" or number == RAGGED:
+        raise ValueError(f"codec {name!r}, number {number}: taken by 'ragged', number {RAGGED}; use others")
     if name in _by_name or number in _by_number:
         other = _by_name.get(name) or _by_number[number]
         raise ValueError(f"codec {name!r}, number {number}: taken by {other.name!r}, number {other.number}; use others")
@@ -130,6 +135,8 @@ def by_number(number: int) -> Codec:
 
 def name_of(number: int) -> str:
     """Return the name of the codec of that number, or the number if unknown."""
+    if number == RAGGED:
+        return "ragged"
     if number not in _by_number:
         load_installed()
     return _by_number[number].name if number in _by_number else str(number)

@@ -13,6 +13,7 @@ from sharpwave.data.episode import needed
 from sharpwave.data.tables import FACTS, arrow_values, session, statements, step_schema, with_annotations
 from sharpwave.json_values import decode
 from sharpwave.offline.surveys import EpisodeSpan, Survey
+from sharpwave.ragged import Ragged
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
             if stars or one.lower() in {other.lower() for other in names}
         ]
         if _reads(said, "steps"):
-            nbytes = found.steps * sum(spec.fields[name].row_bytes for name in wanted)
+            nbytes = found.steps * sum(spec.fields[name].typical_bytes for name in wanted)
             if nbytes > MAX_BYTES:
                 raise ValueError(
                     f"sql: {nbytes:,} bytes of steps, expected at most {MAX_BYTES:,}; name the columns that you need"
@@ -91,10 +92,19 @@ def _batch(pa: Any, schema: Any, found: Survey, names: list[str], episode: Episo
     flags, rows = part.arrays["flags"][part.rows], part.rows
     count = rows.stop - rows.start
     steps = episode.first_step + part.first + np.arange(rows.start, rows.stop)
-    arrays = [np.full(count, episode.lane), np.full(count, episode.first_step), steps, np.zeros(count, np.int64)]
+    arrays: list[Any] = [
+        np.full(count, episode.lane),
+        np.full(count, episode.first_step),
+        steps,
+        np.zeros(count, np.int64),
+    ]
     arrays += [flags & START != 0, part.arrays["reward"][rows], flags & TERMINATED != 0, flags & TRUNCATED != 0]
     for name in names:
         values = part.arrays[name]
+        if name in found.described.spec.ragged_names:
+            field = found.described.spec.fields[name]
+            arrays.append(Ragged.of(values[rows].tolist(), np.empty((0, *field.inner), field.np_dtype), field.text))
+            continue
         arrays.append(values[part.frames[rows]] if name in found.described.spec.obs_names else values[rows])
     columns = [arrow_values(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
     return pa.record_batch(columns, schema=schema)

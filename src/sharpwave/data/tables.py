@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
 from sharpwave.log.late_columns import WRITTEN
+from sharpwave.ragged import Ragged
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Field, Spec
 from sharpwave.views.episodes import EpisodeReader, Table, find
 
@@ -179,7 +180,7 @@ def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> py
     pa = needed("pyarrow", "sql")
     spec = reader.log.late.spec
     schema = step_schema(pa, spec, names)
-    row_bytes = sum(spec.fields[name].row_bytes for name in names)
+    row_bytes = sum(spec.fields[name].typical_bytes for name in names)
     most = max(1, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
     return pa.RecordBatchReader.from_batches(schema, _batches(pa, schema, table, reader, names, most))
 
@@ -196,6 +197,11 @@ def step_schema(pa: Any, spec: Spec, names: Sequence[str], taken: Sequence[str] 
 
 def _field(pa: Any, name: str, field: Field) -> Any:
     kind = pa.from_numpy_dtype(field.np_dtype)
+    if field.text is not None:
+        return pa.field(name, pa.large_string() if field.text == "str" else pa.large_binary())
+    if field.ragged:
+        item = pa.list_(kind, int(np.prod(field.inner))) if field.inner else kind
+        return pa.field(name, pa.large_list(item), metadata={"shape": json.dumps(list(field.shape))})
     if not field.shape:
         return pa.field(name, kind)
     return pa.field(name, pa.list_(kind, int(np.prod(field.shape))), metadata={"shape": json.dumps(list(field.shape))})
@@ -273,8 +279,14 @@ def _groups(table: Table, most: int) -> list[int]:
     return [*begins, len(table.lane)] if len(table.lane) else [0]
 
 
-def arrow_values(pa: Any, array: npt.NDArray[Any], kind: Any, null: npt.NDArray[np.bool_] | None = None) -> Any:
+def arrow_values(pa: Any, array: Any, kind: Any, null: npt.NDArray[np.bool_] | None = None) -> Any:
     """Return values of steps as a column, null where said; those with axes as flat lists."""
+    if isinstance(array, Ragged):
+        offsets = np.ascontiguousarray(array.offsets)
+        if array.text is not None:
+            buffers = [None, pa.py_buffer(offsets), pa.py_buffer(np.ascontiguousarray(array.values))]
+            return pa.Array.from_buffers(kind, len(array), buffers)
+        return pa.LargeListArray.from_arrays(pa.array(offsets), arrow_values(pa, array.values, kind.value_type))
     if array.ndim == 1:
         return pa.array(array, kind, mask=null)
     flat = pa.array(np.ascontiguousarray(array).reshape(-1), kind.value_type)

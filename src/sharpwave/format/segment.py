@@ -7,7 +7,6 @@ specification. All functions are pure.
 from __future__ import annotations
 
 import contextlib
-import math
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -17,13 +16,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs import ragged
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import by_number
+from sharpwave.codecs.registry import RAGGED, by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
 from sharpwave.format.segment_header import Header, Placed, check_required, check_rows
-from sharpwave.spec import START, Spec
+from sharpwave.spec import START, Field, Spec
 
 MAGIC = b"SWSG"
 VERSION = 2
@@ -222,13 +222,14 @@ def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
     return [dense] * FIRST_FIELD + [kinds.get(name, dense) for name in spec.fields]
 
 
-def _layout(spec: Spec) -> list[tuple[str, tuple[int, ...], str, int]]:
-    layout: list[tuple[str, tuple[int, ...], str, int]] = [("flags", (), "uint8", 0), ("reward", (), "float32", 0)]
-    return layout + [(name, field.shape, field.dtype, field.line_bytes) for name, field in spec.fields.items()]
+def _layout(spec: Spec) -> list[tuple[str, Field]]:
+    return [("flags", Field((), "uint8")), ("reward", Field((), "float32")), *spec.fields.items()]
 
 
-def _size(shape: tuple[int, ...], dtype: str) -> int:
-    return math.prod(shape) * np.dtype(dtype).itemsize
+def _check_codec(field: Field, codec: int) -> None:
+    """Refuse another codec than ``ragged`` for a ragged field.  Raises: DamagedError."""
+    if field.ragged and codec != RAGGED:
+        raise DamagedError(f"rows of any length are packed with codec {codec}, expected {RAGGED}")
 
 
 @contextlib.contextmanager
@@ -273,14 +274,17 @@ def check(
     """
     header = parse(data, spec)
     view = _view(data)
-    for (name, shape, dtype, line_bytes), column in zip(_layout(spec), header.placed, strict=True):
+    for (name, field), column in zip(_layout(spec), header.placed, strict=True):
         if name in ("flags", "reward") and column.codec != RAW:
             raise DamagedError(f"segment: {name} is packed with codec {column.codec}, expected {RAW}")
         payload = view[column.offset : column.offset + column.nbytes]
-        packed = Packed(
-            payload, column.rows, _size(shape, dtype), _shared(name, column.dictionary, dictionary), line_bytes
-        )
+        shared = _shared(name, column.dictionary, dictionary)
+        packed = Packed(payload, column.rows, field.row_bytes, shared, field.line_bytes)
         with _naming(name):
+            _check_codec(field, column.codec)
+            if field.ragged:
+                (ragged.verify if decode else ragged.check)(packed, field.kind)
+                continue
             codec = by_number(column.codec)
             (codec.verify if decode else codec.check)(packed)
     flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
@@ -307,7 +311,8 @@ def unpack(
     only: Collection[str] | None = None,
     limit: int = DECODED_BYTES,
 ) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
-    """Decode a whole segment: return its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``.
+    """Decode a whole segment: return its header, and ``flags``, ``reward`` and every field as ``[rows, *shape]``; a
+    ragged field as an array of arrays ``[rows]``.
 
     Args:
         dictionary: maps keys to bytes of the dictionaries that columns refer to; may raise KeyError.
@@ -321,10 +326,10 @@ def unpack(
     header = parse(data, spec)
     view = _view(data)
     arrays = {}
-    for (name, shape, dtype, line_bytes), column in zip(_layout(spec), header.placed, strict=True):
+    for (name, field), column in zip(_layout(spec), header.placed, strict=True):
         if only is not None and name not in only:
             continue
-        size = _size(shape, dtype)
+        size = field.row_bytes
         limit -= column.rows * size
         if limit < 0:
             raise DamagedError(
@@ -333,6 +338,12 @@ def unpack(
         shared = _shared(name, column.dictionary, dictionary)
         payload = view[column.offset : column.offset + column.nbytes]
         with _naming(name):
-            rows = by_number(column.codec).decode(Packed(payload, column.rows, size, shared, line_bytes))
-        arrays[name] = rows.reshape(-1).view(dtype).reshape(column.rows, *shape)
+            _check_codec(field, column.codec)
+            packed = Packed(payload, column.rows, size, shared, field.line_bytes)
+            if field.ragged:
+                arrays[name] = ragged.decode(packed, field.kind, limit)
+                limit -= sum(row.nbytes for row in arrays[name])
+                continue
+            rows = by_number(column.codec).decode(packed)
+        arrays[name] = rows.reshape(-1).view(field.np_dtype).reshape(column.rows, *field.shape)
     return header, arrays

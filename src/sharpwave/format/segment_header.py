@@ -22,7 +22,9 @@ SPARSE_FIELDS = 1 << 0
 """Some columns have fewer rows than steps."""
 NESTED = 1 << 1
 """Names of columns are paths through nested dicts and tuples."""
-NAMES = {SPARSE_FIELDS: "sparse fields", NESTED: "nested observations"}
+RAGGED_FIELDS = 1 << 2
+"""Some columns have rows of any length."""
+NAMES = {SPARSE_FIELDS: "sparse fields", NESTED: "nested observations", RAGGED_FIELDS: "ragged fields"}
 """Names in ``store.json``."""
 
 
@@ -120,7 +122,8 @@ def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) ->
 
 def features_of(spec: Spec) -> int:
     """Return the feature word of every segment of a store with this schema."""
-    return (SPARSE_FIELDS if spec.sparse_names else 0) | (NESTED if spec.nested else 0)
+    sparse, ragged = SPARSE_FIELDS if spec.sparse_names else 0, RAGGED_FIELDS if spec.ragged_names else 0
+    return sparse | ragged | (NESTED if spec.nested else 0)
 
 
 def required_names(spec: Spec) -> list[str]:

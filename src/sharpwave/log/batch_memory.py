@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from sharpwave.log.admission import Admission
-from sharpwave.memory.batch_pool import Block, Pool, Root
+from sharpwave.memory.batch_pool import Block, Pool, Root, block_size
 from sharpwave.memory.ledger import MAX_BATCH_SHARE
 
 KEPT_TRANSITIONS = 2048
@@ -83,6 +84,22 @@ class BatchMemory:
             self._admission.fit_memory()
         return lent
 
+    def lend_more(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Lend memory while a batch is filled, when no segment may move or be evicted.
+
+        Raises:
+            MemoryError: ``ram`` has no room for it.
+        """
+        size, pool, ledger = block_size(math.prod(shape) * dtype.itemsize), self.pool, self._ledger
+        pool.collect()
+        missing = pool.missing((size,))
+        if ledger.ram is not None and missing > self._room_bytes(ledger.ram):
+            raise self._too_large(missing, ledger.ram)
+        array: npt.NDArray[Any] = pool.lend(size, shape, dtype)[1]
+        if ledger.ram is not None and self._space.segment_cache is None:
+            ledger.kept_for_batches = max(ledger.kept_for_batches, ledger.batch_bytes)
+        return array
+
     def _make_room(self, sizes: tuple[int, ...], work_bytes: int) -> None:
         """Make room for a batch beside the held batches.  Raises: MemoryError: impossible."""
         ram, arena, pool = self._ledger.ram, self._space.arena, self.pool
@@ -94,15 +111,18 @@ class BatchMemory:
         need = pool.missing(sizes) + work_bytes
         if need > self._room_bytes(ram):
             self._admission.fit_memory()  # evicts for the growth of index and samplers, not for a batch
-        room = self._room_bytes(ram)
-        if need > room:
-            raise MemoryError(
-                f"sample: a batch of {need:,} bytes does not fit: of ram={ram:,} batches may take "
-                f"{max(0, room):,} more. {pool.held_bytes:,} bytes are held by batches that are still in use "
-                f"(together at most {MAX_BATCH_SHARE:g} of ram), {arena.committed_bytes:,} by steps and "
-                f"{self._ledger.beside_bytes(ram):,} by index and samplers. Use a smaller batch_size, let go of "
-                "batches, or raise ram="
-            )
+        if need > self._room_bytes(ram):
+            raise self._too_large(need, ram)
+
+    def _too_large(self, need: int, ram: int) -> MemoryError:
+        """Return the error of a batch for which there is no room."""
+        return MemoryError(
+            f"sample: a batch of {need:,} bytes does not fit: of ram={ram:,} batches may take "
+            f"{max(0, self._room_bytes(ram)):,} more. {self.pool.held_bytes:,} bytes are held by batches that are "
+            f"still in use (together at most {MAX_BATCH_SHARE:g} of ram), {self._space.arena.committed_bytes:,} by "
+            f"steps and {self._ledger.beside_bytes(ram):,} by index and samplers. Use a smaller batch_size, let go of "
+            "batches, or raise ram="
+        )
 
     def _room_bytes(self, ram: int) -> int:
         """Return the bytes of memory that batches may take in addition."""

@@ -279,6 +279,7 @@ class Behind(LogListener):
             self._spare.append(one.staging)
             if not kept:
                 self._admission.drop(one.slot)
+            self._opened.columns.values.release(one.slot)
 
     def let_go(self) -> None:
         """Free the memory for further segments, once the segments that are being encoded are sealed."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,9 @@ import numpy.typing as npt
 from sharpwave.codecs import registry as codecs
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.protocol import Codec, Encoder
+from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.registry import RAGGED
 from sharpwave.format.segment import SegmentColumn
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
@@ -289,14 +291,14 @@ class SegmentEncoder:
     """Encoder of a segment's columns: of each field one after the other.
 
     Attributes:
-        columns: encoders by column; flags and rewards have none, and stay raw.
+        columns: encoders by column; flags and rewards have none, and stay raw; ragged fields have their own codec.
     """
 
     def __init__(self, layout: SegmentLayout, codecs: Mapping[str, str], tables: Sequence[DictionaryTable]) -> None:
         self.columns = {
             c: ColumnEncoder(layout.spec.fields[name], codecs[name], tables[c], layout.limits[c])
             for c, name in enumerate(layout.names)
-            if name in layout.spec.fields
+            if name in layout.spec.fields and not layout.spec.fields[name].ragged
         }
 
     @property
@@ -304,15 +306,17 @@ class SegmentEncoder:
         """Bytes of working memory."""
         return sum(encoder.nbytes for encoder in self.columns.values())
 
-    def takes_long(self, lane: int, rows: Sequence[Bytes]) -> bool:
+    def takes_long(self, lane: int, rows: Sequence[Any]) -> bool:
         """Return whether ``encode`` of the same arguments takes long."""
+        if any(isinstance(one, RaggedRows) and one.nbytes >= SLOW_BYTES for one in rows):
+            return True
         return any(one.lanes.takes_long(lane, len(rows[c])) for c, one in self.columns.items())
 
-    def depends_on_others(self, lane: int, rows: Sequence[Bytes]) -> bool:
+    def depends_on_others(self, lane: int, rows: Sequence[Any]) -> bool:
         """Return whether the encoding of the lane's next segment depends on segments of other lanes."""
         return any(one.lanes.depends_on_others(lane, len(rows[c])) for c, one in self.columns.items())
 
-    def try_later(self, lane: int, rows: Sequence[Bytes]) -> bool:
+    def try_later(self, lane: int, rows: Sequence[Any]) -> bool:
         """Take and begin trials as ``ColumnEncoder.try_later`` does; return whether there were any."""
         done = [one.try_later(lane, rows[c]) for c, one in self.columns.items()]
         return any(done)
@@ -322,7 +326,7 @@ class SegmentEncoder:
         for encoder in self.columns.values():
             encoder.try_elsewhere(begin)
 
-    def reserve_trials(self, lane: int, rows: Sequence[Bytes]) -> list[bool]:
+    def reserve_trials(self, lane: int, rows: Sequence[Any]) -> list[bool]:
         """Return ``may_try`` for a later ``encode`` of the same arguments."""
         columns = self.columns
         return [c in columns and columns[c].lanes.reserve_trial(lane, len(data)) for c, data in enumerate(rows)]
@@ -335,7 +339,7 @@ class SegmentEncoder:
     def encode(
         self,
         lane: int,
-        rows: Sequence[Bytes],
+        rows: Sequence[Any],
         columns: list[SegmentColumn],
         places: list[int],
         may_try: Sequence[bool] | None = None,
@@ -347,7 +351,9 @@ class SegmentEncoder:
             may_try: by column, from ``reserve_trials``; ``None``: the trials of the present call.
         """
         for c, data in enumerate(rows):
-            if c not in self.columns:
+            if isinstance(data, RaggedRows):
+                column, place = SegmentColumn(RAGGED, len(data), data.pack()), 0
+            elif c not in self.columns:
                 column, place = SegmentColumn(RAW, len(data), data.tobytes()), 0
             else:
                 column, place = self.columns[c].pack(lane, data, None if may_try is None else may_try[c])

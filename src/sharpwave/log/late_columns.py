@@ -98,6 +98,11 @@ class LateColumns(LogListener):
             raise TypeError(f"{what}: {name!r} is {kind!r}, expected a sharpwave.Field")
         if kind.stack is not None or kind.every is not None or kind.codec is not None:
             raise ValueError(f"{what}: {name!r} has stack=, every= or codec=, which a column added later cannot have")
+        if kind.ragged:
+            raise ValueError(
+                f"{what}: {name!r} has rows of any length, which only fields of the spec can have; declare it there, "
+                "or pad its values to one length"
+            )
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
             raise ValueError(f"{what}: name={name!r}, expected 1 to {MAX_NAME_CHARACTERS} printable characters")
         if "." in name:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
-from sharpwave.codecs.registry import MIN_AUTO_BYTES
+from sharpwave.codecs.registry import MIN_AUTO_BYTES, RAGGED
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.format.segment import FLAGS, SegmentColumn
+from sharpwave.log.open_values import OpenValues
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import SegmentLayout
@@ -21,10 +24,15 @@ Int32s = npt.NDArray[np.int32]
 
 
 class OpenColumns:
-    """Columns of the open segments in slots, views of the arena."""
+    """Columns of the open segments in slots, views of the arena.
+
+    Attributes:
+        values: of ragged fields, beside it.
+    """
 
     def __init__(self, layout: SegmentLayout, arena: Arena, index: SegmentIndex) -> None:
         self._layout, self._arena, self._index = layout, arena, index
+        self.values = OpenValues(layout, arena, index)
         self._sparse_limits = np.array([layout.limits[c] for c in layout.sparse_columns], np.int32).reshape(-1, 1)
 
     def of(self, c: int, slot: int, rows: int | None = None) -> Bytes:
@@ -33,12 +41,13 @@ class OpenColumns:
         begin = int(self._index.offset[c, slot])
         return self._arena.memory[begin : begin + limit * size].reshape(limit, size)[:rows]
 
-    def all_so_far(self, slot: int) -> list[Bytes]:
-        """Return the rows written so far of every column, as ``of`` does."""
+    def all_so_far(self, slot: int) -> list[Any]:
+        """Return the rows written so far of every column, as ``of`` does; of ragged ones ``RaggedRows``."""
         counts = dict.fromkeys(range(len(self._layout.names)), int(self._index.rows[slot]))
         counts |= dict.fromkeys(self._layout.obs_columns, int(self._index.frames[slot]))
         counts |= {c: int(rows[slot]) for c, rows, _ in self._sparse()}
-        return [self.of(c, slot, rows) for c, rows in counts.items()]
+        ragged = self._layout.ragged_columns
+        return [self.values.rows(c, slot, n) if c in ragged else self.of(c, slot, n) for c, n in counts.items()]
 
     def _sparse(self) -> Iterable[tuple[int, Int32s, int]]:
         """Return each sparse field's column, its row counts by slot, and the period of its values."""
@@ -76,7 +85,14 @@ class OpenColumns:
         return found
 
 
-def unshared_column(rows: Bytes) -> SegmentColumn:
-    """Return a column of ``rows`` uint8 [n, bytes of a row], encoded without a dictionary."""
+def ragged_column(rows: RaggedRows) -> SegmentColumn:
+    """Return a column of rows of any length."""
+    return SegmentColumn(RAGGED, len(rows), rows.pack())
+
+
+def unshared_column(rows: Bytes | RaggedRows) -> SegmentColumn:
+    """Return a column of ``rows`` uint8 [n, bytes of a row], or of any length, encoded without a dictionary."""
+    if isinstance(rows, RaggedRows):
+        return ragged_column(rows)
     packed = Zstd().encode(rows) if len(rows) and rows[0].nbytes >= MIN_AUTO_BYTES else None
     return SegmentColumn(RAW if packed is None else Zstd.number, len(rows), packed or rows.tobytes())

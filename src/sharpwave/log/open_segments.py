@@ -33,6 +33,8 @@ WHOLE = 1 << 16
 """Unit of shares, all steps of a segment: segments are sealed when full, except a lane's first."""
 SEALED_NEXT = 1
 """Share of a segment that is sealed before its lane's next step, however few steps it has, unless it has none."""
+REFERENCE = np.dtype(np.uint64)
+"""Dtype of the rows of ragged fields in the arena (``OpenValues``)."""
 JUST_ENDED = 1
 """Bit of ``Lanes.watch``: the last frame of the lane's open segment is an observation after an episode's end that was
 given, and that the lane's next step is not compared with yet."""
@@ -78,7 +80,13 @@ class Lanes:
         self.staggered = True
         self.fields = core.Columns(
             [
-                (name, field.np_dtype.num, field.row_bytes, name in layout.spec.obs_names, field.every or 0)
+                (
+                    name,
+                    (REFERENCE if field.ragged else field.np_dtype).num,
+                    field.row_bytes,
+                    name in layout.spec.obs_names,
+                    field.every or 0,
+                )
                 for name, field in layout.spec.fields.items()
             ]
         )
@@ -215,7 +223,8 @@ class Lanes:
         index.first_step[slot] = header.first_step
         index.episode_step[slot] = header.episode_step
         for c, name in enumerate(self.layout.names):
-            data = np.ascontiguousarray(arrays[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
+            values = arrays if name not in self.layout.spec.ragged_names else self._refilled(slot, arrays)
+            data = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self.columns.of(c, slot, len(data))[:] = data
         index.sparse[:, slot] = [len(arrays[self.layout.names[c]]) for c in self.layout.sparse_columns]
         if header.metadata:
@@ -224,6 +233,13 @@ class Lanes:
         if header.frames > header.context + header.steps + ended:
             index.frames[slot] -= 1
             self.successor_known[lane] = self.any_known = True
+
+    def _refilled(self, slot: int, arrays: Rows) -> Rows:
+        """Write the values of ragged fields, beside the arena; return the rows by field, with references there."""
+        values, names = self.columns.values, self.layout.spec.ragged_names
+        values.release(slot)
+        values.reserve_run(slot, arrays)
+        return values.put(np.full(len(arrays[names[0]]), slot), {name: arrays[name] for name in names})[0]
 
     def pack(
         self, lane: int, slot: int, columns: Sequence[SegmentColumn], *, sealed: bool = True
@@ -265,13 +281,19 @@ class Lanes:
         """Number the lane's next step, in an open segment that is empty, ``step``."""
         self.steps[lane] = self.index.first_step[self.slots[lane]] = step
 
-    def full(self, lanes: Ints, max_rows: int) -> list[int]:
+    def full(self, lanes: Ints, max_rows: int, coming: Rows | None = None) -> list[int]:
         """Return the positions in ``lanes`` [n] whose segment must be sealed before another step.
 
         Args:
             max_rows: steps at which a segment counts as full.
+            coming: the coming steps' ragged fields [n], if there are any; ``None``: their room does not count.
         """
         positions = core.find_full(self.index.arrays, self.arrays, lanes, max_rows, self.layout.max_frames - 3)
+        if coming is not None and (names := self.layout.spec.ragged_names):
+            slots = self.slots[lanes].tolist()
+            rows = ({name: coming[name][i : i + 1] for name in names} for i in range(len(slots)))
+            filled = [not self.columns.values.fits(slot, one) for slot, one in zip(slots, rows, strict=True)]
+            positions = sorted({*positions, *np.flatnonzero(filled).tolist()})
         if self.annotations or self.sparse:
             positions = sorted({*positions, *np.flatnonzero(self._crowded(lanes)).tolist()})
         return positions
@@ -318,10 +340,16 @@ class Lanes:
             nexts: observations after the steps by field [n, *shape], read only for rows that did not end.
         """
         self.any_known |= nexts is not None  # first: a signal's handler may raise after the call
-        self.any_known = core.write_steps(
-            self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, flags, rows, finals, nexts,
-            self.any_known,
-        )  # fmt: skip
+        values = self.columns.values
+        given, before = values.put(self.slots[lanes], rows) if values else (rows, {})
+        try:
+            self.any_known = core.write_steps(
+                self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, flags, given, finals, nexts,
+                self.any_known,
+            )  # fmt: skip
+        except BaseException:
+            values.take_back(before)
+            raise
 
     def room(self, lane: int, max_rows: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment before it must be sealed.
@@ -343,7 +371,13 @@ class Lanes:
 
         Cost: a copy.
         """
-        core.write_run(self.fields, self.index.arrays, self.arrays, self.arena.memory, lane, flags, rows, final)
+        values = self.columns.values
+        given, before = values.put(np.full(len(flags), self.slots[lane]), rows) if values else (rows, {})
+        try:
+            core.write_run(self.fields, self.index.arrays, self.arrays, self.arena.memory, lane, flags, given, final)
+        except BaseException:
+            values.take_back(before)
+            raise
 
     def write_successor(self, lane: int, frames: Mapping[int, npt.NDArray[Any]]) -> None:
         """Write the observation after the lane's last step, [*shape] by column, after the frames of its segment."""

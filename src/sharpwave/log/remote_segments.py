@@ -11,11 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import key_of
+from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
 from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.format.segment_header import Header
+from sharpwave.log.open_columns import ragged_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import ENDED, START
 from sharpwave.validation import MAX_LANES
@@ -178,7 +180,12 @@ def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> 
 def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -> bytes:
     """Return the same segment with raw columns, where a table has no place for its dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
-    columns = [SegmentColumn(RAW, len(rows), np.ascontiguousarray(rows).tobytes()) for rows in arrays.values()]
+    columns = [
+        ragged_column(RaggedRows.of(log.spec.fields[name].kind, rows))
+        if name in log.spec.ragged_names
+        else SegmentColumn(RAW, len(rows), np.ascontiguousarray(rows).tobytes())
+        for name, rows in arrays.items()
+    ]
     return segment.pack_again(header, header.steps, header.frames, columns)
 
 

@@ -29,7 +29,7 @@ class Sealing:
 
     Attributes:
         turnover: seals and evicts in the core, if neither trials of codecs nor a codec in Python are needed; ``None``
-            with a disk, sparse fields, or a retention other than ``Fifo``.
+            with a disk, sparse or ragged fields, or a retention other than ``Fifo``.
         behind: encodes behind the caller; ``None`` with a disk, or with a retention that is not in order.
     """
 
@@ -46,7 +46,7 @@ class Sealing:
             self.behind = Behind(opened, admission, encoder)
             self._inventory.tell(self.behind)
             encoder.try_elsewhere(self.behind.begin if ram is None else None)
-        if type(retention) is Fifo and not spec.sparse_names:
+        if type(retention) is Fifo and not spec.sparse_names and not spec.ragged_names:
             lanes = [one.lanes for one in encoder.columns.values()]
             self.turnover = core.Turnover(
                 opened.fields, admission.space.arena, self._index.free, retention.queue, lanes,
@@ -69,17 +69,17 @@ class Sealing:
         """Whether segments are being encoded: they must be sealed before others."""
         return self.behind is not None and bool(self.behind.pending)
 
-    def seal_full(self, lanes: Ints, max_rows: int, observed: Callable[[], Rows]) -> None:
+    def seal_full(self, lanes: Ints, max_rows: int, observed: Callable[[], Rows], coming: Rows | None = None) -> None:
         """Seal the open segments of ``lanes`` [n] that have no room for another step.
 
         Args:
             max_rows: steps at which a segment counts as full.
-            observed: returns the next steps' observations by field [n, *shape].
+            observed: returns the next steps' observations by field [n, *shape]. ``coming``: as for ``Lanes.full``.
 
         Raises: MemoryError, OSError: no room; some may be sealed.
         """
         self.settle()
-        full: Sequence[int] = self._opened.full(lanes, max_rows)
+        full: Sequence[int] = self._opened.full(lanes, max_rows, coming)
         if not full:
             return
         rows = observed()
@@ -144,6 +144,8 @@ class Sealing:
             except BaseException:  # an interrupt, or out of memory: its bytes are being overwritten already
                 self._admission.drop(slot)
                 raise
+        if self.behind is None or all(one.slot != slot for one in self.behind.pending):
+            self._opened.columns.values.release(slot)
 
     def drops_for(self, error: BaseException) -> bool:
         """Return whether ``on_full`` drops the newest segment for ``error``."""

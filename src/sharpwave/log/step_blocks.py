@@ -194,7 +194,8 @@ def _begin_apart(log: StepLog, lane: int, steps: int, at_once: bool) -> None:
     if not log.index.rows[log.opened.slots[lane]]:
         return
     capacity = log.admission.capacity
-    at_once = at_once and not log.opened.sparse and (capacity is None or steps <= max(1, capacity // 2))
+    any_size = log.opened.sparse or log.opened.columns.values
+    at_once = at_once and not any_size and (capacity is None or steps <= max(1, capacity // 2))
     if not at_once or log.room(lane) < steps:
         log.sealing.seal_open(lane)
 

@@ -127,6 +127,10 @@ class StepLog:
         self.inventory.tell(late)
         ledger.enter("columns", lambda: late.nbytes)
         self.opened = Lanes(layout, self.arena, self.index)
+        if spec.ragged_names:
+            values = self.opened.columns.values
+            ledger.enter("open_values", lambda: values.nbytes)
+            values.share = self._value_share
         self.boundaries = Boundaries(self.opened)
         self.sealed = Sealed(space, disk, tables, self.inventory)
         self.compaction = None
@@ -162,6 +166,11 @@ class StepLog:
     def annotation_bytes(self) -> int:
         """Bytes of memory of annotations outside segments: some ten times their JSON."""
         return 10 * (self.annotations.nbytes + self.opened.annotations.nbytes)
+
+    def _value_share(self) -> float:
+        """Return the bytes of memory for the values of one ragged field in one open segment."""
+        ram, columns = self.ledger.ram, len(self.layout.ragged_columns)
+        return float("inf") if ram is None else ram // (8 * columns * max(1, self.lanes))
 
     @property
     def lanes(self) -> int:
@@ -327,17 +336,20 @@ class StepLog:
         if opened.any_known:
             for i in opened.breaks(lanes, rows):
                 self.break_off(int(lanes[i]), {name: rows[name][i : i + 1] for name in self.spec.obs_names})
-        self.make_room(lanes, lambda: rows)
+        self.make_room(lanes, lambda: rows, rows)
+        values = opened.columns.values
+        if values and values.reserve(opened.slots[lanes], rows):
+            self.admission.fit_memory()
         opened.write(lanes, flags, rows, finals, nexts)
         inventory.append(len(lanes))
 
-    def make_room(self, lanes: Ints, observed: Callable[[], Rows]) -> None:
+    def make_room(self, lanes: Ints, observed: Callable[[], Rows], coming: Rows | None = None) -> None:
         """Seal full segments before another step is appended to each of ``lanes`` [n], and evict.
 
         Args:
-            observed: returns the steps' observations by field [n, *shape].
+            observed: returns the steps' observations by field [n, *shape]. ``coming``: as for ``Lanes.full``.
         """
-        self.sealing.seal_full(lanes, self.max_rows(len(self.opened)), observed)
+        self.sealing.seal_full(lanes, self.max_rows(len(self.opened)), observed, coming)
         self.make_room_for_steps(len(lanes))
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
@@ -356,12 +368,20 @@ class StepLog:
             self.write(lanes, flags[:1], first, final if len(flags) == 1 else None)
             return 1
         max_rows = self.max_rows(len(opened))
-        self.sealing.seal_full(lanes, max_rows, lambda: {names[c]: rows[names[c]][:1] for c in self.layout.obs_columns})
+        first = {name: values[:1] for name, values in rows.items()}
+        self.sealing.seal_full(
+            lanes, max_rows, lambda: {names[c]: first[names[c]] for c in self.layout.obs_columns}, first
+        )
         count = min(len(flags), max(1, opened.room(lane, max_rows)))
         if self.admission.capacity is not None:
             count = min(count, max(1, self.admission.capacity // 2))
+        values, slot = opened.columns.values, int(opened.slots[lane])
+        if values:
+            count = min(count, values.fits(slot, {name: rows[name][:count] for name in self.spec.ragged_names}))
         self.make_room_for_steps(count)
         part = {name: values[:count] for name, values in rows.items()}
+        if values and values.reserve_run(slot, part):
+            self.admission.fit_memory()
         opened.write_run(lane, flags[:count], part, final if count == len(flags) else None)
         self.inventory.append(count)
         return count

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.ragged import OVERHEAD_BYTES
 from sharpwave.format import segment
 from sharpwave.format.annotations import MAX_METADATA_BYTES
 from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import ALIGNMENT, rounded
 from sharpwave.memory.segment_index import LEAF_MASK
-from sharpwave.spec import Spec
+from sharpwave.spec import Field, Spec
 
 Ints = npt.NDArray[np.int64]
 
@@ -20,6 +21,8 @@ DEFAULT_STRIDE, SHORT_STRIDE = 128, 64
 """Steps in a segment: the default, and the number for a store on disk or for large steps. Sampling an item from disk
 reads its whole segment for a few frames of it. A lane's open segment of large steps takes half the memory; games'
 frames take at most 15 % more, mostly 5 (``benchmarks/codec_sizes.py --segments``)."""
+MAX_RAGGED_RESERVE = 1 << 40
+"""Limit of the address space that is reserved because rows may have their greatest lengths."""
 LARGE_STEP_BYTES = 4 << 10
 MIN_CHUNK_BYTES = 64 * 1024
 """Small segments fill a chunk but for part of one."""
@@ -42,6 +45,7 @@ class SegmentLayout:
         limits: limit of rows, by column.
         obs_columns, step_columns, sparse_columns: numbers of the columns with a row a frame, of the fields with a row a
             step, and of sparse fields. ``every``: of the latter.
+        ragged_columns: of ragged fields. ``rooms``: limits of the bytes of their values in a segment.
         column_starts: int64 [columns], offsets of an open segment's columns in its range of the arena.
         open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena, and of the largest sealed segment.
         spine_bytes: of flags and rewards, which stay in memory while the segment is uncached; 0 without a disk.
@@ -57,6 +61,8 @@ class SegmentLayout:
     step_columns: list[int]
     sparse_columns: list[int]
     every: tuple[int, ...]
+    ragged_columns: list[int]
+    rooms: tuple[int, ...]
     column_starts: Ints
     open_bytes: int
     chunk_bytes: int
@@ -67,7 +73,8 @@ class SegmentLayout:
         """Upper bound of a batch's bytes for each transition: two observations, the step's fields, numbers."""
         fields = self.spec.fields
         return 108 + sum(
-            field.row_bytes * (2 * field.frames if name in self.spec.obs_names else 1) for name, field in fields.items()
+            field.typical_bytes * (2 * field.frames if name in self.spec.obs_names else 1)
+            for name, field in fields.items()
         )
 
     def room(
@@ -85,7 +92,9 @@ class SegmentLayout:
         reserve = ram
         if reserve is None:
             chunks = max(1024, 2 * self.open_chunks(lanes, self.chunk_bytes))
-            reserve = int(2.2 * steps * self.spec.max_step_bytes) + chunks * self.chunk_bytes
+            fixed = int(2.2 * steps * self.spec.max_step_bytes)
+            longest = int(2.2 * steps * sum(row_room(field) for field in self.spec.fields.values()))
+            reserve = max(fixed, min(fixed + longest, MAX_RAGGED_RESERVE)) + chunks * self.chunk_bytes
         slots = 2 * -(-steps // (rows or self.stride)) + max(1024, 2 * lanes)
         return reserve, min(slots, LEAF_MASK // self.stride)
 
@@ -118,10 +127,21 @@ def column_limits(spec: Spec, stride: int) -> tuple[int, ...]:
     return stride, stride, *limits
 
 
+def row_room(field: Field) -> int:
+    """Return the bytes of a ragged field's longest row; 0 for other fields."""
+    return field.most_items * field.item_bytes if field.ragged else 0
+
+
+def value_room(field: Field, stride: int) -> int:
+    """Return the limit of the bytes of a ragged field's values in a segment; 0 for other fields."""
+    return min(field.room_bytes, stride * row_room(field))
+
+
 def max_segment_bytes(spec: Spec, stride: int) -> int:
     """Return the limit of a segment's bytes, decoded."""
     sizes = (1, 4, *(field.row_bytes for field in spec.fields.values()))
-    return sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
+    values = sum(value_room(field, stride) for field in spec.fields.values())
+    return values + sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
 
 
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
@@ -133,6 +153,8 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
     limits = column_limits(spec, stride)
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
+    rooms = tuple(value_room(spec.fields[name], stride) for name in spec.ragged_names)
+    ragged_bytes = sum(rooms) + len(rooms) * (OVERHEAD_BYTES + 16 * stride)
     return SegmentLayout(
         spec=spec,
         stride=stride,
@@ -144,9 +166,11 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
         step_columns=[names.index(name) for name in spec.step_names if name not in spec.sparse_names],
         sparse_columns=[names.index(name) for name in spec.sparse_names],
         every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
+        ragged_columns=[names.index(name) for name in spec.ragged_names],
+        rooms=rooms,
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
-        chunk_bytes=max(MIN_CHUNK_BYTES, rounded(int(starts[-1]) + overhead, PAGE)),
+        chunk_bytes=max(MIN_CHUNK_BYTES, rounded(int(starts[-1]) + overhead + ragged_bytes, PAGE)),
         # With a disk, flags and rewards of all segments precede the chunks: sampleable steps, and their returns, are
         # known without reading.
         spine_bytes=rounded(5 * stride, ALIGNMENT) if on_disk else 0,

@@ -70,7 +70,7 @@ class RecordedEpisodes:
 
     def _read(self, episode: EpisodeSpan) -> Recorded:
         spec, found = self.spec, self._found
-        names = [name for name in spec.step_names if name not in spec.sparse_names]
+        names = [name for name in spec.step_names if name not in spec.sparse_names + spec.ragged_names]
         obs: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in spec.obs_names}
         fields: dict[str, list[npt.NDArray[Any]]] = {name: [] for name in names}
         reward: list[npt.NDArray[np.float32]] = []

@@ -98,7 +98,8 @@ class Stretch:
 
 @dataclass
 class PackedBytes:
-    """Size of a field's columns with one codec. ``raw_bytes``: of their steps' values, each once."""
+    """Size of a field's columns with one codec. ``raw_bytes``: of their steps' values, each once; 0 of a ragged
+    field."""
 
     columns: int = 0
     steps: int = 0
@@ -149,14 +150,19 @@ class Survey:
         return sum(chain.steps for chain in self.lanes.values())
 
     def sizes(self) -> dict[str, float]:
-        """Return the bytes of the segments that count, encoded and raw, and of the files, as JSON."""
+        """Return the bytes of the segments that count, encoded and raw, and of the files, as JSON.
+
+        Rows of any length count neither in ``raw`` nor in ``ratio``: headers do not tell how long they are.
+        """
         steps, total = self.steps, sum(one.header.nbytes for one in self.segments)
-        raw = steps * self.described.spec.step_bytes
+        spec = self.described.spec
+        raw = steps * (spec.step_bytes - sum(spec.fields[name].typical_bytes for name in spec.ragged_names))
+        ragged = sum(one.bytes for name in spec.ragged_names for one in self.packed.get(name, {}).values())
         return {
             "segments": total,
             "per_step": total / max(1, steps),
             "raw": raw,
-            "ratio": raw / max(1, total),
+            "ratio": raw / max(1, total - ragged),
             "overhead": self.overhead_bytes,
             "dictionaries": self.dictionary_bytes,
             "files": sum(region.nbytes for region in self.regions),
@@ -183,7 +189,7 @@ class Survey:
             TooLargeError: decoding would exceed ``limit``.
         """
         end = episode.steps if end is None else min(end, episode.steps)
-        sizes = {name: one.row_bytes for name, one in self.described.spec.fields.items()}
+        sizes = {name: one.typical_bytes for name, one in self.described.spec.fields.items()}
         for one in self.lanes[episode.lane].segments:
             first, steps = one.header.first_step - episode.first_step, one.header.steps
             if first >= end or first + steps <= begin:
@@ -333,7 +339,9 @@ def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan
 
 def _count(result: Survey, one: Segment) -> None:
     spec = result.described.spec
-    sizes = {"flags": 1, "reward": 4} | {name: field.row_bytes for name, field in spec.fields.items()}
+    sizes = {"flags": 1, "reward": 4} | {
+        name: 0 if field.ragged else field.row_bytes for name, field in spec.fields.items()
+    }
     for (name, size), column in zip(sizes.items(), one.header.placed, strict=True):
         packed = result.packed.setdefault(name, {}).setdefault(name_of(column.codec), PackedBytes())
         packed.columns += 1

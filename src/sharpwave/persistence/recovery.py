@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import FULL, RegionFiles
@@ -26,7 +27,7 @@ from sharpwave.format import segment
 from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Record
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
-from sharpwave.log.open_columns import unshared_column
+from sharpwave.log.open_columns import ragged_column, unshared_column
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
@@ -248,6 +249,9 @@ class Adoption:
         columns: list[SegmentColumn] = []
         for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
             rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
+            if name in self.log.spec.ragged_names:
+                columns.append(ragged_column(RaggedRows.of(self.log.spec.fields[name].kind, rows)))
+                continue
             columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)
         return segment.pack_again(header, steps, frames, columns)

@@ -218,7 +218,16 @@ def _codecs(spec: Spec, codec: str | Mapping[str, str]) -> dict[str, str]:
     unknown = set(given) - set(spec.fields)
     if unknown:
         raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(spec.fields)}")
-    return {name: codec_choice(field.codec or given.get(name, "auto"), "Store") for name, field in spec.fields.items()}
+    for name in spec.ragged_names:
+        if isinstance(codec, Mapping) and given.get(name, "auto") != "auto":
+            raise ValueError(
+                f"Store: codec {given[name]!r} for {name!r}, whose rows of any length have a codec of their own; leave "
+                "it out"
+            )
+    return {
+        name: "auto" if field.ragged else codec_choice(field.codec or given.get(name, "auto"), "Store")
+        for name, field in spec.fields.items()
+    }
 
 
 def _check_codecs(folder: Path, codecs: Any) -> None:

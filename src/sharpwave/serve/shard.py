@@ -46,6 +46,7 @@ class Shard:
     """
 
     def __init__(self, store: Store, folder: Path | None = None, keeper: Keeper | None = None) -> None:
+        store.spec.check_fixed("Shard", "use the store in its own process")
         self.store, self.keeper = store, keeper
         self.intake = Intake(store, folder)
         self.budget = Budget.of_store(store.ram, store._log.stride * store.spec.step_bytes)

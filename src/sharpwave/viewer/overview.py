@@ -65,7 +65,7 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
                 "codec": codec,
                 "steps": packed.steps,
                 "bytes": packed.bytes,
-                "raw_bytes": packed.raw_bytes,
+                **({"raw_bytes": packed.raw_bytes} if packed.raw_bytes else {}),
             }
             for name, codecs in list(survey.packed.items())[:MAX_FIELDS]
             for codec, packed in codecs.items()

@@ -22,6 +22,7 @@ MAX_POINTS = 4000
 MAX_CURVES, MAX_COMPONENTS = 64, 8
 """Limits of an episode's curves, and of a value's components with a curve each; with more components, their smallest,
 mean and largest are drawn."""
+MAX_CHARACTERS = 400
 MAX_VALUES = 32
 """Limit of the components of a value that are shown in full."""
 
@@ -32,7 +33,7 @@ def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
     found, left, room = [], MAX_CURVES, MAX_DECODED_BYTES // described.layout.max_frames
     for name, field in described.spec.fields.items():
         curves = _components(field) if _components(field) <= MAX_COMPONENTS else 3
-        if not is_picture(field) and curves <= left and field.row_bytes < room:
+        if not field.ragged and not is_picture(field) and curves <= left and field.row_bytes < room:
             found.append((name, field))
             left, room = left - curves, room - field.row_bytes
     return found
@@ -102,8 +103,18 @@ def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, 
         told.append({"name": "reward", "text": f"{float(part.arrays['reward'][row]):.6g}"})
         for name in small:
             at = part.frames[row] if name in spec.obs_names else row
-            told.append({"name": escaped(name), "text": text_of(part.arrays[name][at])})
+            value = part.arrays[name][at]
+            if spec.fields[name].text is not None:
+                told.append({"name": escaped(name), "text": _shortened(value.tobytes(), spec.fields[name].text)})
+                continue
+            told.append({"name": escaped(name), "text": text_of(value)})
     return {"step": step, "lane_step": episode.first_step + step, "values": told}
+
+
+def _shortened(content: bytes, text: str | None) -> str:
+    """Return text as it is shown: its first characters, escaped."""
+    shown = content.decode(errors="replace") if text == "str" else repr(content[:MAX_CHARACTERS])
+    return escaped(shown[:MAX_CHARACTERS]) + ("..." if len(shown) > MAX_CHARACTERS else "")
 
 
 def text_of(value: npt.NDArray[Any]) -> str:

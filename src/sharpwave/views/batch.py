@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from sharpwave.nesting import map_leaves
+from sharpwave.ragged import Ragged
 from sharpwave.showing import contact_sheet, described, table, titled
 
 
@@ -82,10 +83,13 @@ class Arrays:
                 yield field.name, value
 
     def map(self, function: Callable[[Any], Any]) -> Self:
-        """Return the batch with ``function`` applied to every array."""
+        """Return the batch with ``function`` applied to every array; of rows of any length to values and offsets."""
+
+        def apply_to(leaf: Any) -> Any:
+            return leaf.map(function) if isinstance(leaf, Ragged) else function(leaf)
 
         def apply(value: Any) -> Any:
-            return value if value is None or isinstance(value, int) else map_leaves(function, value)
+            return value if value is None or isinstance(value, int) else map_leaves(apply_to, value)
 
         return type(self)(*(apply(getattr(self, field.name)) for field in fields(self)))
 
@@ -156,7 +160,8 @@ class Batch(Arrays):
         weights: float32 [B], importance weights, 1 for uniform sampling.
         probabilities: float64 [B], each item's probability in its draw.
         ids: int64 [B], for ``update_priorities``. They are tagged with their store; another store refuses them.
-        fields: the spec's further fields by name, at the transition's first step. Also as ``batch["name"]``.
+        fields: the spec's further fields by name, at the transition's first step; those of any length as a ``Ragged``.
+            Also as ``batch["name"]``.
         source: int64 [B], each item's view in a ``Blend``; ``None`` without a blend.
         terminated, truncated: bool [B], whether the last step that ``reward`` sums ended the episode so.
         n: int64 [B], steps that ``reward`` sums.
@@ -209,7 +214,7 @@ class SequenceBatch(Arrays):
         ids: int64 [B], for ``update_priorities``.
         fields: the spec's further fields by name, [B, T, *shape]; a sparse one (``Field(every=k)``) [B, *shape], its
             value at the window's first step, where that step's number in its episode is a multiple of k, else at the
-            last multiple before it. Also as ``batch["name"]``.
+            last multiple before it; one of any length is a ``Ragged`` of shape (B, T). Also as ``batch["name"]``.
         burn_in: columns before the first trained one.
         source: int64 [B], each item's view in a ``Blend``; ``None`` without a blend.
         terminated, truncated: bool [B, T], whether a step ended the episode so.

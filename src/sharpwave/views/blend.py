@@ -67,6 +67,12 @@ class Blend(Generic[B]):
                 f"Blend: view {twice[0].name!r} is there twice, expected each view once: give it the sum of its "
                 "shares, or make another view of its store, with name=, which has its own priorities and uses"
             )
+        for view in self.views:
+            if names := getattr(view.view, "ragged", ()):
+                raise ValueError(
+                    f"Blend: field {names[0]!r} of view {view.name!r} has rows of any length, which a blend cannot mix "
+                    "yet; sample each view alone, or declare the field with one length"
+                )
         described = [_settings(view) | _shapes(view) for view in self.views]
         names = dict.fromkeys(name for one in described for name in one)
         differing = [name for name in names if any(one.get(name) != described[0].get(name) for one in described)]

@@ -13,6 +13,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.json_values import decode
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
+from sharpwave.ragged import Ragged
 from sharpwave.showing import MAX_PICTURES, contact_sheet, line_chart, table, titled
 from sharpwave.spec import START, TERMINATED, TRUNCATED, Spec
 from sharpwave.views.gather import UndecodableError
@@ -166,13 +167,16 @@ class EpisodeReader:
             found: npt.NDArray[np.float32] = self.log.arena.floats[(self.log.index.offset[REWARD, slots] >> 2) + rows]
             return found
 
-    def read(self, name: str, first: int, count: int, *, final: bool = False) -> npt.NDArray[Any]:
-        """Decode a field of steps: [count, *shape]; with ``final`` also the observation after the last one.
+    def read(self, name: str, first: int, count: int, *, final: bool = False) -> Any:
+        """Decode a field of steps: [count, *shape]; with ``final`` also the observation after the last one. Of a ragged
+        field return a ``Ragged`` of count rows.
 
         Raises:
             KeyError: steps were evicted.  DamagedError: a segment cannot be read.  MemoryError: no room to read one.
         """
         kind = self.log.late.spec.fields[name]
+        if kind.ragged:
+            return self._read_ragged(name, first, count)
         out = np.empty((count + final, *kind.shape), kind.np_dtype)
         data = out.reshape(-1).view(np.uint8).reshape(count + final, 1, kind.row_bytes)
         chunk = max(1, CHUNK_BYTES // kind.row_bytes)
@@ -191,6 +195,26 @@ class EpisodeReader:
                     raise
             done += ready
         return out
+
+    def _read_ragged(self, name: str, first: int, count: int) -> Ragged:
+        """Decode a ragged field of steps, some at a time."""
+        kind, parts, done = self.spec.fields[name], list[Ragged](), 0
+        chunk = max(1, CHUNK_BYTES // kind.typical_bytes)
+        while done < count:
+            with self.lock:
+                slots, rows = (places[done : done + chunk] for places in self._locate(first, count))
+                ready = self._ready(slots)
+                try:
+                    part = self._steps.read_rows(name, slots[:ready], rows[:ready])
+                except UndecodableError as error:
+                    error.set_aside(self.log)
+                    raise
+            # Not in the store's memory of batches, which is for batches.
+            parts.append(Ragged(part.values.copy(), part.offsets, text=kind.text))
+            done += ready
+        lengths = np.concatenate([np.zeros(1, np.int64), *(part.lengths for part in parts)])
+        empty = np.empty((0, *kind.inner), kind.np_dtype)
+        return Ragged(np.concatenate([empty, *(part.values for part in parts)]), np.cumsum(lengths), text=kind.text)
 
     def _ready(self, slots: Ints) -> int:
         """Read the segments of steps into memory; return how many of the first steps' are there."""
@@ -275,7 +299,8 @@ class StoredEpisode:
         """Return a field of ``obs`` by its flat name, such as "obs" or "obs.camera": [T + 1, *shape] or [T, *shape]."""
         if name not in self._reader.spec.obs_names:
             raise KeyError(f"episode: {name!r}, expected a field of the observation: {self._reader.spec.obs_names}")
-        return self._reader.read(name, *self._where, final=self.ended is not None)
+        found: npt.NDArray[Any] = self._reader.read(name, *self._where, final=self.ended is not None)
+        return found
 
     @property
     def action(self) -> Any:
@@ -319,8 +344,9 @@ class StoredEpisode:
         sheets = [contact_sheet(self.observations(name)[::some]) for name in self.spec.obs_names]
         return titled(f"episode of {self.length:,} steps", *sheets, chart, table(("", ""), rows))
 
-    def __getitem__(self, name: str) -> npt.NDArray[Any]:
-        """Return a field [T, *shape] by its flat name; of a sparse one the last stored value at each step.
+    def __getitem__(self, name: str) -> Any:
+        """Return a field [T, *shape] by its flat name; of a sparse one the last stored value at each step, one of any
+        length as a ``Ragged``.
 
         A column added later has zeros where it was not written; ``"NAME.written"`` tells where it was.
 

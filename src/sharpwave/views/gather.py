@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs import ragged
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import name_of
@@ -319,6 +320,65 @@ class FieldReader(RowReader):
         return bases + payload_ends(memory, bases, self._number)
 
 
+class RaggedReader(FieldReader):
+    """Reader of a ragged field's rows in memory; as ``FieldReader``, whose rows are the references of open segments.
+
+    Args:
+        log: whose batches' memory it takes.
+    """
+
+    def __init__(self, log: StepLog, number: int, field: Field) -> None:
+        super().__init__(log.index, log.arena, number, "rows", log.tables[number], field)
+        self._log = log
+
+    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return uninitialized memory of batches.  Raises: MemoryError: ``ram`` has no room for it."""
+        return self._log.batches.lend_more(shape, dtype)
+
+    def take(self, slot: Ints, row: Ints) -> tuple[npt.NDArray[Any], Ints]:
+        """Return the values of steps, [total, *inner] in order, and the length of each, int64 [n].
+
+        Raises:
+            UndecodableError: naming the segments that hold no rows.  MemoryError.
+        """
+        index, memory, field, c = self._index, self._arena.memory, self._field, self._number
+        begins, lengths = np.empty((2, len(slot)), np.int64)
+        slot = np.ascontiguousarray(slot)
+        where = memory, index.offset[c], index.codec[c]
+        core.locate_ragged(*where, slot, np.ascontiguousarray(row), begins, lengths)
+        values = self.lend((int(lengths.sum()), *field.inner), field.np_dtype)
+        flat, left = values.reshape(-1).view(np.uint8), np.empty((2, len(slot)), np.int64)
+        addresses = self._log.opened.columns.values.addresses(c)
+        if core.read_ragged(*where, addresses, slot, begins, lengths, field.item_bytes, flat, left):
+            self._unpack(slot, lengths, left, flat)
+        return values, lengths
+
+    def _unpack(self, slot: Ints, lengths: Ints, left: Ints, out: Bytes) -> None:
+        """Decompress the rows that are zstd frames."""
+        some = np.flatnonzero(left[0] >= 0)
+        places = (np.cumsum(lengths) - lengths)[some].tolist()
+        memory = self._arena.memory
+        try:
+            rows = ragged.unpack_frames(memory, left[0, some], left[1, some], lengths[some])
+            for k, (place, size) in enumerate(zip(places, lengths[some].tolist(), strict=True)):
+                out[place : place + size] = np.frombuffer(rows[k], np.uint8)
+                if self._field.text == "str":
+                    ragged.check_text(out[place : place + size].data, k)
+        except DamagedError as error:
+            broken = [int(slot[i]) for i in some.tolist() if not self._is_sound(left[:, i], int(lengths[i]))]
+            raise UndecodableError(sorted(set(broken)), str(error)) from error
+
+    def _is_sound(self, frame: Ints, size: int) -> bool:
+        """Return whether a frame, by its begin and its bytes, holds a row."""
+        try:
+            row = ragged.unpack_frames(self._arena.memory, frame[:1], frame[1:], np.array([size]))[0]
+            if self._field.text == "str":
+                ragged.check_text(bytes(row), 0)
+        except DamagedError:
+            return False
+        return True
+
+
 class LateReader(RowReader):
     """Reader of one late column, which lies beside the segments; as for ``FieldReader``."""
 
@@ -365,6 +425,9 @@ class LogArrays:
             log, readers = self._log, list[RowReader]()
             for c, (name, field) in enumerate(log.spec.fields.items(), FIRST_FIELD):
                 counts: Any = "frames" if name in log.spec.obs_names else "rows" if field.every is None else "sparse"
+                if field.ragged:
+                    readers.append(RaggedReader(log, c, field))
+                    continue
                 sparse = log.spec.sparse_names.index(name) if counts == "sparse" else 0
                 readers.append(FieldReader(log.index, log.arena, c, counts, log.tables[c], field, sparse))
             readers += [LateReader(field, arrays, log.tables[FLAGS]) for field, arrays in log.late.arrays()]

@@ -280,6 +280,8 @@ class BatchLayout:
 
 def places_arrays(view: Any) -> bool:
     """Return whether ``view.batch`` only places arrays in a batch, by the class that has it: then all batches of a
-    size are made like one."""
+    size are made like one, unless they have ragged fields."""
+    if getattr(view, "ragged", ()):  # which have memory of their own
+        return False
     own: Any = next((kind for kind in type(view).__mro__ if "batch" in vars(kind)), object)
     return bool(vars(own).get("places_arrays"))

@@ -117,6 +117,7 @@ class Windows(StepView[SequenceBatch]):
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
         self._runs = np.empty((core.RUN_ROWS, 0), np.int64)
+        self._steps_read = np.empty((PIECE_ROWS, 0), np.int64)  # pieces of the latest batch with ragged fields
         self._columns = self.burn_in + self.length
         self.take_columns()
 
@@ -215,6 +216,8 @@ class Windows(StepView[SequenceBatch]):
         columns = {name: Column(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
         columns |= {name: Column(np.int64) for name in PLACE}
         for number, (name, field) in enumerate(self._spec.fields.items()):
+            if field.ragged:
+                continue
             rows, shape = self._shape(name, field)
             columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
         return columns
@@ -232,7 +235,7 @@ class Windows(StepView[SequenceBatch]):
     @property
     def filled_at_once(self) -> list[str] | None:
         """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
-        if not fills_at_once(self) or any(field.every is not None for field in self._fields):
+        if not fills_at_once(self) or any(field.every is not None or field.ragged for field in self._fields):
             return None
         return [*NUMBERS, *PLACE, *self._spec.fields]
 
@@ -253,6 +256,9 @@ class Windows(StepView[SequenceBatch]):
         steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
         for number, (name, field) in enumerate(self._spec.fields.items()):
+            if field.ragged:
+                self._steps_read = steps
+                continue
             if name in self._spec.obs_names:
                 stack, window = field.frames, target.columns[name].shape[1]
                 pieces = frames.get(stack)
@@ -269,6 +275,16 @@ class Windows(StepView[SequenceBatch]):
             else:
                 reads.append(Read(name, number, steps[0], steps[1], steps[2], steps))
         return reads
+
+    def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
+        """Return the steps of the windows that ``locate`` found, one by one."""
+        slot, newest, _, length, to = self._steps_read
+        piece = np.repeat(np.arange(len(slot)), length)
+        within = np.arange(len(piece)) - np.repeat(np.cumsum(length) - length, length)
+        places = to[piece] + within
+        order = np.argsort(places, kind="stable")
+        row = newest[piece] - length[piece] + 1 + within
+        return slot[piece][order], row[order], places[order], self._columns
 
     def decode(self, target: BatchTarget, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
         """Decode fields, spread stacks, and clear padding."""
@@ -299,7 +315,12 @@ class Windows(StepView[SequenceBatch]):
         return SequenceBatch(
             obs=spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
             action=spec.join_action({name: arrays[name, VALUE] for name in spec.action_names}),
-            fields={name: arrays[name, VALUE] for name in spec.extra_names},
+            fields={
+                name: self.no_rows(name, len(arrays["ids"]), self._columns)
+                if name in self.ragged
+                else arrays[name, VALUE]
+                for name in spec.extra_names
+            },
             burn_in=self.burn_in,
             **numbers(arrays, (*NUMBERS, *PLACE)),
         )

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
+from sharpwave.ragged import Ragged
 from sharpwave.views import gather
 from sharpwave.views.batch import Batch
 from sharpwave.views.gather import LogArrays, Read
@@ -52,13 +53,16 @@ class StepView(DividedView[B], Generic[B]):
         foresees: the ``next_obs`` of a lane's last step makes it known before any later step is appended.
         known: finder of the steps. ``runs``: int64 [3, MAX_RUNS]; it finds the first ones.
         expected: TD errors of steps that await being items, by slot.
+        ragged: names of the fields with rows of any length, which are in no column.
     """
 
     places_arrays = True
+    ragged: tuple[str, ...] = ()
 
     def serve(self, log: StepLog, known: core.StepFinder, *, foresees: bool = False) -> None:
         """Begin to serve a log, whose steps ``known`` finds."""
         self._log, self._spec, self._arrays = log, log.late.spec, LogArrays(log)
+        self.ragged = log.spec.ragged_names
         self.known, self.foresees = known, foresees
         self.runs = np.empty((3, MAX_RUNS), np.int64)
         self._unforeseen = np.zeros(0, np.uint8)
@@ -102,6 +106,33 @@ class StepView(DividedView[B], Generic[B]):
         """Compute returns and decode every field."""
         reads, readers = self.locate(target), self._arrays.readers()
         self.decode(target, reads, [readers[read.field] for read in reads])
+        if self.ragged:
+            self._fill_ragged(target)
+
+    def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
+        """Return where ragged fields' rows are, after ``locate``: the slots and rows of steps [n], the rows of the
+        batch for them (``None``: in order), and how many rows an item has."""
+        raise NotImplementedError
+
+    def _fill_ragged(self, target: BatchTarget) -> None:
+        """Read the rows of ragged fields into the batch."""
+        slot, row, places, each = self.places(target)
+        readers, count = self._arrays.readers(), each * len(target.ids)
+        for number, (name, field) in enumerate(self._spec.fields.items()):
+            if field.ragged:
+                reader: Any = readers[number]
+                values, found = reader.take(slot, row)
+                lengths = found
+                if places is not None:
+                    lengths = np.zeros(count, np.int64)
+                    lengths[places] = found
+                target.batch.fields[name].take_part(target.begin * each, values, lengths, reader.lend)
+
+    def no_rows(self, name: str, *shape: int) -> Ragged:
+        """Return empty rows of a ragged field, for ``take_part``."""
+        field = self._spec.fields[name]
+        empty = np.empty((0, *field.inner), field.np_dtype)
+        return Ragged(empty, np.zeros(int(np.prod(shape)) + 1, np.int64), shape, field.text)
 
 
 def numbers(arrays: Arrays, names: tuple[str, ...]) -> dict[str, Any]:
@@ -159,6 +190,8 @@ class NStep(StepView[Batch]):
         # Windows of rows: column, number of its field, and with which rows each ends.
         self._windows: list[tuple[str, int, int]] = []
         for number, name in enumerate(spec.fields):
+            if name in self.ragged:
+                continue
             if name not in spec.obs_names:
                 self._windows.append((name, number, core.OF_STEPS))
             elif self.n_step == 1:  # one window holds both stacks, which overlap by all but one frame
@@ -228,6 +261,10 @@ class NStep(StepView[Batch]):
                 reads.append(Read(name, number, next_slot, next_frame, next_first))
         return reads
 
+    def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
+        """Return the steps themselves."""
+        return target.rows[0], target.rows[1], None, 1
+
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
         filled: list[Any] = [columns[name] for name in NUMBERS]
         settings = self.n_step, self.gamma, self.stacks
@@ -236,7 +273,7 @@ class NStep(StepView[Batch]):
     @property
     def filled_at_once(self) -> list[str] | None:
         """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
-        if not fills_at_once(self) or self._sparse:
+        if not fills_at_once(self) or self._sparse or self.ragged:
             return None
         return [*NUMBERS, *(name for name, _, _ in self._windows)]
 
@@ -258,7 +295,10 @@ class NStep(StepView[Batch]):
             obs=spec.join_obs({name: arrays[name, HERE] for name in spec.obs_names}),
             action=spec.join_action({name: arrays[name, HERE] for name in spec.action_names}),
             next_obs=spec.join_obs({name: arrays[name + after, NEXT] for name in spec.obs_names}),
-            fields={name: arrays[name, HERE] for name in spec.extra_names},
+            fields={
+                name: self.no_rows(name, len(arrays["ids"])) if name in self.ragged else arrays[name, HERE]
+                for name in spec.extra_names
+            },
             **numbers(arrays, tuple(NUMBERS)),
         )
 

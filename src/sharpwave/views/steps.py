@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import FLAGS, REWARD
 from sharpwave.native import core
+from sharpwave.ragged import Ragged
 from sharpwave.views.gather import LogArrays
 
 if TYPE_CHECKING:
@@ -55,6 +56,12 @@ class Steps:
         before = int(index.previous[slot])
         return -1 if before < 0 or index.gap[before] else before
 
+    def read_rows(self, name: str, slots: Ints, rows: Ints) -> Ragged:
+        """Decode a field with rows of any length of the steps ``rows`` [n] of ``slots`` [n]."""
+        reader: Any = self._arrays.readers()[list(self._log.spec.fields).index(name)]
+        values, lengths = reader.take(slots, rows)
+        return Ragged(values, np.concatenate([[0], np.cumsum(lengths)]), text=self._log.spec.fields[name].text)
+
     def read(self, name: str, slots: Ints, rows: Ints, out: npt.NDArray[Any], *, final: bool = False) -> None:
         """Decode a field of the steps ``rows`` [n] of ``slots`` [n] into ``out`` uint8 [n, frames, row bytes].
 
@@ -65,6 +72,8 @@ class Steps:
             self._numbers = {name: k for k, name in enumerate(self._log.late.spec.fields)}
             self._version = self._log.late.version
         reader = self._arrays.readers()[self._numbers[name]]
+        if name in self._log.spec.ragged_names:
+            raise ValueError(f"read: field {name!r} has rows of any length, expected read_rows() for it")
         if name not in self._log.spec.obs_names:
             reader.read_steps(slots, rows, out)
             return

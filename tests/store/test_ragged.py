@@ -1,0 +1,325 @@
+"""Fields with rows of any length: declarations, what batches have, refusals by name, damage."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.serve.shard import Shard
+from sharpwave.spec import Spec
+from sharpwave.views.steps import Steps
+
+
+def spec_of(**fields: sw.Field) -> sw.Spec:
+    return sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), **fields)
+
+
+def append(store: sw.Store, number: int, ends: bool = False, **rows: Any) -> int:
+    return store.append(obs=np.full(2, number), action=0, reward=0, terminated=ends, truncated=False, **rows)
+
+
+def filled(rows: list[Any], field: sw.Field, **settings: Any) -> sw.Store:
+    store = sw.Store(spec_of(response=field), **{"capacity": 1000, **settings})
+    for k, row in enumerate(rows):
+        append(store, k, k == len(rows) - 1, response=row)
+    return store
+
+
+TOKENS = sw.Field((None,), "int32")
+
+
+def ragged(*rows: list[int], dtype: str = "int32") -> sw.Ragged:
+    arrays = [np.array(row, dtype) for row in rows]
+    return sw.Ragged.of(arrays, np.empty(0, dtype))
+
+
+# declarations
+
+
+def test_fields_say_their_rows() -> None:
+    assert sw.Field(str) == sw.Field((None,), "str") != sw.Field(bytes)
+    assert sw.Field((None, 768), "float16").shape == (None, 768)
+    spec = spec_of(a=TOKENS, b=sw.Field(str, max_length=10), c=sw.Field((None, 3), "bool"))
+    assert Spec.from_json(spec.description()) == spec
+    assert spec.ragged_names == ("a", "b", "c")
+    assert spec.schema_hash != spec_of(a=TOKENS, b=sw.Field(str), c=sw.Field((None, 3), "bool")).schema_hash
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: sw.Field((None,), "int32", every=3), "every=3 of rows of any length"),
+        (lambda: sw.Field((None,), "int32", stack=3), "stack=3 of rows of any length"),
+        (lambda: sw.Field((None,), "int32", codec="zstd"), "codec='zstd' of rows of any length"),
+        (lambda: sw.Field((3, None), "int32"), "first of which may be None"),
+        (lambda: sw.Field((None, 3), "str"), "of str, expected"),
+        (lambda: sw.Field(str, "int32"), "dtype 'int32' with str"),
+        (lambda: sw.Field((3,), "int32", max_length=3), "max_length 3"),
+        (lambda: sw.Field((None,), "int32", max_length=0), "max_length 0"),
+        (lambda: sw.Field((None,), "int64", max_length=1 << 30), "lower max_length="),
+        (lambda: sw.Spec(obs=TOKENS, action=sw.Field((), "int64")), "obs has rows of any length"),
+        (lambda: sw.Spec(obs=sw.Field((), "uint8"), action={"a": TOKENS}), "action.a has rows of any length"),
+    ],
+)
+def test_wrong_declarations_are_refused(make: Any, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        make()
+    with pytest.raises(TypeError, match="no dtype"):
+        sw.Field((3,))
+
+
+@pytest.mark.parametrize(
+    ("field", "row", "why"),
+    [
+        (TOKENS, [[1, 2]], "row 0 has shape"),
+        (TOKENS, 3, "row 0 has shape"),
+        (TOKENS, [1.5], "expected int32"),
+        (TOKENS, [1 << 40], "does not fit"),
+        (sw.Field((None,), "int32", max_length=2), [1, 2, 3], "response: row 0 has 3 items, expected at most 2"),
+        (sw.Field(str, max_length=3), "éé", "row 0 has 4 bytes, expected at most 3"),
+        (sw.Field(str), b"ab", "expected a str"),
+        (sw.Field(str), "\ud800", "no UTF-8"),
+        (sw.Field(bytes), "ab", "expected bytes"),
+        (sw.Field((None, 2), "float32"), np.zeros((3, 3)), "row 0 has shape"),
+    ],
+)
+def test_rows_that_do_not_fit_change_nothing(field: sw.Field, row: Any, why: str) -> None:
+    store = sw.Store(spec_of(response=field), capacity=100)
+    with pytest.raises((ValueError, TypeError), match=why):
+        append(store, 0, response=row)
+    assert len(store) == 0
+
+
+def test_rows_of_a_call_are_counted() -> None:
+    store = sw.Store(spec_of(response=TOKENS), capacity=100)
+    two: dict[str, Any] = {"obs": np.zeros((2, 2)), "action": np.zeros(2, int), "reward": np.zeros(2)}
+    ends: dict[str, Any] = {"terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)}
+    for wrong in ([[1]], [[1], [2], [3]], 3):
+        with pytest.raises(ValueError, match=r"response: got .*expected 2"):
+            store.extend(**two, **ends, response=wrong)
+    block: dict[str, Any] = {name: np.stack([array, array]) for name, array in (two | ends).items()}
+    with pytest.raises(ValueError, match=r"response: expected \[2\]\[2\] rows"):
+        store.extend(**block, response=[[[1]], [[2]]])
+    store.extend(**two, **ends, response=ragged([1, 2], []))
+    assert len(store) == 2
+
+
+# batches
+
+
+def test_a_ragged_is_a_sequence_of_rows() -> None:
+    rows = ragged([1, 2, 3], [], [4])
+    assert rows.lengths.tolist() == [3, 0, 1] and len(rows) == 3
+    assert [row.tolist() for row in rows] == [[1, 2, 3], [], [4]]
+    assert [row.tolist() for row in rows[[2, 0]]] == [[4], [1, 2, 3]]
+    assert [row.tolist() for row in rows[1:]] == [[], [4]]
+    assert [row.tolist() for row in rows[np.array([True, False, True])]] == [[1, 2, 3], [4]]
+    two = sw.Ragged(rows.values, np.array([0, 1, 3, 3, 4]), (2, 2))
+    assert two[0, 1].tolist() == [2, 3] and two[1].shape == (2,) and two[:, 0].lengths.tolist() == [1, 0]
+    with pytest.raises(IndexError):
+        rows[3]
+
+
+def test_padding_lies_at_either_side() -> None:
+    rows = ragged([1, 2, 3], [], [4])
+    right, mask = rows.padded(-1, multiple_of=4)
+    assert right.tolist() == [[1, 2, 3, -1], [-1] * 4, [4, -1, -1, -1]]
+    assert mask.tolist() == [[True] * 3 + [False], [False] * 4, [True] + [False] * 3]
+    left, mask = rows.padded(side="left")
+    assert left.tolist() == [[1, 2, 3], [0] * 3, [0, 0, 4]] and mask[2].tolist() == [False, False, True]
+    inner = sw.Ragged(np.arange(6.0).reshape(3, 2), np.array([0, 1, 3]), (2, 1))
+    padded, mask = inner.padded()
+    assert padded.tolist() == [[[[0, 1], [0, 0]]], [[[2, 3], [4, 5]]]] and mask.shape == (2, 1, 2)
+    assert ragged([], []).padded()[0].shape == (2, 0)
+    values, ends = rows.packed()
+    assert values.tolist() == [1, 2, 3, 4] and ends.tolist() == [0, 3, 3, 4] and ends.dtype == np.int32
+    for wrong in ({"side": "up"}, {"multiple_of": 0}):
+        with pytest.raises(ValueError, match="padded: "):
+            rows.padded(**wrong)
+
+
+def test_text_is_read_as_strings_or_bytes() -> None:
+    store = filled(["a", "é\x00€", "", "a" * 500], sw.Field(str))
+    text = store.episodes()[0]["response"]
+    assert text.strings() == ["a", "é\x00€", "", "a" * 500] and text[1] == "é\x00€"
+    assert text.bytes()[1] == "é\x00€".encode()
+    batch = store.sequences(2).sample(3)
+    assert [len(pair) for pair in batch["response"].strings()] == [2, 2, 2]
+    with pytest.raises(TypeError, match="rows of int32"):
+        ragged([1]).strings()
+    with pytest.raises(TypeError, match="rows of int32"):
+        ragged([1]).bytes()
+
+
+def test_batches_become_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    batch = filled([[1, 2], [], [3]], TOKENS).transitions().sample(8)
+    copied, moved = batch.copy(), batch.torch()
+    assert (copied["response"].values == batch["response"].values).all()
+    assert isinstance(moved["response"].values, torch.Tensor)
+    for rows in (batch["response"], moved["response"]):
+        nested = rows.torch()
+        assert nested.is_nested and [one.tolist() for one in nested.unbind()] == [one.tolist() for one in rows]
+    with pytest.raises(TypeError, match=r"before batch.torch\(\)"):
+        moved["response"].padded()
+    assert "response <Ragged int32 [8, None]>" in repr(batch)
+
+
+def test_fetching_what_is_missing_gives_empty_rows() -> None:
+    store = filled([[1, 2], [3], [4, 5, 6]], TOKENS)
+    view, ids = store.transitions(), np.asarray(store.episodes()[0].ids)
+    found = view.fetch(np.array([ids[2], -5, ids[0]]), missing="mask")
+    assert [row.tolist() for row in found["response"]] == [[4, 5, 6], [], [1, 2]]
+    assert [row.tolist() for row in view.fetch(np.array([-5]), missing="mask")["response"]] == [[]]
+
+
+def test_relabelled_batches_have_rows() -> None:
+    goal = sw.Field((1,), "float32")
+    obs = {"observation": goal, "achieved_goal": goal, "desired_goal": goal}
+    store = sw.Store(sw.Spec(obs=obs, action=sw.Field((), "int64"), response=TOKENS), capacity=100)
+    seen: list[Any] = []
+
+    def reward(achieved: Any, desired: Any, info: Any) -> Any:
+        seen.append(info["response"])
+        return np.zeros(len(achieved))
+
+    values = np.arange(11, dtype=np.float32)[:, None]
+    store.add_episode(
+        obs=dict.fromkeys(obs, values), action=np.zeros(10, int), reward=np.zeros(10), terminated=True,
+        response=[[k] * k for k in range(10)],
+    )  # fmt: skip
+    batch = store.transitions(relabel=sw.Future(k=4, reward_fn=reward)).sample(32)
+    assert batch["response"].lengths.tolist() == batch.step.tolist()
+    assert len(seen[0]) == np.count_nonzero(batch.relabelled)
+
+
+def test_rows_of_many_segments_join_from_disk(tmp_path: Path) -> None:
+    """A cache far smaller than the data: a batch is filled in parts."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(-(1 << 60), 1 << 60, rng.integers(5000, 9000)) for _ in range(600)]
+    field = sw.Field((None,), "int64")
+    store = filled(rows, field, disk=tmp_path / "store", ram="16MiB", segment_steps=4)
+    batch = store.transitions().sample(40)
+    for i, step in enumerate(batch.step.tolist()):
+        assert (batch["response"][i] == rows[step]).all()
+    del batch
+    with pytest.raises(MemoryError, match="batches may take"):
+        store.transitions(name="large").sample(4000)
+    store.close()
+
+
+def test_memory_stays_within_ram() -> None:
+    rng = np.random.default_rng(0)
+    store = sw.Store(spec_of(response=TOKENS), ram="32MiB")
+    for k in range(300):
+        rows = [rng.integers(0, 1 << 30, 4000).astype(np.int32) for _ in range(16)]
+        none = np.zeros(16, bool)
+        store.extend(
+            obs=np.full((16, 2), k), action=none + 0, reward=none + 0.0, terminated=none, truncated=none, response=rows
+        )
+        assert store.stats()["total_bytes"] <= 32 << 20
+    assert store.stats()["bytes"]["open_values"] > 0 and 200 < len(store) < 4800
+
+
+# other users of a store
+
+
+def test_tables_have_lists_and_strings() -> None:
+    pytest.importorskip("pyarrow")
+    spec = spec_of(tokens=TOKENS, states=sw.Field((None, 2), "float32"), text=sw.Field(str), blob=sw.Field(bytes))
+    store = sw.Store(spec, capacity=10)
+    append(store, 0, tokens=[1, 2], states=np.ones((1, 2)), text="é", blob=b"\xff")
+    append(store, 1, True, tokens=[], states=np.zeros((0, 2)), text="", blob=b"")
+    read = store.table("steps", fields=["tokens", "states", "text", "blob"]).read_all().to_pydict()
+    assert read["tokens"] == [[1, 2], []] and read["states"] == [[[1.0, 1.0]], []]
+    assert read["text"] == ["é", ""] and read["blob"] == [b"\xff", b""]
+
+
+def test_conditions_and_queries_read_them(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    from sharpwave.data.queries import query
+    from sharpwave.offline.surveys import survey
+
+    text = ["push", "pull", "push", "é"]
+    store = filled(text, sw.Field(str), disk=tmp_path / "store")
+    batch = store.transitions(where="response = 'push'").sample(16)
+    assert set(batch.step.tolist()) == {0, 2} and set(batch["response"].strings()) == {"push"}
+    store.close()
+    found = query(survey(tmp_path / "store"), "select step, response from steps order by step").to_pydict()
+    assert found["response"] == text
+    numbers = filled([[1], [2, 3], []], TOKENS, disk=tmp_path / "numbers")
+    numbers.close()
+    assert query(survey(tmp_path / "numbers"), "select response from steps").to_pydict()["response"] == [
+        [1],
+        [2, 3],
+        [],
+    ]
+
+
+def test_versions_keep_them(tmp_path: Path) -> None:
+    store = filled([[1], [2, 3]], TOKENS, disk=tmp_path / "store")
+    store.snapshot("first")
+    append(store, 9, True, response=[4, 5])
+    store.close()
+    with sw.Store.open(tmp_path / "store", version="first") as before:
+        assert [row.tolist() for one in before.episodes() for row in one["response"]] == [[1], [2, 3]]
+
+
+def test_what_cannot_take_them_refuses_by_name(tmp_path: Path) -> None:
+    spec, store = spec_of(response=TOKENS), filled([[1], [2, 3]], TOKENS)
+    other = filled([[1], [2, 3]], TOKENS)
+    no = np.zeros(1, np.int64)
+    refusals: list[Any] = [
+        lambda: sw.SegmentWriter(spec, 1, lambda segment: None),
+        lambda: sw.Cluster(spec, capacity=100),
+        lambda: store.export(f"npz:{tmp_path / 'out.npz'}"),
+        lambda: sw.Blend([(1, store.transitions()), (1, other.transitions())]),
+        lambda: store.add_column("late", TOKENS),
+        lambda: Steps(store._log).read("response", no, no, np.empty((1, 1, 8), np.uint8)),
+        lambda: sw.Recorder(_environment(), store),
+        lambda: Shard(store),
+        lambda: sw.Store(spec, capacity=100, codec={"response": "raw"}),
+    ]
+    for refuse in refusals:
+        with pytest.raises(ValueError, match=r"'(response|late)'.*(rows of any length|any length)"):
+            refuse()
+
+
+def _environment() -> Any:
+    gym: Any = pytest.importorskip("gymnasium")
+    base: Any = gym.Env
+
+    class Two(base):
+        observation_space = gym.spaces.Box(-1, 1, (2,))
+        action_space = gym.spaces.Discrete(2)
+
+    return Two()
+
+
+def test_files_name_the_feature(tmp_path: Path) -> None:
+    filled([[1], [2]], TOKENS, disk=tmp_path / "store").close()
+    said = (tmp_path / "store" / "store.json").read_text()
+    assert '"ragged fields"' in said
+
+
+def test_a_damaged_frame_is_set_aside(tmp_path: Path) -> None:
+    """A payload of another maker, whose checksum is right: its steps are sampled no more, and a warning names it."""
+    text = [f"step {k}: " + "the same words again and again " * 8 for k in range(40)]
+    store = filled(text, sw.Field(str), segment_steps=8)
+    store.stats()
+    log = store._log
+    c = log.layout.ragged_columns[0]
+    (slot,) = [one for one in range(log.index.highest) if log.index.sealed[one]][:1]
+    memory, end = log.arena.memory, int(log.index.base[slot] + log.index.nbytes[slot])
+    assert log.index.codec[c, slot] == 6
+    memory[end - 60 : end - 8] = 255
+    view = store.transitions()
+    with pytest.warns(RuntimeWarning, match="sampled no more"):
+        for _ in range(20):
+            view.sample(32)
+    batch = view.sample(64)
+    assert all(batch["response"][i] == text[step] for i, step in enumerate(batch.step.tolist()))
