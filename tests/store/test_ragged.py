@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,6 +171,14 @@ def test_batches_become_tensors() -> None:
     assert "response <Ragged int32 [8, None]>" in repr(batch)
 
 
+def test_batches_become_arrays_of_jax() -> None:
+    jax = pytest.importorskip("jax")
+    batch = filled([[1, 2], [], [3]], TOKENS).transitions().sample(8)
+    moved = batch.jax()["response"]
+    assert isinstance(moved.values, jax.Array)
+    assert [np.asarray(one).tolist() for one in moved] == [one.tolist() for one in batch["response"]]
+
+
 def test_fetching_what_is_missing_gives_empty_rows() -> None:
     store = filled([[1, 2], [3], [4, 5, 6]], TOKENS)
     view, ids = store.transitions(), np.asarray(store.episodes()[0].ids)
@@ -210,6 +220,35 @@ def test_rows_of_many_segments_join_from_disk(tmp_path: Path) -> None:
     with pytest.raises(MemoryError, match="batches may take"):
         store.transitions(name="large").sample(4000)
     store.close()
+
+
+def test_flushed_rows_survive_sigkill(tmp_path: Path) -> None:
+    code = """
+import sys, time
+import numpy as np
+import sharpwave as sw
+fields = {"tokens": sw.Field((None,), "int32"), "text": sw.Field(str)}
+spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), **fields)
+store = sw.Store(spec, capacity=5000, disk=sys.argv[1])
+for k in range(500):
+    store.append(
+        lane=k % 3, obs=k, action=0, reward=0, terminated=k % 100 > 96, truncated=False,
+        tokens=np.arange(k), text=f"{k} " * (k % 40),
+    )
+store.flush()
+print("flushed", flush=True)
+time.sleep(60)
+"""
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "s")], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None and process.stdout.readline().strip() == b"flushed"
+        process.kill()
+    with sw.Store.open(tmp_path / "s") as store:
+        assert store.recovery is not None and not store.recovery.damages
+        assert len(store) >= 497  # an unfinished episode's last step has no successor
+        for episode in store.episodes():
+            for row, text, number in zip(episode["tokens"], episode["text"], episode.obs, strict=False):
+                assert row.tolist() == list(range(int(number)))
+                assert text == f"{int(number)} " * (int(number) % 40)
 
 
 def test_memory_stays_within_ram() -> None:
