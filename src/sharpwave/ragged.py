@@ -39,6 +39,7 @@ class Ragged:
         self.values, self.offsets, self.text = values, offsets, text
         self.shape = (len(offsets) - 1,) if shape is None else tuple(shape)
         self._parts: list[tuple[int, int, Any, Ints]] = []  # first and last row, values, lengths
+        self._joined = False
 
     @classmethod
     def of(cls, rows: Sequence[npt.NDArray[Any]], like: npt.NDArray[Any], text: Text | None = None) -> Ragged:
@@ -67,6 +68,11 @@ class Ragged:
             lend: returns uninitialized memory of a shape and dtype.
         """
         last, count = first + len(lengths), len(self.offsets) - 1
+        if self._joined:  # a part is filled again, as a segment was damaged
+            found, ends = np.diff(self.offsets), self.offsets
+            self._parts = [(0, first, self.values[: ends[first]], found[:first])]
+            self._parts += [(last, count, self.values[ends[last] :], found[last:])]
+            self._joined = False
         others = [part for part in self._parts if part[1] <= first or part[0] >= last]
         self._parts = sorted([*others, (first, last, values, lengths)], key=lambda part: part[0])
         if sum(end - begin for begin, end, _, _ in self._parts) < count:
@@ -80,7 +86,12 @@ class Ragged:
                 [part for _, _, part, _ in parts], out=lend((total, *values.shape[1:]), values.dtype)
             )
         np.cumsum(np.concatenate([part for _, _, _, part in parts]), out=self.offsets[1:])
-        self.values = joined
+        self.values, self._joined = joined, True
+
+    def reorder(self, items: Ints, lend: Lend) -> None:
+        """Put the rows of ``items`` [n], numbers along the first axis, in their place of this order."""
+        rows = self._some(np.arange(len(self.offsets) - 1).reshape(self.shape)[items], lend)
+        self.values, self.offsets[:] = rows.values, rows.offsets
 
     def empty_rows(self, numbers: Ints) -> None:
         """Empty some rows."""
@@ -112,15 +123,15 @@ class Ragged:
         numbers = np.arange(len(self.offsets) - 1).reshape(self.shape)[index]
         return self.row(int(numbers)) if np.ndim(numbers) == 0 else self._some(numbers)
 
-    def _some(self, numbers: Ints) -> Ragged:
-        """Return rows by their numbers, of the shape of ``numbers``."""
+    def _some(self, numbers: Ints, lend: Lend = np.empty) -> Ragged:
+        """Return rows by their numbers, of the shape of ``numbers``, in memory that ``lend`` returns."""
         self._check_numpy("selecting rows")
         chosen = np.ascontiguousarray(numbers, np.int64).reshape(-1)
         begins = self.offsets[:-1][chosen]
         lengths = self.offsets[1:][chosen] - begins
         offsets = np.zeros(len(chosen) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        values = np.empty((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
+        values = lend((int(offsets[-1]), *self.values.shape[1:]), self.values.dtype)
         copy_rows(self.values, begins, lengths, values, offsets[:-1])
         return Ragged(values, offsets, numbers.shape, self.text)
 

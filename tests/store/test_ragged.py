@@ -207,6 +207,50 @@ def test_relabelled_batches_have_rows() -> None:
     assert len(seen[0]) == np.count_nonzero(batch.relabelled)
 
 
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_blends_mix_them(on_disk: bool, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    spec = spec_of(tokens=TOKENS, text=sw.Field(str))
+    stores, rows = list[sw.Store](), list[list[list[int]]]()
+    for k in range(2):
+        where: dict[str, Any] = {"disk": tmp_path / str(k), "ram": "16MiB"} if on_disk else {}
+        store = sw.Store(spec, capacity=1000, segment_steps=8, **where)
+        rows.append([rng.integers(0, 1000, rng.integers(0, 60)).tolist() for _ in range(100)])
+        for n, row in enumerate(rows[k]):
+            append(store, n, n % 50 == 49, tokens=row, text=str(sum(row)))
+        stores.append(store)
+    for sampler in (sw.Uniform, sw.Fifo):
+        blend = sw.Blend([(3, stores[0].transitions(sampler=sampler())), (1, stores[1].transitions(name="b"))])
+        stream = blend.stream(20)
+        for batch in (blend.sample(20), next(stream)):
+            for i, (source, step) in enumerate(zip(batch.source.tolist(), batch.step.tolist(), strict=True)):
+                assert batch["tokens"][i].tolist() == rows[source][step]
+                assert batch["text"][i] == str(sum(rows[source][step]))
+    windows = sw.Blend([(1, store.sequences(4, burn_in=1, name=f"w{k}")) for k, store in enumerate(stores)])
+    found = windows.sample(12)
+    for b, (source, step) in enumerate(zip(found.source.tolist(), found.step.tolist(), strict=True)):
+        for t in np.flatnonzero(found.mask[b]).tolist():
+            assert found["tokens"][b, t].tolist() == rows[source][step + t - 1]
+    other = sw.Store(spec_of(tokens=sw.Field((None,), "int64"), text=sw.Field(str)), capacity=100)
+    with pytest.raises(ValueError, match="differ in tokens"):
+        sw.Blend([(1, stores[0].transitions(name="c")), (1, other.transitions())])
+
+
+def test_a_part_that_is_filled_again_replaces_its_rows() -> None:
+    def part(rows: sw.Ragged, first: int, *parts: list[int]) -> None:
+        values, lengths = np.concatenate([[0], *parts])[1:].astype(np.int32), np.array(list(map(len, parts)))
+        rows.take_part(first, values, lengths, np.empty)
+
+    rows = ragged([], [], [], [])
+    part(rows, 2, [7], [8, 8])
+    part(rows, 0, [1], [])
+    assert [row.tolist() for row in rows] == [[1], [], [7], [8, 8]]
+    part(rows, 2, [9, 9, 9], [])
+    assert [row.tolist() for row in rows] == [[1], [], [9, 9, 9], []]
+    part(rows, 0, [1, 2], [3], [4], [5])
+    assert [row.tolist() for row in rows] == [[1, 2], [3], [4], [5]]
+
+
 def test_rows_of_many_segments_join_from_disk(tmp_path: Path) -> None:
     """A cache far smaller than the data: a batch is filled in parts."""
     rng = np.random.default_rng(0)
@@ -310,13 +354,11 @@ def test_versions_keep_them(tmp_path: Path) -> None:
 
 def test_what_cannot_take_them_refuses_by_name(tmp_path: Path) -> None:
     spec, store = spec_of(response=TOKENS), filled([[1], [2, 3]], TOKENS)
-    other = filled([[1], [2, 3]], TOKENS)
     no = np.zeros(1, np.int64)
     refusals: list[Any] = [
         lambda: sw.SegmentWriter(spec, 1, lambda segment: None),
         lambda: sw.Cluster(spec, capacity=100),
         lambda: store.export(f"npz:{tmp_path / 'out.npz'}"),
-        lambda: sw.Blend([(1, store.transitions()), (1, other.transitions())]),
         lambda: store.add_column("late", TOKENS),
         lambda: Steps(store._log).read("response", no, no, np.empty((1, 1, 8), np.uint8)),
         lambda: sw.Recorder(_environment(), store),

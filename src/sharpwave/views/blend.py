@@ -67,12 +67,6 @@ class Blend(Generic[B]):
                 f"Blend: view {twice[0].name!r} is there twice, expected each view once: give it the sum of its "
                 "shares, or make another view of its store, with name=, which has its own priorities and uses"
             )
-        for view in self.views:
-            if names := getattr(view.view, "ragged", ()):
-                raise ValueError(
-                    f"Blend: field {names[0]!r} of view {view.name!r} has rows of any length, which a blend cannot mix "
-                    "yet; sample each view alone, or declare the field with one length"
-                )
         described = [_settings(view) | _shapes(view) for view in self.views]
         names = dict.fromkeys(name for one in described for name in one)
         differing = [name for name in names if any(one.get(name) != described[0].get(name) for one in described)]
@@ -234,7 +228,9 @@ def _shapes(view: Part[Any]) -> dict[str, Any]:
     shapes: dict[str, Any] = {
         name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()
     }
-    return shapes | {"tuples": view.source.log.spec.tuples}
+    spec = view.source.log.spec
+    shapes |= {name: (spec.fields[name].dtype, spec.fields[name].shape) for name in getattr(view.view, "ragged", ())}
+    return shapes | {"tuples": spec.tuples}
 
 
 def _choice_of(state: dict[str, Any], views: int) -> Choice:

@@ -372,11 +372,20 @@ class Parts(Generic[B]):
             draw = target.draw
             for array in (*target.columns.values(), draw.probabilities, draw.weights, target.ids):
                 array[places] = array[items]
+            self._reorder_ragged(choice, target, items, places)
         if self.remote:
             shards[places] = shards[items]
             target.batch.shards = shards
         made: B = self._of_several(target.batch, choice.source)
         return made
+
+    def _reorder_ragged(self, choice: Choice, target: BatchTarget, items: Ints, places: Ints) -> None:
+        """Move rows of any length as the arrays of a batch."""
+        lender = self.views[int(choice.shares.argmax())]
+        order = np.arange(len(choice.source))
+        order[places] = items
+        for name in getattr(lender.view, "ragged", ()):
+            target.batch.fields[name].reorder(order, lender.source.log.batches.lend_more)
 
 
 def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.float64]:
