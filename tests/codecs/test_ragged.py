@@ -16,6 +16,7 @@ from sharpwave.codecs.ragged import HEAD, Kind, RaggedRows
 from sharpwave.codecs.registry import RAGGED, by_number, name_of, register
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.errors import DamagedError, UnknownCodecError
+from sharpwave.native import core
 
 LIMIT = 1 << 20
 KINDS = {
@@ -109,6 +110,51 @@ def test_damaged_payloads_are_decoded_or_refused(
             continue
         if found is not None:
             assert len(found) == count and sum(row.nbytes for row in found) <= count * LIMIT
+
+
+@given(
+    name=st.sampled_from(list(KINDS)),
+    lengths=st.lists(st.integers(0, 200), min_size=1, max_size=5),
+    changes=st.lists(st.tuples(st.floats(0, 1), st.integers(0, 255)), max_size=4),
+    repeat=st.integers(1, 2),
+    order=st.randoms(use_true_random=False),
+)
+def test_the_core_reads_what_decode_does(
+    name: str, lengths: list[int], changes: list[tuple[float, int]], repeat: int, order: Any
+) -> None:
+    """Also of a changed payload, if it passes the check on which the core relies."""
+    kind = KINDS[name]
+    rows = rows_of(kind, lengths, 2, repeat)
+    payload = bytearray(RaggedRows.of(kind, rows).pack())
+    for place, value in changes:
+        payload[int(place * (len(payload) - 1))] = value
+    column = Packed(bytes(payload), len(rows), 8)
+    try:
+        ragged.check(column, kind)
+        expected = ragged.decode(column, kind, LIMIT)
+    except DamagedError:
+        assert changes
+        return
+    memory = np.frombuffer(bytes(8) + bytes(payload) + bytes(8), np.uint8)
+    wanted = np.array(order.choices(range(len(rows)), k=7))
+    slots = np.zeros(7, np.int64)
+    where = memory, np.array([8]), np.array([RAGGED], np.uint8)
+    begins, sizes = np.empty((2, 7), np.int64)
+    core.locate_ragged(*where, slots, wanted, begins, sizes)
+    assert sizes.tolist() == [len(expected[i]) for i in wanted]
+    out, left = np.zeros(int(sizes.sum()) * kind.item_bytes, np.uint8), np.empty((2, 7), np.int64)
+    no = np.zeros(1, np.int64)
+    count = core.read_ragged(*where, no, slots, begins, sizes, kind.item_bytes, out, left)
+    ends = np.cumsum(sizes) * kind.item_bytes
+    assert count == np.count_nonzero(left[0] >= 0)
+    for k, i in enumerate(wanted.tolist()):
+        row = expected[i].tobytes()
+        if left[0, k] >= 0:
+            assert (
+                bytes(ragged.unpack_frames(memory, left[0, k : k + 1], left[1, k : k + 1], sizes[k : k + 1])[0]) == row
+            )
+        else:
+            assert out[ends[k] - len(row) : ends[k]].tobytes() == row
 
 
 @given(st.sampled_from(list(KINDS)), st.binary(max_size=200), st.integers(0, 9))
