@@ -101,12 +101,13 @@ class Sharpwave:
     def write(self, parts: Iterator[Columns]) -> None:
         for part in parts:
             seen = {name: np.concatenate([part[name], part[name][-1:]]) for name in self._names}
+            extra: dict[str, Any] = {name: part[name] for name in self._extra}
             self.store.add_episode(
                 obs=seen["obs"] if self._single else seen,
                 action=part["action"],
                 reward=np.zeros(len(part["action"])),
                 terminated=True,
-                **{name: part[name] for name in self._extra},
+                **extra,
             )
         self.store.flush()
 
@@ -381,10 +382,10 @@ def forget(folder: Path) -> None:
             os.close(descriptor)
 
 
-def timed(call: Callable[[], Any]) -> float:
+def timed(call: Callable[[Any], Any], argument: Any) -> float:
     """Return the seconds of a call."""
     began = time.perf_counter()
-    call()
+    call(argument)
     return time.perf_counter() - began
 
 
@@ -401,7 +402,7 @@ def measure(log: str, steps: int, rounds: int, seconds: float) -> dict[str, Any]
         made: dict[str, Any] = {}
         for name, kind in installed().items():
             made[name] = one = kind(Path(scratch) / name, columns)
-            took = timed(lambda one=one: one.write(episodes(columns, EPISODE[log])))
+            took = timed(one.write, episodes(columns, EPISODE[log]))
             one.close()
             results[name] = {"written": steps / took, "bytes": size(Path(scratch) / name) / steps}
             say(f"{log}, {name}: {results[name]['bytes']:.1f} bytes a step, {steps / took:,.0f} steps/s")
@@ -426,11 +427,11 @@ def measure(log: str, steps: int, rounds: int, seconds: float) -> dict[str, Any]
                         if cold:
                             made[name].open()
                             forget(Path(scratch) / name)
-                        spent += timed(lambda batch=batch, one=chosen[done]: batch(one))
+                        spent += timed(batch, chosen[done])
                         done += 1
                     times[name].setdefault(what, []).append(done * count / spent)
                 values = rng.standard_normal(steps).astype(np.float32)
-                took = timed(lambda name=name, values=values: made[name].rewrite(values))
+                took = timed(made[name].rewrite, values)
                 times[name].setdefault("column", []).append(steps / took)
         for name, found in times.items():
             results[name] |= {what: float(np.median(rates)) for what, rates in found.items()}
@@ -451,7 +452,7 @@ def beside(ours: Sharpwave, columns: Columns, length: int) -> float:
     thread = threading.Thread(target=sample)
     thread.start()
     try:
-        took = timed(lambda: ours.write(episodes(columns, length)))
+        took = timed(ours.write, episodes(columns, length))
     finally:
         stop.set()
         thread.join()

@@ -442,9 +442,10 @@ def test_arguments_are_refused_as_ever() -> None:
     for _ in range(4):
         view.sample(1)
     before = view.source.items.samples
-    for arguments, more in (((True,), {}), ((1.0,), {}), ((1,), {"beta": 2}), ((1,), {"timeout": -1})):
+    wrong: list[dict[str, Any]] = [{"batch_size": True}, {"batch_size": 1.0}, {"beta": 2}, {"timeout": -1}]
+    for arguments in wrong:
         with pytest.raises(ValueError, match="expected"):
-            view.sample(*arguments, **more)
+            view.sample(**{"batch_size": 1} | arguments)
     assert view.source.items.samples == before
 
 

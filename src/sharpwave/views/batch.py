@@ -27,7 +27,8 @@ def needed(package: str) -> Any:
 def _leaves(tree: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     parts = tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, tuple) else None
     if parts is None:
-        yield path, tree
+        if tree is not None:  # a part that was not asked for
+            yield path, tree
     else:
         for key, part in parts:
             yield from _leaves(part, f"{path}.{key}")
@@ -89,7 +90,9 @@ class Arrays:
             return leaf.map(function) if isinstance(leaf, Ragged) else function(leaf)
 
         def apply(value: Any) -> Any:
-            return value if value is None or isinstance(value, int) else map_leaves(apply_to, value)
+            if value is None or isinstance(value, int):
+                return value
+            return map_leaves(lambda leaf: None if leaf is None else apply_to(leaf), value)
 
         return type(self)(*(apply(getattr(self, field.name)) for field in fields(self)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,7 @@ class BatchSource:
     Attributes:
         items: items that can be drawn. ``tag``: of the ids.
         pace: waiting of batches and appends. ``unused``: draws of streams.
+        partial: batches have some fields only: the core's draws at once are another source's.
         complete: ends the filling of a batch by a call of the user's function, which needs the store's lock like
             ``sample``; ``None``: the core does everything.
 
@@ -74,6 +76,8 @@ class BatchSource:
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
         self.layouts: dict[int, BatchLayout] = {}  # by batch size, the latest
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
+        self.partial = False
+        self._some: dict[frozenset[str], BatchSource] = {}  # by the names of fields that batches have
         self._filler: tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None = None
 
     def take_columns(self) -> None:
@@ -81,6 +85,20 @@ class BatchSource:
         self.view.take_columns()
         self.layouts.clear()
         self._filler = self.items.sampling = None
+        self._some.clear()
+
+    def only(self, names: frozenset[str]) -> BatchSource:
+        """Return a source of the same items whose batches have some fields only.  Raises: ValueError."""
+        found = self._some.get(names)
+        if found is None:
+            found = copy.copy(self)
+            found.view, found.layouts, found._some = self.view.only(names), {}, {}
+            found._filler, found.partial = None, True
+            found.complete = getattr(found.view, "complete", None)
+            if len(self._some) == MAX_LAYOUTS:
+                del self._some[next(iter(self._some))]
+            self._some[names] = found
+        return found
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -98,7 +116,7 @@ class BatchSource:
         ``wait`` and ``sample`` return the same batch.
         """
         items, layout = self.items, self.layouts.get(batch_size)
-        if layout is None or layout.filling is None or not self.draws_at_once():
+        if layout is None or layout.filling is None or self.partial or not self.draws_at_once():
             return None
         assert items.sampling is not None
         batch = items.sampling.sample(items, layout.filling, items.sampler.beta if beta is None else float(beta))
@@ -152,7 +170,7 @@ class BatchSource:
     def bind(self) -> None:
         """Let the core draw the next batches at once, over the arrays as they are now, as far as it can."""
         items, view, sampler = self.items, self.view, self.items.sampler
-        if self.pace.limiter is not None or not (items.sampling is None or items.sampling.stale):
+        if self.partial or self.pace.limiter is not None or not (items.sampling is None or items.sampling.stale):
             return
         items.sampling = None
         filled = self.filler()
@@ -319,6 +337,9 @@ class BatchSource:
                 target.fill(view, filler, 0)
             else:
                 begin, slots = 0, view.drawn_segments(target.draw.items, target.draw.uniforms)
+                if not slots.shape[1]:
+                    target.fill(view, filler, 0)
+                    begin = len(slots)
                 while begin < len(slots):
                     end = begin + self._resident(slots[begin:])
                     part = target if end - begin == len(slots) else target.part(begin, end)
@@ -388,7 +409,8 @@ class BatchSource:
     @property
     def work_bytes(self) -> int:
         """Bytes of working memory for batches."""
-        return sum(layout.work_bytes for layout in self.layouts.values())
+        some = sum(one.work_bytes for one in self._some.values())
+        return some + sum(layout.work_bytes for layout in self.layouts.values())
 
     @property
     def batch_bytes(self) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -160,6 +160,16 @@ class Hindsight(NStep):
         self._achieved_number = list(log.spec.fields).index(self._achieved)
         joined = log.spec.join_obs({name: name for name in log.spec.obs_names})
         self._nested = any(joined.get(name[4:]) != name for name in (self._achieved, self._desired))
+
+    def only(self, names: frozenset[str]) -> Self:
+        """Return a view of the same items whose batches have these fields only.
+
+        Raises: ValueError: without the goals, which rewards need.
+        """
+        missing = [name for name in (self._achieved, self._desired) if name not in names]
+        if missing:
+            raise ValueError(f"fields=: relabelled transitions need {missing[0]!r}; add it, or 'obs'")
+        return super().only(names)
 
     def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
         """Return the segments of each step and of its new goal."""

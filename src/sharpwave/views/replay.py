@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, TypeVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import as_array, is_integer, is_number
 from sharpwave.errors import not_to_be_copied
+from sharpwave.log.late_columns import WRITTEN
 from sharpwave.native import core
 from sharpwave.sampling.limiters import Gate, Limiter, check_timeout
 from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 Ints = npt.NDArray[np.int64]
 B = TypeVar("B")
 
+ALWAYS = ("reward", "terminated", "truncated", "discount", "weights", "probabilities", "ids", "n", "lane", "step")
+"""Parts of a batch that are there whatever ``fields`` says."""
 MAX_BATCH_SIZE = 1 << 24
 MAX_LOOKAHEAD = 1024
 
@@ -114,11 +118,44 @@ class Replay(Generic[B]):
             self._items.follow()
             return self._items.count
 
-    def sample(self, batch_size: int, *, beta: float | None = None, timeout: float | None = None) -> B:
+    def _only(self, fields: Sequence[str]) -> Self:
+        """Return a replay of the same items whose batches have some fields only.  Raises: ValueError, TypeError."""
+        if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+            raise TypeError(f"fields={fields!r}, expected a list of names of fields")
+        spec = self._log.late.spec
+        groups = {"obs": spec.obs_names, "next_obs": spec.obs_names, "action": spec.action_names}
+        names = set[str]()
+        for name in fields:
+            if name in groups:
+                names.update(groups[name])
+            elif name in spec.fields:
+                names.update({name, name + WRITTEN} & spec.fields.keys())
+            elif name not in ALWAYS:
+                there = ", ".join(dict.fromkeys([*groups, *spec.fields, *ALWAYS]))
+                raise ValueError(f"fields: no field {name!r}, expected some of {there}")
+        some = object.__new__(type(self))
+        vars(some).update(vars(self))
+        with self.lock:
+            some.source = self.source.only(frozenset(names))
+        some.view = some.source.view
+        some._changing = self.lock.unsettled
+        return some
+
+    def sample(
+        self,
+        batch_size: int,
+        *,
+        beta: float | None = None,
+        timeout: float | None = None,
+        fields: Sequence[str] | None = None,
+    ) -> B:
         """Draw a batch.
 
         Args:
             beta: overrides the sampler's.
+            fields: names of the fields that the batch has, which alone are decoded: "obs" (with ``next_obs``),
+                "action", or any field of the spec by its flat name; other parts are ``None``. Rewards, ends and the
+                like are always there. The same items are drawn as without.
             timeout: seconds to wait at most until the limiter admits it; default 60. Without a limiter nothing waits.
 
         Returns a batch whose memory is the caller's while any array derived from it lives (see ``Batch``). Its items
@@ -147,6 +184,8 @@ class Replay(Generic[B]):
             check_beta(beta)
         if timeout is not None:
             check_timeout("sample", timeout)
+        if fields is not None:
+            return self._only(fields).sample(batch_size, beta=beta, timeout=timeout)
         with self._changing:
             batch: B | None = self.source.at_once(batch_size, beta)
         if batch is not None:
@@ -168,9 +207,15 @@ class Replay(Generic[B]):
             self.source.pace.wait(batch_size, timeout)
 
     def stream(
-        self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
+        self,
+        batch_size: int,
+        *,
+        lookahead: int = 4,
+        beta: float | None = None,
+        timeout: float | None = None,
+        fields: Sequence[str] | None = None,
     ) -> Stream[B]:
-        """Return an endless iterator over batches, each drawn ``lookahead`` batches ahead.
+        """Return an endless iterator over batches, each drawn ``lookahead`` batches ahead. ``fields``: as ``sample``.
 
         With a disk, their segments are read meanwhile, and stay in memory until they are used. Priorities that change
         after the draw count from the next draw on, so they are up to ``lookahead`` batches late; weights and
@@ -184,7 +229,8 @@ class Replay(Generic[B]):
             ValueError: an argument out of range.  ``next()`` raises the errors of ``sample``.
         """
         check_stream(batch_size, lookahead, beta, timeout)
-        return Stream(Parts[B]([self], [1.0], 0, alone=True), int(batch_size), int(lookahead), beta, timeout)
+        replay = self if fields is None else self._only(fields)
+        return Stream(Parts[B]([replay], [1.0], 0, alone=True), int(batch_size), int(lookahead), beta, timeout)
 
     def check_admitted(self, batch_size: int) -> None:
         """Refuse a batch that the limiter can never admit.  Raises: ValueError."""
@@ -207,7 +253,9 @@ class Replay(Generic[B]):
             drawn, _ = self.source.draw_ids(count, beta)
         return Draws(tagged(drawn.ids, self.source.tag), drawn.probabilities, drawn.weights, drawn.uniforms)
 
-    def fetch(self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise") -> B:
+    def fetch(
+        self, ids: npt.ArrayLike | B | Draws, *, missing: Missing = "raise", fields: Sequence[str] | None = None
+    ) -> B:
         """Return the items with the given ids; ``weights`` and ``probabilities`` are 1 and NaN.
 
         Of a view with ``relabel=`` they are as stored; with the result of ``draw``, as ``sample`` had relabelled them.
@@ -215,12 +263,15 @@ class Replay(Generic[B]):
         Args:
             missing: policy for items that were evicted, or cannot be sampled yet: "raise"; or "mask": their part of the
                 batch is all zeros, weights included, and their ``ids`` are -1.
+            fields: as for ``sample``.
 
         Raises:
             KeyError: a missing id.  ValueError: ids of another store, or of a view of other items.
             MemoryError: as ``sample``.
         """
         check_missing("fetch", missing)
+        if fields is not None:
+            return self._only(fields).fetch(ids, missing=missing)
         checked = checked_ids("fetch", ids, self.source.tag)
         with self.lock:
             self._log.check_open()

@@ -124,8 +124,8 @@ class Windows(StepView[SequenceBatch]):
     def take_columns(self) -> None:
         """Read the columns that the log has now."""
         self._spec = spec = self._log.late.spec
-        self._fields = list(spec.fields.values())
-        stacks = [field.frames if name in spec.obs_names else 0 for name, field in spec.fields.items()]
+        self._fields = {number: field for number, _, field in self.fields()}
+        stacks = [field.frames if name in spec.obs_names else 0 for _, name, field in self.fields()]
         self._stacks = np.array(stacks, np.int64)
 
     def grow(self, slots: int) -> None:
@@ -215,9 +215,7 @@ class Windows(StepView[SequenceBatch]):
         """Return the columns of flags and rewards, and a window a field."""
         columns = {name: Column(dtype, (self._columns,)) for name, dtype in NUMBERS.items()}
         columns |= {name: Column(np.int64) for name in PLACE}
-        for number, (name, field) in enumerate(self._spec.fields.items()):
-            if field.ragged:
-                continue
+        for number, name, field in self.fields():
             rows, shape = self._shape(name, field)
             columns[name] = Column(np.uint8, (rows, field.row_bytes), {VALUE: (field.dtype, shape, 0)}, number)
         return columns
@@ -235,13 +233,14 @@ class Windows(StepView[SequenceBatch]):
     @property
     def filled_at_once(self) -> list[str] | None:
         """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
-        if not fills_at_once(self) or any(field.every is not None or field.ragged for field in self._fields):
+        if not fills_at_once(self) or self.ragged or any(field.every is not None for field in self._fields.values()):
             return None
-        return [*NUMBERS, *PLACE, *self._spec.fields]
+        return [*NUMBERS, *PLACE, *(name for _, name, _ in self.fields())]
 
     def filler(self, spans: Int32s) -> tuple[core.Filler, Ints, list[tuple[object, str]]]:
         """Return the filler of whole batches, its runs, and the arrays, by object and name, that can outdate it."""
-        columns = [reader.arrays for reader in self._arrays.readers()]
+        readers = self._arrays.readers()
+        columns = [readers[number].arrays for number in self._fields]
         filler = core.WindowFiller(
             self._arrays.current(), columns, self._stacks, self.known, self._steps, self.runs, spans, self._found,
             self.length, self.burn_in, self.stride, self.n_step, self.gamma, self.eta, *gather.limits(),
@@ -255,10 +254,8 @@ class Windows(StepView[SequenceBatch]):
         log, runs, steps = self._arrays.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
         steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
-        for number, (name, field) in enumerate(self._spec.fields.items()):
-            if field.ragged:
-                self._steps_read = steps
-                continue
+        self._steps_read = steps
+        for number, name, field in self.fields():
             if name in self._spec.obs_names:
                 stack, window = field.frames, target.columns[name].shape[1]
                 pieces = frames.get(stack)
@@ -313,14 +310,9 @@ class Windows(StepView[SequenceBatch]):
         """Return a ``SequenceBatch``."""
         spec = self._spec
         return SequenceBatch(
-            obs=spec.join_obs({name: arrays[name, VALUE] for name in spec.obs_names}),
-            action=spec.join_action({name: arrays[name, VALUE] for name in spec.action_names}),
-            fields={
-                name: self.no_rows(name, len(arrays["ids"]), self._columns)
-                if name in self.ragged
-                else arrays[name, VALUE]
-                for name in spec.extra_names
-            },
+            obs=self.joined(spec.join_obs, spec.obs_names, arrays, VALUE),
+            action=self.joined(spec.join_action, spec.action_names, arrays, VALUE),
+            fields=self.further(arrays, VALUE, self._columns),
             burn_in=self.burn_in,
             **numbers(arrays, (*NUMBERS, *PLACE)),
         )

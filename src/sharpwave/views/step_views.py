@@ -3,8 +3,9 @@ observations, computed from the log when they are sampled."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,7 @@ from sharpwave.views.view import MAX_RUNS, DividedView, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.spec import Field
 
 B = TypeVar("B")
 Ints = npt.NDArray[np.int64]
@@ -51,6 +53,7 @@ class StepView(DividedView[B], Generic[B]):
 
     Attributes:
         foresees: the ``next_obs`` of a lane's last step makes it known before any later step is appended.
+        wanted: flat names of the fields that batches have; ``None``: all.
         known: finder of the steps. ``runs``: int64 [3, MAX_RUNS]; it finds the first ones.
         expected: TD errors of steps that await being items, by slot.
         ragged: names of the fields with rows of any length, which are in no column.
@@ -58,6 +61,7 @@ class StepView(DividedView[B], Generic[B]):
 
     places_arrays = True
     ragged: tuple[str, ...] = ()
+    wanted: frozenset[str] | None = None
 
     def serve(self, log: StepLog, known: core.StepFinder, *, foresees: bool = False) -> None:
         """Begin to serve a log, whose steps ``known`` finds."""
@@ -67,6 +71,32 @@ class StepView(DividedView[B], Generic[B]):
         self.runs = np.empty((3, MAX_RUNS), np.int64)
         self._unforeseen = np.zeros(0, np.uint8)
         self.expected: dict[int, npt.NDArray[np.float32]] = {}
+
+    def only(self, names: frozenset[str]) -> Self:
+        """Return a view of the same items whose batches have these fields only."""
+        view = copy.copy(self)
+        view.wanted, view.ragged = names, tuple(name for name in self._log.spec.ragged_names if name in names)
+        view.take_columns()
+        return view
+
+    def fields(self) -> list[tuple[int, str, Field]]:
+        """Return the fields that batches have, but ragged ones: each one's number, name and field."""
+        wanted = self._spec.fields.keys() if self.wanted is None else self.wanted
+        numbered = enumerate(self._spec.fields.items())
+        return [(k, name, field) for k, (name, field) in numbered if name in wanted and not field.ragged]
+
+    def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
+        """Return ``segments`` of items; none where all that their batches have is in memory."""
+        if self.wanted is not None and not self.wanted & self._log.spec.fields.keys():
+            return np.empty((len(items), 0), np.int64)
+        return self.segments(items)
+
+    def joined(
+        self, join: Callable[[Any], Any], names: Sequence[str], arrays: Arrays, part: str, suffix: str = ""
+    ) -> Any:
+        """Return an observation or action of a batch; ``None`` for parts that it does not have."""
+        found = {name: arrays.get((name + suffix, part)) for name in names}
+        return None if all(one is None for one in found.values()) else join(found)
 
     @property
     def nbytes(self) -> int:
@@ -118,8 +148,8 @@ class StepView(DividedView[B], Generic[B]):
         """Read the rows of ragged fields into the batch."""
         slot, row, places, each = self.places(target)
         readers, count = self._arrays.readers(), each * len(target.ids)
-        for number, (name, field) in enumerate(self._spec.fields.items()):
-            if field.ragged:
+        for number, name in enumerate(self._spec.fields):
+            if name in self.ragged:
                 reader: Any = readers[number]
                 values, found = reader.take(slot, row)
                 lengths = found
@@ -127,6 +157,16 @@ class StepView(DividedView[B], Generic[B]):
                     lengths = np.zeros(count, np.int64)
                     lengths[places] = found
                 target.batch.fields[name].take_part(target.begin * each, values, lengths, reader.lend)
+
+    def further(self, arrays: Arrays, part: str, *shape: int) -> dict[str, Any]:
+        """Return the further fields of a batch, ragged ones with ``shape`` rows an item, all empty."""
+        count, found = len(arrays["ids"]), dict[str, Any]()
+        for name in self._spec.extra_names:
+            if name in self.ragged:
+                found[name] = self.no_rows(name, count, *shape)
+            elif (name, part) in arrays:
+                found[name] = arrays[name, part]
+        return found
 
     def no_rows(self, name: str, *shape: int) -> Ragged:
         """Return empty rows of a ragged field, for ``take_part``."""
@@ -185,13 +225,12 @@ class NStep(StepView[Batch]):
     def take_columns(self) -> None:
         """Read the columns that the log has now."""
         self._spec = spec = self._log.late.spec
-        self._sparse = any(field.every is not None for field in spec.fields.values())
+        fields = self.fields()
+        self._sparse = any(field.every is not None for _, _, field in fields)
         self.stacks = any(spec.fields[name].frames > 1 for name in spec.obs_names)
         # Windows of rows: column, number of its field, and with which rows each ends.
         self._windows: list[tuple[str, int, int]] = []
-        for number, name in enumerate(spec.fields):
-            if name in self.ragged:
-                continue
+        for number, name, _ in fields:
             if name not in spec.obs_names:
                 self._windows.append((name, number, core.OF_STEPS))
             elif self.n_step == 1:  # one window holds both stacks, which overlap by all but one frame
@@ -292,13 +331,10 @@ class NStep(StepView[Batch]):
         """Return a ``Batch``."""
         spec, after = self._spec, "" if self.n_step == 1 else AFTER
         return Batch(
-            obs=spec.join_obs({name: arrays[name, HERE] for name in spec.obs_names}),
-            action=spec.join_action({name: arrays[name, HERE] for name in spec.action_names}),
-            next_obs=spec.join_obs({name: arrays[name + after, NEXT] for name in spec.obs_names}),
-            fields={
-                name: self.no_rows(name, len(arrays["ids"])) if name in self.ragged else arrays[name, HERE]
-                for name in spec.extra_names
-            },
+            obs=self.joined(spec.join_obs, spec.obs_names, arrays, HERE),
+            action=self.joined(spec.join_action, spec.action_names, arrays, HERE),
+            next_obs=self.joined(spec.join_obs, spec.obs_names, arrays, NEXT, after),
+            fields=self.further(arrays, HERE),
             **numbers(arrays, tuple(NUMBERS)),
         )
 

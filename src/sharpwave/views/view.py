@@ -86,6 +86,13 @@ class View(Protocol[Batch_co]):
         """Begin to read the columns that the log has now: one was added later, or dropped."""
         return None
 
+    def only(self, names: frozenset[str]) -> View[Batch_co]:
+        """Return a view of the same items whose batches have these fields only, by flat name.
+
+        Raises: ValueError: its batches need more.
+        """
+        raise ValueError(f"fields=: batches of {self.kind!r} have all fields; leave it out")
+
     def grow(self, slots: int) -> None:
         """Enlarge for ``slots`` slots, more than before."""
         return None
