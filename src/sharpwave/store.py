@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.disk.state_files import COLUMNS, VIEWS, StateFiles
+from sharpwave.disk.state_files import VIEWS, StateFiles
 from sharpwave.errors import not_to_be_copied
 from sharpwave.format import segment
 from sharpwave.json_values import decode
@@ -29,7 +29,6 @@ from sharpwave.native.file_operations import Files
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, save_file
-from sharpwave.persistence.column_files import ColumnFiles
 from sharpwave.persistence.lifetime import (
     Life,
     check_same,
@@ -208,12 +207,6 @@ class Store:
             damages = [] if self.recovery is None else self.recovery.damages
             of_checkpoint = left is not None and left.checkpoint > 0
             self._views.keep_in(StateFiles(self._log.disk, VIEWS), damages, of_checkpoint)
-            columns = ColumnFiles(self._log, StateFiles(self._log.disk, COLUMNS))
-            self._log.late.writer = columns
-            if of_checkpoint:
-                columns.begin()
-            elif left is not None:
-                columns.open(damages)
         if self.recovery is not None:
             self.recovery.views = self._views.unclaimed
         if folder is not None:
@@ -279,6 +272,8 @@ class Store:
         check_flag("open", "exist_ok", exist_ok)
         target = None if disk is None else checked_folder("disk", disk)
         there = checked_folder("open", path) if target is None else target
+        if version is not None and (target is not None or exist_ok or writers_go_on):
+            raise ValueError("open: version= with disk=, exist_ok= or writers_go_on=; branch() makes a store of it")
         found = open_here(there) if exist_ok else None
         if isinstance(found, cls):
             now = Settings.from_manifest(there, found._settings.manifest(), on_disk=True, **given)
@@ -287,13 +282,14 @@ class Store:
             return found
         given_path, reading = checked_folder("open", path), None
         if version is not None:
-            if target is not None or exist_ok or writers_go_on:
-                raise ValueError(
-                    "open: version= with disk=, exist_ok= or writers_go_on=; branch() makes a new store of it"
-                )
             given_path = read_version(given_path, checked_version("open", version)).folder
             target = reading = reading_place(given_path.parent.parent)
         with folder_of(given_path, target, to_open=True) as folder, Left.read(folder, target) as left:
+            if left.in_place and left.checkpoint and "version" in left.manifest:
+                raise ValueError(
+                    f"open: {left.folder} is a version, which never changes; open its store with version=, or give "
+                    "disk= for a store that goes on from it"
+                )
             left.writers_go_on = bool(writers_go_on)
             settings = Settings.from_manifest(left.folder, left.manifest, on_disk=left.target is not None, **given)
             store = cls.__new__(cls)
@@ -1173,8 +1169,8 @@ class Store:
         """
         folder = self._versions_folder("snapshot")
         about = begun(checked_version("snapshot", name), self._log.parent, note)
-        place = place_of(folder, name)
-        with self._log.saving:
+        with self._log.saving:  # one at a time: a name is taken by one of them
+            place = place_of(folder, name)
             with self._lock:
                 self._log.check_writable("snapshot")
                 manifest = self._manifest() | {"version": about}
@@ -1212,11 +1208,14 @@ class Store:
 
         Raises: as ``open`` and ``checkpoint``.
         """
+        folder, target = self._versions_folder("branch"), checked_folder("branch", path)
+        if is_file_name(target) or (target.exists() and any(target.iterdir())):
+            raise FileExistsError(f"branch: {target}, expected a new or empty folder")
         if version is None:
-            self.checkpoint(path)
-            return type(self).open(path, **limits)
-        place = read_version(self._versions_folder("branch"), checked_version("branch", version)).folder
-        return type(self).open(place, disk=path, **limits)
+            self.checkpoint(target)
+            return type(self).open(target, **limits)
+        place = read_version(folder, checked_version("branch", version)).folder
+        return type(self).open(place, disk=target, **limits)
 
     def _versions_folder(self, what: str) -> Path:
         with self._lock:
@@ -1245,7 +1244,7 @@ class Store:
                 opening has the earlier ones. Call it again.
         """
         with self._lock:
-            self._log.check_open()
+            self._log.check_writable("resize")
             now = {"capacity": capacity, "ram": ram, "disk_limit": disk_limit}
             now = {name: getattr(self, name) if value is ... else value for name, value in now.items()}
             settings = self._settings.limited(**now)

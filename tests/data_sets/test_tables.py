@@ -221,3 +221,17 @@ def test_names_that_differ_by_case_or_are_taken_have_columns_of_their_own() -> N
     assert steps["step"].to_pylist() == list(range(8)) and steps["field.step"].to_pylist()[:5] == [50, 51, 52, 53, 54]
     with pytest.raises(TypeError, match="a list of names"):
         store.table("steps", fields=5)  # type: ignore[arg-type]
+
+
+def test_names_that_conditions_share_with_nothing() -> None:
+    """Capitals beyond ASCII are other letters to SQL; a name that no episode has is refused, whatever it is."""
+    store = sw.Store(sw.Spec(obs=sw.Field((), "uint8"), action=sw.Field((), "int64")), capacity=100)
+    for k in range(4):
+        store.annotate(0, {"Übung": k, "Task": "push"}, episode=True)
+        store.add_episode(obs=np.zeros(4, int), action=np.zeros(3, int), reward=np.zeros(3), terminated=True)
+    for where in ('"Übung" = 1', pc.field("Übung") == 1, "TASK = 'push' and \"Übung\" = 1"):
+        assert [one.info["Übung"] for one in store.episodes(where=where)] == [1]
+        assert len(store.transitions(name=str(where), where=where)) == 3
+    for name in ("place", "its place"):
+        with pytest.raises(ValueError, match="an episode has the columns"):
+            store.episodes(where=f'"{name}" > 0')

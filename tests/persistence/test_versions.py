@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.disk.store_folder import packed_manifest, read_manifest
 from sharpwave.offline.folder_check import check
+from sharpwave.persistence import versions
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 
@@ -250,8 +253,6 @@ def test_kills_amid_snapshots_and_readings(tmp_path: Path) -> None:
 
 
 def test_a_version_is_made_while_others_write_and_sample(tmp_path: Path) -> None:
-    import threading
-
     store = made(tmp_path / "d", capacity=3000)
     fill(store, 50)
     view, wrong, stop = store.transitions(), list[BaseException](), threading.Event()
@@ -282,3 +283,96 @@ def test_a_version_is_made_while_others_write_and_sample(tmp_path: Path) -> None
             for episode in read.episodes():
                 first, length = episode.first_step, episode.length
                 assert episode.action.tolist() == list(range(first, first + length))
+
+
+def test_a_version_is_no_store_to_open(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    fill(store, 25)
+    version = store.snapshot("v")
+    with pytest.raises(ValueError, match="never changes"):
+        sw.Store.open(version.folder)
+    with pytest.raises(ValueError, match="branch"):
+        sw.Store.open(tmp_path / "d", version="v", exist_ok=True)
+    with sw.Store.open(tmp_path / "d", version="v") as read, pytest.raises(ValueError, match="never changes"):
+        read.resize(capacity=50)
+    assert [one.name for one in store.versions()] == ["v"]
+
+
+def test_a_name_is_given_once(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    fill(store, 25)
+    for number in range(5):
+        outcomes = list[Any]()
+
+        def snapshot(name: str = f"v{number}", outcomes: list[Any] = outcomes) -> None:
+            try:
+                outcomes.append(store.snapshot(name))
+            except FileExistsError as error:
+                outcomes.append(error)
+
+        threads = [threading.Thread(target=snapshot) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(type(one).__name__ for one in outcomes) == ["FileExistsError", "Version"]
+
+
+def test_a_branch_replaces_nothing(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    fill(store, 25)
+    store.checkpoint(tmp_path / "c")
+    store.snapshot("v")
+    for version in (None, "v"):
+        with pytest.raises(FileExistsError, match="new or empty"):
+            store.branch(tmp_path / "c", version)
+        with pytest.raises(FileExistsError, match="new or empty"):
+            store.branch(tmp_path / "b.sharpwave", version)
+    assert len(sw.Store.open(tmp_path / "c", disk=tmp_path / "e")) == 25
+    with pytest.raises(ValueError, match="in memory"):
+        sw.Store(SPEC, capacity=10).branch(tmp_path / "f")
+
+
+def test_readers_of_one_version_at_once(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    fill(store, 25)
+    store.snapshot("v")
+    code = (
+        "import sys, sharpwave as sw\nfor _ in range(12):\n"
+        "    with sw.Store.open(sys.argv[1], version='v') as v: assert len(v) == 25"
+    )
+    readers = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "d")]) for _ in range(4)]
+    assert [reader.wait(100) for reader in readers] == [0] * 4
+
+
+def test_the_next_call_ends_a_deletion_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(tmp_path / "d")
+    fill(store, 300)
+    store.snapshot("v")
+    store.snapshot("w")
+
+    def dies(*given: Any, **more: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(versions, "remove_partial_manifests", dies)
+        with pytest.raises(KeyboardInterrupt):
+            store.delete_version("v")
+    assert [one.name for one in store.versions()] == ["w"]
+    assert list((tmp_path / "d" / "versions" / "v").rglob("*.region"))
+    store.delete_version("w")
+    assert not list((tmp_path / "d" / "versions").rglob("*.region"))
+
+
+@pytest.mark.parametrize("wrong", [{"steps": "many"}, {"steps": None}, {"columns": 5}, {"name": "other"}])
+def test_a_wrong_version_hides_no_other(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    store = made(tmp_path / "d")
+    fill(store, 25)
+    store.snapshot("v")
+    store.snapshot("w")
+    folder = tmp_path / "d" / "versions" / "v"
+    said = read_manifest(folder)
+    (folder / "store.json").write_bytes(packed_manifest(said | {"version": said["version"] | wrong}))
+    assert [one.name for one in store.versions()] == ["w"]
+    with pytest.raises(sw.DamagedError, match="no version's folder"):
+        sw.Store.open(tmp_path / "d", version="v")

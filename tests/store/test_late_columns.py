@@ -18,8 +18,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.disk.state_files import COLUMNS, state_files
+from sharpwave.disk.state_files import COLUMNS, file_name, state_files
 from sharpwave.offline.folder_check import check
+from sharpwave.persistence.column_files import NAMES
 from tests.support.examples import examples
 
 SPEC = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
@@ -519,3 +520,100 @@ def test_ram_counts_columns() -> None:
     for step in range(40, 90_000):
         store.append(obs=obs_of(0, step), action=step, reward=1.0, terminated=step % 10 == 9, truncated=False)
     assert store.stats()["total_bytes"] <= 8 << 20
+
+
+def test_a_column_that_ram_has_no_room_for_evicts_nothing(tmp_path: Path) -> None:
+    store = sw.Store(SPEC, capacity=200_000, ram="16MiB")
+    for _ in range(200):
+        store.add_episode(obs=np.zeros((101, 2)), action=np.zeros(100, int), reward=np.zeros(100), terminated=True)
+    with pytest.raises(MemoryError, match=r"takes .* bytes of memory .* ram="):
+        store.add_column("large", sw.Field((110,), "float64"))
+    assert len(store) == 20_000
+    assert not store.columns
+    store.resize(ram="64MiB")
+    store.add_column("large", sw.Field((110,), "float64"))
+    assert len(store) == 20_000
+    store.checkpoint(tmp_path / "c")
+    with pytest.raises(MemoryError, match="raise it"):
+        sw.Store.open(tmp_path / "c", ram="16MiB")
+    assert len(sw.Store.open(tmp_path / "c")) == 20_000
+
+
+@pytest.mark.parametrize("where", ["in place", "elsewhere"])
+def test_a_kill_amid_opening_a_checkpoint_loses_no_column(tmp_path: Path, where: str) -> None:
+    """After each number of changes of files, in a process of its own; opened again, by the same call."""
+    store = filled(disk=tmp_path / "d")
+    store.derive("x", lambda reward: reward, ("reward",))
+    store.checkpoint(tmp_path / "c")
+    store.close()
+    code = """
+import os, signal, sys, sharpwave as sw
+from sharpwave.native.file_operations import Files
+left = [int(sys.argv[2])]
+def counted(real):
+    def call(*given, **more):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **more)
+    return call
+for name in ("create", "replace", "unlink", "rename", "link", "remove_directory", "make_directory", "fsync_folder"):
+    setattr(Files, name, counted(getattr(Files, name)))
+store = sw.Store.open(sys.argv[1], **({"disk": sys.argv[3]} if sys.argv[3] else {}))
+store._life.over()
+os._exit(0)
+"""
+    died = 0
+    for number in range(0, 60, 4):
+        copy, target = tmp_path / f"c{number}", tmp_path / f"t{number}"
+        shutil.copytree(tmp_path / "c", copy)
+        command = [sys.executable, "-c", code, str(copy), str(number), "" if where == "in place" else str(target)]
+        died += subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
+        begun = where == "elsewhere" and (target / "store.json").exists()
+        more: dict[str, Any] = {} if where == "in place" or begun else {"disk": target}
+        with sw.Store.open(target if begun else copy, **more) as again:
+            assert [one["x"].tolist() for one in again.episodes()] == [
+                [float(k) for k in range(begin, begin + 10)] for begin in range(0, 40, 10)
+            ]
+    assert died > 4
+
+
+def test_a_column_has_no_values_of_one_that_had_its_name(tmp_path: Path) -> None:
+    store = filled(disk=tmp_path / "d")
+    store.derive("x", lambda reward: reward, ("reward",))
+    store.close()
+    names = tmp_path / "d" / COLUMNS / file_name(NAMES, store._log.identity["store"])
+    for damage in (lambda: names.write_bytes(b"x"), names.unlink):
+        damage()
+        store = sw.Store.open(tmp_path / "d")
+        assert "lost" in store.recovery.damages[0]  # type: ignore[union-attr]
+        assert not store.columns
+        store.add_column("x", sw.Field((), "float32"))
+        store.close()
+        with sw.Store.open(tmp_path / "d") as again:
+            assert not any(one["x.written"].any() for one in again.episodes())
+            again.derive("x", lambda reward: reward, ("reward",))
+
+
+def test_as_many_columns_as_a_spec_has_fields() -> None:
+    store = filled(5)
+    for number in range(511):
+        store._log.late.add(f"c{number}", KINDS["label"])
+    with pytest.raises(ValueError, match="1,024"):
+        store.add_column("one more", sw.Field((), "bool"))
+    assert len(store.columns) == 511
+
+
+def test_a_table_of_a_dropped_column_is_refused() -> None:
+    pytest.importorskip("pyarrow")
+    store = filled(20)
+    store.derive("x", lambda reward: reward, ("reward",))
+    table = store.table("steps")
+    store.drop_column("x")
+    with pytest.raises(ValueError, match="'x' was dropped"):
+        table.read_all()
+
+
+def test_a_functions_own_error_is_raised() -> None:
+    with pytest.raises(KeyError, match="evicted"):
+        filled(20).derive("x", lambda reward: {}["evicted"], ("reward",))  # type: ignore[index]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import sys
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -50,8 +52,11 @@ def sql(
         result = run(found, query)
     rows = zip(*(column.to_pylist() for column in result.columns), strict=True)
     if as_json:
+        names = list[str]()
+        for name in result.column_names:
+            names.append(name if name not in names else f"{name}:{len(names)}")
         for row in rows:
-            print(json.dumps(dict(zip(result.column_names, row, strict=True)), default=str))
+            print(json.dumps(dict(zip(names, map(_plain, row), strict=True)), default=str))
     elif as_csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         writer.writerow(result.column_names)
@@ -63,6 +68,19 @@ def sql(
         for row in rows:
             shown.add_row(*(escape(_text(value)) for value in row))
         console().print(shown)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON has it: whole numbers as such, ``None`` for NaN and infinity, bytes as text."""
+    if isinstance(value, Decimal):
+        return int(value) if value == value.to_integral_value() else float(value)
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, bytes):
+        return value.decode("latin-1")
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    return value
 
 
 def _text(value: Any) -> str:

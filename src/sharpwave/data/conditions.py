@@ -23,6 +23,7 @@ from sharpwave.data.tables import (
     connected,
     episode_annotations,
     facts,
+    lowered,
     statements,
     step_reader,
     step_schema,
@@ -91,7 +92,7 @@ class TableCondition:
             ) from error
 
     def _plain(self, name: str) -> str:
-        return name.lower() if self._is_sql else name
+        return lowered(name) if self._is_sql else name
 
     def _names(self, of_steps: dict[str, int], schema: Any) -> set[str]:
         """Return the names of columns in the condition, in SQL of lower case; perhaps some more."""
@@ -102,7 +103,7 @@ class TableCondition:
                     said = json.loads(self._session.execute("select json_serialize_sql(?)", asked).fetchall()[0][0])
                     if said["error"]:
                         raise ValueError(said["error_message"])
-            return {name.lower() for name in columns_in(said)[0]}
+            return {lowered(name) for name in columns_in(said)[0]}
         table, found = self._example(schema), set(FACTS)
         while True:
             try:

@@ -56,17 +56,17 @@ def derive(
         for episode in episodes:
             try:
                 ids = episode.ids
-                if not again and name in store.columns and store.read_column(name, ids)[1].all():
-                    advance(episode.length)
-                    continue
-                for part, given in _parts(episode, needs, by):
-                    values = _values(name, function, given, part.stop - part.start, episode)
-                    if name not in store.columns:
-                        store.add_column(name, _field_of(values))
-                    done += store.write_column(name, ids[part], values)
+                known = not again and name in store.columns and store.read_column(name, ids)[1].all()
+                parts = [] if known else list(_parts(episode, needs, by))
             except KeyError as error:
                 if "evicted" not in str(error):
                     raise
+                parts = []
+            for part, given in parts:
+                values = _values(name, function, given, part.stop - part.start, episode)
+                if name not in store.columns:
+                    store.add_column(name, _field_of(values))
+                done += store.write_column(name, ids[part], values)
             advance(episode.length)
             if time.monotonic() - flushed > FLUSH_S:
                 store.flush(views=False)

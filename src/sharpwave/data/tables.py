@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import string
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import pairwise
@@ -29,6 +31,7 @@ STEP_FACTS = ("lane", "first_step", "step", "id", "first", "reward", "terminated
 """Columns of every table of steps; ``first_step`` is its episode's, as in the table of episodes."""
 MAX_WHOLE = 1 << 53
 """Largest integer up to which a float64 has all."""
+_SMALL = {ord(one): one.lower() for one in string.ascii_uppercase}
 MAX_ROWS, MAX_BYTES = 1 << 16, 1 << 24
 """Limits of one batch of steps."""
 
@@ -61,9 +64,14 @@ def facts(pa: Any, table: Table) -> list[Any]:
     return [*(pa.array(array) for array in found), pa.array(ended, pa.string()), pa.array(table.id)]
 
 
+def lowered(name: str) -> str:
+    """Return a name as SQL compares it: DuckDB takes capitals of ASCII for small letters, and no others."""
+    return name.translate(_SMALL)
+
+
 def unused(name: str, taken: Sequence[str], prefix: str) -> str:
     """Return a name that no column has, behind as many prefixes as that takes. SQL ignores the case of letters."""
-    while name.lower() in (one.lower() for one in taken):
+    while lowered(name) in (lowered(one) for one in taken):
         name = prefix + name
     return name
 
@@ -125,7 +133,7 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
         )
     found = episode_table(table, reader)
     names = ", ".join(found.column_names)
-    place = unused("place", found.column_names, "its ")
+    place = unused(f"place {os.urandom(8).hex()}", found.column_names, "its ")  # which no condition names
     found = found.append_column(place, pa.array(np.arange(len(table.lane))))
     try:
         if isinstance(where, str):
@@ -255,7 +263,10 @@ def _batch(
     flags = reader.flags(first, count)
     arrays = [np.full(count, some.lane[0]), episode, steps, ids, flags & START != 0, reader.rewards(first, count)]
     arrays += [flags & TERMINATED != 0, flags & TRUNCATED != 0]
-    late = reader.log.late.columns
+    late, spec = reader.log.late.columns, reader.log.late.spec
+    gone = [name for name in names if name not in spec.fields]
+    if gone:
+        raise ValueError(f"table: the column {gone[0]!r} was dropped before it was read; make the table anew")
     masks: list[npt.NDArray[np.bool_] | None] = [None] * len(arrays)
     arrays += [reader.read(name, first, count) for name in names]
     masks += [~reader.read(f"{name}{WRITTEN}", first, count) if name in late else None for name in names]

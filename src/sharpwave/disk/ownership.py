@@ -17,6 +17,8 @@ from sharpwave.format.region import HEADER, Identity
 from sharpwave.native.directory import Directory, IrregularError, kind_of
 from sharpwave.native.file_operations import Files
 
+COLUMNS = "columns"
+"""Folder of late columns, as ``state_files`` has it."""
 MARK = ".sharpwave"
 """File that marks a checkpoint's numbered folder: its number, and the store."""
 OPENING = ".opening"
@@ -160,6 +162,10 @@ def check_empty(directory: Directory, store: bytes | None) -> None:
             if not foreign:
                 continue
             name = f"{FOLDER}/{foreign[0]}"
+        if name == COLUMNS and stat.S_ISDIR(status.st_mode) and store is not None:
+            with directory.directory(COLUMNS) as columns:  # written before the folder became the store's
+                if all(f".{store.hex()}." in one for one in columns.names()):
+                    continue
         hint = ""
         if name.startswith(FOLDER) and directory.status(MANIFEST) is None:
             hint = f"; these may belong to a store whose {MANIFEST} was lost: put back a copy of it"

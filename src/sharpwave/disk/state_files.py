@@ -72,7 +72,14 @@ class StateFiles:
 
     def delete(self, name: str) -> None:
         """Delete a state's file, if that is possible."""
-        with contextlib.suppress(OSError), self.disk.directory.directory(self._kind) as directory:
+        with contextlib.suppress(OSError):
+            self.remove(name)
+
+    def remove(self, name: str) -> None:
+        """Delete a state's file, if there is one.  Raises: OSError."""
+        if self.disk.directory.status(self._kind) is None:
+            return
+        with self.disk.directory.directory(self._kind) as directory:
             if directory.is_file(file := file_name(name, self._store)):
                 self.disk.files.unlink(directory, file)
 

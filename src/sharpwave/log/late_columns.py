@@ -7,7 +7,9 @@ it like a raw column of the segments. Each has a second column, ``NAME.written``
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -47,6 +49,7 @@ class LateColumn:
     Attributes:
         field: of a step's value.
         values: [leaves, *shape], 0 where none was given. ``written``: bool [leaves].
+        key: random name, which tells its files from those of another column of its name.
         chunk_slots: slots of a chunk. ``changed``: chunks with values given since they were written to files.
     """
 
@@ -54,6 +57,7 @@ class LateColumn:
     values: npt.NDArray[Any]
     written: Bools
     chunk_slots: int
+    key: str = dataclasses.field(default_factory=lambda: os.urandom(8).hex())
     changed: set[int] = dataclasses.field(default_factory=set)
 
     @property
@@ -71,6 +75,7 @@ class LateColumns(LogListener):
         spec: the log's, with two further fields for each column; views read these.
         version: incremented with each column added or dropped.
         writer: of the columns' files; ``None`` without a folder.
+        room: returns the bytes that a column may take, without evicting steps.
     """
 
     def __init__(self, spec: Spec, index: SegmentIndex) -> None:
@@ -79,6 +84,7 @@ class LateColumns(LogListener):
         self.spec = spec
         self.version = 0
         self.writer: ColumnWriter | None = None
+        self.room: Callable[[], float] = lambda: math.inf
         self._hidden = False
 
     @property
@@ -109,7 +115,7 @@ class LateColumns(LogListener):
             raise ValueError(f"{what}: name={name!r}, expected one without a dot")
         if name in self._own.fields or name in self.columns:
             raise ValueError(f"{what}: there is a field {name!r} already")
-        self._own.with_fields({name: kind, name + WRITTEN: kind})
+        self._own.with_fields(self._fields() | {name: kind, name + WRITTEN: kind})
 
     def column(self, what: str, name: Any) -> LateColumn:
         """Return a column.  Raises: ValueError: there is none of this name."""
@@ -120,8 +126,13 @@ class LateColumns(LogListener):
         return self.columns[name]
 
     def add(self, name: str, kind: Field) -> LateColumn:
-        """Add a column without values.  Raises: MemoryError: nothing changed."""
-        leaves = self._index.leaves
+        """Add a column without values.  Raises: MemoryError: ``ram`` has no room for it; nothing changed."""
+        leaves, need = self._index.leaves, self._index.highest * self._index.stride * (kind.row_bytes + 1)
+        if need > (room := self.room()):
+            raise MemoryError(
+                f"column {name!r}: takes {need:,} bytes of memory for the steps there are, and ram= leaves {room:,.0f} "
+                "without evicting any; raise it (resize(ram=), or ram= of Store.open)"
+            )
         chunk = max(1, CHUNK_BYTES // (self._index.stride * (kind.row_bytes + 1)))
         column = LateColumn(kind, zeros((leaves, *kind.shape), kind.np_dtype), zeros(leaves, np.bool_), chunk)
         self._become({**self.columns, name: column})
@@ -131,14 +142,18 @@ class LateColumns(LogListener):
         """Drop a column and its values."""
         self._become({other: column for other, column in self.columns.items() if other != name})
 
-    def _become(self, columns: dict[str, LateColumn]) -> None:
+    def _fields(self) -> dict[str, Field]:
+        """Return the columns as fields, and whether each was written."""
         fields = dict[str, Field]()
-        for name, column in columns.items():
+        for name, column in self.columns.items():
             fields |= {name: column.field, name + WRITTEN: Field((), "bool")}
+        return fields
+
+    def _become(self, columns: dict[str, LateColumn]) -> None:
         before, self.columns = self.columns, columns
         self._clear_with_slots()
         del before  # not earlier: the core clears their memory until here
-        self.spec = self._own if self._hidden else self._own.with_fields(fields)
+        self.spec = self._own if self._hidden else self._own.with_fields(self._fields())
         self.version += 1
 
     def hide(self) -> None:

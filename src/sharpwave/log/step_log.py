@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
@@ -136,6 +137,7 @@ class StepLog:
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
             self.compaction = Compaction(disk, self.index, tables, self.segment_cache)
+        late.room = self.column_room
         self.admission = Admission(
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
         )
@@ -181,6 +183,15 @@ class StepLog:
     def segment_bytes(self) -> int:
         """Bytes of memory available to sealed segments."""
         return self.arena.limit_bytes - self.space.open_bytes()
+
+    def column_room(self) -> float:
+        """Return the bytes that a late column may take: without a disk, those that no step takes; with one, a half of
+        those for segments, which are read again."""
+        if self.ledger.ram is None:
+            return math.inf
+        if self.disk is not None:
+            return self.segment_bytes // 2
+        return self.arena.limit_bytes - self.arena.committed_bytes - self.arena.chunk_bytes
 
     def max_rows(self, lanes: int) -> int:
         """Return the steps at which a segment is sealed: the stride, or fewer where open segments would fill
@@ -491,6 +502,8 @@ class StepLog:
         for lane in range(self.lanes):  # last: nothing remains that it could change
             if not self.opened.ended(lane):
                 self.end_episode(lane, None)
+        for column in self.late.columns.values():
+            self.late.change_all(column)  # its files have values of no step now
         if self.disk is not None:
             self.disk.clear(self.index.first_step[self.opened.slots])
 

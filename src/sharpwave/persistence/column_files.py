@@ -18,8 +18,9 @@ from sharpwave.spec import Field
 
 NAMES = ".columns"
 """Name of the state that names the columns; none of theirs has a dot."""
-WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError, MemoryError)
-"""Errors of a state that is not one, or of one too large."""
+MAX_CHUNK_SLOTS = 1 << 32
+WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
+"""Errors of a state that is not one."""
 
 
 class ColumnFiles:
@@ -39,22 +40,30 @@ class ColumnFiles:
         late = self._late
         before = len(damages)
         known = self._files.read_one(NAMES, damages)
-        whole = len(damages) == before
+        whole, unnamed = known is not None, known is None and len(damages) == before
         for name, about in ({} if known is None else self._checked(known, damages)).items():
             try:
                 kind = field_of(about)
                 late.check_new("columns", name, kind)
+                slots, key = int(about["chunk_slots"]), about["key"]
+                if not 1 <= slots <= MAX_CHUNK_SLOTS or not isinstance(key, str):
+                    raise ValueError(f"chunks of {slots!r:.30} slots, key {key!r:.30}")
                 column = late.add(name, kind)
-                column.chunk_slots = max(1, int(about["chunk_slots"]))
+                column.chunk_slots, column.key = slots, key
                 self._named[name] = column
+            except MemoryError:
+                raise  # the files stay as they are
             except WRONG as error:
                 damages.append(f"column {name!r:.100}: {error}; its values are lost")
                 whole = False
         for state in self._files.read(damages, but=NAMES):
             name, found = state["name"], self._named.get(str(state.get("column")))
-            if found is None:
+            if found is None or state.get("key") != found.key:
                 if whole:  # of a column that was dropped
                     self._files.delete(name)
+                elif unnamed:
+                    unnamed = False
+                    damages.append("columns: the file that names the columns added later is not there; they are lost")
                 continue
             try:
                 if name != _chunk_name(state["column"], state["chunk"]):
@@ -71,7 +80,9 @@ class ColumnFiles:
         return {}
 
     def begin(self) -> None:
-        """Write all columns, restored from a checkpoint.  Raises: OSError."""
+        """Write all columns, restored from a checkpoint, in place of those in the folder.  Raises: OSError."""
+        for state in self._files.read([]):
+            self._files.remove(state["name"])
         for column in self._late.columns.values():
             self._late.change_all(column)
         self.write()
@@ -89,7 +100,7 @@ class ColumnFiles:
                 for name, column in self._named.items():
                     if name not in kept:
                         for chunk in range(-(-index.slots // column.chunk_slots)):
-                            self._files.delete(_chunk_name(name, chunk))
+                            self._files.remove(_chunk_name(name, chunk))
                 self._named = kept
             self._write_names(late.columns)
             self._named = dict(late.columns)
@@ -100,14 +111,16 @@ class ColumnFiles:
                 values = late.chunk(column, begin, end)
                 key = _chunk_name(name, chunk)
                 if values["values"].size:
-                    about = {"name": key, "column": name, "chunk": chunk, "generation": index.generation[begin:end]}
-                    self._files.write(key, about | values)
+                    about = {"name": key, "column": name, "key": column.key, "chunk": chunk}
+                    self._files.write(key, about | {"generation": index.generation[begin:end]} | values)
                 else:
-                    self._files.delete(key)
+                    self._files.remove(key)
                 column.changed.discard(chunk)
 
     def _write_names(self, columns: dict[str, LateColumn]) -> None:
-        about = {name: described(one) | {"chunk_slots": one.chunk_slots} for name, one in columns.items()}
+        about = {
+            name: described(one) | {"chunk_slots": one.chunk_slots, "key": one.key} for name, one in columns.items()
+        }
         self._files.write(NAMES, {"name": NAMES, "columns": about})
 
 

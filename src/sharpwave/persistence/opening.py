@@ -25,6 +25,7 @@ from sharpwave.disk.ownership import (
 )
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_scan import Scan
+from sharpwave.disk.state_files import COLUMNS, StateFiles
 from sharpwave.disk.store_folder import FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
@@ -35,6 +36,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
+from sharpwave.persistence.column_files import ColumnFiles
 from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
@@ -175,6 +177,7 @@ def begin(
                 assert disk is not None
                 disk.describe(settings.manifest() | {"store": disk.regions.identity.store.hex()})
                 found = _log(settings, disk, 0), None, {}
+                found[0].late.writer = ColumnFiles(found[0], StateFiles(disk, COLUMNS))
             undo.pop_all()
             return found
     except OverflowError as error:
@@ -265,6 +268,12 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         log.compaction.tidy(frozenset(number for number, one in regions.regions.items() if one.path in damaged))
         if regions.scarce:
             regions.open_all()
+        columns = ColumnFiles(log, StateFiles(disk, COLUMNS))
+        if left.checkpoint:
+            columns.begin()  # before the folder is a store's: a checkpoint in its place may be all there is of them
+        else:
+            columns.open(report.damages)
+        log.late.writer = columns
         if left.checkpoint:
             snapshot.flush(log, evict=False)  # the state's open segments are in none of its regions
             about = {"store": left.manifest["store"]} | ({} if log.parent is None else {"parent": log.parent})

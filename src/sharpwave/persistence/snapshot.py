@@ -173,7 +173,7 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     report.steps = inventory.held_steps
     try:
         log.late.restore(state.get("columns", {}))
-    except (KeyError, TypeError, ValueError, OverflowError, MemoryError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         report.damages.append(f"columns: {error}; values of columns added later are lost")
     return report
 

@@ -25,7 +25,7 @@ from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_READING = re.compile(r"\.reading\.[0-9]+\.[0-9a-f]{16}")
+_READING = re.compile(r"\.reading\.([0-9]+)\.[0-9a-f]{16}")
 MAX_NOTE_BYTES = 64 << 10
 
 
@@ -86,16 +86,19 @@ def _read(place: Path) -> Version:
     said = read_manifest(place).get("version")
     if not isinstance(said, dict) or said.get("name") != place.name:
         raise DamagedError(f"{place}: no version's folder, as its {MANIFEST} says")
-    columns, parent, note = said.get("columns", []), said.get("parent"), decode(said.get("note", {}))
-    return Version(
-        place.name,
-        str(said.get("created", "")),
-        int(said.get("steps", 0)),
-        tuple(map(str, columns)),
-        None if parent is None else str(parent),
-        note if isinstance(note, dict) else {},
-        place,
-    )
+    try:
+        columns, parent, note = said.get("columns", []), said.get("parent"), decode(said.get("note", {}))
+        return Version(
+            place.name,
+            str(said.get("created", "")),
+            int(said.get("steps", 0)),
+            tuple(map(str, columns)),
+            None if parent is None else str(parent),
+            note if isinstance(note, dict) else {},
+            place,
+        )
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise DamagedError(f"{place}: no version's folder ({error})") from error
 
 
 def versions_in(folder: Path) -> list[Version]:
@@ -145,10 +148,26 @@ def reading_place(folder: Path) -> Path:
 
 
 def sweep(folder: Path) -> None:
-    """Delete folders of readers that were killed."""
-    place = folder / VERSIONS
+    """Delete folders of readers that were killed, and what is left of versions whose deletion was."""
+    place, files = folder / VERSIONS, Files()
     with suppress(OSError):
         for name in os.listdir(place):
-            if _READING.fullmatch(name):
+            reader = _READING.fullmatch(name)
+            if reader and not _runs(int(reader[1])):
                 with suppress(OSError), Directory.open(place / name) as directory, Hold(directory):
                     shutil.rmtree(place / name, ignore_errors=True)
+            elif _NAME.fullmatch(name) and not (place / name / MANIFEST).exists():
+                with suppress(OSError), Directory.open(place / name) as directory, Hold(directory):
+                    if directory.status(MANIFEST) is None:
+                        remove_parts(directory, bytes(16).hex(), files)
+
+
+def _runs(process: int) -> bool:
+    """Return whether a process of this number runs, which may be about to lock its folder."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True
+    return True
