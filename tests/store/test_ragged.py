@@ -404,3 +404,28 @@ def test_a_damaged_frame_is_set_aside(tmp_path: Path) -> None:
             view.sample(32)
     batch = view.sample(64)
     assert all(batch["response"][i] == text[step] for i, step in enumerate(batch.step.tolist()))
+
+
+def test_equal_rows_of_an_open_segment_are_kept_by_reopening(tmp_path: Path) -> None:
+    """They take the place of one; the unfinished last step is cut, and the others written anew."""
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), prompt=sw.Field(str))
+    store = sw.Store(spec, capacity=10_000, disk=tmp_path / "d")
+    for step in range(60):
+        store.append(obs=[step, step], action=0, reward=0.0, terminated=False, truncated=False, prompt="p" * 20_000)
+    store.close()
+    with sw.Store.open(tmp_path / "d") as again:
+        assert not again.recovery.damages  # type: ignore[union-attr]
+        assert len(again) == 59
+        assert set(again.episodes()[0]["prompt"].strings()) == {"p" * 20_000}
+
+
+def test_batches_of_rows_of_any_length_are_not_refused_for_those_before() -> None:
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), tokens=sw.Field((None,), "int32"))
+    store, rng = sw.Store(spec, capacity=500, ram="24MiB"), np.random.default_rng(0)
+    for step in range(500):
+        tokens = rng.integers(0, 50_000, rng.integers(0, 4000), dtype=np.int32)
+        store.append(obs=[0, 0], action=0, reward=0.0, terminated=step % 50 == 49, truncated=False, tokens=tokens)
+    view = store.transitions()
+    for _ in range(150):
+        view.sample(128)
+    assert store.stats()["total_bytes"] <= 24 << 20

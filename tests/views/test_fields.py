@@ -191,3 +191,48 @@ def test_rows_of_any_length() -> None:
             expected, found = whole.sample(8), some.sample(8, fields=("obs",))
             assert not found.fields
             assert np.array_equal(expected.obs, found.obs)
+
+
+def test_streams_follow_columns_by_name() -> None:
+    """Also those whose column is dropped, made anew in another shape, or moved by another's drop."""
+    store = filled()
+    view = store.transitions()
+    ids = np.asarray(store.transitions(name="all").sampleable_ids())
+    for number, name in enumerate("abc"):
+        store.add_column(name, sw.Field((), "float32"))
+        store.write_column(name, ids, np.full(len(ids), number + 1))
+    streams = {name: view.stream(64, fields=(name,)) for name in "abc"}
+    for stream in streams.values():
+        next(stream)
+    store.drop_column("a")
+    store.add_column("d", sw.Field((512,), "float64"))
+    store.write_column("d", ids, np.full((len(ids), 512), 99.0))
+    for _ in range(12):
+        for name, stream in streams.items():
+            batch = next(stream)
+            assert set(batch.fields) == ({name, f"{name}.written"} if name in store.columns else set())
+            assert name == "a" or (batch[name] == "abc".index(name) + 1).all()
+    store.add_column("a", sw.Field((2,), "int64"))
+    assert [next(streams["a"])["a"].shape for _ in range(8)][-1] == (64, 2)
+
+
+@pytest.mark.parametrize("kind", ["goals", "windows"])
+def test_growth_is_followed(kind: str) -> None:
+    """Arrays that a view replaces as the store grows; ragged fields are filled step by step."""
+    keys = ("observation", "achieved_goal", "desired_goal")
+    spec = sw.Spec(obs={k: sw.Field((1,), "float32") for k in keys}, action=sw.Field((), "int64"), text=sw.Field(str))
+    store = sw.Store(spec, capacity=300, segment_steps=8)
+    goals = sw.Future(k=4, reward_fn=lambda achieved, desired, _: (achieved == desired)[:, 0])
+    view: Any = store.transitions(relabel=goals) if kind == "goals" else store.sequences(6, burn_in=2, stride=3)
+    for phase in range(3):
+        if phase:
+            store.resize(capacity=300 * 10**phase)
+        for step in range(500):
+            obs = {k: np.full(1, -1 if k == "desired_goal" else step, np.float32) for k in keys}
+            store.append(obs=obs, action=step, reward=0.0, terminated=step % 10 == 9, truncated=False, text=f"{step}")
+        for _ in range(4):
+            drawn = view.draw(100)
+            whole, some = view.fetch(drawn), view.fetch(drawn, fields=("obs", "text"))
+            assert np.array_equal(whole.reward, some.reward)
+            assert all(np.array_equal(whole.obs[key], some.obs[key]) for key in keys)
+            assert np.array_equal(whole["text"].values, some["text"].values)

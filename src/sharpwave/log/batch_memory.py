@@ -94,7 +94,10 @@ class BatchMemory:
         pool.collect()
         missing = pool.missing((size,))
         if ledger.ram is not None and missing > self._room_bytes(ledger.ram):
-            raise self._too_large(missing, ledger.ram)
+            pool.trim()  # blocks of other sizes, which rows of any length leave behind
+            missing = pool.missing((size,))
+            if missing > self._room_bytes(ledger.ram):
+                raise self._too_large(missing, ledger.ram)
         array: npt.NDArray[Any] = pool.lend(size, shape, dtype)[1]
         if ledger.ram is not None and self._space.segment_cache is None:
             ledger.kept_for_batches = max(ledger.kept_for_batches, ledger.batch_bytes)

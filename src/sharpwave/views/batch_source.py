@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -70,7 +71,8 @@ class BatchSource:
         check_sampler(f"{view.kind}: sampler", sampler)
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
         check_limiter(view.kind, limiter, log.admission.capacity, None if uses is None else uses.max_uses)
-        self.log, self.gate, self.view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
+        self.log, self.gate, self._view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
+        self._whole: View[Any] | None = None  # the view that a source of some fields follows
         self.items = Items(log, view, sampler, seed, uses, judge)  # last, for it binds the sampler
         self.unused = UnusedDraws(log, self.items)
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
@@ -78,26 +80,37 @@ class BatchSource:
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
         self.partial = False
         self._some: dict[frozenset[str], BatchSource] = {}  # by the names of fields that batches have
+        self._partial = weakref.WeakSet[BatchSource]()  # these, and those that only streams have still
         self._filler: tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None = None
+
+    @property
+    def view(self) -> View[Any]:
+        """The definition of the items; of some fields only, it follows the whole one, whose arrays are replaced."""
+        if self._whole is not None:
+            self._view.follow(self._whole)
+        return self._view
 
     def take_columns(self) -> None:
         """Begin to fill batches with the columns that the log has now."""
-        self.view.take_columns()
-        self.layouts.clear()
-        self._filler = self.items.sampling = None
-        self._some.clear()
+        self.items.sampling = None
+        for source in (self, *self._partial):
+            source.view.take_columns()
+            source.layouts.clear()
+            source._filler = None
 
     def only(self, names: frozenset[str]) -> BatchSource:
         """Return a source of the same items whose batches have some fields only.  Raises: ValueError."""
         found = self._some.get(names)
         if found is None:
             found = copy.copy(self)
-            found.view, found.layouts, found._some = self.view.only(names), {}, {}
+            found._view, found._whole = self.view.only(names), self.view
+            found.layouts, found._some, found._partial = {}, {}, weakref.WeakSet()
             found._filler, found.partial = None, True
             found.complete = getattr(found.view, "complete", None)
             if len(self._some) == MAX_LAYOUTS:
                 del self._some[next(iter(self._some))]
             self._some[names] = found
+            self._partial.add(found)
         return found
 
     @property

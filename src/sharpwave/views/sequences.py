@@ -103,7 +103,8 @@ class Windows(StepView[SequenceBatch]):
     @property
     def nbytes(self) -> int:
         """Bytes of memory; of the arrays by slot only the used part, as pages are allocated on the first write."""
-        return super().nbytes + self._found.nbytes + self._runs.nbytes + 8 * self._log.index.highest
+        work = self._found.nbytes + self._runs.nbytes + self._steps_read.nbytes
+        return super().nbytes + work + 8 * self._log.index.highest
 
     def settings(self) -> dict[str, Any]:
         """Return all that it was constructed with."""
@@ -254,7 +255,8 @@ class Windows(StepView[SequenceBatch]):
         log, runs, steps = self._arrays.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
         steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
-        self._steps_read = steps
+        if self.ragged:
+            self._steps_read = steps
         for number, name, field in self.fields():
             if name in self._spec.obs_names:
                 stack, window = field.frames, target.columns[name].shape[1]

@@ -18,7 +18,7 @@ from sharpwave.views.batch import Batch
 from sharpwave.views.gather import LogArrays, Read
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
-from sharpwave.views.view import MAX_RUNS, DividedView, fills_at_once
+from sharpwave.views.view import MAX_RUNS, DividedView, View, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
@@ -35,6 +35,11 @@ MAX_N_STEP = 1_000_000
 HERE, NEXT, AFTER = "here", "next", ".."
 """Parts of a column: the value at a transition's first step, and the one after its last; where they do not overlap, the
 latter has a column of its own, named with this suffix, in which no name of a field ends: a dot in a key is escaped."""
+OF_FIELDS = {
+    "wanted", "ragged", "stacks", "_spec", "_sparse", "_windows", "_endings", "_fields", "_stacks", "_runs",
+    "_steps_read",
+}  # fmt: skip
+"""Attributes of a view that depend on which fields its batches have, or are its own working memory."""
 NUMBERS = {
     "reward": np.float32,
     "discount": np.float32,
@@ -78,6 +83,11 @@ class StepView(DividedView[B], Generic[B]):
         view.wanted, view.ragged = names, tuple(name for name in self._log.spec.ragged_names if name in names)
         view.take_columns()
         return view
+
+    def follow(self, whole: View[Any]) -> None:
+        """Take over whatever the whole view has replaced, but its fields."""
+        mine = vars(self)
+        mine.update((name, value) for name, value in vars(whole).items() if name not in OF_FIELDS)
 
     def fields(self) -> list[tuple[int, str, Field]]:
         """Return the fields that batches have, but ragged ones: each one's number, name and field."""

@@ -93,6 +93,10 @@ class View(Protocol[Batch_co]):
         """
         raise ValueError(f"fields=: batches of {self.kind!r} have all fields; leave it out")
 
+    def follow(self, whole: View[Any]) -> None:
+        """Take what growing and finding replace in the ``whole`` view, of which this one has some fields (``only``)."""
+        return None
+
     def grow(self, slots: int) -> None:
         """Enlarge for ``slots`` slots, more than before."""
         return None
