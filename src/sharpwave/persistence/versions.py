@@ -164,6 +164,8 @@ def sweep(folder: Path) -> None:
 
 def _runs(process: int) -> bool:
     """Return whether a process of this number runs, which may be about to lock its folder."""
+    if os.name == "nt":  # where the call ends the process
+        return True
     try:
         os.kill(process, 0)
     except (ProcessLookupError, OverflowError):
