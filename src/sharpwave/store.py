@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
-from sharpwave.disk.state_files import VIEWS, StateFiles
+from sharpwave.disk.state_files import StateFiles
+from sharpwave.disk.store_folder import VIEWS
 from sharpwave.errors import not_to_be_copied
 from sharpwave.format import segment
 from sharpwave.json_values import decode

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.disk.state_files import VIEWS, file_name, read_named, state_files
+from sharpwave.disk.state_files import file_name, read_named, state_files
+from sharpwave.disk.store_folder import VIEWS
 from sharpwave.offline.folder_check import check
 from sharpwave.views import keeping
 from sharpwave.views.saved_view import SavedView, recovered

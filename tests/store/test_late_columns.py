@@ -18,9 +18,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from sharpwave.disk.state_files import COLUMNS, file_name, state_files
+from sharpwave.disk.state_files import file_name, state_files
+from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.offline.folder_check import check
 from sharpwave.persistence.column_files import NAMES
+from sharpwave.serve.shard import Shard
 from tests.support.examples import examples
 
 SPEC = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
@@ -503,7 +505,7 @@ def test_a_shard_serves_the_fields_of_its_spec(tmp_path: Path) -> None:
     """Learners of a cluster know no column that was added later, and get batches without it."""
     store = filled(disk=tmp_path / "d")
     store.derive("x", lambda reward: reward, ("reward",))
-    store._log.late.hide()
+    Shard(store)
     assert not store.transitions().sample(8).fields
     assert list(store.columns) == ["x"]
 

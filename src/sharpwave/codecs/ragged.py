@@ -54,7 +54,7 @@ NO_TABLE, PLAIN, PACKED_TABLE = 0, 1, 2
 
 
 class Kind(NamedTuple):
-    """What the rows of a ragged field are.
+    """Kind of a ragged field's rows, and their limits.
 
     Attributes:
         dtype: of a number; of text uint8. ``inner``: shape of an item.

@@ -15,6 +15,7 @@ from sharpwave.data.progress_bar import shown
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 from sharpwave.views.episodes import StoredEpisode
+from sharpwave.views.replay import without_gradient
 
 FLUSH_S = 30.0
 """Seconds after which values are flushed to disk: the most that a kill costs."""
@@ -97,7 +98,7 @@ def _values(
     what = f"derive: {name}: lane {episode.lane}, the episode from step {episode.first_step}"
     try:
         values = function(*given)
-        array = as_array(name, values.detach().cpu().numpy() if hasattr(values, "detach") else values)
+        array = as_array(name, without_gradient(values) if hasattr(values, "detach") else values)
     except Exception as error:
         error.add_note(what)
         raise

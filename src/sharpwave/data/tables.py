@@ -228,13 +228,13 @@ def _batches(
                 try:
                     batch = _batch(pa, schema, some, reader, names, step, part)
                 except KeyError:
-                    break  # evicted meanwhile: look again what is held from here on
+                    break  # evicted meanwhile: find the steps that are still held
                 yield batch
                 step += len(part)
 
 
 def _held(some: Table, step: int, last: int, reader: EpisodeReader) -> tuple[int, Ints] | None:
-    """Return the first step held of ``step`` to ``last`` - 1 of a lane, and the ids of it and of those that adjoin."""
+    """Return a lane's first held step from ``step`` to before ``last``, and the ids of the held steps from it on."""
     if step >= last:
         return None
     if step == some.first_step[0]:

@@ -10,15 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.disk.region_files import partial_name
-from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
+from sharpwave.disk.store_folder import COLUMNS, FOLDER, LOCK, MANIFEST, QUARANTINE, read_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format.checkpoint_state import STATE
 from sharpwave.format.region import HEADER, Identity
 from sharpwave.native.directory import Directory, IrregularError, kind_of
 from sharpwave.native.file_operations import Files
 
-COLUMNS = "columns"
-"""Folder of late columns, as ``state_files`` has it."""
 MARK = ".sharpwave"
 """File that marks a checkpoint's numbered folder: its number, and the store."""
 OPENING = ".opening"

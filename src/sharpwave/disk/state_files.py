@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.store_folder import COLUMNS, VIEWS
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.format.checkpoint_state import read_state, write_tree
 from sharpwave.native.directory import Directory
 
-VIEWS, COLUMNS = "views", "columns"
-"""Folders in a store's folder."""
 STATES = {VIEWS: "its view begins anew", COLUMNS: "its values are lost"}
-"""What the loss of a file means, by folder."""
+"""Consequence of losing a file, by folder."""
 _NAME = re.compile(r"[0-9a-f]{32}\.([0-9a-f]{32})\.npz")
 _PARTIAL = re.compile(r"\.[0-9a-f]{32}\.([0-9a-f]{32})\.partial")
 

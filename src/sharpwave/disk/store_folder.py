@@ -24,8 +24,8 @@ from sharpwave.native.file_operations import Files
 ANEW = "what is written to it may be lost, and another process may write there too. Stop writing, and open it anew"
 FORMAT = 2
 MANIFEST, LOCK, FOLDER, QUARANTINE = "store.json", "lock", "regions", "quarantine"
-VERSIONS = "versions"
-"""Folder of named checkpoints in a store's folder."""
+VIEWS, COLUMNS, VERSIONS = "views", "columns", "versions"
+"""Folders of views' states, of late columns and of named checkpoints in a store's folder."""
 MANIFEST_BYTES = 1 << 20
 MAX_CHECKPOINT = (1 << 31) - (1 << 20)
 """Limit of checkpoint numbers."""

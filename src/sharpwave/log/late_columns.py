@@ -1,7 +1,7 @@
 """Late columns: values of steps that come after the steps, such as returns, advantages and rewards of a model.
 
-A late column is an array over the index's leaves, beside the segments: what is written to it moves no step. Views read
-it like a raw column of the segments. Each has a second column, ``NAME.written``, of the steps whose values were given.
+A late column is an array over the index's leaves, beside the segments: writing to it moves no step. Views read it
+like a raw column of the segments. Each has a second column, ``NAME.written``, of the steps whose values were given.
 """
 
 from __future__ import annotations

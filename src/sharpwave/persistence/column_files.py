@@ -10,7 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sharpwave.disk.state_files import COLUMNS, StateFiles, file_name, read_named
+from sharpwave.disk.state_files import StateFiles, file_name, read_named
+from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
 from sharpwave.log.step_log import StepLog
@@ -88,7 +89,7 @@ class ColumnFiles:
         self.write()
 
     def write(self) -> None:
-        """Write what has changed since the last call.  Raises: OSError; a later call repeats it.
+        """Write names and chunks that changed since the last call.  Raises: OSError; a later call repeats it.
 
         Cost: the bytes of the chunks with values given since.
         """

@@ -25,8 +25,8 @@ from sharpwave.disk.ownership import (
 )
 from sharpwave.disk.region_files import FULL, RegionFiles
 from sharpwave.disk.region_scan import Scan
-from sharpwave.disk.state_files import COLUMNS, StateFiles
-from sharpwave.disk.store_folder import FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
+from sharpwave.disk.state_files import StateFiles
+from sharpwave.disk.store_folder import COLUMNS, FOLDER, MANIFEST, WAIT_S, Hold, read_manifest
 from sharpwave.errors import DamagedError, NewerVersionError, StoreInUseError, level_of_caller
 from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations

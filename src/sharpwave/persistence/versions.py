@@ -26,7 +26,7 @@ from sharpwave.native.file_operations import Files
 
 _NAME = re.compile("[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _READING = re.compile(r"\.reading\.([0-9]+)\.[0-9a-f]{16}")
-MAX_NOTE_BYTES = 64 << 10
+MAX_NOTE_CHARACTERS = 64 << 10
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ def checked_version(what: str, name: Any) -> str:
 def begun(name: str, parent: Mapping[str, Any] | None, note: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the entry of a new version.  Raises: TypeError, ValueError: an invalid note."""
     said = encode({} if note is None else note, "snapshot: note")
-    if len(str(said)) > MAX_NOTE_BYTES:
-        raise ValueError(f"snapshot: note of {len(str(said)):,} characters, expected at most {MAX_NOTE_BYTES:,}")
+    if len(str(said)) > MAX_NOTE_CHARACTERS:
+        raise ValueError(f"snapshot: note of {len(str(said)):,} characters, expected at most {MAX_NOTE_CHARACTERS:,}")
     now = datetime.now(UTC).isoformat(timespec="microseconds")
     return {"name": name, "created": now, "parent": (parent or {}).get("version"), "note": said}
 

@@ -49,7 +49,6 @@ class BatchSource:
     Attributes:
         items: items that can be drawn. ``tag``: of the ids.
         pace: waiting of batches and appends. ``unused``: draws of streams.
-        partial: batches have some fields only: the core's draws at once are another source's.
         complete: ends the filling of a batch by a call of the user's function, which needs the store's lock like
             ``sample``; ``None``: the core does everything.
 
@@ -72,13 +71,12 @@ class BatchSource:
         uses = None if max_times_sampled is None else Uses(max_times_sampled, log.index.leaves)
         check_limiter(view.kind, limiter, log.admission.capacity, None if uses is None else uses.max_uses)
         self.log, self.gate, self._view, self.tag = log, gate, view, Tag(log.tag, view.id_space)
-        self._whole: View[Any] | None = None  # the view that a source of some fields follows
+        self._whole: View[Any] | None = None  # followed by a source of some fields, which does not draw at once
         self.items = Items(log, view, sampler, seed, uses, judge)  # last, for it binds the sampler
         self.unused = UnusedDraws(log, self.items)
         self.pace = Pace(log, gate, view, self.items, self.unused, limiter)
         self.layouts: dict[int, BatchLayout] = {}  # by batch size, the latest
         self.complete: Callable[[Any], None] | None = getattr(view, "complete", None)
-        self.partial = False
         self._some: dict[frozenset[str], BatchSource] = {}  # by the names of fields that batches have
         self._partial = weakref.WeakSet[BatchSource]()  # these, and those that only streams have still
         self._filler: tuple[core.Log, npt.NDArray[np.int32], core.Filler, Ints, Any] | None = None
@@ -105,7 +103,7 @@ class BatchSource:
             found = copy.copy(self)
             found._view, found._whole = self.view.only(names), self.view
             found.layouts, found._some, found._partial = {}, {}, weakref.WeakSet()
-            found._filler, found.partial = None, True
+            found._filler = None
             found.complete = getattr(found.view, "complete", None)
             if len(self._some) == MAX_LAYOUTS:
                 del self._some[next(iter(self._some))]
@@ -129,7 +127,7 @@ class BatchSource:
         ``wait`` and ``sample`` return the same batch.
         """
         items, layout = self.items, self.layouts.get(batch_size)
-        if layout is None or layout.filling is None or self.partial or not self.draws_at_once():
+        if layout is None or layout.filling is None or self._whole is not None or not self.draws_at_once():
             return None
         assert items.sampling is not None
         batch = items.sampling.sample(items, layout.filling, items.sampler.beta if beta is None else float(beta))
@@ -183,7 +181,11 @@ class BatchSource:
     def bind(self) -> None:
         """Let the core draw the next batches at once, over the arrays as they are now, as far as it can."""
         items, view, sampler = self.items, self.view, self.items.sampler
-        if self.partial or self.pace.limiter is not None or not (items.sampling is None or items.sampling.stale):
+        if (
+            self._whole is not None
+            or self.pace.limiter is not None
+            or not (items.sampling is None or items.sampling.stale)
+        ):
             return
         items.sampling = None
         filled = self.filler()
