@@ -1039,7 +1039,7 @@ class Store:
             values: strings, numbers, booleans, bytes, and lists and dicts of these. They are merged into earlier
                 annotations: a key replaces its earlier value, and ``None`` removes it.
             episode: annotate the lane's unfinished episode, or else its next one. Segments that are sealed from now on
-                carry the annotations.
+                carry the annotations: where no step follows and all earlier ones are sealed, ``close`` loses them.
 
         Raises:
             TypeError, ValueError: invalid values, or more than 4 KiB for an episode or 512 KiB for the store and its

@@ -60,6 +60,8 @@ class Episode:
     info: dict[str, Any]
     steps: dict[int, Facts] = field(default_factory=dict)
     ended: str | None = None
+    carried: dict[str, Any] = field(default_factory=dict)
+    """``info`` when the last step was appended."""
 
 
 @dataclass
@@ -172,6 +174,7 @@ class ConditionsMachine(RuleBasedStateMachine):
                 truncated=ending == "truncated",
                 final_obs=np.full(2, step + 1),
             )
+            one.carried = one.info
             one.steps[step] = {"reward": reward, "action": action + k}
             one.ended = ending
             self.next_step[lane] += 1
@@ -196,7 +199,10 @@ class ConditionsMachine(RuleBasedStateMachine):
         info = {name: value for name, value in info.items() if value is not None}
         self.store.annotate(lane, info, episode=True)
         one = self.running(lane)
-        (self.next_info[lane] if one is None else one.info).update(info)
+        if one is None:
+            self.next_info[lane].update(info)
+        else:
+            one.info = {**one.info, **info}
 
     @rule(count=st.integers(1, 20), errors=st.randoms(use_true_random=False))
     def learn(self, count: int, errors: Any) -> None:
@@ -276,6 +282,10 @@ class ConditionsMachine(RuleBasedStateMachine):
             if one is not None:
                 one.steps.pop(self.next_step[lane] - 1, None)
                 one.ended = "truncated"
+                if one.steps:  # no segment may have been sealed after the last annotation
+                    (kept,) = self.store.annotations_of(self.store.ids(lane, [max(one.steps)]))
+                    assert kept in (one.info, one.carried)
+                    one.info = kept
             self.next_info[lane] = {}
             if lane < self.store.lanes:
                 self.next_step[lane] = int(self.store.lane_steps[lane])
