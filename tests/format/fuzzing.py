@@ -16,6 +16,7 @@ import os
 import random
 import resource
 import socket
+import struct
 import sys
 import tempfile
 import time
@@ -58,14 +59,22 @@ DICTIONARIES = {0: b"", 3: STRINGS, key_of(REFERENCE): REFERENCE}
 
 def packed(codec: str) -> bytes:
     """Return a sound segment whose observations are encoded."""
-    key = {"raw": 0, "zstd": 3}.get(codec, key_of(REFERENCE))
+    key = {"raw": 0, "packed": 0, "zstd": 3}.get(codec, key_of(REFERENCE))
     flags = bytes([sw.spec.START, 0, sw.spec.TERMINATED, sw.spec.START, 0, 0])
     rows = np.vstack([PICTURES[:3], PICTURES[2:], PICTURES[-1:]])  # with a final and a next observation
     payload = rows.tobytes() if codec == "raw" else by_name(codec).encode(rows, DICTIONARIES[key], 8)
     assert payload is not None
+    steps = [segment.SegmentColumn(0, STEPS, flags), segment.SegmentColumn(0, STEPS, bytes(4 * STEPS))]
+    if codec == "packed":
+        head = struct.pack("<BBHIQiHBB", 1, 0, 1, 3, 0, 0, 0, 3, 0)
+        bits = sum(flag << 3 * row for row, flag in enumerate(flags))
+        table = struct.pack("<BBHIQiHBB2f", 4, 0, 1, 1, 0, 25, 2, 1, 0, 0.0, 1.5)
+        steps = [
+            segment.SegmentColumn(5, STEPS, head + bits.to_bytes(3, "little")),
+            segment.SegmentColumn(5, STEPS, table[:24] + b"\x24" + table[24:]),
+        ]
     columns = [
-        segment.SegmentColumn(0, STEPS, flags),
-        segment.SegmentColumn(0, STEPS, bytes(4 * STEPS)),
+        *steps,
         segment.SegmentColumn(by_name(codec).number, len(rows), payload, key),
         segment.SegmentColumn(0, STEPS, bytes(8 * STEPS)),
         segment.SegmentColumn(0, 2, bytes(6)),
@@ -144,7 +153,7 @@ def _dictionary(key: int) -> bytes:
     return DICTIONARIES[key]
 
 
-SEGMENTS = {codec: packed(codec) for codec in ("raw", "zstd", "delta", "predict", "patches")}
+SEGMENTS = {codec: packed(codec) for codec in ("raw", "zstd", "delta", "predict", "patches", "packed")}
 
 
 def try_segment(rng: random.Random, codec: str) -> bool:
@@ -261,7 +270,7 @@ def try_frame(rng: random.Random) -> bool:
 
 def try_payload(rng: random.Random) -> bool:
     """Decode a payload of any codec as rows of other numbers and sizes; return whether it could be decoded."""
-    name = rng.choice(["raw", "zstd", "delta", "predict", "patches"])
+    name = rng.choice(list(SEGMENTS))
     header = segment.parse(SEGMENTS[name], SPEC)
     column = header.placed[segment.FIRST_FIELD]
     payload = bytes(changed(SEGMENTS[name][column.offset : column.offset + column.nbytes], rng))

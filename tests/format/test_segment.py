@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import zlib
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import by_name
 from sharpwave.errors import DamagedError, UnknownCodecError
 from sharpwave.format import segment
+from sharpwave.format.segment_header import PACKED_STEPS
 from tests.support.examples import examples
 
 Array = np.ndarray[Any, Any]
@@ -32,13 +34,13 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
     obs = {f"f{i}": draw(field) for i in range(draw(st.integers(1, 2)))}
     extra = {f"x{i}": draw(field) for i in range(draw(st.integers(0, 2)))}
     spec = sw.Spec(obs=next(iter(obs.values())) if len(obs) == 1 else obs, action=draw(field), **extra)
-    steps = draw(st.integers(1, 9))
+    steps = draw(st.one_of(st.integers(1, 9), st.integers(30, 90)))
     context = draw(st.integers(0, 3))
     frames = context + steps + draw(st.integers(0, 3))
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     arrays: dict[str, Array] = {
         "flags": rng.integers(0, 8, steps).astype(np.uint8),
-        "reward": rng.normal(size=steps).astype(np.float32),
+        "reward": draw(st.sampled_from([rng.normal(size=steps), rng.integers(-1, 2, steps)])).astype(np.float32),
     }
     for name, one in spec.fields.items():
         rows = frames if name in spec.obs_names else steps
@@ -47,7 +49,8 @@ def segments(draw: st.DrawFn) -> tuple[sw.Spec, dict[str, Array], bytes, dict[in
     dictionaries: dict[int, bytes] = {}
     for name, array in arrays.items():
         packed = array.reshape(len(array), -1).view(np.uint8)
-        codec = by_name("raw" if name in ("flags", "reward") else draw(st.sampled_from(["delta", "raw", "zstd"])))
+        codecs = ["raw", "packed"] if name in ("flags", "reward") else ["delta", "raw", "zstd"]
+        codec = by_name(draw(st.sampled_from(codecs)))
         shared = codec.train(packed) if draw(st.booleans()) else b""
         line = spec.fields[name].line_bytes if name in spec.fields else 0
         payload = codec.encode(packed, shared, line)
@@ -76,6 +79,43 @@ def test_a_segment_unpacks_to_what_was_packed(
     for name, array in arrays.items():
         assert unpacked[name].dtype == array.dtype and unpacked[name].shape == array.shape
         assert unpacked[name].tobytes() == array.tobytes(), name
+
+
+@settings(max_examples=examples(80))
+@given(made=segments(), packs=st.booleans())
+def test_flags_and_rewards_are_packed_and_raw_again(
+    made: tuple[sw.Spec, dict[str, Array], bytes, dict[int, bytes], tuple[int, ...]], packs: bool
+) -> None:
+    spec, arrays, data, dictionaries, head = made
+    other, header = segment.with_steps(data, segment.parse(data, spec), spec, packs)
+    assert (header.lane, header.first_step, header.steps, header.frames, header.context) == head
+    assert header == segment.parse(other, spec) and (packs or len(other) >= len(data))
+    is_packed = [column.codec != RAW for column in header.placed[: segment.FIRST_FIELD]]
+    assert bool(header.features & PACKED_STEPS) == any(is_packed) and (packs or not any(is_packed))
+    _, unpacked = segment.unpack(other, spec, dictionaries.__getitem__)
+    for name, array in arrays.items():
+        assert unpacked[name].tobytes() == array.tobytes(), name
+    for column, name in enumerate(("flags", "reward")):
+        assert segment.step_rows(other, header, column).tobytes() == arrays[name].tobytes()
+
+
+@pytest.mark.parametrize("codec", ["packed", "zstd"])
+def test_flags_of_another_codec_than_the_features_say_are_refused(codec: str) -> None:
+    flags, rewards = np.zeros((64, 1), np.uint8), np.zeros((64, 4), np.uint8)
+    packed = by_name(codec).encode(flags) or b""
+    columns = [
+        segment.SegmentColumn(by_name(codec).number, 64, packed),
+        segment.SegmentColumn(RAW, 64, rewards.tobytes()),
+        segment.SegmentColumn(RAW, 66, bytes(24 * 66)),
+        segment.SegmentColumn(RAW, 64, bytes(8 * 64)),
+    ]
+    data = segment.pack(SPEC.schema_hash, 3, 40, 64, 66, 1, columns, episode_step=0)[0]
+    if codec == "packed":
+        assert segment.check(data, SPEC, no_dictionary).features == PACKED_STEPS
+        data = data[:56] + bytes(8) + data[64:]
+        data = data[:-4] + zlib.crc32(data[:-4]).to_bytes(4, "little")
+    with pytest.raises(DamagedError, match="flags is packed with codec"):
+        segment.check(data, SPEC, no_dictionary)
 
 
 SPEC = sw.Spec(obs=sw.Field((3, 8), "uint8", stack=2), action=sw.Field((), "int64"))

@@ -250,7 +250,7 @@ def test_a_release_that_knows_no_nesting_refuses_the_store_by_name(tmp_path: Pat
     with sw.Store(SPEC, capacity=8, disk=tmp_path / "store"):
         pass
     manifest = json.loads((tmp_path / "store" / "store.json").read_text())
-    assert manifest["requires"] == ["nested observations"]
+    assert manifest["requires"] == ["nested observations", "packed steps"]
     manifest["spec"]["tuples"] = []
     (tmp_path / "store" / "store.json").write_text(json.dumps(manifest))
     with pytest.raises(DamagedError):

@@ -49,7 +49,7 @@ def _extent(allocated: int, end: int, size: int) -> int:
     """Return up to where to allocate disk space for a file of ``size`` bytes that needs it up to ``end``."""
     if end <= allocated:
         return allocated
-    return min(size, max(end, allocated + min(MAX_EXTENT, max(FIRST_EXTENT, allocated))))
+    return min(size, max(end, allocated + min(MAX_EXTENT, max(FIRST_EXTENT, allocated // 4))))
 
 
 def partial_name(number: int, identity: Identity) -> str:
@@ -58,7 +58,7 @@ def partial_name(number: int, identity: Identity) -> str:
 
 
 FIRST_EXTENT, MAX_EXTENT = 1 << 18, 8 << 20
-"""Disk space allocated for a new region, and at most in one step as it fills."""
+"""Disk space allocated for a new region, and at least and at most in one step as it fills, by a quarter of itself."""
 NOTE_ROOM, NOTE_SHARE = 8 << 10, 256
 """Disk space allocated behind the records of the region being written, for notes on a disk that became full: at least
 so much, and this part of a region. A note of all segments in a region takes less."""

@@ -17,12 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs import ragged
+from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import RAGGED, by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
-from sharpwave.format.segment_header import Header, Placed, check_required, check_rows
+from sharpwave.format.segment_header import PACKED_STEPS, Header, Placed, check_required, check_rows
 from sharpwave.spec import START, Field, Spec
 
 MAGIC = b"SWSG"
@@ -48,6 +49,8 @@ DECODED_BYTES = 1 << 30
 
 FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 """Column numbers: flags (uint8), reward (float32), then the spec's fields in their order."""
+STEP_BYTES = (1, 4)
+"""Bytes of a step's flags, and of its reward."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,9 @@ def pack(
 ) -> tuple[bytes, list[int]]:
     """Assemble packed columns: return a segment's bytes, and the offset of each column's payload in them.
 
+    Args:
+        features: those of the schema; that of packed steps follows from the columns.
+
     Raises:
         OverflowError: the step numbers exceed the limit, and could not be read again.
     """
@@ -83,6 +89,8 @@ def pack(
             f"segment: {steps:,} steps from step {first_step:,} of lane {lane} on: beyond the limit of {MAX_NUMBER:,}, "
             "the lane's numbers are used up"
         )
+    packs = any(column.codec != RAW for column in columns[:FIRST_FIELD])
+    features = features & ~PACKED_STEPS | (PACKED_STEPS if packs else 0)
     offset = HEADER.size + COLUMN.size * len(columns) + len(metadata)
     table: list[bytes] = []
     parts, begins = [metadata], []
@@ -119,6 +127,39 @@ def pack_again(header: Header, steps: int, frames: int, columns: Sequence[Segmen
         episode_step=header.episode_step,
         metadata=header.metadata if steps == header.steps else pack_metadata(episodes),
     )[0]
+
+
+def step_column(rows: npt.NDArray[np.uint8], packs: bool) -> SegmentColumn:
+    """Return the column of flags or rewards ``rows`` uint8 [n, size].  ``packs``: packed, where that saves bytes."""
+    payload = PackedNumbers().encode(rows) if packs else None
+    return SegmentColumn(PackedNumbers.number if payload else RAW, len(rows), payload or rows.tobytes())
+
+
+def step_rows(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, column: int) -> npt.NDArray[np.uint8]:
+    """Return the flags or the rewards of a checked segment, uint8 [steps, size]."""
+    one = header.placed[column]
+    payload = _view(data)[one.offset : one.offset + one.nbytes]
+    return by_number(one.codec).decode(Packed(payload, one.rows, STEP_BYTES[column]))
+
+
+def with_steps(
+    data: bytes, header: Header, spec: Spec, packs: bool, flags: npt.NDArray[np.uint8] | None = None
+) -> tuple[bytes, Header]:
+    """Return a checked segment whose flags and rewards are packed, or raw, and its header.
+
+    Args:
+        flags: uint8 [steps, 1], in place of its own.
+    """
+    if flags is None and packs == bool(header.features & PACKED_STEPS):
+        return data, header
+    rows = step_rows(data, header, FLAGS) if flags is None else flags, step_rows(data, header, REWARD)
+    others = [
+        SegmentColumn(one.codec, one.rows, data[one.offset : one.offset + one.nbytes], one.dictionary)
+        for one in header.placed[FIRST_FIELD:]
+    ]
+    columns = [*(step_column(one, packs) for one in rows), *others]
+    packed = pack_again(header, header.steps, header.frames, columns)
+    return packed, parse(packed, spec)
 
 
 def seal_again(data: npt.NDArray[np.uint8]) -> None:
@@ -260,8 +301,8 @@ def check(
 ) -> Header:
     """Check that a segment of any origin can be sampled in place, without further checks.
 
-    Beyond ``parse``: flags and rewards are raw, every step and every episode's end has a frame, the metadata can be
-    parsed, and each payload's rows lie within it (``Codec.check``).
+    Beyond ``parse``: flags and rewards are raw or packed, every step and every episode's end has a frame, the metadata
+    can be parsed, and each payload's rows lie within it (``Codec.check``).
 
     Args:
         sealed: whether no step follows; an open segment may lack its last step's successor.
@@ -274,9 +315,10 @@ def check(
     """
     header = parse(data, spec)
     view = _view(data)
+    for_steps = (RAW, PackedNumbers.number) if header.features & PACKED_STEPS else (RAW,)
     for (name, field), column in zip(_layout(spec), header.placed, strict=True):
-        if name in ("flags", "reward") and column.codec != RAW:
-            raise DamagedError(f"segment: {name} is packed with codec {column.codec}, expected {RAW}")
+        if name in ("flags", "reward") and column.codec not in for_steps:
+            raise DamagedError(f"segment: {name} is packed with codec {column.codec}, expected one of {for_steps}")
         payload = view[column.offset : column.offset + column.nbytes]
         shared = _shared(name, column.dictionary, dictionary)
         packed = Packed(payload, column.rows, field.row_bytes, shared, field.line_bytes)
@@ -287,7 +329,7 @@ def check(
                 continue
             codec = by_number(column.codec)
             (codec.verify if decode else codec.check)(packed)
-    flags = np.frombuffer(view, np.uint8, header.steps, header.placed[FLAGS].offset)
+    flags = step_rows(view, header, FLAGS)[:, 0]
     check_rows(header, spec, flags, sealed=sealed)
     _check_episode(header, flags)
     if header.context > spec.context:

@@ -24,7 +24,14 @@ NESTED = 1 << 1
 """Names of columns are paths through nested dicts and tuples."""
 RAGGED_FIELDS = 1 << 2
 """Some columns have rows of any length."""
-NAMES = {SPARSE_FIELDS: "sparse fields", NESTED: "nested observations", RAGGED_FIELDS: "ragged fields"}
+PACKED_STEPS = 1 << 3
+"""Flags, rewards or both are packed."""
+NAMES = {
+    SPARSE_FIELDS: "sparse fields",
+    NESTED: "nested observations",
+    RAGGED_FIELDS: "ragged fields",
+    PACKED_STEPS: "packed steps",
+}
 """Names in ``store.json``."""
 
 
@@ -121,14 +128,14 @@ def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) ->
 
 
 def features_of(spec: Spec) -> int:
-    """Return the feature word of every segment of a store with this schema."""
+    """Return the features that every segment of a store with this schema has."""
     sparse, ragged = SPARSE_FIELDS if spec.sparse_names else 0, RAGGED_FIELDS if spec.ragged_names else 0
     return sparse | ragged | (NESTED if spec.nested else 0)
 
 
-def required_names(spec: Spec) -> list[str]:
+def required_names(spec: Spec, on_disk: bool) -> list[str]:
     """Return the names of the features that a reader of such a store must support."""
-    word = features_of(spec)
+    word = features_of(spec) | (PACKED_STEPS if on_disk else 0)
     return [name for bit, name in NAMES.items() if bit & REQUIRED and word & bit]
 
 

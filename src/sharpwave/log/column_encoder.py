@@ -14,7 +14,7 @@ from sharpwave.codecs.protocol import Codec, Encoder
 from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import RAGGED
-from sharpwave.format.segment import SegmentColumn
+from sharpwave.format.segment import SegmentColumn, step_column
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 from sharpwave.spec import Field
@@ -291,7 +291,8 @@ class SegmentEncoder:
     """Encoder of a segment's columns: of each field one after the other.
 
     Attributes:
-        columns: encoders by column; flags and rewards have none, and stay raw; ragged fields have their own codec.
+        columns: encoders by column. Flags and rewards have none: without a disk they stay raw, as they are read in
+            place. Ragged fields have their own codec.
     """
 
     def __init__(self, layout: SegmentLayout, codecs: Mapping[str, str], tables: Sequence[DictionaryTable]) -> None:
@@ -300,6 +301,7 @@ class SegmentEncoder:
             for c, name in enumerate(layout.names)
             if name in layout.spec.fields and not layout.spec.fields[name].ragged
         }
+        self._packs_steps = layout.spine_bytes > 0
 
     @property
     def nbytes(self) -> int:
@@ -354,7 +356,7 @@ class SegmentEncoder:
             if isinstance(data, RaggedRows):
                 column, place = SegmentColumn(RAGGED, len(data), data.pack()), 0
             elif c not in self.columns:
-                column, place = SegmentColumn(RAW, len(data), data.tobytes()), 0
+                column, place = step_column(data, packs=self._packs_steps), 0
             else:
                 column, place = self.columns[c].pack(lane, data, None if may_try is None else may_try[c])
             columns.append(column)

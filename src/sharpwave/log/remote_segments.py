@@ -57,6 +57,7 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
         raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {capacity}; raise capacity=")
     log.open_lanes(header.lane + 1)
     episode_step = _check_order(log, header, packed)
+    packed, header = segment.with_steps(packed, header, log.spec, packs=log.layout.spine_bytes > 0)
     places = _places(log, header, dictionaries)
     if places is None:
         packed = _unshared(packed, log, dictionaries.__getitem__)
@@ -147,7 +148,7 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
             f"segment once, in order; {NEW_WRITER}"
         )
     before = int(log.index.previous[opened])
-    starts = packed[header.placed[FLAGS].offset] & START
+    starts = segment.step_rows(packed, header, FLAGS)[0, 0] & START
     if before < 0 or header.first_step > expected or log.index.gap[before]:
         return header.episode_step
     last = log.arena.memory[log.index.offset[FLAGS, before] + log.index.rows[before] - 1]

@@ -9,14 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import DictionaryTable
+from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
-from sharpwave.format.segment import FLAGS, REWARD, SegmentColumn
-from sharpwave.format.segment_header import Placed
+from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
+from sharpwave.format.segment_header import PACKED_STEPS, Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
+from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
 Bytes = npt.NDArray[np.uint8]
@@ -112,13 +114,16 @@ class Sealed:
         return True
 
     def _fill_spine(self, slot: int, source: Bytes, rows: int) -> None:
-        """Copy a segment's flags and rewards from ``source``, where they are at ``offset``, to their permanent
+        """Decode a segment's flags and rewards from ``source``, where they are at ``offset``, to their permanent
         memory."""
         index, memory = self._space.index, self._space.arena.memory
         spine = slot * self._spine_bytes
-        for c, to, size in ((FLAGS, spine + 4 * self._stride, rows), (REWARD, spine, 4 * rows)):
-            begin = int(index.offset[c, slot])
-            memory[to : to + size] = source[begin : begin + size]
+        for c, to in ((FLAGS, spine + 4 * self._stride), (REWARD, spine)):
+            begin, size = int(index.offset[c, slot]), segment.STEP_BYTES[c] * rows
+            if index.codec[c, slot] == RAW:
+                memory[to : to + size] = source[begin : begin + size]
+            else:
+                core.decode_packed(source[begin:], 0, memory[to : to + size].reshape(rows, -1))
             index.offset[c, slot] = to
 
     def free(self, slot: int) -> None:
@@ -214,19 +219,25 @@ class Sealed:
             raise error
 
     def _rewrite_truncated(self, disk: DiskTier, slot: int, release: bool) -> None:
-        index = self._space.index
+        index, spec, segment_cache = self._space.index, self._space.layout.spec, self._space.segment_cache
         region, nbytes = int(index.region[slot]), int(index.nbytes[slot])
         found = disk.regions.read_record(region, int(index.region_offset[slot]), nbytes)
         if found is None:
             return  # damaged: leave it as it is
-        content = np.frombuffer(bytearray(found[1]), np.uint8)
-        header = segment.parse(content, self._space.layout.spec)
-        content[header.placed[FLAGS].offset + header.steps - 1] |= TRUNCATED
-        segment.seal_again(content)
+        header = segment.parse(found[1], spec)
+        flags = segment.step_rows(found[1], header, FLAGS)
+        flags[-1] |= TRUNCATED
+        packs = bool(header.features & PACKED_STEPS)
+        content, header = segment.with_steps(found[1], header, spec, packs, flags)
         dictionaries = self.dictionaries(header.placed, index.dictionary[:, slot].tolist())
-        index.region[slot], index.region_offset[slot] = disk.append(
-            index.segment_id(slot), content.tobytes(), index.latest_generation, dictionaries, found[0].sequence
-        )
+        place = disk.append(index.segment_id(slot), content, index.latest_generation, dictionaries, found[0].sequence)
+        if segment_cache is not None and index.resident[slot]:
+            segment_cache.uncache(slot)  # packed flags may have another size, which moves the columns behind them
+        index.region[slot], index.region_offset[slot] = place
+        index.nbytes[slot] = len(content)
+        for c in range(FIRST_FIELD, len(header.placed)):
+            index.offset[c, slot] = header.placed[c].offset
+        self._inventory.sealed_bytes += len(content) - nbytes
         disk.release(region, nbytes) if release else disk.held.release(region, nbytes)
 
     def content(self, slot: int, *, cached: bool = False) -> Bytes:

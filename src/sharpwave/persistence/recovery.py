@@ -146,6 +146,8 @@ class Adoption:
             return False
         header = segment.check(data, log.spec, self._segments.dictionary)
         self._segments.check_header(header, sealed=True)
+        if self.disk is None:
+            data, header = segment.with_steps(data, header, log.spec, packs=False)
         shared = [self._segments.dictionary(column.dictionary) for column in header.placed]
         places: list[int] = []
         for c, one in enumerate(shared):

@@ -118,7 +118,7 @@ class Settings:
             "on_full": self.on_full,
             "retention": {"kind": type(self.retention).__name__, **self.retention.settings()},
             "seed": self.seed,
-            **({"requires": names} if (names := required_names(self.spec)) else {}),
+            **({"requires": names} if (names := required_names(self.spec, self.on_disk)) else {}),
         }
 
     @classmethod
