@@ -139,8 +139,6 @@ class SegmentWriter:
         begins = np.zeros(lanes, np.int64) if first_steps is None else np.asarray(first_steps, np.int64)
         if begins.shape != (lanes,) or (begins < 0).any():
             raise ValueError(f"SegmentWriter: first_steps={first_steps!r}, expected {lanes} numbers of at least 0")
-        if isinstance(spec, Spec):
-            spec.check_fixed("SegmentWriter", "append the steps to a Store in its own process, or declare one length")
         settings = Settings.checked(
             spec,
             capacity=max(4, 4 * int(segment_steps) * int(lanes)),  # always more than the open segments take

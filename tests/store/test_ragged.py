@@ -367,7 +367,6 @@ def test_what_cannot_take_them_refuses_by_name(tmp_path: Path) -> None:
     spec, store = spec_of(response=TOKENS), filled([[1], [2, 3]], TOKENS)
     no = np.zeros(1, np.int64)
     refusals: list[Any] = [
-        lambda: sw.SegmentWriter(spec, 1, lambda segment: None),
         lambda: sw.Cluster(spec, capacity=100),
         lambda: store.export(f"npz:{tmp_path / 'out.npz'}"),
         lambda: store.add_column("late", TOKENS),

@@ -1,0 +1,87 @@
+"""Rows of any length from writers elsewhere: what a store or a cluster gives is what was written, row by row."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpwave as sw
+from tests.store.test_ragged_machine import FIELDS, rows_of, same
+from tests.support.examples import examples
+
+SPEC = sw.Spec(obs=sw.Field((40,), "uint8"), action=sw.Field((), "int64"), **FIELDS)
+LENGTHS = st.one_of(st.just(0), st.integers(0, 40), st.integers(500, 3000))
+Written = dict[tuple[int, int], dict[str, Any]]
+"""Rows by lane and step."""
+
+
+def write(writers: list[Any], lanes: int, lengths: list[int], first: int = 0, end: int = 7) -> Written:
+    """Write as many steps as there are ``lengths`` into each lane of each writer, the last ending an episode;
+    return the rows."""
+    written: Written = {}
+    for step, length in enumerate(lengths, first):
+        of = [rows_of(FIELDS, [(length + 3 * lane + k) % 3001 for k in range(4)], step) for lane in range(lanes)]
+        given: dict[str, Any] = {name: [rows[name] for rows in of] for name in FIELDS}
+        ended = np.full(lanes, step % end == end - 1 or step == first + len(lengths) - 1)
+        obs = np.arange(lanes, dtype=np.uint8)[:, None] + np.full((lanes, 40), step % 200, np.uint8)
+        for writer in writers:
+            writer.extend(
+                obs=obs, action=np.full(lanes, step), reward=np.ones(lanes), terminated=ended, truncated=ended & False,
+                final_obs=obs, **given,
+            )  # fmt: skip
+        written |= {(lane, step): rows for lane, rows in enumerate(of)}
+    return written
+
+
+def assert_rows(batch: Any, written: Written) -> None:
+    """Compare a batch's rows of any length with those that were written."""
+    for i, where in enumerate(zip(batch.lane.tolist(), batch.step.tolist(), strict=True)):
+        for name in FIELDS:
+            assert same(batch[name][i], written[where][name]), (where, name)
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    lanes=st.integers(1, 3),
+    lengths=st.lists(LENGTHS, min_size=2, max_size=40),
+    segment_steps=st.sampled_from([1, 5, 16]),
+    seed=st.integers(0, 9),
+)
+def test_segments_bring_rows_of_any_length(lanes: int, lengths: list[int], segment_steps: int, seed: int) -> None:
+    with sw.Store(SPEC, capacity=1000, segment_steps=16) as store, sw.Store(SPEC, capacity=1000) as local:
+
+        def hand_over(sealed: sw.SealedSegment) -> None:
+            store.add_segment(sealed.packed, sealed.dictionaries)
+
+        writer = sw.SegmentWriter(SPEC, lanes, hand_over, segment_steps=segment_steps)
+        written = write([writer, local], lanes, lengths, end=2 + seed)
+        writer.seal()
+        there, here = store.transitions(), local.transitions()
+        ids = there.sampleable_ids()
+        batch, whole = there.fetch(ids), here.fetch(here.sampleable_ids())
+        assert_rows(batch, written)
+        assert_rows(whole, written)
+        assert len(ids) == len(here) == len(written)
+
+
+def test_a_writer_refuses_rows_that_do_not_fit_and_takes_nothing() -> None:
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), blob=sw.Field(bytes, max_length=3))
+    sealed: list[sw.SealedSegment] = []
+    writer = sw.SegmentWriter(spec, 2, sealed.append, segment_steps=1)
+    step: dict[str, Any] = {"obs": np.zeros((2, 2)), "action": [0, 0], "reward": [0, 0]}
+    step |= {"terminated": [True, True], "truncated": [False, False]}
+    wrong: list[tuple[Any, str]] = [
+        ([b"abc", b"abcd"], "blob.*4.*at most 3"),
+        ([b"abc"], "blob"),
+        ([b"a", "a"], "blob"),
+    ]
+    for rows, why in wrong:
+        with pytest.raises((ValueError, TypeError), match=why):
+            writer.extend(**step, blob=rows)
+    writer.extend(**step, blob=[b"abc", b""])
+    writer.seal()
+    assert sorted(one.lane for one in sealed) == [0, 1]
