@@ -209,6 +209,22 @@ def test_blends_take_views_with_conditions() -> None:
             )
 
 
+def test_episodes_are_weighted_by_priorities() -> None:
+    """Each step is drawn in proportion to its episode's weight; the batch's weights stay 1."""
+    store = written()
+    view = store.transitions(sampler=sw.Prioritized(alpha=1, beta=0))
+    for one in store.episodes(where=PUSH):
+        assert view.update_priorities(one.ids, np.full(one.length, 3)) == 0
+    heavy = steps_of(store, PUSH)
+    total = 3 * len(heavy) + len(store) - len(heavy)
+    batch = view.sample(512)
+    expected = [
+        3 / total if (lane, step) in heavy else 1 / total for lane, step in zip(batch.lane, batch.step, strict=True)
+    ]
+    np.testing.assert_allclose(batch.probabilities, expected, rtol=1e-5)
+    np.testing.assert_array_equal(batch.weights, 1)
+
+
 def test_an_episode_is_judged_once() -> None:
     """By what is held when it has ended; evictions change nothing then. A view made later judges what is left."""
     store = sw.Store(SPEC, capacity=64, segment_steps=8)
