@@ -2,12 +2,15 @@
 
 ``python benchmarks/ragged.py [--batch 256] [--rounds 7]``: rows of 200 to 2,000 tokens below 50,000. Beside it numpy's
 object arrays of int32 arrays, from which a batch's rows are joined. Rounds are interleaved; medians are printed.
+
+Then the bytes that batches of one small field, and of all fields, read from disk.
 """
 
 from __future__ import annotations
 
 import argparse
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +28,17 @@ def seconds(function: Callable[[], object], calls: int = 1) -> float:
     for _ in range(calls):
         function()
     return (time.perf_counter() - begin) / calls
+
+
+def bytes_read(spec: sw.Spec, steps: dict[str, Any], rows: list[Any], fields: tuple[str, ...] | None) -> int:
+    """Return the bytes that batches of all steps read from disk."""
+    with tempfile.TemporaryDirectory(prefix="sharpwave-ragged-") as folder:
+        with sw.Store(spec, capacity=2 * ROWS, disk=folder) as store:
+            store.add_episode(**steps, terminated=True, tokens=rows)
+        with sw.Store.open(folder) as store:
+            view = store.transitions()
+            view.fetch(view.sampleable_ids(), fields=fields)
+            return int(store.stats()["disk"]["bytes_read"])
 
 
 def main() -> None:
@@ -84,6 +98,8 @@ def main() -> None:
             f"{name:16} {size:14.2f} {written:16,.0f} {written * mean / 1e6:10,.0f} {drawn:14,.0f} "
             f"{drawn * mean / 1e6:10,.0f}"
         )
+    every, some = bytes_read(spec, steps, rows, None), bytes_read(spec, steps, rows, ("action",))
+    print(f"all steps from disk: {every:,} bytes; fields=('action',): {some:,}, {some / every:.3f} of them")
 
 
 if __name__ == "__main__":

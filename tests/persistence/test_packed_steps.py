@@ -15,7 +15,7 @@ import sharpwave as sw
 from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.format import segment
 from sharpwave.format.region import ALIGNMENT, FIRST, RECORD, SEGMENT, read_region
-from sharpwave.log.remote_segments import sealed_after, take_in
+from sharpwave.log.remote_segments import sealed_after, settle, take_in
 from sharpwave.offline.folder_check import check
 from tests.format.test_versions import WRITE, unpacked, with_crc
 from tests.support.examples import examples
@@ -115,6 +115,40 @@ def test_every_step_comes_back(first: Played, second: Played, tmp_path_factory: 
         copy.checkpoint(folder / "e")
     with sw.Store.open(folder / "e") as last:
         same(steps_of(last), first + second)
+
+
+@pytest.mark.parametrize("fields", [None, ("action",)])
+def test_an_episode_of_another_writer_is_truncated_where_it_stops(fields: Any, tmp_path: Path) -> None:
+    """The last segment is in memory when its packed flags grow, and is written again."""
+    wide = sw.Spec(obs=sw.Field((512,), "uint8"), action=sw.Field((), "int64"))
+    rng, count = np.random.default_rng(0), 4 * STEPS
+    obs = rng.integers(0, 256, (count + 1, 512), np.uint8)
+    with (
+        sw.Store(wide, capacity=1000, segment_steps=STEPS) as store,
+        sw.Store(wide, capacity=1000, disk=tmp_path / "s", segment_steps=STEPS) as other,
+    ):
+        for i in range(count + 1):
+            store.append(obs=obs[i], action=i, reward=0.0, terminated=False, truncated=False)
+        for one in sealed_after(store._log, np.zeros(1, np.int64), 1 << 20):
+            take_in(other._log, *one)
+        view = other.transitions()
+        assert other._log.segment_cache is not None
+        other._log.segment_cache.clear()
+        batch = view.fetch(view.sampleable_ids(), fields=fields)  # the last step's return is not known yet
+        assert len(batch.action) == count - 1 and not batch.truncated.any()
+        assert other._log.index.resident[:4].all() == (fields is None)
+        settle(other._log)
+        other.append(obs=obs[0], action=0, reward=0.0, terminated=True, truncated=False, final_obs=obs[1])
+        batch = view.fetch(np.sort(view.sampleable_ids()))
+        assert batch.truncated.tolist() == [False] * (count - 1) + [True, False]
+        assert np.array_equal(batch.obs, obs[[*range(count), 0]])
+        assert np.array_equal(batch.next_obs, obs[[*range(1, count + 1), 1]])
+    with sw.Store.open(tmp_path / "s") as again:
+        view = again.transitions()
+        batch = view.fetch(np.sort(view.sampleable_ids()), fields=("action",))
+        assert batch.truncated.tolist() == [False] * (count - 1) + [True, False]
+        assert batch.action.tolist() == [*range(count), 0]
+    assert not check(tmp_path / "s").damages
 
 
 def test_memory_takes_packed_steps(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ segments that are known to be needed: segments of prefetched batches are pinned,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 
@@ -15,6 +16,7 @@ import numpy.typing as npt
 
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.read_pool import BASE, DESCRIPTOR, DIRECT, NBYTES, OFFSET, SLOT, Readers
+from sharpwave.format.segment import CHECKSUM, FIRST_FIELD
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
@@ -27,6 +29,10 @@ CANDIDATES = 4
 """Number of oldest chunks of which the one with the fewest pinned segments is freed."""
 DAMAGED = core.SUSPECT + 1
 """State of a slot, beside the states of reads: its segment is damaged."""
+TOGETHER = 4096
+"""Reads of columns that are waited for together."""
+MAX_SHARE = 2
+"""Some columns are read apart where they, and what precedes them, are at most this part of their segment: 1 / 2."""
 
 
 class SegmentCache:
@@ -38,6 +44,7 @@ class SegmentCache:
         bytes_read: bytes of the reads that were started.
         kept_bytes: of segments pinned by prefetching, counted once for each pin.
         damaged: error messages of segments that could not be read or decoded, by slot.
+        apart: bool [slots], whether columns of the segment have checksums of their own, so that some can be read.
     """
 
     def __init__(self, arena: Arena, index: SegmentIndex, disk: DiskTier) -> None:
@@ -55,7 +62,9 @@ class SegmentCache:
         """Set up empty bookkeeping for ``arena``."""
         self._lists = core.ChunkLists(len(arena.live), slots)
         self._pins = zeros(slots, np.int32)
-        self._state = zeros(slots, np.int64)
+        self._state = zeros(slots + TOGETHER, np.int64)  # of slots, then of reads of columns
+        self._parts = zeros(slots, np.int64)  # columns in memory, a bit each, of segments that are not there as a whole
+        self.apart = zeros(slots, np.bool_)
         self._readers = Readers(arena.memory, self._state, self._disk.files)
 
     def place(self, slot: int, base: int) -> None:
@@ -69,8 +78,7 @@ class SegmentCache:
     def forget(self, slot: int) -> None:
         """Forget the segment in ``slot``, which is being evicted from the store."""
         self.arrive(np.array([slot]))
-        if self.index.resident[slot]:
-            self.uncache(slot)
+        self.leave(slot)
         self._pins[slot] = self._state[slot] = 0
         self.damaged.pop(slot, None)
 
@@ -82,7 +90,8 @@ class SegmentCache:
         other = copy.copy(self)
         other._make(arena, slots)
         other._pins[: len(self._pins)] = self._pins
-        other._state[: len(self._state)] = self._state  # keeps damaged segments
+        count = len(self._pins)
+        other._state[:count], other.apart[:count] = self._state[:count], self.apart  # keeps damaged segments
         return other
 
     def become(self, larger: SegmentCache) -> None:
@@ -91,6 +100,7 @@ class SegmentCache:
         self._joined += self._readers.joined
         self._lists, self._pins = larger._lists, larger._pins
         self._state, self._readers = larger._state, larger._readers
+        self._parts, self.apart = larger._parts, larger.apart
         self._disk.end_reads = self._readers.close
 
     @property
@@ -105,10 +115,18 @@ class SegmentCache:
         used = slice(0, index.highest)
         for slot in np.flatnonzero(index.sealed[used] & index.resident[used] & (index.rows[used] > 0)).tolist():
             self.uncache(slot)
+        for slot in np.flatnonzero(self._parts[used]).tolist():
+            self.uncache(slot)
+
+    def leave(self, slot: int) -> None:
+        """Uncache the segment in ``slot``, or those of its columns that are cached, if there are any."""
+        if self.index.resident[slot] or self._parts[slot]:
+            self.uncache(slot)
 
     def uncache(self, slot: int) -> None:
-        """Uncache the segment in ``slot``, which is cached."""
+        """Uncache the segment in ``slot``, which is cached, if only some of its columns."""
         index = self.index
+        self._parts[slot] = 0
         base, chunk = int(index.base[slot]), self.arena.chunk_of(int(index.base[slot]))
         self._lists.uncache(index.resident, chunk, slot, index.base, index.nbytes, index.offset)
         self.arena.free(base, int(index.nbytes[slot]))
@@ -151,13 +169,20 @@ class SegmentCache:
             self.wait(slots)
             self._land(slots)
 
-    def require(self, slots: Ints) -> int:
+    def require(self, slots: Ints, columns: int = 0) -> int:
         """Read the segments in ``slots`` [n] into the arena; return how many of the first slots are cached now.
 
         Other callers' pinned segments are uncached if otherwise not even the first two would fit.
+
+        Args:
+            columns: a bit for each column that is needed, where others are not: where it saves bytes, they alone are
+                read; 0: all.
         """
-        if self.index.resident[slots].all():
+        there = self.index.resident[slots] > 0
+        if there.all() or (columns and (there | (self._parts[slots] & columns == columns)).all()):
             self.hits += len(slots)
+            return len(slots)
+        if columns and self._require_columns(slots, columns):
             return len(slots)
         ready = self.fetch(slots)
         for wanted in (slots, slots[:2]):
@@ -170,7 +195,7 @@ class SegmentCache:
     @property
     def nbytes(self) -> int:
         """Approximate bytes of bookkeeping."""
-        per_slot = self._pins.nbytes + self._state.nbytes + self._lists.nbytes
+        per_slot = self._pins.nbytes + self._state.nbytes + self._lists.nbytes + self._parts.nbytes + self.apart.nbytes
         return per_slot * self.index.highest // self.index.slots + self._readers.nbytes
 
     def _under_way(self) -> Ints:
@@ -182,6 +207,8 @@ class SegmentCache:
 
     def _fetch(self, slots: Ints, pins: Int32s) -> int:
         index = self.index
+        for slot in np.unique(slots[self._parts[slots] > 0]).tolist():
+            self.uncache(slot)  # to be read as a whole
         wanted, where = np.empty(len(slots), np.int64), np.empty(len(slots), np.int64)
         found, here = core.find_missing(slots, index.resident, self._state, DAMAGED, wanted, where)
         self.hits += here
@@ -206,6 +233,106 @@ class SegmentCache:
         self._readers.start(reads)
         self.bytes_read += int(reads[:, NBYTES].sum())
         return len(slots) if count == found else int(where[count])
+
+    def reads_apart(self, slots: Ints, columns: int) -> npt.NDArray[np.bool_]:
+        """Return of which segments ``require`` reads some ``columns`` only, if they are not cached."""
+        _, sizes, chosen = self._ranges(slots, np.full(len(slots), columns))
+        found: npt.NDArray[np.bool_] = self.apart[slots] & (self._state[slots] != DAMAGED)
+        found &= (sizes > CHECKSUM.size).all(axis=0)  # a stranger's header may promise checksums that there are not
+        found &= MAX_SHARE * (sizes * chosen).sum(axis=0) <= self.index.nbytes[slots]
+        return found
+
+    def _ranges(self, slots: Ints, columns: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
+        """Return the begins in a segment of what precedes the fields' columns and of each of these, their sizes, and
+        which of them ``columns`` [n] need: [parts, n] each."""
+        index = self.index
+        inside = (index.resident[slots] > 0) | (self._parts[slots] > 0)
+        offsets = index.offset[FIRST_FIELD:, slots] - np.where(inside, index.base[slots], 0)
+        begins = np.concatenate([np.zeros((1, len(slots)), np.int64), offsets])
+        ends = np.concatenate([offsets, index.nbytes[slots][None] - CHECKSUM.size])
+        bits = np.arange(FIRST_FIELD, FIRST_FIELD + len(offsets))[:, None]
+        chosen = np.concatenate([np.ones((1, len(slots)), np.bool_), columns >> bits & 1 > 0])
+        return begins, ends - begins, chosen
+
+    def _require_columns(self, slots: Ints, columns: int) -> bool:
+        """Read what ``slots`` lack of ``columns``, of segments that are read apart, and others as a whole.
+
+        Returns False where there is no room for all, or a read failed: then they are to be read as a whole.
+        """
+        index = self.index
+        distinct = np.unique(slots)
+        self.arrive(distinct)
+        lacking = distinct[(index.resident[distinct] == 0) & (self._parts[distinct] & columns != columns)]
+        is_apart = self.reads_apart(lacking, columns)
+        some, others = lacking[is_apart], lacking[~is_apart]
+        core.pin(self._pins, slots, 1)
+        try:
+            if not self._read_columns(some, self._parts[some] | columns):
+                return False
+            self.hits += len(slots) - len(lacking)
+            if self._fetch(others, self._pins) < len(others):
+                return False
+            self.arrive(others)
+            return bool(index.resident[others].all())
+        finally:
+            core.pin(self._pins, slots, -1)
+
+    def _read_columns(self, slots: Ints, columns: Ints) -> bool:
+        """Read ``columns`` [n] of the segments in ``slots`` [n] to where they are in a whole segment; return whether
+        all could be."""
+        index = self.index
+        for slot in slots[self._parts[slots] > 0].tolist():
+            self.uncache(slot)
+        bases = self._make_room(index.nbytes[slots], self._pins)
+        count = len(bases)
+        sound = np.zeros(count, np.bool_)
+        try:
+            if count == len(slots):
+                sound = self._read_ranges(slots, bases, columns)
+        finally:
+            for base, nbytes in zip(bases[~sound].tolist(), index.nbytes[slots[:count][~sound]].tolist(), strict=True):
+                self.arena.free(base, nbytes)
+        read = slots[:count][sound]
+        index.base[read], self._parts[read] = bases[sound], columns[:count][sound]
+        self._enter(read)
+        return len(read) == len(slots)
+
+    def _read_ranges(self, slots: Ints, bases: Ints, columns: Ints) -> npt.NDArray[np.bool_]:
+        """Read ranges of segments to ``bases`` [n] and what follows; return which segments' match their checksums."""
+        index, first = self.index, len(self._pins)
+        begins, sizes, chosen = self._ranges(slots, columns)
+        part, which = np.nonzero(chosen)
+        order = np.lexsort((begins[part, which], index.region_offset[slots][which], index.region[slots][which]))
+        part, which = part[order], which[order]
+        reads = np.empty((len(part), core.READ_COLUMNS), np.int64)
+        reads[:, SLOT] = first + np.arange(len(part)) % TOGETHER
+        reads[:, OFFSET] = index.region_offset[slots][which] + begins[part, which]
+        reads[:, BASE], reads[:, NBYTES] = bases[which] + begins[part, which], sizes[part, which]
+        reads[:, [DESCRIPTOR, DIRECT]] = self._disk.regions.descriptors(index.region[slots])[which]
+        sound = np.ones(len(slots), np.bool_)
+        began = time.perf_counter()
+        for begin in range(0, len(reads), TOGETHER):
+            some = reads[begin : begin + TOGETHER]
+            places = np.ascontiguousarray(some[:, SLOT])
+            try:
+                self._readers.start(some)
+                self._readers.wait(places)
+            except BaseException:  # an interrupt, or out of memory: what is read must not arrive in memory that is free
+                self._outwait(places)
+                raise
+            sound[which[begin : begin + TOGETHER][self._state[places] != core.READ]] = False
+            self._state[places] = 0
+        self.waited_s += time.perf_counter() - began
+        self.misses += len(slots)
+        self.bytes_read += int(reads[:, NBYTES].sum())
+        return sound
+
+    def _outwait(self, places: Ints) -> None:
+        """Wait for reads of columns through any interrupts."""
+        while (self._state[places] == core.COMING).any():
+            with contextlib.suppress(KeyboardInterrupt):
+                self._readers.wait(places)
+        self._state[places] = 0
 
     def _plan(self, slots: Ints, bases: Ints) -> Ints:
         """Return reads of the segments in ``slots`` [n] to ``bases`` [n], in the order of the files."""
@@ -245,6 +372,12 @@ class SegmentCache:
             chunk, pinned = self._choose(pins)
         if chunk < 0:
             return False
+        some = np.flatnonzero(self._parts[: index.highest])
+        some = some[(pins[some] == 0) & ((index.base[some] - arena.begin_of(0)) // arena.chunk_bytes == chunk)]
+        if some.size:
+            for slot in some.tolist():
+                self.uncache(slot)
+            return True
         held = self._lists.held_in(chunk)
         slots = np.empty(pinned, np.int64)
         self._lists.uncache_chunk(index.resident, chunk, index.base, index.nbytes, index.offset, pins, slots)
@@ -284,6 +417,7 @@ class SegmentCache:
         index, arena = self.index, self.arena
         first, chunk_bytes = arena.begin_of(0), arena.chunk_bytes
         self._lists.enter(index.resident, slots, index.base, index.nbytes, index.offset, first, chunk_bytes)
+        index.resident[slots] = self._parts[slots] == 0
 
     def _again(self, slot: int) -> None:
         """Repeat a read that failed or did not match its checksum; record the segment's damage."""

@@ -10,7 +10,7 @@ import contextlib
 import struct
 import zlib
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import RAGGED, by_number
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
-from sharpwave.format.segment_header import PACKED_STEPS, Header, Placed, check_required, check_rows
+from sharpwave.format.segment_header import COLUMN_CHECKSUMS, PACKED_STEPS, Header, Placed, check_required, check_rows
 from sharpwave.spec import START, Field, Spec
 
 MAGIC = b"SWSG"
@@ -38,6 +38,8 @@ COLUMN_OFFSET = 8
 """Offsets, in a column's entry, of the payload's offset and of its size."""
 CHECKSUM = struct.Struct("<I")
 ALIGNMENT = 8
+MIN_APART_BYTES = 1 << 14
+"""Bytes of a segment from which on it may be worth reading some columns only."""
 
 MAX_STEPS = 1 << 16
 ROOM = 1 << 20
@@ -79,7 +81,8 @@ def pack(
     """Assemble packed columns: return a segment's bytes, and the offset of each column's payload in them.
 
     Args:
-        features: those of the schema; that of packed steps follows from the columns.
+        features: those of the schema; that of packed steps follows from the columns. Column checksums, where they are
+            asked for, are for segments of ``MIN_APART_BYTES`` and more.
 
     Raises:
         OverflowError: the step numbers exceed the limit, and could not be read again.
@@ -91,10 +94,12 @@ def pack(
         )
     packs = any(column.codec != RAW for column in columns[:FIRST_FIELD])
     features = features & ~PACKED_STEPS | (PACKED_STEPS if packs else 0)
+    if sum(len(column.payload) for column in columns) < MIN_APART_BYTES:
+        features &= ~COLUMN_CHECKSUMS
     offset = HEADER.size + COLUMN.size * len(columns) + len(metadata)
     table: list[bytes] = []
-    parts, begins = [metadata], []
-    for column in columns:
+    parts, begins, apart = [metadata], list[int](), list[int]()
+    for c, column in enumerate(columns):
         padding = -offset % ALIGNMENT
         offset += padding
         nbytes = len(column.payload)
@@ -102,10 +107,31 @@ def pack(
         parts += [bytes(padding), column.payload]
         begins.append(offset)
         offset += nbytes
+        if features & COLUMN_CHECKSUMS and c >= REWARD:
+            padding = -(offset + CHECKSUM.size) % ALIGNMENT
+            parts.append(bytes(padding + CHECKSUM.size))
+            offset += padding + CHECKSUM.size
+            apart.append(offset)
     nbytes = offset + CHECKSUM.size
     about = (schema, lane, first_step, steps, frames, context, len(metadata), nbytes, features, episode_step)
     body = b"".join([HEADER.pack(MAGIC, VERSION, len(columns), *about), *table, *parts])
+    if apart:
+        body = _with_checksums(bytearray(body), apart)
     return body + CHECKSUM.pack(zlib.crc32(body)), begins
+
+
+def _with_checksums(body: bytearray, ends: Sequence[int]) -> bytes:
+    """Return a segment's bytes with the checksums of its parts, each of which ends with its own."""
+    begin, view = 0, memoryview(body)
+    for end in ends:
+        CHECKSUM.pack_into(body, end - CHECKSUM.size, zlib.crc32(view[begin : end - CHECKSUM.size]))
+        begin = end
+    return bytes(body)
+
+
+def has_column_checksums(data: bytes | npt.NDArray[np.uint8]) -> bool:
+    """Return whether the fields' columns of a segment have checksums of their own."""
+    return bool(HEADER.unpack_from(_view(data))[_FEATURES] & COLUMN_CHECKSUMS)
 
 
 def pack_again(header: Header, steps: int, frames: int, columns: Sequence[SegmentColumn]) -> bytes:
@@ -150,8 +176,11 @@ def with_steps(
     Args:
         flags: uint8 [steps, 1], in place of its own.
     """
-    if flags is None and packs == bool(header.features & PACKED_STEPS):
-        return data, header
+    if flags is None:
+        if packs == bool(header.features & PACKED_STEPS):
+            return data, header
+        features = header.features & ~COLUMN_CHECKSUMS | (COLUMN_CHECKSUMS if packs else 0)
+        header = replace(header, features=features)
     rows = step_rows(data, header, FLAGS) if flags is None else flags, step_rows(data, header, REWARD)
     others = [
         SegmentColumn(one.codec, one.rows, data[one.offset : one.offset + one.nbytes], one.dictionary)

@@ -26,11 +26,14 @@ RAGGED_FIELDS = 1 << 2
 """Some columns have rows of any length."""
 PACKED_STEPS = 1 << 3
 """Flags, rewards or both are packed."""
+COLUMN_CHECKSUMS = 1 << 32
+"""What precedes the fields' columns, and each of these, ends with a checksum of its own."""
 NAMES = {
     SPARSE_FIELDS: "sparse fields",
     NESTED: "nested observations",
     RAGGED_FIELDS: "ragged fields",
     PACKED_STEPS: "packed steps",
+    COLUMN_CHECKSUMS: "column checksums",
 }
 """Names in ``store.json``."""
 

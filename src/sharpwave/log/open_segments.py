@@ -14,7 +14,7 @@ import numpy.typing as npt
 from sharpwave.codecs.raw import RAW
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, SegmentColumn
-from sharpwave.format.segment_header import Header, features_of
+from sharpwave.format.segment_header import COLUMN_CHECKSUMS, Header, features_of
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.open_columns import OpenColumns, unshared_column
 from sharpwave.log.same_values import compare
@@ -259,7 +259,7 @@ class Lanes:
             int(index.frames[slot]),
             int(index.context[slot]),
             columns,
-            features=features_of(spec),
+            features=features_of(spec) | (COLUMN_CHECKSUMS if sealed and self.layout.spine_bytes else 0),
             episode_step=int(index.episode_step[slot]),
             metadata=notes.pack(lane, first, rows, with_next=not sealed) if notes else b"",
         )

@@ -90,6 +90,7 @@ class Sealed:
             index.offset[c, slot] = base + begin
         index.sealed[slot] = 1
         if segment_cache is not None:
+            segment_cache.apart[slot] = segment.has_column_checksums(packed)
             self._fill_spine(slot, memory, rows)
         self._inventory.sealed_bytes += len(packed)
 
@@ -99,7 +100,9 @@ class Sealed:
         With a disk it stays there. Without, it is copied into the arena; returns False if there is no room for it.
         """
         index, arena = self._space.index, self._space.arena
-        if self._space.segment_cache is not None:
+        segment_cache = self._space.segment_cache
+        if segment_cache is not None:
+            segment_cache.apart[slot] = segment.has_column_checksums(content)
             self._fill_spine(slot, content, int(index.rows[slot]))
         else:
             base = arena.allocate(len(content))
@@ -231,8 +234,9 @@ class Sealed:
         content, header = segment.with_steps(found[1], header, spec, packs, flags)
         dictionaries = self.dictionaries(header.placed, index.dictionary[:, slot].tolist())
         place = disk.append(index.segment_id(slot), content, index.latest_generation, dictionaries, found[0].sequence)
-        if segment_cache is not None and index.resident[slot]:
-            segment_cache.uncache(slot)  # packed flags may have another size, which moves the columns behind them
+        if segment_cache is not None:
+            segment_cache.leave(slot)  # packed flags may have another size, which moves the columns behind them
+            segment_cache.apart[slot] = segment.has_column_checksums(content)
         index.region[slot], index.region_offset[slot] = place
         index.nbytes[slot] = len(content)
         for c in range(FIRST_FIELD, len(header.placed)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,6 +98,11 @@ class SegmentLayout:
             reserve = max(fixed, min(fixed + longest, MAX_RAGGED_RESERVE)) + chunks * self.chunk_bytes
         slots = 2 * -(-steps // (rows or self.stride)) + max(1024, 2 * lanes)
         return reserve, min(slots, LEAF_MASK // self.stride)
+
+    def bits(self, names: Collection[str]) -> int:
+        """Return a bit for each of these fields' columns, by its number; 0: of none, or of more than there are bits."""
+        found = sum(1 << c for c, name in enumerate(self.names) if name in names and name in self.spec.fields)
+        return found if found < 1 << 62 else 0
 
     def open_chunks(self, lanes: int, chunk_bytes: int) -> int:
         """Return the number of chunks of ``chunk_bytes`` that the open segments of ``lanes`` lanes fill."""

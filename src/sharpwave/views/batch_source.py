@@ -377,7 +377,7 @@ class BatchSource:
         cache = self.log.segment_cache
         assert cache is not None
         needed = np.ascontiguousarray(slots).reshape(-1)
-        ready: int = cache.require(needed) // slots.shape[1]
+        ready: int = cache.require(needed, self.view.read_columns) // slots.shape[1]
         if cache.damaged:
             for one in needed[: slots.shape[1] * ready].tolist():
                 if one in cache.damaged:

@@ -96,6 +96,8 @@ class DrawsAhead:
                 batch.slots, batch.nbytes = slots, nbytes
                 segment_cache.kept_bytes += nbytes
                 segment_cache.pin(slots)
+                if columns := self._source.view.read_columns:
+                    slots = slots[~segment_cache.reads_apart(slots, columns)]  # columns are read when they are needed
                 segment_cache.fetch(slots)
 
     def _needed(self, batch: Drawn) -> Ints:

@@ -185,7 +185,7 @@ class EpisodeReader:
             part = min(chunk, count - done)
             with self.lock:
                 slots, rows = (places[done : done + part] for places in self._locate(first, count))
-                ready = self._ready(slots)
+                ready = self._ready(name, slots)
                 last = final and done + ready == count
                 try:
                     out_part = data[done : done + ready + last]
@@ -203,7 +203,7 @@ class EpisodeReader:
         while done < count:
             with self.lock:
                 slots, rows = (places[done : done + chunk] for places in self._locate(first, count))
-                ready = self._ready(slots)
+                ready = self._ready(name, slots)
                 try:
                     part = self._steps.read_rows(name, slots[:ready], rows[:ready])
                 except UndecodableError as error:
@@ -216,15 +216,15 @@ class EpisodeReader:
         empty = np.empty((0, *kind.inner), kind.np_dtype)
         return Ragged(np.concatenate([empty, *(part.values for part in parts)]), np.cumsum(lengths), text=kind.text)
 
-    def _ready(self, slots: Ints) -> int:
-        """Read the segments of steps into memory; return how many of the first steps' are there."""
+    def _ready(self, name: str, slots: Ints) -> int:
+        """Read a field of steps into memory, or their segments; return how many of the first steps' are there."""
         cache = self.log.segment_cache
         if cache is None:
             return len(slots)
         changes = np.flatnonzero(np.diff(slots)) + 1
         begins = np.concatenate([[0], changes, [len(slots)]])
         segments = np.ascontiguousarray(slots[begins[:-1]])
-        there = cache.require(segments)
+        there = cache.require(segments, self.log.layout.bits([name]))
         if not there:
             raise MemoryError("episode: ram leaves no room to read a segment from disk; raise ram=")
         for slot in segments[:there].tolist():

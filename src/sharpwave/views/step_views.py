@@ -95,6 +95,10 @@ class StepView(DividedView[B], Generic[B]):
         numbered = enumerate(self._spec.fields.items())
         return [(k, name, field) for k, (name, field) in numbered if name in wanted and not field.ragged]
 
+    @property
+    def read_columns(self) -> int:
+        return 0 if self.wanted is None else self._log.layout.bits(self.wanted)
+
     def drawn_segments(self, items: Ints, uniforms: npt.NDArray[np.float64]) -> Ints:
         """Return ``segments`` of items; none where all that their batches have is in memory."""
         if self.wanted is not None and not self.wanted & self._log.spec.fields.keys():

@@ -65,6 +65,11 @@ class View(Protocol[Batch_co]):
     places_arrays: bool = False
 
     @property
+    def read_columns(self) -> int:
+        """Columns of segments that batches need, a bit each, where they do not need all; else 0."""
+        return 0
+
+    @property
     def waits_for(self) -> str:
         return "a step can be sampled once all that its item needs was appended"
 
