@@ -88,6 +88,12 @@ class Ragged:
         np.cumsum(np.concatenate([part for _, _, _, part in parts]), out=self.offsets[1:])
         self.values, self._joined = joined, True
 
+    def taken(self) -> tuple[npt.NDArray[Any], Ints]:
+        """Return the values of the rows that were taken so far, in order, and their lengths."""
+        if not self._parts:
+            return self.values, np.diff(self.offsets)
+        return np.concatenate([part[2] for part in self._parts]), np.concatenate([part[3] for part in self._parts])
+
     def reorder(self, items: Ints, lend: Lend) -> None:
         """Put the rows of ``items`` [n], numbers along the first axis, in their place of this order."""
         rows = self._some(np.arange(len(self.offsets) - 1).reshape(self.shape)[items], lend)

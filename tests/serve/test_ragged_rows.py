@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.serve.cut_batches import take_ragged
+from sharpwave.serve.wire import Frame, WireError
+from tests.serve.serving import Kind, served
 from tests.store.test_ragged_machine import FIELDS, rows_of, same
 from tests.support.examples import examples
 
@@ -85,3 +89,67 @@ def test_a_writer_refuses_rows_that_do_not_fit_and_takes_nothing() -> None:
     writer.extend(**step, blob=[b"abc", b""])
     writer.seal()
     assert sorted(one.lane for one in sealed) == [0, 1]
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("view", ["transitions", "sequences"])
+def test_clusters_draw_the_rows_of_their_stores(view: str, kind: Kind, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"n_step": 3} if view == "transitions" else {"length": 5, "burn_in": 3, "stride": 2}
+    with served(2, tmp_path, kind, spec=SPEC) as there:
+        local = sw.Store(SPEC, capacity=1000)
+        play = np.random.default_rng(0).choice([0, 1, 7, 30, 900, 3000], 60).tolist()
+        for shard in range(2):
+            writer = there.cluster.writer(lanes=2, shard=shard)
+            written = write([writer, local] if not shard else [writer], 2, play)
+            writer.close()
+        replay = getattr(there.cluster, view)(**settings)
+        own = getattr(local, view)(**settings, name="own")
+        drawn = [replay.sample(40), replay.sample(7), next(iter(replay.stream(16)))]
+        drawn += [sw.Blend([(0.5, replay), (0.5, own)]).sample(32), replay.sample(40, lookahead=2)]
+        for batch in drawn:
+            if view == "transitions":
+                assert_rows(batch, written)
+                continue
+            for b, t in zip(*np.nonzero(batch.mask), strict=True):
+                at = int(batch.lane[b]), int(batch.step[b] + t - batch.burn_in)
+                assert all(same(batch[name][b, t], written[at][name]) for name in FIELDS), (at, batch.step[b])
+            assert not any(batch[name].lengths[~batch.mask].any() for name in FIELDS)
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_shard_lost_in_the_middle_costs_no_row(kind: Kind, tmp_path: Path) -> None:
+    with served(2, tmp_path, kind, spec=SPEC) as there:
+        for shard in range(2):
+            writer = there.cluster.writer(lanes=1, shard=shard)
+            written = write([writer], 1, [0, 5, 400, 30] * 10)
+            writer.close()
+        replay = there.cluster.transitions(max_times_sampled=5, sampler=sw.Uniform())
+        assert_rows(replay.sample(32, lookahead=1), written)
+        there.servers[1].close()
+        batch = replay.sample(32)
+        assert len(batch) == 32
+        assert_rows(batch, written)
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"values:text": None}, "without rows of text"),
+        ({"lengths:text": np.array([1, 1, 1])}, "lengths"),
+        ({"lengths:text": np.array([-1, 3])}, "do not fit"),
+        ({"lengths:text": np.array([1, 2])}, "do not fit"),
+        ({"lengths:text": np.array([1 << 62, 2 - (1 << 62)])}, "do not fit"),
+        ({"values:text": np.zeros((2, 2), np.uint8)}, "do not fit"),
+        ({"values:text": np.zeros(2, np.int8)}, "do not fit"),
+        ({"values:text": np.full(2, 255, np.uint8)}, "UTF-8"),
+    ],
+)
+def test_malformed_rows_of_a_message_are_refused(changed: dict[str, Any], why: str) -> None:
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), text=sw.Field(str))
+    replay = sw.Store(spec, capacity=100).transitions()
+    target = replay.source.lend(2)
+    parts = {"values:text": np.frombuffer(b"ab", np.uint8), "lengths:text": np.array([0, 2])}
+    take_ragged(target, Frame(0, 0, {}, parts), replay.view, spec)
+    assert target.batch["text"].strings() == ["", "ab"]
+    with pytest.raises(WireError, match=why):
+        take_ragged(target, Frame(0, 0, {}, parts | changed), replay.view, spec)

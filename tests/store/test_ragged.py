@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
-from sharpwave.serve.shard import Shard
 from sharpwave.spec import Spec
 from sharpwave.views.steps import Steps
 
@@ -364,16 +363,14 @@ def test_versions_keep_them(tmp_path: Path) -> None:
 
 
 def test_what_cannot_take_them_refuses_by_name(tmp_path: Path) -> None:
-    spec, store = spec_of(response=TOKENS), filled([[1], [2, 3]], TOKENS)
+    store = filled([[1], [2, 3]], TOKENS)
     no = np.zeros(1, np.int64)
     refusals: list[Any] = [
-        lambda: sw.Cluster(spec, capacity=100),
         lambda: store.export(f"npz:{tmp_path / 'out.npz'}"),
         lambda: store.add_column("late", TOKENS),
         lambda: Steps(store._log).read("response", no, no, np.empty((1, 1, 8), np.uint8)),
         lambda: sw.Recorder(_environment(), store),
-        lambda: Shard(store),
-        lambda: sw.Store(spec, capacity=100, codec={"response": "raw"}),
+        lambda: sw.Store(store.spec, capacity=100, codec={"response": "raw"}),
     ]
     for refuse in refusals:
         with pytest.raises(ValueError, match=r"'(response|late)'.*(rows of any length|any length)"):

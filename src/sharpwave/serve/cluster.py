@@ -116,8 +116,6 @@ class Cluster:
             raise
 
     def _begin(self, spec: Spec, security: Security, seed: int) -> None:
-        if isinstance(spec, Spec):
-            spec.check_fixed("Cluster", "use a Store in this process, or declare the field with one length")
         self.spec, self.security, self._seed = spec, security, int(seed)
         self._members = Members(security)
         self._undo = ExitStack()

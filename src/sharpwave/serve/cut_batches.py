@@ -3,6 +3,8 @@
 A message has parts by name: ``ids``, ``probabilities``; ``rows:NAME``, windows of encoded rows of a column, and
 ``pieces:NAME``, uint32 [2, n], if the rows differ in length; ``column:NAME``, other columns; ``places``, begins and
 ends of windows of steps; and ``dictionary:FIELD:PLACE``, dictionaries of these rows that the connection lacks.
+Of fields with rows of any length there are ``values:NAME``, one row behind the other, and ``lengths:NAME``; also where
+the other columns are decoded into shared memory.
 """
 
 from __future__ import annotations
@@ -14,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
+from sharpwave.codecs.ragged import check_text
 from sharpwave.errors import DamagedError
 from sharpwave.serve.wire import Frame, Part, WireError
-from sharpwave.spec import Field
+from sharpwave.spec import Field, Spec
 from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
 from sharpwave.views.layout import BatchTarget
@@ -59,6 +62,39 @@ def written(target: BatchTarget, cutter: RowCutter, tables: Sequence[DictionaryT
     if cutter.places is not None:
         parts["places"] = _narrow(cutter.places)
     return parts
+
+
+def ragged_parts(target: BatchTarget, view: Any) -> dict[str, Part]:
+    """Return the rows of any length of a batch's items, as parts of a message."""
+    parts: dict[str, Part] = {}
+    for name in view.ragged:
+        values, lengths = target.batch.fields[name].taken()
+        parts |= {f"values:{name}": values, f"lengths:{name}": _narrow(lengths)}
+    return parts
+
+
+def take_ragged(target: BatchTarget, message: Frame, view: Any, spec: Spec) -> None:
+    """Take the rows of any length of a message over, which are checked as untrusted input.  Raises: WireError."""
+    for name in view.ragged:
+        rows, field = target.batch.fields[name], spec.fields[name]
+        each = int(np.prod(rows.shape[1:], dtype=np.int64))
+        values, lengths = message.parts.get(f"values:{name}"), message.parts.get(f"lengths:{name}")
+        if not isinstance(values, np.ndarray) or not isinstance(lengths, np.ndarray) or not values.ndim:
+            raise WireError(f"a batch's part without rows of {name}, expected values and lengths")
+        if lengths.dtype.kind not in "iu" or lengths.shape != (each * len(target.ids),):
+            raise WireError(f"a batch's rows of {name}: lengths {lengths.shape}, expected {each * len(target.ids)}")
+        sizes = lengths.astype(np.int64)
+        fits = sizes.min(initial=0) >= 0 and sizes.max(initial=0) <= field.most_items and sizes.sum() == len(values)
+        if not fits or values.dtype != field.np_dtype or values.shape[1:] != field.inner:
+            raise WireError(f"a batch's rows of {name}: lengths do not fit {values.shape} {values.dtype}")
+        if field.text == "str":
+            ends = np.cumsum(sizes).tolist()
+            try:
+                for number, (end, size) in enumerate(zip(ends, sizes.tolist(), strict=True)):
+                    check_text(values[end - size : end].data, number)
+            except DamagedError as error:
+                raise WireError(f"a batch's rows of {name}: {error}") from error
+        rows.take_part(target.begin * each, values, sizes, np.empty)
 
 
 def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -16,7 +16,7 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError
 from sharpwave.memory.batch_pool import Pool
 from sharpwave.native.forks import path, precede
 from sharpwave.native.interrupts import InterruptLock
-from sharpwave.serve.cut_batches import read_into
+from sharpwave.serve.cut_batches import read_into, take_ragged
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_parts import ShardPart, ShardParts
 from sharpwave.serve.shared_memory import SharedBlocks
@@ -272,6 +272,8 @@ class RemoteBatches:
         before = plan.target
         assert before is not None
         target = self._lend(plan)
+        for name in getattr(self._view, "ragged", ()):  # which no shard writes to
+            target.batch.fields[name] = before.batch.fields[name]
         for share in plan.came:
             target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
 
@@ -295,7 +297,9 @@ class RemoteBatches:
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
                         part = target.part(share.begin, share.end)
-                        read_into(part, reply, self._view, self.fields, self.numbers)
+                        if not (link.is_local and plan.shared):
+                            read_into(part, reply, self._view, self.fields, self.numbers)
+                        take_ragged(part, reply, self._view, self._source.log.spec)
                 share.incarnation = link.incarnation
                 plan.came.append(share)
             except ShardLostError as error:

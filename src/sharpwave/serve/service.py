@@ -129,7 +129,6 @@ class Service:
             self._start(spec)
 
     def _start(self, spec: Spec) -> Fleet:
-        spec.check_fixed("serve", "open the store in one process, or declare the field with one length")
         self._fleet = Fleet(spec, self._plan, LocalShards(self._plan.settings(spec)))
         self._undo.callback(self._fleet.close)
         return self._fleet

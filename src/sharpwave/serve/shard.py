@@ -19,7 +19,7 @@ from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
 from sharpwave.serve.budget import Budget, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
-from sharpwave.serve.cut_batches import written
+from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
@@ -46,10 +46,10 @@ class Shard:
     """
 
     def __init__(self, store: Store, folder: Path | None = None, keeper: Keeper | None = None) -> None:
-        store.spec.check_fixed("Shard", "use the store in its own process")
         self.store, self.keeper = store, keeper
         self.intake = Intake(store, folder)
-        self.budget = Budget.of_store(store.ram, store._log.stride * store.spec.step_bytes)
+        layout = store._log.layout
+        self.budget = Budget.of_store(store.ram, layout.stride * store.spec.step_bytes + sum(layout.rooms))
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
         store._log.late.hide()
         self.incarnation = secrets.randbits(62)
@@ -147,6 +147,8 @@ class Shard:
         for _ in range(ATTEMPTS):
             try:
                 parts = self._drawn(client, frame, view, points, begin, layout)
+                if getattr(view.replay.view, "ragged", ()):  # their size is known once they are drawn
+                    client.budget.work(client.holding, sum(map(_nbytes, parts.values())), what)
                 return self._said(view), parts
             except NoRoomError as short:  # the store's lock was held, under which nothing waits
                 client.budget.keep(client.holding, short.nbytes, what)
@@ -167,14 +169,15 @@ class Shard:
             if layout is not None:
                 target = self._shared(client, layout, replay, frame)
                 source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
-                return {}
+                return ragged_parts(target, replay.view)
             pool = source.log.batches.pool
             if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
                 pool.trim()  # blocks of sizes that vary
             target = source.lend(len(points))
             target.cutter = client.cutter(view.number, source.log)
             source.draw_into(target, 0.0, exact)
-            return written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
+            parts = written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
+            return parts | ragged_parts(target, replay.view)
 
     def _shared(self, client: Client, layout: BatchLayout, replay: Replay[Any], frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""
@@ -255,6 +258,10 @@ class Shard:
         for one in self._stores():
             one.clear()
         return {}, {}
+
+
+def _nbytes(part: Part) -> int:
+    return part.nbytes if isinstance(part, np.ndarray) else len(part)
 
 
 def _points(frame: Frame) -> Points:

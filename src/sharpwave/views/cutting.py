@@ -130,6 +130,8 @@ class RowCutter:
                 reader = readers[read.field]
                 assert isinstance(reader, FieldReader)  # shards leave late columns out
                 self._cut(reader, read, target.columns[read.column].shape[1], begin)
+        if getattr(view, "ragged", ()):  # sent as they are
+            view.fill_ragged(target)
         if view.decode_rows:
             self._places.append(target.scratch[: view.decode_rows].copy())
 

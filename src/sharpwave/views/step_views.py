@@ -151,14 +151,14 @@ class StepView(DividedView[B], Generic[B]):
         reads, readers = self.locate(target), self._arrays.readers()
         self.decode(target, reads, [readers[read.field] for read in reads])
         if self.ragged:
-            self._fill_ragged(target)
+            self.fill_ragged(target)
 
     def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
         """Return where ragged fields' rows are, after ``locate``: the slots and rows of steps [n], the rows of the
         batch for them (``None``: in order), and how many rows an item has."""
         raise NotImplementedError
 
-    def _fill_ragged(self, target: BatchTarget) -> None:
+    def fill_ragged(self, target: BatchTarget) -> None:
         """Read the rows of ragged fields into the batch."""
         slot, row, places, each = self.places(target)
         readers, count = self._arrays.readers(), each * len(target.ids)

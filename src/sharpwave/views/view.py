@@ -183,6 +183,11 @@ class DividedView(View[Batch_co], Protocol[Batch_co]):
     """
 
     decode_rows: int = 0
+    ragged: tuple[str, ...] = ()
+
+    def fill_ragged(self, target: BatchTarget) -> None:
+        """Read the rows of the fields ``ragged`` into the batch, after ``locate``."""
+        raise NotImplementedError
 
     def locate(self, target: BatchTarget) -> list[Read]:
         """Fill the columns of flags and rewards, and return the rows to decode for the others."""

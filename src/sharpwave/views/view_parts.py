@@ -353,6 +353,7 @@ class Parts(Generic[B]):
                     part.filling = None  # its columns are in the order of another view's
                 if k in choice.sent:
                     part.copy_from(choice.sent[k])
+                    self._take_ragged(choice, part, choice.sent[k])
                     shards[begin : begin + count] = choice.sent[k].batch.shards
                 else:
                     undos.append(fill(k, part))
@@ -378,6 +379,14 @@ class Parts(Generic[B]):
             target.batch.shards = shards
         made: B = self._of_several(target.batch, choice.source)
         return made
+
+    def _take_ragged(self, choice: Choice, part: BatchTarget, sent: BatchTarget) -> None:
+        """Take over the rows of any length of a cluster's batch."""
+        lender = self.views[int(choice.shares.argmax())]
+        for name in getattr(lender.view, "ragged", ()):
+            values, lengths = sent.batch.fields[name].taken()
+            first = part.begin * (len(lengths) // max(1, len(sent.ids)))
+            part.batch.fields[name].take_part(first, values, lengths, lender.source.log.batches.lend_more)
 
     def _reorder_ragged(self, choice: Choice, target: BatchTarget, items: Ints, places: Ints) -> None:
         """Move rows of any length as the arrays of a batch."""
