@@ -287,9 +287,9 @@ class ConditionsMachine(RuleBasedStateMachine):
                     assert kept in (one.info, one.carried)
                     one.info = kept
             self.next_info[lane] = {}
-            if lane < self.store.lanes:
-                self.next_step[lane] = int(self.store.lane_steps[lane])
-                assert [one for one in episodes if one.steps] or not len(self.store.episodes(lanes=lane))
+            opened = lane < self.store.lanes  # a lane that lost its only step is not
+            self.next_step[lane] = int(self.store.lane_steps[lane]) if opened else 0
+            assert [one for one in episodes if one.steps] or not (opened and len(self.store.episodes(lanes=lane)))
         self.views = self.made()
 
     # what holds
