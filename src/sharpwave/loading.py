@@ -377,8 +377,10 @@ class Fit:
         ):
             for name, array in arrays.items():
                 field = self._data.fields[name]
-                if array.shape != (rows, *field.shape):
-                    raise ValueError(f"{name} has shape {array.shape}, expected {(rows, *field.shape)}: {what}")
+                found = (len(array), None) if field.ragged else array.shape  # whose rows are checked below
+                expected = (rows, None) if field.ragged else (rows, *field.shape)
+                if found != expected:
+                    raise ValueError(f"{name} has shape {found}, expected {expected}: {what}")
         given = self.arrays(episode)
         further = {name: given.pop(name) for name in self._store.extra_names}
         checked_episode(self._store, **given, extra=further)

@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import h5py
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
@@ -278,3 +279,62 @@ def test_into_a_store_of_other_dtypes_and_fewer_fields(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"expected|has no"):
             sw.load(source, other)
         assert len(other) == 0 and not other.annotations()
+
+
+ANY_LENGTH = sw.Spec(
+    obs=sw.Field((2,), "float32"),
+    action=sw.Field((), "int64"),
+    token=sw.Field((None,), "int32"),
+    vector=sw.Field((None, 3), "float32"),
+    text=sw.Field(str),
+    blob=sw.Field(bytes),
+)
+
+
+def rows_of_any_length(count: int) -> list[dict[str, Any]]:
+    random = np.random.default_rng(3)
+    return [
+        {
+            "token": random.integers(0, 9, random.integers(0, 5)).astype("int32"),
+            "vector": random.normal(size=(random.integers(0, 3), 3)).astype("float32"),
+            "text": "\u00e9\U0001f600" * int(random.integers(0, 3)),
+            "blob": random.bytes(int(random.integers(0, 4))),
+        }
+        for _ in range(count)
+    ]
+
+
+def test_rows_of_any_length_go_through_parquet(tmp_path: Path) -> None:
+    store, rows = sw.Store(ANY_LENGTH, capacity=100), rows_of_any_length(40)
+    rows[:5] = [{"token": [], "vector": np.zeros((0, 3)), "text": "", "blob": b""}] * 5  # an episode without a value
+    for k, row in enumerate(rows):
+        store.append(obs=[k, 0], action=k, reward=k, terminated=k % 5 == 4, truncated=False, **row)
+    target = f"parquet:{tmp_path / 'out.parquet'}"
+    assert store.export(target) == 8
+    loaded = sw.load(target)
+    assert loaded.spec == ANY_LENGTH and len(loaded) == 40
+    found = (step for one in loaded.episodes() for step in zip(*(one[name] for name in rows[0]), strict=True))
+    for row, (token, vector, text, blob) in zip(rows, found, strict=True):
+        np.testing.assert_array_equal(token, row["token"])
+        np.testing.assert_array_equal(vector, row["vector"])
+        assert (text, blob) == (row["text"], row["blob"])
+    numbers = parquet.read_table(tmp_path / "out.parquet").column("token").to_pylist()  # as others read it
+    assert [one for one in numbers if one is not None] == [list(row["token"]) for row in rows]
+
+
+@pytest.mark.parametrize(("name", "value"), [("token", [1, None]), ("token", None), ("text", None), ("vector", [None])])
+def test_a_null_in_a_row_of_any_length_is_named(tmp_path: Path, name: str, value: Any) -> None:
+    store = sw.Store(ANY_LENGTH, capacity=100)
+    for k, row in enumerate(rows_of_any_length(5)):
+        store.append(obs=[k, 0], action=k, reward=k, terminated=k == 4, truncated=False, **row)
+    path = tmp_path / "out.parquet"
+    store.export(f"parquet:{path}")
+    table = parquet.read_table(path)
+    values = table.column(name).to_pylist()
+    values[2] = value
+    place = table.schema.get_field_index(name)
+    parquet.write_table(
+        table.set_column(place, table.schema.field(name), pa.array(values, table.schema.field(name).type)), path
+    )
+    with pytest.raises(ValueError, match=r"episode 0 is damaged: a null where a value is expected"):
+        sw.load(f"parquet:{path}")

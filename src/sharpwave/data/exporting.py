@@ -27,7 +27,8 @@ def export(
 ) -> int:
     """Write a store's whole episodes as a data set; return their number. See ``Store.export``."""
     kind, place = split(target, TARGETS, "export")
-    store.spec.check_fixed("export", "read the episodes (Store.episodes), or Store.table('steps')")
+    if kind != "parquet":
+        store.spec.check_fixed(f"export to {kind}", "export to parquet:FILE")
     episodes = [one for one in store.episodes(order=order, lanes=lanes) if one.whole]
     if not episodes:
         raise ValueError(f"export: the store has no whole episodes ({len(store.episodes(lanes=lanes))} in part)")

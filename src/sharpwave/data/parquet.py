@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,9 @@ import numpy.typing as npt
 from sharpwave.data.episode import Episode, Totals, existing, needed
 from sharpwave.data.opened_files import ReadBudget, explained, open_path, parse_json
 from sharpwave.data.parquet_files import ParquetFile
+from sharpwave.data.tables import arrow_type, arrow_values
 from sharpwave.json_values import encode
+from sharpwave.ragged import Ragged
 from sharpwave.spec import Field, Spec
 
 KEY = b"sharpwave"
@@ -24,17 +25,12 @@ MAX_INFO_BYTES = 1 << 26
 """Limit of an episode's description."""
 
 
-def _type(pyarrow: Any, field: Field) -> Any:
-    one = pyarrow.from_numpy_dtype(field.np_dtype)
-    return pyarrow.list_(one, int(np.prod(field.shape))) if field.shape else one
-
-
 class ParquetTarget:
     """Writer of a file with one row group an episode.
 
     Columns are ``episode``, ``step``, ``is_last``, ``reward``, ``terminated``, ``truncated``, ``info`` (JSON), and one
-    column of flat lists for each field. An episode's last row (``is_last``) has its final observation; all other
-    columns of that row are null.
+    for each field: flat lists, lists of any length, strings or bytes. An episode's last row (``is_last``) has its final
+    observation; all other columns of that row are null.
     """
 
     def __init__(self, path: Path, spec: Spec) -> None:
@@ -43,7 +39,7 @@ class ParquetTarget:
         columns = [pa.field("episode", pa.int64()), pa.field("step", pa.int64()), pa.field("is_last", pa.bool_())]
         columns += [pa.field("reward", pa.float32()), pa.field("terminated", pa.bool_())]
         columns += [pa.field("truncated", pa.bool_()), pa.field("info", pa.string())]
-        columns += [pa.field(name, _type(pa, field)) for name, field in spec.fields.items()]
+        columns += [pa.field(name, arrow_type(pa, field)) for name, field in spec.fields.items()]
         self._schema = pa.schema(columns, {KEY: json.dumps(spec.description()).encode()})
         self._writer: Any = needed("pyarrow.parquet", "data").ParquetWriter(path, self._schema, compression="zstd")
 
@@ -56,24 +52,23 @@ class ParquetTarget:
             "episode": pa.array(np.full(steps + 1, self._count)),
             "step": pa.array(np.arange(steps + 1)),
             "is_last": pa.array(np.arange(steps + 1) == steps),
-            "reward": self._column(episode.reward, Field((), "float32"), pa.float32(), steps + 1),
-            "terminated": self._column(ends[0], Field((), "bool"), pa.bool_(), steps + 1),
-            "truncated": self._column(ends[1], Field((), "bool"), pa.bool_(), steps + 1),
+            "reward": self._column(episode.reward, pa.float32(), steps + 1),
+            "terminated": self._column(ends[0], pa.bool_(), steps + 1),
+            "truncated": self._column(ends[1], pa.bool_(), steps + 1),
             "info": pa.array([json.dumps(encode(episode.info, "info"))] + [None] * steps, pa.string()),
         }
         arrays = spec.split_obs(episode.obs) | spec.split_action(episode.action) | dict(episode.fields)
-        for name, field in spec.fields.items():
-            values[name] = self._column(arrays[name], field, self._schema.field(name).type, steps + 1)
+        for name in spec.fields:
+            values[name] = self._column(arrays[name], self._schema.field(name).type, steps + 1)
         self._writer.write_table(
             pa.table([values[name] for name in self._schema.names], schema=self._schema), row_group_size=steps + 1
         )
         self._count += 1
 
-    def _column(self, array: npt.NDArray[Any], field: Field, kind: Any, rows: int) -> Any:
+    def _column(self, array: npt.NDArray[Any] | Ragged, kind: Any, rows: int) -> Any:
         """Return an array as a column of ``rows`` rows; with fewer values, the last row is null."""
         pa = self._arrow
-        flat = pa.array(np.ascontiguousarray(array).reshape(-1), pa.from_numpy_dtype(field.np_dtype))
-        column = pa.FixedSizeListArray.from_arrays(flat, type=kind) if field.shape else flat
+        column = arrow_values(pa, array, kind)
         if len(column) == rows:
             return column
         return pa.concat_arrays([column, pa.nulls(rows - len(column), kind)])
@@ -115,11 +110,8 @@ class ParquetSource:
         if schema.names != names:
             raise ValueError(f"{path}: columns {schema.names[:12]}, expected {names[:12]}")
         for name, field in spec.fields.items():
-            kind, one = schema.field(name).type, self._arrow.from_numpy_dtype(field.np_dtype)
-            if self._arrow.types.is_fixed_size_list(kind) and kind.list_size == math.prod(field.shape):
-                kind = kind.value_type if field.shape else kind
-            if kind != one:
-                raise ValueError(f"{path}: {name} is {schema.field(name).type}, expected {_type(self._arrow, field)}")
+            if not schema.field(name).type.equals(expected := arrow_type(self._arrow, field)):
+                raise ValueError(f"{path}: {name} is {schema.field(name).type}, expected {expected}")
         if self._arrow.types.is_nested(schema.field("info").type):  # a nested row may hold any number of values
             raise ValueError(f"{path}: info is {schema.field('info').type}, expected string")
         if any(count < 2 for count in self._file.rows):
@@ -164,18 +156,31 @@ class ParquetSource:
         if (episode != episode[0]).any():
             raise ValueError(f"has rows of episodes {np.unique(episode)[:4].tolist()}, expected one episode's")
 
-    def _values(self, column: Any, field: Field, rows: int) -> npt.NDArray[Any]:
+    def _values(self, column: Any, field: Field, rows: int) -> Any:
+        """Return the first rows: an array, or a list of rows of any length.  Raises: ValueError."""
         one = column.slice(0, rows).combine_chunks()
         if one.null_count:
             raise ValueError("a null where a value is expected")
-        flat = one.flatten() if field.shape else one
-        array = np.asarray(flat.to_numpy(zero_copy_only=False))
-        if array.dtype != field.np_dtype:
-            raise ValueError(f"values of {array.dtype}, expected {field.dtype}")
-        return array.reshape(rows, *field.shape)
+        if field.text is not None:
+            return one.to_pylist()
+        if field.ragged:
+            ends = np.cumsum(one.value_lengths().to_numpy(zero_copy_only=False))
+            return np.split(_array(one.flatten(), field, field.inner), ends[:-1])
+        return _array(one, field, field.shape)
 
     def length(self, number: int) -> int:
         return self._rows[number] - 1
 
     def place(self, number: int) -> str:
         return f"{self.name}: episode {number}"
+
+
+def _array(column: Any, field: Field, inner: tuple[int, ...]) -> npt.NDArray[Any]:
+    """Return values as an array [rows, *inner]; with axes they are flat lists.  Raises: ValueError."""
+    flat = column.flatten() if inner else column
+    if column.null_count or flat.null_count:
+        raise ValueError("a null where a value is expected")
+    array = np.asarray(flat.to_numpy(zero_copy_only=False))
+    if array.dtype != field.np_dtype:
+        raise ValueError(f"values of {array.dtype}, expected {field.dtype}")
+    return array.reshape(len(column), *inner)

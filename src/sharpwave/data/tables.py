@@ -204,15 +204,17 @@ def step_schema(pa: Any, spec: Spec, names: Sequence[str], taken: Sequence[str] 
 
 
 def _field(pa: Any, name: str, field: Field) -> Any:
-    kind = pa.from_numpy_dtype(field.np_dtype)
+    shape = {"shape": json.dumps(list(field.shape))} if field.shape and field.text is None else None
+    return pa.field(name, arrow_type(pa, field), metadata=shape)
+
+
+def arrow_type(pa: Any, field: Field) -> Any:
+    """Return the type of a field's column: values, flat lists, lists of any length, strings or bytes."""
     if field.text is not None:
-        return pa.field(name, pa.large_string() if field.text == "str" else pa.large_binary())
-    if field.ragged:
-        item = pa.list_(kind, int(np.prod(field.inner))) if field.inner else kind
-        return pa.field(name, pa.large_list(item), metadata={"shape": json.dumps(list(field.shape))})
-    if not field.shape:
-        return pa.field(name, kind)
-    return pa.field(name, pa.list_(kind, int(np.prod(field.shape))), metadata={"shape": json.dumps(list(field.shape))})
+        return pa.large_string() if field.text == "str" else pa.large_binary()
+    kind, inner = pa.from_numpy_dtype(field.np_dtype), field.inner if field.ragged else field.shape
+    item = pa.list_(kind, int(np.prod(inner))) if inner else kind
+    return pa.large_list(item) if field.ragged else item
 
 
 def _batches(
