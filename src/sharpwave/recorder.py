@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -114,10 +115,9 @@ class Recorder:
         # Steps of a single environment that stacks nothing take a short way.
         plain = not self._vector and not self._steps_async and self.mode == "Disabled" and self._observations.plain
         # Further fields of the spec that the environment's infos give.
-        store.spec.check_fixed("Recorder", "append the steps yourself, by store.append() or store.extend()")
-        self._extra = store.spec.extra_names
-        self._in_infos = [name for name in store.spec.extra_names if name in info_spaces(env)]
-        plain = plain and store.spec.array_action and not self._in_infos
+        self._extra, self._ragged = store.spec.extra_names, store.spec.ragged_names
+        self._in_infos = [name for name in self._extra if name in info_spaces(env) and name not in self._ragged]
+        plain = plain and store.spec.array_action and not self._in_infos and not self._ragged
         self._plain: Any = store if plain and isinstance(store, Store) else None
         self._ready = False  # the coming step may take it
         self._stepping = False  # one that took it is not recorded yet: the observation is unknown
@@ -333,8 +333,12 @@ class Recorder:
         given = step_values(self.store.spec, action, fields, self._in_infos)
         values = {}
         for name, value in given.items():
-            copied = np.array(as_array(name, value))
-            values[name] = value = copied if self._vector else copied[None]
+            if name in self._ragged:
+                copied = _rows(name, value if self._vector else [value])
+            else:
+                copied = np.array(as_array(name, value))
+                copied = copied if self._vector else copied[None]
+            values[name] = value = copied
             if value.shape[:1] != self._lanes.shape:
                 raise ValueError(
                     f"Recorder.step: {name} has shape {value.shape}, expected a value for each of the "
@@ -531,3 +535,16 @@ class Recorder:
 def _of_lanes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return values with an axis of lanes, which a single environment's values lack."""
     return values if values.ndim else values[None]
+
+
+def _rows(name: str, values: Any) -> npt.NDArray[np.object_]:
+    """Copy rows of any length, one a lane, into an array that lanes can be chosen from.
+
+    Raises: ValueError: one text or value, instead of a sequence.
+    """
+    if isinstance(values, (str, bytes, bytearray)) or not hasattr(values, "__len__"):
+        raise ValueError(f"Recorder.step: {name} is {values!r:.60}, expected a sequence with a row for each lane")
+    rows = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        rows[place] = copy.deepcopy(value)
+    return rows

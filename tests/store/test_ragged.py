@@ -369,7 +369,6 @@ def test_what_cannot_take_them_refuses_by_name(tmp_path: Path) -> None:
         lambda: store.export(f"npz:{tmp_path / 'out.npz'}"),
         lambda: store.add_column("late", TOKENS),
         lambda: Steps(store._log).read("response", no, no, np.empty((1, 1, 8), np.uint8)),
-        lambda: sw.Recorder(_environment(), store),
         lambda: sw.Store(store.spec, capacity=100, codec={"response": "raw"}),
     ]
     for refuse in refusals:
@@ -377,15 +376,42 @@ def test_what_cannot_take_them_refuses_by_name(tmp_path: Path) -> None:
             refuse()
 
 
-def _environment() -> Any:
+@pytest.mark.parametrize("mode", ["Env", "NEXT_STEP", "SAME_STEP"])
+def test_a_recorder_takes_a_row_for_each_lane(mode: str) -> None:
+    """Rows are copied; those that come with the reset of an autoreset in the next step are left out."""
     gym: Any = pytest.importorskip("gymnasium")
-    base: Any = gym.Env
-
-    class Two(base):
-        observation_space = gym.spaces.Box(-1, 1, (2,))
-        action_space = gym.spaces.Discrete(2)
-
-    return Two()
+    count = 1 if mode == "Env" else 3
+    env = gym.make("CartPole-v1")
+    if mode != "Env":
+        kwargs = {"autoreset_mode": gym.vector.AutoresetMode[mode]}
+        env = gym.make_vec("CartPole-v1", num_envs=count, vectorization_mode="sync", vector_kwargs=kwargs)
+    store = sw.Store(sw.step_spec(env, task=sw.Field(str), tokens=TOKENS), capacity=1000)
+    recorder, random = sw.Recorder(env, store), np.random.default_rng(0)
+    recorder.reset(seed=0)
+    expected: list[list[tuple[str, list[int]]]] = [[] for _ in range(count)]
+    over = np.zeros(count, np.bool_)
+    for t in range(60):
+        tokens = [random.integers(0, 9, random.integers(0, 4)).astype("int32") for _ in range(count)]
+        task = [f"{t} of {lane}" * (t % 3) for lane in range(count)]
+        for lane in range(count):
+            if not (over[lane] and mode == "NEXT_STEP"):
+                expected[lane].append((task[lane], tokens[lane].tolist()))
+        one = mode == "Env"
+        result = recorder.step(
+            0 if one else np.zeros(count, np.int64), task=task[0] if one else task, tokens=tokens[0] if one else tokens
+        )
+        over = np.atleast_1d(result[2] | result[3])
+        for row in tokens:
+            row[:] = -1
+        if one and over[0]:
+            recorder.reset()
+    for lane in range(count):
+        steps = store.episodes(lanes=lane)
+        found = [row for one in steps for row in zip(one["task"], map(np.ndarray.tolist, one["tokens"]), strict=True)]
+        assert found == expected[lane]
+    with pytest.raises(ValueError if count > 1 else TypeError, match="task"):
+        recorder.step(0 if count == 1 else np.zeros(count, np.int64), task=3, tokens=[[1]] * count)
+    env.close()
 
 
 def test_files_name_the_feature(tmp_path: Path) -> None:
