@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -21,15 +21,18 @@ from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import VIEWS
 from sharpwave.errors import not_to_be_copied
 from sharpwave.format import segment
+from sharpwave.format.segment_header import DELETED_STEPS, requiring
 from sharpwave.json_values import decode
 from sharpwave.log.boundaries import checked_counts
 from sharpwave.log.remote_segments import settle
 from sharpwave.log.step_blocks import StepBlock, block_of, drop_steps
+from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.persistence.checkpoint import save
 from sharpwave.persistence.checkpoint_file import folder_of, is_file_name, save_file
+from sharpwave.persistence.deletion import delete, free_deleted
 from sharpwave.persistence.lifetime import (
     Life,
     check_same,
@@ -74,7 +77,20 @@ from sharpwave.validation import (
     max_lanes,
 )
 from sharpwave.views.conditions import Condition
-from sharpwave.views.episodes import EpisodeReader, Episodes, Order, checked_lanes, checked_order, find, ordered
+from sharpwave.views.episodes import (
+    EpisodeReader,
+    Episodes,
+    Order,
+    StoredEpisode,
+    Table,
+    checked_lanes,
+    checked_order,
+    find,
+    ordered,
+    step_ids,
+    unfinished,
+    within,
+)
 from sharpwave.views.hindsight import Goals, Hindsight
 from sharpwave.views.ids import Ids, Tag, tagged
 from sharpwave.views.replay import Replay, checked_errors, checked_ids, without_gradient
@@ -216,6 +232,7 @@ class Store:
         # Opening may have enlarged the files of a store closed within its limit: appending makes room.
         same_files = left is not None and left.manifest.get("disk_limit") == settings.disk_limit
         self._log.keep_limits(files=not same_files)
+        free_deleted(self._log)
         if self._log.disk is not None and left is not None and not settings.manifest().items() <= left.manifest.items():
             self._log.disk.describe(self._manifest())  # the given settings are the next life's previous values
 
@@ -329,8 +346,8 @@ class Store:
         return self._settings.disk_limit
 
     def __len__(self) -> int:
-        """Return the number of held steps, including open segments."""
-        return self._log.inventory.held_steps
+        """Return the number of held steps, including open segments, without deleted ones."""
+        return self._log.steps
 
     @property
     def lanes(self) -> int:
@@ -354,7 +371,8 @@ class Store:
     def stats(self) -> dict[str, Any]:
         """Return the store's contents and costs, with every byte accounted for.
 
-        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``;
+        ``steps``, ``total_steps``, ``evicted_steps``, ``evicted_segments``, ``segments``, ``lanes``; ``deleted_steps``:
+        whose segments also have other steps, and so are held still;
         ``broken_episodes``: found by ``next_obs`` since the store was opened, ``unchained_steps``, of one step each,
         and ``rounded_breaks``, by rounding only; ``repeated_finals``: steps, since then, that look like resets or
         follow a final observation that is the next episode's; ``dropped_resets``: rows, since then, in which an
@@ -776,6 +794,7 @@ class Store:
         with self._lock:
             self._log.check_open()
             found = self._log.index.find(*where)
+            found[self._log.late.is_deleted(np.maximum(found, 0) & LEAF_MASK) & (found >= 0)] = -1
         gone = np.flatnonzero(found < 0)
         if gone.size and missing == "raise":
             lane, step = where[0][gone[0]], where[1][gone[0]]
@@ -904,6 +923,82 @@ class Store:
                 return drop_steps(self._log, number, int(first), int(end))
             finally:
                 self._views.written()
+
+    def delete(self, *, where: Any = None, episodes: Any = None) -> int:
+        """Delete episodes, as far as they are held: nothing shows or samples their steps any more, as if evicted.
+
+        With a disk this is durable: it flushes the store, and writes the deletion down before it counts. A crash leaves
+        all of it or nothing, and so may an OSError. Versions and checkpoints made before still have the steps. Segments
+        all of whose steps are deleted are freed at once, if they are sealed; others keep the deleted steps, which count
+        towards the limits, until they are evicted. Waits for a checkpoint that is being written.
+
+        Args:
+            where: condition on episodes, as for ``episodes``; those that have not ended are left out. Or:
+            episodes: one of ``episodes()``, or several. Those evicted or deleted meanwhile are passed over.
+
+        Returns:
+            number of steps deleted.
+        Raises:
+            ValueError, TypeError: an invalid argument, an unfinished episode, or a store that must not change;
+                nothing was changed.  OSError: the disk is full or fails.  MemoryError: nothing was changed.
+
+        Cost: with a disk a flush, and a file of a bit a step; O(items) for each view.
+        """
+        if (where is None) == (episodes is None):
+            raise TypeError("delete: expected either where= or episodes=")
+        with self._lock:
+            self._check_deletable()
+            table = find(self._log, range(self._log.lanes))
+            table = table.some(~unfinished(self._log, table, self._writing.fed))
+        reader = EpisodeReader(self._log, self._lock, self._life)
+        if where is not None:
+            from sharpwave.data.tables import matching  # pyarrow, which few programs have
+
+            chosen = table.some(matching(table, reader, where))
+        else:
+            chosen = self._given(episodes)
+        with self._log.saving, self._lock:  # a checkpoint that has the deletion also requires readers that know it
+            self._check_deletable()
+            table = find(self._log, range(self._log.lanes), with_totals=False)
+            running = unfinished(self._log, table, self._writing.fed)
+            there = within(table, chosen)
+            if episodes is not None and (there & running).any():
+                lane = int(table.lane[there & running][0])
+                raise ValueError(f"delete: the episode of lane {lane} has not ended; end_episode({lane}) or wait")
+            ids = step_ids(reader, table.some(there & ~running))
+            try:
+                return delete(self._log, ids, self._require_deleted)
+            finally:
+                self._views.follow()
+                free_deleted(self._log)
+                self._gate.notify()
+
+    def _check_deletable(self) -> None:
+        self._log.check_writable("delete")
+        if self._log.late.served:
+            raise ValueError("delete: this store is served, and learners elsewhere may hold its steps; delete before")
+
+    def _given(self, episodes: Any) -> Table:
+        """Check the episodes to delete.  Raises: TypeError, ValueError."""
+        given = [episodes] if isinstance(episodes, StoredEpisode) else episodes
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise TypeError(f"delete: episodes={episodes!r:.100}, expected episodes as episodes() gives them")
+        parts = list[tuple[int, int, int]]()
+        for one in given:
+            if not isinstance(one, StoredEpisode):
+                raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
+            if one._reader.log is not self._log:
+                raise ValueError(f"delete: {one!r:.200} is of another store, or of this one before it was opened again")
+            parts.append((one.lane, one.first_step, one.length))
+        lane, first, length = np.array(parts, np.int64).reshape(-1, 3).T
+        none = np.zeros(len(parts))
+        return Table(lane, first, length, none, none.astype(np.uint8), none.astype(np.bool_), np.zeros_like(lane))
+
+    def _require_deleted(self) -> None:
+        assert self._log.disk is not None
+        said = requiring(self._log.disk.described, DELETED_STEPS)
+        if said != self._log.disk.described:
+            self._log.disk.describe(said)
 
     # columns added later
 
@@ -1177,7 +1272,7 @@ class Store:
                 manifest = self._manifest() | {"version": about}
 
             def views() -> dict[str, Any]:  # called under the lock, when steps are counted
-                about.update(steps=self._log.inventory.held_steps, columns=list(self._log.late.columns))
+                about.update(steps=self._log.steps, columns=list(self._log.late.columns))
                 return self._views.states()
 
             save(place, self._log, self._lock, self._gate.notify, manifest, views, Files())
@@ -1260,7 +1355,8 @@ class Store:
 
     def _manifest(self) -> dict[str, Any]:
         parent = {} if self._log.parent is None else {"parent": self._log.parent}
-        return self._settings.manifest() | self._log.identity | self._log.annotations.manifest() | parent
+        said = self._settings.manifest() | self._log.identity | self._log.annotations.manifest() | parent
+        return said if self._log.late.deleted is None else requiring(said, DELETED_STEPS)
 
     def close(self) -> None:
         """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.

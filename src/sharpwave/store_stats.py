@@ -23,7 +23,8 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
     growing = ("arena_used", "index", "samplers")
     sealed_steps = int(index.rows[sealed].sum())
     found = {
-        "steps": inventory.held_steps,
+        "steps": log.steps,
+        "deleted_steps": log.late.deleted_steps,
         "total_steps": inventory.total_steps,
         "evicted_steps": inventory.evicted_steps,
         "evicted_segments": inventory.evicted_segments,
@@ -33,7 +34,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
         "bytes": taken,
         "total_bytes": total,
         "held_batch_bytes": pool.held_bytes,
-        "bytes_per_step": total / max(1, inventory.held_steps),
+        "bytes_per_step": total / max(1, log.steps),
         "fixed_bytes": total - sum(taken[name] for name in growing),
         "encoded_bytes_per_step": inventory.sealed_bytes / max(1, sealed_steps),
         "raw_bytes_per_step": log.spec.step_bytes,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import random
+from collections.abc import Callable
 from pathlib import Path
 
 from sharpwave.disk.store_folder import LOCK
@@ -73,6 +74,13 @@ class Faulty(Files):
             raise
         super().pwrite(descriptor, data, offset)
         self._note(descriptor, offset, len(data))
+
+    def create(self, directory: Directory, name: str, write: Callable[[int], None]) -> None:
+        def noted(descriptor: int) -> None:
+            write(descriptor)
+            self._note(descriptor, 0, os.fstat(descriptor).st_size)
+
+        super().create(directory, name, noted)
 
     def fsync(self, descriptor: int) -> None:
         inode = self._inode(descriptor)

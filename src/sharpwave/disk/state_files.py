@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +90,18 @@ class StateFiles:
         with self.disk.directory.directory(self._kind) as directory:
             return next(self._read(directory, file, damages), None) if directory.is_file(file) else None
 
-    def read(self, damages: list[str], but: str = "") -> Iterator[dict[str, Any]]:
+    def read(self, damages: list[str], but: Collection[str] = ()) -> Iterator[dict[str, Any]]:
         """Yield the states of earlier processes; delete their half-written files.
 
         Args:
             damages: files that cannot be read, or belong to another store, are added, and stay.
-            but: name of a state that is left out.
+            but: names of states that are left out.
         """
         if self.disk.directory.status(self._kind) is None:
             return
         try:
             with self.disk.directory.directory(self._kind) as directory:
-                for file in sorted(set(directory.names()) - {file_name(but, self._store)}):
+                for file in sorted(set(directory.names()) - {file_name(name, self._store) for name in but}):
                     yield from self._read(directory, file, damages)
         except OSError as error:
             damages.append(f"{self.disk.folder / self._kind}: {error}; {STATES[self._kind]}")

@@ -7,8 +7,9 @@ a word of 64 bits: a reader refuses a segment with an unknown bit among the lowe
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +37,8 @@ NAMES = {
     COLUMN_CHECKSUMS: "column checksums",
 }
 """Names in ``store.json``."""
+DELETED_STEPS = "deleted steps"
+"""Another name there, of no segment's feature: steps were deleted that segments still have."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +145,12 @@ def required_names(spec: Spec, on_disk: bool) -> list[str]:
     return [name for bit, name in NAMES.items() if bit & REQUIRED and word & bit]
 
 
+def requiring(manifest: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return the content of ``store.json`` that requires a further feature."""
+    names = manifest.get("requires", [])
+    return {**manifest, "requires": names if name in names else [*names, name]}
+
+
 def check_required(word: int, what: str) -> None:
     """Refuse a word with a required feature unknown to this release.  Raises: NewerVersionError."""
     unknown = word & REQUIRED & ~sum(NAMES)
@@ -154,7 +163,7 @@ def check_required(word: int, what: str) -> None:
 
 def check_names(names: Iterable[str], what: str) -> None:
     """Refuse a name unknown to this release.  Raises: NewerVersionError."""
-    unknown = [name for name in names if name not in NAMES.values()]
+    unknown = [name for name in names if name not in (*NAMES.values(), DELETED_STEPS)]
     if unknown:
         raise NewerVersionError(
             f"{what}: requires {unknown[0]!r}, which this release does not know; read it with a newer one"

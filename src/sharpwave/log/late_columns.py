@@ -17,9 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.raw import RAW
+from sharpwave.format.deleted_steps import packed, unpacked
 from sharpwave.json_values import decode, encode
 from sharpwave.log.inventory import LogListener
-from sharpwave.memory.segment_index import LEAF_MASK, SegmentIndex
+from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK, SegmentIndex
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.spec import Field, Spec
@@ -40,6 +41,9 @@ class ColumnWriter(Protocol):
 
     def write(self) -> None:
         """Write values given since the last call.  Raises: OSError."""
+
+    def write_deleted(self, more: Ints | None = None) -> None:
+        """Write which steps were deleted, and the steps ``more`` with them.  Raises: OSError."""
 
 
 @dataclass(eq=False)
@@ -76,6 +80,8 @@ class LateColumns(LogListener):
         version: incremented with each column added or dropped.
         writer: of the columns' files; ``None`` without a folder.
         room: returns the bytes that a column may take, without evicting steps.
+        deleted: bool [leaves], whether a held step was deleted; ``None``: none ever was. ``deletions``: incremented
+            with each deletion.
     """
 
     def __init__(self, spec: Spec, index: SegmentIndex) -> None:
@@ -86,6 +92,13 @@ class LateColumns(LogListener):
         self.writer: ColumnWriter | None = None
         self.room: Callable[[], float] = lambda: math.inf
         self._hidden = False
+        self.deleted: Bools | None = None
+        self.deletions = 0
+
+    @property
+    def served(self) -> bool:
+        """Whether learners in other processes draw from this log (``hide``)."""
+        return self._hidden
 
     @property
     def followers(self) -> list[core.Items]:
@@ -96,7 +109,8 @@ class LateColumns(LogListener):
     def nbytes(self) -> int:
         """Bytes of memory in use."""
         rows = self._index.highest * self._index.stride
-        return sum(rows * (column.field.row_bytes + 1) for column in self.columns.values())
+        own = 0 if self.deleted is None else rows
+        return own + sum(rows * (column.field.row_bytes + 1) for column in self.columns.values())
 
     def check_new(self, what: str, name: Any, kind: Any) -> None:
         """Refuse a column that cannot be added.  Raises: ValueError, TypeError."""
@@ -165,6 +179,8 @@ class LateColumns(LogListener):
         """Have the core clear a slot's values once its ids are stale: no later step may have them."""
         free = self._index.free
         free.clear_nothing()
+        if self.deleted is not None:
+            free.clear_with(self.deleted.view(np.uint8), self._index.stride)
         for column in self.columns.values():
             for memory, row_bytes in column.parts:
                 free.clear_with(memory, row_bytes * self._index.stride)
@@ -173,16 +189,63 @@ class LateColumns(LogListener):
         """Enlarge the columns.  Raises: MemoryError: nothing changed."""
         leaves, held = slots * self._index.stride, self._index.highest * self._index.stride
         small = [column for column in self.columns.values() if len(column.written) < leaves]
-        before, larger = [(column.values, column.written) for column in small], []
+        before, larger = [(column.values, column.written, self.deleted) for column in small], []
+        gone, old = self.deleted, self.deleted
+        if old is not None and len(old) < leaves:
+            gone = zeros(leaves, np.bool_)
+            gone[:held] = old[:held]
         for column in small:
             values, written = zeros((leaves, *column.field.shape), column.field.np_dtype), zeros(leaves, np.bool_)
             values[:held], written[:held] = column.values[:held], column.written[:held]
             larger.append((values, written))
         for column, (values, written) in zip(small, larger, strict=True):
             column.values, column.written = values, written
+        self.deleted = gone
         self._clear_with_slots()
-        del before  # not earlier: the core clears their memory until here
+        del before, old  # not earlier: the core clears their memory until here
         self.version += bool(small)
+
+    # deleted steps
+
+    @property
+    def deleted_steps(self) -> int:
+        """Number of steps that are held and deleted. Cost: O(slots), where any step was deleted."""
+        return 0 if self.deleted is None else int(np.count_nonzero(self.deleted))
+
+    def expect_deletions(self) -> None:
+        """Provide memory for marks of deleted steps.  Raises: MemoryError; then nothing changed."""
+        if self.deleted is None:
+            self.deleted = zeros(self._index.leaves, np.bool_)
+            self._clear_with_slots()
+
+    def delete(self, leaves: Ints) -> None:
+        """Mark steps as deleted, after ``expect_deletions``."""
+        assert self.deleted is not None
+        self.deleted[leaves] = True
+        self.deletions += 1
+
+    def is_deleted(self, leaves: Ints) -> Bools:
+        """Return whether each step was deleted: bool [n]."""
+        return np.zeros(len(leaves), np.bool_) if self.deleted is None else self.deleted[leaves]
+
+    def deleted_state(self, more: Ints | None = None) -> dict[str, Any]:
+        """Return the deleted steps for ``restore_deleted``, and the steps ``more`` with them."""
+        assert self.deleted is not None
+        highest = self._index.highest
+        deleted = self.deleted[: highest * self._index.stride].copy()
+        if more is not None:
+            deleted[more] = True
+        return packed(self._index.generation[:highest], deleted)
+
+    def restore_deleted(self, state: Any) -> None:
+        """Mark the deleted steps of a state, as far as they are held.
+
+        Raises: KeyError, TypeError, ValueError: not such a state; nothing changed.  MemoryError.
+        """
+        leaves, generations = unpacked(state, self._index.stride)
+        _, there = self.held(generations << LEAF_BITS | leaves)
+        self.expect_deletions()
+        self.delete(leaves[there])
 
     # values
 
@@ -204,6 +267,8 @@ class LateColumns(LogListener):
         slots = np.minimum(items // index.stride, index.slots - 1)
         there = (ids >= 0) & (items < index.leaves) & (items - slots * index.stride < index.rows[slots])
         there &= index.generation[slots] == ids >> 32
+        if self.deleted is not None:
+            there &= ~self.deleted[np.where(there, items, 0)]
         return np.where(there, items, 0), there
 
     def arrays(self) -> Iterator[tuple[Field, dict[str, Any]]]:

@@ -193,6 +193,11 @@ class StepLog:
             return self.segment_bytes // 2
         return self.arena.limit_bytes - self.arena.committed_bytes - self.arena.chunk_bytes
 
+    @property
+    def steps(self) -> int:
+        """Number of held steps that were not deleted, open segments included."""
+        return self.inventory.held_steps - self.late.deleted_steps
+
     def max_rows(self, lanes: int) -> int:
         """Return the steps at which a segment is sealed: the stride, or fewer where open segments would fill
         capacity."""
@@ -472,7 +477,9 @@ class StepLog:
         for id_ in ids:
             slot, row = divmod(id_ & LEAF_MASK, self.stride)
             there = id_ >= 0 and slot < index.slots and row < index.rows[slot]
-            if not there or index.generation[slot] != id_ >> LEAF_BITS:
+            deleted = self.late.deleted
+            there = there and index.generation[slot] == id_ >> LEAF_BITS
+            if not there or (deleted is not None and deleted[id_ & LEAF_MASK]):
                 raise KeyError(f"annotations: id {id_} was evicted from the store")
             rows = int(index.rows[slot])
             if slot not in known:

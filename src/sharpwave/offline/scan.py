@@ -18,23 +18,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.disk.region_scan import Scan, SegmentReader, refused, scan_region
-from sharpwave.disk.store_folder import FOLDER, MANIFEST, read_manifest
+from sharpwave.disk.state_files import file_name, read_named
+from sharpwave.disk.store_folder import COLUMNS, FOLDER, MANIFEST, read_manifest
 from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
+from sharpwave.format.deleted_steps import unpacked
 from sharpwave.format.region import ALIGNMENT, DICTIONARY, FIRST, SEGMENT, TAIL, Damage, Identity, Record, Region
 from sharpwave.format.segment_header import Header
 from sharpwave.json_values import encode
+from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
 from sharpwave.native import descriptors
 from sharpwave.native.directory import kind_of
+from sharpwave.persistence.column_files import DELETED
 from sharpwave.persistence.settings import Settings
 from sharpwave.sampling.protocol import checked_array
 from sharpwave.spec import Spec
 from sharpwave.validation import max_lanes
 
+Ints = npt.NDArray[np.int64]
 Progress = Callable[[int], None]
 """Receives the number of bytes read since the last call."""
 
@@ -60,6 +66,7 @@ class Described:
         limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as given for the store.
         codecs: by field, as given.
         annotations: of the store and of its lanes.
+        deleted_file: inode, time and size of the file of deleted steps; ``None``: there is none.
     """
 
     part: Path
@@ -69,6 +76,7 @@ class Described:
     limits: dict[str, int | None]
     codecs: dict[str, str]
     annotations: Annotations
+    deleted_file: tuple[int, int, int] | None = None
 
     def fields(self) -> dict[str, dict[str, Any]]:
         """Return the fields by name as JSON."""
@@ -112,16 +120,19 @@ class Chain:
     Attributes:
         gaps: (first missing step, first step after it).
         overlaps: segments whose first steps another segment holds, too.
+        deleted: by segment with any, which of its steps were deleted: bool [steps].
     """
 
     segments: list[Segment]
     gaps: list[tuple[int, int]]
     overlaps: list[Segment]
+    deleted: dict[Record, npt.NDArray[np.bool_]] = field(default_factory=dict)
 
     @property
     def steps(self) -> int:
-        """Steps in the segments."""
-        return sum(one.header.steps for one in self.segments)
+        """Steps in the segments that were not deleted."""
+        deleted = sum(np.count_nonzero(self.deleted[one.record]) for one in self.segments if one.record in self.deleted)
+        return sum(one.header.steps for one in self.segments) - int(deleted)
 
     def described(self) -> dict[str, int]:
         """Return the numbers of its segments and steps as JSON."""
@@ -143,7 +154,17 @@ def describe(folder: Path) -> Described:
     limits = {name: getattr(said, name) for name in LIMITS}
     identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
     annotations = Annotations(manifest.get("annotations"))
-    return Described(_part(folder, manifest), said.spec, identity, said.segment_steps, limits, said.codecs, annotations)
+    part = _part(folder, manifest)
+    file = _file_of(folder / COLUMNS / file_name(DELETED, manifest["store"])) if part == folder else None
+    return Described(part, said.spec, identity, said.segment_steps, limits, said.codecs, annotations, file)
+
+
+def _file_of(path: Path) -> tuple[int, int, int] | None:
+    try:
+        found = path.lstat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 def is_store(folder: Path) -> bool:
@@ -384,6 +405,7 @@ def chains(
     found = {one.record: one for file in files.values() for one, _ in file.segments}
     part, stride = described.part, described.segment_steps
     ids = None if part == folder else _checkpoint_ids(part / STATE, damages)
+    deleted = _deleted(folder, described, damages)
     if ids is not None:
         for id_ in sorted(ids - {record.id for record in found if record.kind != TAIL}):
             what = f"segment {id_}: held by the checkpoint, but missing from its files"
@@ -397,6 +419,8 @@ def chains(
         one = found[versions[0]]
         lanes.setdefault(one.header.lane, []).append(one)
     result = {lane: _chain(lanes[lane]) for lane in sorted(lanes)}
+    for chain in result.values() if len(deleted) else ():
+        chain.deleted.update({one.record: rows for one in chain.segments if (rows := _marked(one, deleted)).any()})
     return result, len(found) - sum(len(chain.segments) + len(chain.overlaps) for chain in result.values())
 
 
@@ -409,6 +433,36 @@ def _checkpoint_ids(path: Path, damages: list[Damage]) -> set[int] | None:
         what = str(error) if whole else f"not a checkpoint's state ({error})"
         damages.append(Damage(path, 0, size_of(path), what.removeprefix(f"{path}: ")))
         return None
+
+
+def _deleted(folder: Path, described: Described, damages: list[Damage]) -> Ints:
+    """Return the ids of deleted steps, rising; none where the state with them is damaged."""
+    path = described.part / STATE
+    try:
+        if described.part == folder:
+            path = folder / COLUMNS / file_name(DELETED, described.identity.store.hex())
+            state = read_named(path)
+        else:
+            state = read_state(path).get("log", {}).get("deleted")
+        if state is None:
+            return np.zeros(0, np.int64)
+        leaves, generations = unpacked(state, described.segment_steps)
+        return np.sort(generations << LEAF_BITS | leaves)
+    except FileNotFoundError:
+        pass
+    except (OSError, DamagedError, KeyError, TypeError, ValueError, AttributeError) as error:
+        if described.part == folder:  # a checkpoint's state was read before
+            what = f"deleted steps: {error}".replace(f"{path}: ", "")
+            damages.append(Damage(path, 0, size_of(path), what))
+    return np.zeros(0, np.int64)
+
+
+def _marked(one: Segment, deleted: Ints) -> npt.NDArray[np.bool_]:
+    """Return which of a segment's steps are among the ids ``deleted``."""
+    begin, end = np.searchsorted(deleted, [one.record.id, one.record.id + one.header.steps])
+    rows = np.zeros(one.header.steps, np.bool_)
+    rows[deleted[begin:end] - one.record.id] = True
+    return rows
 
 
 def _chain(segments: list[Segment]) -> Chain:

@@ -311,6 +311,7 @@ class Following:
             self._scan = FolderScan(self.folder, _outline)
         changed = self._scan.update(described, progress) or replaced
         changed |= described.annotations.manifest() != before.annotations.manifest()
+        changed |= described.deleted_file != before.deleted_file
         if changed or not self.survey.regions:
             self.survey = _assembled(self.folder, described, self._scan.files)
         return changed
@@ -373,6 +374,8 @@ def _episodes(lane: int, chain: Chain, pieces: Mapping[Record, list[Piece]]) -> 
     following = -1  # number of the step that would continue the last episode
     for one in chain.segments:
         for piece in pieces[one.record]:
+            if one.record in chain.deleted and chain.deleted[one.record][piece.begin]:
+                continue
             first = one.header.first_step + piece.begin
             if piece.starts or first != following:
                 found.append(EpisodeSpan(lane, first, 0, 0.0, "unfinished", piece.starts, 0))

@@ -10,6 +10,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from sharpwave.disk.state_files import StateFiles, file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.errors import DamagedError, NewerVersionError
@@ -19,6 +22,8 @@ from sharpwave.spec import Field
 
 NAMES = ".columns"
 """Name of the state that names the columns; none of theirs has a dot."""
+DELETED = ".deleted"
+"""Name of the state that tells which steps were deleted."""
 MAX_CHUNK_SLOTS = 1 << 32
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 """Errors of a state that is not one."""
@@ -39,6 +44,12 @@ class ColumnFiles:
             damages: files that cannot be used are added; their values are lost.
         """
         late = self._late
+        deleted = self._files.read_one(DELETED, damages)
+        if deleted is not None:
+            try:
+                late.restore_deleted(deleted)
+            except WRONG as error:
+                damages.append(f"columns: {error}; steps that were deleted are there again")
         before = len(damages)
         known = self._files.read_one(NAMES, damages)
         whole, unnamed = known is not None, known is None and len(damages) == before
@@ -57,7 +68,7 @@ class ColumnFiles:
             except WRONG as error:
                 damages.append(f"column {name!r:.100}: {error}; its values are lost")
                 whole = False
-        for state in self._files.read(damages, but=NAMES):
+        for state in self._files.read(damages, but=(NAMES, DELETED)):
             name, found = state["name"], self._named.get(str(state.get("column")))
             if found is None or state.get("key") != found.key:
                 if whole:  # of a column that was dropped
@@ -87,6 +98,16 @@ class ColumnFiles:
         for column in self._late.columns.values():
             self._late.change_all(column)
         self.write()
+        if self._late.deleted is not None:
+            self.write_deleted()
+
+    def write_deleted(self, more: npt.NDArray[np.int64] | None = None) -> None:
+        """Write which steps were deleted, and the steps ``more`` with them, in one file that is replaced as a whole.
+
+        Raises: OSError: where it is in the folder but could not be synced, ``more`` may be deleted when the store is
+            opened again.
+        """
+        self._files.write(DELETED, {"name": DELETED} | self._late.deleted_state(more))
 
     def write(self) -> None:
         """Write names and chunks that changed since the last call.  Raises: OSError; a later call repeats it.

@@ -32,6 +32,7 @@ from sharpwave.escaping import escaped
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.region import Identity
+from sharpwave.format.segment_header import DELETED_STEPS, requiring
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
@@ -273,11 +274,13 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
             columns.begin()  # before the folder is a store's: a checkpoint in its place may be all there is of them
         else:
             columns.open(report.damages)
+            report.steps = log.steps
         log.late.writer = columns
         if left.checkpoint:
             snapshot.flush(log, evict=False)  # the state's open segments are in none of its regions
             about = {"store": left.manifest["store"]} | ({} if log.parent is None else {"parent": log.parent})
-            disk.describe(settings.manifest() | about | log.annotations.manifest())
+            described = settings.manifest() | about | log.annotations.manifest()
+            disk.describe(described if log.late.deleted is None else requiring(described, DELETED_STEPS))
         if disk.directory.is_file(OPENING):
             files.unlink(disk.directory, OPENING)
         if left.in_place:  # remains of the checkpoint, also of one that could not be deleted last time

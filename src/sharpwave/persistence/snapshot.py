@@ -80,6 +80,7 @@ def capture(log: StepLog) -> dict[str, Any]:
         "open_shares": log.opened.shares.copy(),
         "open_staged": (log.opened.staging >= 0).astype(np.uint8),
         "columns": log.late.state(),
+        **({} if log.late.deleted is None else {"deleted": log.late.deleted_state()}),
         **{name: getattr(log.inventory, name) for name in COUNTS},
     }
 
@@ -170,7 +171,12 @@ def restore(adoption: Adoption, state: dict[str, Any]) -> Recovery:
     inventory.evicted_segments += lost
     inventory.evicted_steps = inventory.total_steps - inventory.held_steps
     inventory.changes += 1
-    report.steps = inventory.held_steps
+    try:
+        if "deleted" in state:
+            log.late.restore_deleted(state["deleted"])
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        report.damages.append(f"deleted: {error}; steps that were deleted are there again")
+    report.steps = log.steps
     try:
         log.late.restore(state.get("columns", {}))
     except (KeyError, TypeError, ValueError, OverflowError) as error:

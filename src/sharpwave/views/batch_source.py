@@ -114,7 +114,8 @@ class BatchSource:
     @property
     def settings(self) -> dict[str, Any]:
         """The view's settings as JSON values, with its kind and condition."""
-        where = None if self.items.judge is None else self.items.judge.condition.text
+        judge = self.items.judge
+        where = None if judge is None or judge.condition is None else judge.condition.text
         return {"kind": self.view.kind, **as_json(self.view.settings()), "where": where}
 
     # by one call

@@ -48,11 +48,11 @@ class Judge:
     """Judgements of one view's items. The store's lock is held throughout.
 
     Attributes:
-        condition: what is asked of an item.
+        condition: what is asked of an item; ``None``: that its episode was not deleted.
         judged: uint8 [items]: ``UNJUDGED`` where an item's episode has not ended, or there is no item.
     """
 
-    def __init__(self, log: StepLog, lock: Any, view: View[Any], condition: Condition) -> None:
+    def __init__(self, log: StepLog, lock: Any, view: View[Any], condition: Condition | None = None) -> None:
         self.condition = condition
         self.judged = zeros(log.index.leaves, np.uint8)
         self._log, self._view = log, view
@@ -60,7 +60,11 @@ class Judge:
 
     def judge(self, items: Ints) -> None:
         """Judge those of ``items``, all of ended episodes, that were not judged yet.  Raises: MemoryError."""
+        self.judged[self.deleted_of(items)] = REFUSED
         items = items[self.judged[items] == UNJUDGED]
+        if self.condition is None:
+            self.judged[items] = MATCHES
+            return
         if not len(items):
             return
         log, index = self._log, self._log.index
@@ -79,6 +83,13 @@ class Judge:
         used, place = np.unique(place, return_inverse=True)
         found = self.condition.matches(joined(tables).some(used), self._reader, place, steps)
         self.judged[items] = np.where(found, MATCHES, REFUSED)
+
+    def deleted_of(self, items: Ints) -> Ints:
+        """Return those of ``items`` whose episodes were deleted."""
+        if self._log.late.deleted is None or not len(items):
+            return items[:0]
+        gone: Ints = items[self._log.late.is_deleted(self._view.first_steps(items))]
+        return gone
 
     def _segments(self, first: int, last: int) -> list[int]:
         """Return the segments from the beginning of the episode with the step ``first`` to the end of that of ``last``,

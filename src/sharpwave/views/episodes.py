@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
 
@@ -74,7 +74,8 @@ def _held(log: StepLog, lane: int) -> Iterator[int]:
 
 
 def find_in(log: StepLog, slots: Iterable[int], with_totals: bool = True) -> Table | None:
-    """Find the episodes in consecutive segments of one lane, as far as these hold them; ``None``: they are empty."""
+    """Find the episodes in consecutive segments of one lane, as far as these hold them, without deleted ones; ``None``:
+    they are empty."""
     index, steps = log.index, Steps(log)
     flags: list[npt.NDArray[np.uint8]] = []
     rewards: list[npt.NDArray[np.float32]] = []
@@ -101,7 +102,7 @@ def find_in(log: StepLog, slots: Iterable[int], with_totals: bool = True) -> Tab
     total = np.zeros(len(starts))
     if with_totals:
         total = np.add.reduceat(np.concatenate(rewards).astype(np.float64), starts)
-    return Table(
+    found = Table(
         np.full(len(starts), lane, np.int64),
         first[segment] + starts - begins[segment],
         ends - starts,
@@ -110,6 +111,7 @@ def find_in(log: StepLog, slots: Iterable[int], with_totals: bool = True) -> Tab
         all_flags[starts] & START != 0,
         ids[segment] + starts - begins[segment],
     )
+    return found if log.late.deleted is None else found.some(~log.late.is_deleted(found.id & LEAF_MASK))
 
 
 class EpisodeReader:
@@ -151,6 +153,8 @@ class EpisodeReader:
             if done < count and (index.gap[slot] or index.next[slot] < 0):
                 raise KeyError("episode: steps of it were evicted since episodes() found it; call it again")
             slot, row = int(index.next[slot]), 0
+        if self.log.late.is_deleted(slots * self.log.stride + rows).any():
+            raise KeyError("episode: it was deleted since episodes() found it; call it again")
         return slots, rows
 
     def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]:
@@ -419,3 +423,32 @@ def ordered(table: Table, order: Order, lane_steps: Ints) -> Table:
     keys = {"oldest": -age, "newest": age, "return": -table.total, "length": -table.length}
     places = np.argsort(keys[order], kind="stable")
     return table.some(places)
+
+
+def unfinished(log: StepLog, table: Table, fed: Collection[int]) -> Bools:
+    """Return which episodes of ``find`` are under way: bool [n].  ``fed``: lanes whose episodes arrive in segments."""
+    last = np.append(table.lane[1:] != table.lane[:-1], np.ones(len(table.lane[:1]), np.bool_))
+    found: Bools = last & (table.flags & ENDED == 0)
+    for place in np.flatnonzero(found).tolist():
+        lane = int(table.lane[place])
+        found[place] = lane in fed or not log.opened.ended(lane)
+    return found
+
+
+def within(table: Table, chosen: Table) -> Bools:
+    """Return which episodes of ``table`` begin within one of those ``chosen`` earlier, of which steps may have been
+    evicted since: bool [n]."""
+    found = np.zeros(len(table.lane), np.bool_)
+    for lane in np.unique(chosen.lane).tolist():
+        here, of_lane = np.flatnonzero(table.lane == lane), chosen.lane == lane
+        first, end = chosen.first_step[of_lane], chosen.first_step[of_lane] + chosen.length[of_lane]
+        order = np.argsort(first, kind="stable")
+        place = np.searchsorted(first[order], table.first_step[here], side="right") - 1
+        found[here] = (place >= 0) & (table.first_step[here] < end[order][place])
+    return found
+
+
+def step_ids(reader: EpisodeReader, table: Table) -> Ints:
+    """Return the ids of all steps of episodes, int64 [n]. The store's lock is held.  Raises: KeyError: evicted."""
+    parts = [reader.ids(*where) for where in zip(table.id.tolist(), table.length.tolist(), strict=True)]
+    return np.concatenate([np.zeros(0, np.int64), *(np.asarray(part) for part in parts)])

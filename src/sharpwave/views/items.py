@@ -47,7 +47,7 @@ class Items(core.Items):
         spans: int32 [slots, 2], the items of each slot that can be sampled, are used up or do not match.
         count: items that can be sampled. ``samples``: number of items drawn so far.
         grew: items were inserted since someone set this to False.
-        seen: the log's changes at the last call of ``follow``.
+        seen: the log's changes at the last call of ``follow``. ``deletions``: of the log then.
         found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
         arrays: the log's, for the core.
         sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
@@ -68,11 +68,14 @@ class Items(core.Items):
         self._in_core = uses is None and draws_by_tree(sampler) and view.lost_by() is not None
         self.sampling: core.Sampling | None = None
         self.kept: Any = None
+        self.deletions = log.late.deletions
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
         if self.seen == self._log.inventory.changes:
             return
+        if self.deletions != self._log.late.deletions:
+            self._refuse_deleted()
         self._insert_found()
         found = MAX_RUNS
         while found == MAX_RUNS:
@@ -123,6 +126,25 @@ class Items(core.Items):
         self.judge.judge(items)
         refused: Ints = items[self.judge.judged[items] == REFUSED]
         return refused
+
+    def _refuse_deleted(self) -> None:
+        """Exclude the items of steps deleted since the last call.  Raises: MemoryError; a later call continues."""
+        stride, every = self._log.stride, np.flatnonzero(self.spans[:, 1])
+        items = _items_of(np.stack([every, *self.spans[every].T.astype(np.int64)]), stride)
+        if self.judge is None:
+            judge = Judge(self._log, None, self._view)
+            judge.judged[items] = MATCHES
+            if self.found is not None:  # they are judged when they are inserted
+                judge.judged[_items_of(self.found, stride)] = UNJUDGED
+            self.sampling = self._bound = None
+            self.unbind()
+            self.judge = judge
+        gone = self.judge.deleted_of(items[self.judge.judged[items] == MATCHES])
+        left = gone[self.remaining(gone)]
+        self.losing.append(left)
+        self.judge.judged[gone] = REFUSED
+        self.deletions = self._log.late.deletions
+        self._exclude_lost()
 
     def remaining(self, items: Ints) -> Bools:
         """Return which of ``items``, all within the spans, can be sampled: bool [n]."""

@@ -72,7 +72,8 @@ class Keeping:
 
     def add(self, number: int, replay: Replay[Any]) -> None:
         """Keep a view, if it remembers anything."""
-        judges = replay.source.items.judge is not None
+        judge = replay.source.items.judge
+        judges = judge is not None and judge.condition is not None
         if judges or replay.max_times_sampled is not None or replay.sampler.state():
             self._kept[number] = kept = Kept(self, replay)
             replay.source.items.kept = kept

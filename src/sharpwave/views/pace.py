@@ -167,11 +167,10 @@ class Pace:
         if count == 0 and left == 0:
             used = "" if max_uses is None else f" (or all were, max_times_sampled={max_uses} times)"
             judge, waits_for = self._items.judge, self._view.waits_for
-            if judge is not None:
+            if judge is not None and judge.condition is not None:
                 waits_for = f"a step can be sampled once its episode has ended and matches {judge.condition.text!r}"
             raise EmptyError(
-                f"sample: no step can be sampled yet{used}: the store holds {self._log.inventory.held_steps}, and "
-                f"{waits_for}"
+                f"sample: no step can be sampled yet{used}: the store holds {self._log.steps}, and {waits_for}"
             )
         if left < batch_size:
             raise EmptyError(

@@ -92,7 +92,8 @@ class Replay(Generic[B]):
     @property
     def where(self) -> str | None:
         """Condition on the items, as text; ``None``: there is none."""
-        return None if self._items.judge is None else self._items.judge.condition.text
+        judge = self._items.judge
+        return None if judge is None or judge.condition is None else judge.condition.text
 
     def __reduce__(self) -> NoReturn:
         raise not_to_be_copied(self)

@@ -56,7 +56,9 @@ class SavedView:
             "max_times_sampled": source.pace.max_times_sampled,
             "remembered": items.sampler.state(),
             "uses": None if items.uses is None else items.uses.given(index.highest * log.stride),
-            "judged": None if items.judge is None else items.judge.judged[: index.highest * log.stride].copy(),
+            "judged": None
+            if items.judge is None or items.judge.condition is None
+            else items.judge.judged[: index.highest * log.stride].copy(),
             "rng": dict(source.items.rng.bit_generator.state),
             "samples": items.samples,
             "inserts": 0,

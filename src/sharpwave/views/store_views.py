@@ -6,6 +6,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -184,6 +185,8 @@ class Views(LogListener):
                 )
             view.only_ended = True
             judge = Judge(self._log, self._lock, view, condition)
+        elif self._log.late.deleted is not None:
+            judge = Judge(self._log, self._lock, view)
         name = checked_name(view.kind if name is None else name)
         assert name is not None
         replay = kind(
@@ -320,6 +323,12 @@ class Views(LogListener):
         if gone.any():
             raise KeyError(f"{what}: id {found[gone][0]} was evicted from the store, or is of no item")
         return (found & ~LEAF_MASK) | first
+
+    def follow(self) -> None:
+        """Have all views follow the log after a deletion; a view without memory for it does so before it draws."""
+        for view in self:
+            with suppress(MemoryError):
+                view.source.items.follow()
 
     def take_columns(self) -> None:
         """Have all views fill batches with the columns that the log has now."""

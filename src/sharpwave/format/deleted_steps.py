@@ -1,0 +1,38 @@
+"""Deleted steps as a checkpoint and a store's folder have them: a bit for each row of each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+def packed(generation: Ints, deleted: npt.NDArray[np.bool_]) -> dict[str, Any]:
+    """Return the state for ``unpacked``.
+
+    Args:
+        generation: int64 [slots], of the slots' segments. ``deleted``: bool [slots * stride].
+    """
+    return {"generation": generation.copy(), "deleted": np.packbits(deleted)}
+
+
+def unpacked(state: Mapping[str, Any], stride: int) -> tuple[Ints, Ints]:
+    """Return the slots' rows that are deleted, slot times stride plus row, rising, and the generations of their ids.
+
+    Raises: KeyError, TypeError, ValueError: not such a state.
+    """
+    if not isinstance(state, Mapping):
+        raise ValueError(f"deleted steps: {type(state).__name__}, expected a dict")
+    generation, bits = state["generation"], state["deleted"]
+    for array, dtype in ((generation, np.int64), (bits, np.uint8)):
+        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.ndim != 1:
+            raise ValueError(f"deleted steps: expected arrays [n] of int64 generations and of bytes, got {array!r:.40}")
+    steps = len(generation) * stride
+    if len(bits) != -(-steps // 8):
+        raise ValueError(f"deleted steps: {len(bits):,} bytes for {steps:,} steps")
+    leaves = np.flatnonzero(np.unpackbits(bits, count=steps))
+    return leaves, generation[leaves // stride]

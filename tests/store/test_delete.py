@@ -1,0 +1,401 @@
+"""Deleted episodes: never seen again, by whatever way steps can be seen, and by no later life of the store."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import sharpwave as sw
+from sharpwave.errors import NewerVersionError
+from sharpwave.format import segment_header
+from sharpwave.offline.folder_check import check
+from sharpwave.offline.surveys import Following, survey
+from tests.support.faults import killed, on
+from tests.support.faulty import CUTS, ERRORS, KINDS, Died, Faulty
+
+SPEC = sw.Spec(obs=sw.Field((2,), "float32", stack=2), action=sw.Field((), "int64"))
+
+
+def add(store: sw.Store, first: int, steps: int = 5, lane: int = 0) -> Any:
+    """An episode whose actions are ``first``, ``first + 1``, ...; rewards are 1."""
+    obs = np.arange(first, first + steps + 1, dtype=np.float32)[:, None] * np.ones(2, np.float32)
+    actions = np.arange(first, first + steps)
+    return store.add_episode(lane=lane, obs=obs, action=actions, reward=np.ones(steps), terminated=True)
+
+
+def seen(store: sw.Store) -> list[int]:
+    """The actions of all steps, by every way that there is to read them, which agree."""
+    by_episodes = sorted(int(action) for episode in store.episodes() for action in episode.action)
+    assert len(store) == store.stats()["steps"] == len(by_episodes)
+    ids = [int(id_) for episode in store.episodes() for id_ in episode.ids]
+    view = store.transitions(name="look")
+    known = view.sampleable_ids()
+    if len(known):
+        assert sorted(view.fetch(known).action.tolist()) == by_episodes
+    assert sorted(known.tolist()) == sorted(ids)
+    for lane in range(store.lanes):
+        found = store.ids(lane, np.arange(int(store.lane_steps[lane])), missing="mask")
+        assert set(found[found >= 0].tolist()) <= set(ids)
+    return by_episodes
+
+
+def seen_in(folder: Path, *, torn: bool = False) -> list[int]:
+    """The actions of all steps in a folder that is not opened, and has no damage, but for half a record if ``torn``."""
+    found, checked = survey(folder), check(folder)
+    assert torn or not found.damages
+    assert torn or not checked.damages
+    actions = [
+        int(action)
+        for episode in found.episodes
+        for part in found.read(episode, ("action",))
+        for action in part.arrays["action"][part.rows]
+    ]
+    assert found.steps == checked.steps == len(actions)
+    return sorted(actions)
+
+
+def made(folder: Path | None, **more: Any) -> sw.Store:
+    where: dict[str, Any] = {} if folder is None else {"disk": folder}
+    return sw.Store(SPEC, **({"capacity": 4000, "segment_steps": 8} | where | more))
+
+
+PLANS = st.lists(
+    st.tuples(
+        st.sampled_from(["add", "add", "add", "delete", "delete", "again", "kill", "checkpoint", "snapshot", "draw"]),
+        st.integers(0, 1 << 20),
+    ),
+    max_size=25,
+)
+
+
+@pytest.mark.parametrize("disk", [False, True])
+@settings(max_examples=40, deadline=None)
+@given(plan=PLANS, capacity=st.sampled_from([60, 4000]))
+def test_deleted_steps_stay_away_whatever_happens(
+    tmp_path_factory: pytest.TempPathFactory, disk: bool, plan: list[tuple[str, int]], capacity: int
+) -> None:
+    folder = tmp_path_factory.mktemp("s")
+    names = itertools.count()
+    store = made(folder / "d" if disk else None, capacity=capacity)
+    deleted, added, versions, late = set[int](), 0, dict[str, list[int]](), 0
+
+    def views() -> list[Any]:
+        fifo = store.transitions(name="fifo", sampler=sw.Fifo(), max_times_sampled=3)
+        ranked = store.transitions(name="p", n_step=3, sampler=sw.Prioritized())
+        windows = store.sequences(4, burn_in=2, stride=2, sampler=sw.Prioritized())
+        goals = store.transitions(name="u", sampler=sw.Lifo())
+        return [fifo, ranked, windows, goals]
+
+    used = views()
+    streams = [view.stream(3) for view in used]
+    for kind, number in plan:
+        if kind == "add":
+            for _ in range(1 + number % 4):
+                steps = 1 + number % 13
+                add(store, added, steps, lane=number % 3)
+                added += steps
+        elif kind == "delete":
+            episodes = store.episodes()
+            some = [one for k, one in enumerate(episodes) if (number >> (k % 20)) & 1]
+            deleted |= {int(action) for one in some for action in one.action}
+            assert store.delete(episodes=some) == sum(one.length for one in some)
+            assert store.delete(episodes=some) == 0
+            late += 1
+        elif kind in ("again", "kill") and disk:
+            streams.clear()
+            if kind == "kill":
+                store.flush(views=bool(number % 2))
+                killed(store)
+            else:
+                store.close()
+            store = sw.Store.open(folder / "d")
+            assert not store.recovery.damages  # type: ignore[union-attr]
+            used = views()
+            streams = [view.stream(3) for view in used]
+        elif kind == "checkpoint":
+            place = folder / f"c{next(names)}"
+            store.checkpoint(place)
+            if not disk:
+                store = sw.Store.open(place)
+                used = views()
+                streams = [view.stream(3) for view in used]
+            assert seen_in(place) == seen(store)
+        elif kind == "snapshot" and disk:
+            name = f"v{next(names)}"
+            store.snapshot(name)
+            versions[name] = seen(store)
+        elif kind == "draw":
+            for view, stream in zip(used, streams, strict=True):
+                for take in (lambda view=view: view.sample(4), lambda stream=stream: next(stream)):
+                    try:
+                        drawn = np.asarray(take().action).ravel()
+                    except sw.EmptyError:
+                        continue
+                    assert not deleted & set(drawn[drawn > 0].tolist())
+        now = seen(store)
+        assert not deleted & set(now)
+        if capacity == 4000:
+            assert set(now) == set(range(added)) - deleted
+        for view in used:
+            assert view.source.items.count <= len(now)
+    if disk:
+        store.flush()
+        assert seen_in(folder / "d") == seen(store)
+        for name, known in versions.items():
+            with sw.Store.open(folder / "d", version=name) as version:
+                assert seen(version) == known
+            assert seen_in(folder / "d" / "versions" / name) == known
+    store.close()
+
+
+def test_an_operation_that_fails_or_kills_leaves_all_or_nothing(tmp_path: Path) -> None:
+    """At each file operation of a deletion, in each way; and a deletion that returned stays one."""
+    outcomes = set[tuple[str, bool]]()
+    for kind in KINDS:
+        for at in itertools.count(1):
+            folder, files = tmp_path / f"{kind} {at}", Faulty(0, kind, at)
+            with on(files):
+                store = made(folder)
+                for k in range(0, 100, 5):
+                    add(store, k)
+                store.delete(episodes=store.episodes()[2:3])
+                store.flush()
+                add(store, 100)
+                before = sorted({*range(105)} - {*range(10, 15)})
+                after = sorted(set(before) - {*range(30, 55), *range(100, 105)})
+                some = [one for one in store.episodes() if int(one.action[0]) in {*range(30, 55), 100}]
+                files.at, began = files.count + at, files.count
+                returned, dead = False, False
+                try:
+                    returned = store.delete(episodes=some) == 30
+                except OSError:
+                    assert kind in ERRORS
+                    assert seen(store) == before
+                except Died:
+                    dead = True
+                over = files.count - began < at
+                if not dead:
+                    assert seen(store) == (after if returned else before)
+                files.at = 0
+                try:
+                    killed(store)
+                except Died:
+                    assert store._log.disk is not None
+                    os.close(next(reversed(store._log.disk.regions.regions.values())).descriptor)
+            if kind in CUTS and dead:
+                files.cut_power(folder)
+            with on(Faulty()), sw.Store.open(folder) as store:
+                now = seen(store)
+                lost = {*range(100, 105)}  # not flushed before the deletion
+                differs = [(set(now) ^ set(one)) - lost for one in (before, after)]
+                assert set() in differs, (kind, at, differs, store.recovery)
+                assert not returned or set(now) == set(after), (kind, at)
+                outcomes.add((kind, set(now) <= set(after)))
+                add(store, 200)
+                store.flush()
+            assert set(seen_in(folder, torn="write" in kind or kind in CUTS)) == {*now, *range(200, 205)}
+            if over:
+                break
+        assert at > 6
+    assert {(kind, True) for kind in KINDS} < outcomes
+    assert {(kind, False) for kind in KINDS} < outcomes
+
+
+KILLED = """
+import os, signal, sys, numpy as np, sharpwave as sw
+from sharpwave.native.file_operations import Files
+left = [1 << 30]
+def counted(real):
+    def call(*given, **more):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*given, **more)
+    return call
+for name in ("pwrite", "fsync", "create", "replace", "unlink", "rename", "make_directory", "fsync_folder"):
+    setattr(Files, name, counted(getattr(Files, name)))
+store = sw.Store.open(sys.argv[1])
+left[0] = int(sys.argv[2])
+store.delete(episodes=store.episodes()[3:9])
+print("returned", flush=True)
+store._life.over()
+os._exit(0)
+"""
+
+
+def test_sigkill_at_each_operation_leaves_all_or_nothing(tmp_path: Path) -> None:
+    outcomes = []
+    for number in itertools.count():
+        folder = tmp_path / str(number)
+        with made(folder) as store:
+            for k in range(0, 100, 5):
+                add(store, k)
+        done = subprocess.run(
+            [sys.executable, "-c", KILLED, str(folder), str(number)], capture_output=True, timeout=100
+        )
+        returned = b"returned" in done.stdout
+        assert returned or done.returncode == -signal.SIGKILL
+        with sw.Store.open(folder) as store:
+            now = seen(store)
+            assert not store.recovery.damages  # type: ignore[union-attr]
+        assert seen_in(folder) == now
+        assert now in ([*range(100)], [*range(15), *range(45, 100)])
+        outcomes.append(len(now))
+        if returned:
+            break
+    assert outcomes == sorted(outcomes, reverse=True)
+    assert {outcomes[0], outcomes[-1]} == {100, 70}
+
+
+def test_deletion_by_condition(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    store = made(tmp_path / "d")
+    for k in range(6):
+        store.annotate(0, {"success": k % 2 == 0}, episode=True)
+        add(store, 10 * k, 5 + k)
+    store.annotate(0, {"success": False}, episode=True)
+    obs = np.zeros(2, np.float32)
+    store.append(obs=obs, action=999, reward=0.0, terminated=False, truncated=False, next_obs=obs)
+    view = store.transitions(where="length > 5")
+    ids = [episode.ids for episode in store.episodes()]
+    assert view.sampleable_ids().size
+    assert store.delete(where="success = false") == 6 + 8 + 10  # not the one that has not ended
+    assert [int(one.action[0]) for one in store.episodes()] == [0, 20, 40, 999]
+    assert sorted(set(view.fetch(view.sampleable_ids()).action // 10)) == [2, 4]
+    assert store.table("episodes").read_all()["length"].to_pylist() == [5, 7, 9, 1]
+    assert len(store.table("steps").read_all()) == len(store) == 22
+    with pytest.raises(KeyError, match="evicted"):
+        store.annotations_of(ids[1])
+    with pytest.raises(KeyError):
+        view.fetch(ids[1])
+    assert store.delete(where="success = false") == 0
+    with pytest.raises(ValueError, match="delete: the episode of lane 0 has not ended"):
+        store.delete(episodes=store.episodes())
+    store.close()
+
+
+def test_late_columns_and_readers_of_deleted_episodes() -> None:
+    store = made(None)
+    ids = [add(store, k) for k in range(0, 40, 5)]
+    store.derive("x", lambda reward: reward, ("reward",))
+    episode = store.episodes()[3]
+    assert store.delete(episodes=episode) == 5
+    assert store.write_column("x", np.concatenate(ids[2:5]), np.ones(15)) == 10
+    assert store.read_column("x", ids[3])[1].tolist() == [False] * 5
+    for read in (lambda: episode.obs, lambda: episode.reward, lambda: episode.ids, lambda: episode.info):
+        with pytest.raises(KeyError):
+            read()
+    assert store.delete(episodes=[episode]) == 0
+    assert store.stats()["deleted_steps"] == 5
+
+
+def test_space_of_wholly_deleted_segments_is_free_at_once(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    for k in range(0, 800, 4):
+        add(store, k, 4)
+    before = store.stats()
+    store.delete(episodes=store.episodes()[20:180])
+    after = store.stats()
+    assert after["segments"] <= before["segments"] - 79
+    assert after["evicted_segments"] >= 79
+    assert after["deleted_steps"] <= 8
+    assert after["steps"] + after["deleted_steps"] + after["evicted_steps"] == after["total_steps"]
+    store.close()
+
+
+def test_a_branch_and_an_opened_checkpoint_are_without_deleted_episodes(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    for k in range(0, 50, 5):
+        add(store, k)
+    store.snapshot("before")
+    store.delete(episodes=store.episodes()[3:7])
+    known = [*range(15), *range(35, 50)]
+    store.checkpoint(tmp_path / "c")
+    store.branch(tmp_path / "b").close()
+    for place in ("b", "c", "b"):
+        with sw.Store.open(tmp_path / place) as again:
+            assert seen(again) == known
+            assert not again.recovery.damages  # type: ignore[union-attr]
+            assert again.recovery.steps == len(known)  # type: ignore[union-attr]
+        assert seen_in(tmp_path / place) == known
+    with store.branch(tmp_path / "e", "before") as whole:
+        assert seen(whole) == [*range(50)]
+    store.close()
+
+
+def test_refusals(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    add(store, 0)
+    other = made(None)
+    add(other, 0)
+    episodes: Any
+    for episodes, what in (("x", "expected episodes"), ([3], "got 3"), (5, "expected episodes")):
+        with pytest.raises(TypeError, match=what):
+            store.delete(episodes=episodes)
+    for arguments in ({}, {"where": "length > 1", "episodes": []}):
+        with pytest.raises(TypeError, match="either where= or episodes="):
+            store.delete(**arguments)
+    with pytest.raises(ValueError, match="another store"):
+        store.delete(episodes=other.episodes())
+    store.snapshot("v")
+    with sw.Store.open(tmp_path / "d", version="v") as version, pytest.raises(ValueError, match="never changes"):
+        version.delete(episodes=version.episodes())
+    store._log.late.hide()  # as a server does
+    with pytest.raises(ValueError, match="is served"):
+        store.delete(episodes=store.episodes())
+    store.close()
+    with pytest.raises(ValueError, match="closed"):
+        store.delete(episodes=[])
+
+
+def test_a_follower_of_the_folder_notices(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    for k in range(0, 15, 5):
+        add(store, k)
+    store.flush()
+    following = Following(tmp_path / "d")
+    following.update()
+    assert following.survey.steps == 15
+    store.delete(episodes=store.episodes()[0])
+    assert following.update()
+    assert following.survey.steps == 10
+    assert not following.update()
+    store.close()
+
+
+def test_a_release_that_does_not_know_deletions_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with made(tmp_path / "d") as store:
+        add(store, 0)
+        add(store, 5)
+        store.delete(episodes=store.episodes()[0])
+        store.resize(capacity=5000)
+        store.checkpoint(tmp_path / "c")
+    with sw.Store.open(tmp_path / "d", capacity=3000):
+        pass
+    monkeypatch.setattr(segment_header, "DELETED_STEPS", "another")
+    for place in ("d", "c"):
+        with pytest.raises(NewerVersionError, match="deleted steps"):
+            sw.Store.open(tmp_path / place)
+
+
+def test_damaged_deletions_are_named(tmp_path: Path) -> None:
+    with made(tmp_path / "d") as store:
+        add(store, 0)
+        add(store, 5)
+        store.delete(episodes=store.episodes()[0])
+    (file,) = (tmp_path / "d" / "columns").iterdir()
+    file.write_bytes(file.read_bytes()[:-3])
+    assert len(check(tmp_path / "d").damages) == 1
+    with sw.Store.open(tmp_path / "d") as store:
+        assert str(file) in store.recovery.damages[0]  # type: ignore[union-attr]
+        assert len(store) == 10
