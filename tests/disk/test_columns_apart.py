@@ -13,6 +13,7 @@ from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.disk import segment_cache
 from sharpwave.format import segment
 from sharpwave.format.segment_header import COLUMN_CHECKSUMS
+from sharpwave.log.remote_segments import sealed_after
 from sharpwave.offline.folder_check import check
 from tests.support.faults import killed
 
@@ -225,3 +226,18 @@ def test_each_part_of_a_segment_ends_with_its_checksum() -> None:
         assert zlib.crc32(data[begin : end - 4]) == int.from_bytes(data[end - 4 : end], "little")
     header, arrays = segment.unpack(data, spec, lambda _: b"")
     assert arrays["obs"].tobytes() == rows.tobytes() and header.nbytes == len(data)
+
+
+def test_steps_in_another_lane_are_read_apart_too(tmp_path: Path) -> None:
+    """The first checksum of a segment's parts covers its lane."""
+    found, moved = filled(tmp_path / "store", np.random.default_rng(0)), tmp_path / "other"
+    with sw.Store.open(tmp_path / "store") as store, sw.Store(SPEC, capacity=20_000, disk=moved) as other:
+        had = np.zeros(1, np.int64)
+        while part := sealed_after(store._log, had, 1 << 20):
+            for copy in part:
+                other.add_segment(segment.readdressed(copy.packed, 1, int(had[0])), copy.dictionaries)
+                had[0] += segment.parse(copy.packed, SPEC).steps
+    with sw.Store.open(moved) as other:
+        view, before = other.transitions(), other.stats()["disk"]["bytes_read"]
+        verify(view.fetch(view.sampleable_ids(), fields=("token",)), found, ("token",))
+        assert other.stats()["disk"]["bytes_read"] - before < 8 * STEPS

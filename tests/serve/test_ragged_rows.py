@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import sharpwave as sw
 from sharpwave.serve.cut_batches import take_ragged
+from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, WireError
 from tests.serve.serving import Kind, served
 from tests.store.test_ragged_machine import FIELDS, rows_of, same
@@ -153,3 +154,38 @@ def test_malformed_rows_of_a_message_are_refused(changed: dict[str, Any], why: s
     assert target.batch["text"].strings() == ["", "ab"]
     with pytest.raises(WireError, match=why):
         take_ragged(target, Frame(0, 0, {}, parts | changed), replay.view, spec)
+
+
+BLOBS = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"), blob=sw.Field(bytes))
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_draw_that_a_shard_has_no_room_for_costs_no_use(kind: Kind, tmp_path: Path) -> None:
+    with served(1, tmp_path, kind, spec=BLOBS, ram=128 << 20) as there:
+        writer = there.cluster.writer(lanes=1)
+        ends = {"terminated": [False], "truncated": [False]}
+        for step in range(301):
+            blob = [bytes([step % 256]) * 100_000]
+            writer.extend(obs=np.zeros((1, 3), np.float32), action=[step], reward=[0.0], blob=blob, **ends)
+        writer.close()
+        view = there.cluster.transitions(sampler=sw.Uniform(), max_times_sampled=1)
+        count = len(view)
+        with pytest.raises(MemoryError, match="a draw of 256 items takes 25,"):
+            view.sample(256)
+        assert len(view) == count
+        given = [view.sample(20) for _ in range(count // 20)]
+        drawn = [number for batch in given for number in batch.action.tolist()]
+        assert len(set(drawn)) == len(drawn) == count // 20 * 20
+        assert all(row == bytes([k % 256]) * 100_000 for b in given for k, row in zip(b.action, b["blob"], strict=True))
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_reply_without_rows_is_refused(kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with served(1, tmp_path, kind, spec=SPEC) as there:
+        writer = there.cluster.writer(lanes=1)
+        write([writer], 1, [1, 2, 3] * 20)
+        writer.close()
+        view, drawn = there.cluster.transitions(), Shard._drawn
+        monkeypatch.setattr(Shard, "_drawn", lambda *given: drawn(*given) and {})
+        with pytest.raises(WireError):
+            view.sample(8)

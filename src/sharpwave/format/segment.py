@@ -116,20 +116,21 @@ def pack(
     about = (schema, lane, first_step, steps, frames, context, len(metadata), nbytes, features, episode_step)
     body = b"".join([HEADER.pack(MAGIC, VERSION, len(columns), *about), *table, *parts])
     if apart:
-        body = _with_checksums(bytearray(body), apart)
+        changed = bytearray(body)
+        _add_checksums(changed, apart)
+        body = bytes(changed)
     return body + CHECKSUM.pack(zlib.crc32(body)), begins
 
 
-def _with_checksums(body: bytearray, ends: Sequence[int]) -> bytes:
-    """Return a segment's bytes with the checksums of its parts, each of which ends with its own."""
+def _add_checksums(body: bytearray, ends: Sequence[int]) -> None:
+    """Write the checksums of a segment's parts, each of which ends with its own."""
     begin, view = 0, memoryview(body)
     for end in ends:
         CHECKSUM.pack_into(body, end - CHECKSUM.size, zlib.crc32(view[begin : end - CHECKSUM.size]))
         begin = end
-    return bytes(body)
 
 
-def has_column_checksums(data: bytes | npt.NDArray[np.uint8]) -> bool:
+def has_column_checksums(data: bytes | bytearray | npt.NDArray[np.uint8]) -> bool:
     """Return whether the fields' columns of a segment have checksums of their own."""
     return bool(HEADER.unpack_from(_view(data))[_FEATURES] & COLUMN_CHECKSUMS)
 
@@ -203,11 +204,15 @@ def readdressed(packed: bytes, lane: int, first_step: int) -> bytes:
     """
     data = bytearray(packed)
     struct.pack_into("<QQ", data, _LANE_OFFSET, lane, first_step)
+    if has_column_checksums(data):
+        _, _, offset, nbytes, _ = COLUMN.unpack_from(data, HEADER.size + COLUMN.size * REWARD)
+        end = offset + nbytes + CHECKSUM.size  # of the first checksum, the only one whose bytes changed
+        _add_checksums(data, [end + -end % ALIGNMENT])
     seal_again(np.frombuffer(data, np.uint8))
     return bytes(data)
 
 
-def _view(data: bytes | memoryview | npt.NDArray[np.uint8]) -> memoryview:
+def _view(data: bytes | bytearray | memoryview | npt.NDArray[np.uint8]) -> memoryview:
     return (np.ascontiguousarray(data).data if isinstance(data, np.ndarray) else memoryview(data)).cast("B")
 
 

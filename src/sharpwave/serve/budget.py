@@ -165,6 +165,14 @@ class Budget:
 
     # memory kept while a connection is open
 
+    def work_at_once(self, holding: Holding, nbytes: int) -> None:
+        """Take room for an answer without waiting.  Raises: NoRoomError."""
+        with self._changed:
+            if max(holding.passing, self._passing) + nbytes > self._passing_limit:
+                raise NoRoomError(nbytes)
+            holding.passing += nbytes
+            self._passing += nbytes
+
     def keep(self, holding: Holding, nbytes: int, what: str) -> None:
         """Make room for memory kept for a connection, by ending the connections that keep most.
 

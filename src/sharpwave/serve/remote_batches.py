@@ -225,6 +225,7 @@ class RemoteBatches:
             while (missing := self._missing(plan)) or plan.lacks:
                 for _, error in missing:
                     if not isinstance(error, (EmptyError, ShardLostError)):
+                        self._of.refresh()  # a refused draw takes no uses, which its request counts
                         raise error
                 lost = any(isinstance(error, ShardLostError) for _, error in missing)
                 keeps = not lost or self._of.limits_uses  # received shares: a view may give their items once only
@@ -293,11 +294,12 @@ class RemoteBatches:
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(share.ticket)
                 self._of.known[share.shard].hear(reply)
-                if reply.parts and wanted:
+                shared = link.is_local and plan.shared
+                if wanted and (reply.parts or self._view.ragged):
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
                         part = target.part(share.begin, share.end)
-                        if not (link.is_local and plan.shared):
+                        if not shared:
                             read_into(part, reply, self._view, self.fields, self.numbers)
                         take_ragged(part, reply, self._view, self._source.log.spec)
                 share.incarnation = link.incarnation

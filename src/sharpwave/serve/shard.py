@@ -17,7 +17,7 @@ from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.persistence.settings import LIMITS
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
-from sharpwave.serve.budget import Budget, NoRoomError
+from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
@@ -144,19 +144,29 @@ class Shard:
             layout = client.layout(view.number, size, view.replay.source.layout)
         else:
             client.budget.work(client.holding, len(points) * (work_bytes + sent_bytes), what)
+        room = RaggedRoom(client.budget, client.holding)
         for _ in range(ATTEMPTS):
+            room.used = 0
             try:
-                parts = self._drawn(client, frame, view, points, begin, layout)
-                if getattr(view.replay.view, "ragged", ()):  # their size is known once they are drawn
-                    client.budget.work(client.holding, sum(map(_nbytes, parts.values())), what)
+                parts = self._drawn(client, frame, view, points, begin, layout, room)
                 return self._said(view), parts
+            except NoRaggedRoomError as short:  # the draw was undone, so waiting and refusing cost no item its use
+                client.budget.work(client.holding, short.nbytes, what)
+                room.taken += short.nbytes
             except NoRoomError as short:  # the store's lock was held, under which nothing waits
                 client.budget.keep(client.holding, short.nbytes, what)
                 client.holding.spare += short.nbytes
         raise MemoryError(f"{what} found no memory for its rows, {ATTEMPTS} times; use fewer learners a shard")
 
     def _drawn(
-        self, client: Client, frame: Frame, view: ShardView, points: Points, begin: int, layout: BatchLayout | None
+        self,
+        client: Client,
+        frame: Frame,
+        view: ShardView,
+        points: Points,
+        begin: int,
+        layout: BatchLayout | None,
+        room: RaggedRoom,
     ) -> dict[str, Part]:
         """Draw items into shared memory of a ``layout``, or return them as parts of a message."""
         replay, source = view.replay, view.replay.source
@@ -168,13 +178,14 @@ class Shard:
             exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
             if layout is not None:
                 target = self._shared(client, layout, replay, frame)
+                target.grow = room
                 source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
                 return ragged_parts(target, replay.view)
             pool = source.log.batches.pool
             if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
                 pool.trim()  # blocks of sizes that vary
             target = source.lend(len(points))
-            target.cutter = client.cutter(view.number, source.log)
+            target.cutter, target.grow = client.cutter(view.number, source.log), room
             source.draw_into(target, 0.0, exact)
             parts = written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
             return parts | ragged_parts(target, replay.view)
@@ -260,8 +271,31 @@ class Shard:
         return {}, {}
 
 
-def _nbytes(part: Part) -> int:
-    return part.nbytes if isinstance(part, np.ndarray) else len(part)
+class NoRaggedRoomError(NoRoomError):
+    """Raised where rows of any length find no room at once."""
+
+
+class RaggedRoom:
+    """Room for the rows of any length of a reply, whose size is known once they are drawn.
+
+    Attributes:
+        taken: bytes of the budget. ``used``: bytes of rows.
+    """
+
+    def __init__(self, budget: Budget, holding: Holding) -> None:
+        self._budget, self._holding = budget, holding
+        self.taken = self.used = 0
+
+    def __call__(self, nbytes: int) -> None:
+        """Take room for more rows.  Raises: NoRaggedRoomError."""
+        self.used += nbytes
+        more = self.used - self.taken
+        if more > 0:
+            try:
+                self._budget.work_at_once(self._holding, more)
+            except NoRoomError as short:
+                raise NoRaggedRoomError(short.nbytes) from short
+            self.taken = self.used
 
 
 def _points(frame: Frame) -> Points:

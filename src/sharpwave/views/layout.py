@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +99,7 @@ class BatchTarget:
             cut.
         begin: number of its first item in the batch.
         blocks, filling: the batch's memory, and its columns there, for fillers of the core; ``None``: they have none.
+        grow: called with the bytes that the rows of a ragged field take; may raise, which undoes the draw.
     """
 
     batch: Any
@@ -111,6 +112,7 @@ class BatchTarget:
     begin: int = 0
     blocks: Sequence[Block] = ()
     filling: core.Filling | None = None
+    grow: Callable[[int], None] | None = None
 
     def part(self, begin: int, end: int) -> BatchTarget:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
@@ -118,7 +120,7 @@ class BatchTarget:
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
-        memory = self.cutter, self.begin + begin, self.blocks, self.filling
+        memory = self.cutter, self.begin + begin, self.blocks, self.filling, self.grow
         return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), *memory)
 
     def own_batch(self) -> Any:

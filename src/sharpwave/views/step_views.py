@@ -166,6 +166,8 @@ class StepView(DividedView[B], Generic[B]):
             if name in self.ragged:
                 reader: Any = readers[number]
                 values, found = reader.take(slot, row)
+                if target.grow is not None:
+                    target.grow(values.nbytes + found.nbytes)
                 lengths = found
                 if places is not None:
                     lengths = np.zeros(count, np.int64)
