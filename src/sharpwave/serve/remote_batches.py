@@ -295,7 +295,7 @@ class RemoteBatches:
                 reply = link.wait(share.ticket)
                 self._of.known[share.shard].hear(reply)
                 shared = link.is_local and plan.shared
-                if wanted and (reply.parts or self._view.ragged):
+                if wanted and (reply.parts or getattr(self._view, "ragged", ())):
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
                         part = target.part(share.begin, share.end)
