@@ -294,12 +294,12 @@ class RemoteBatches:
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(share.ticket)
                 self._of.known[share.shard].hear(reply)
-                shared = link.is_local and plan.shared
-                if wanted and (reply.parts or getattr(self._view, "ragged", ())):
+                view: Any = self._view  # of any kind, perhaps without ragged fields
+                if wanted and (reply.parts or getattr(view, "ragged", ())):
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
                         part = target.part(share.begin, share.end)
-                        if not shared:
+                        if not (link.is_local and plan.shared):
                             read_into(part, reply, self._view, self.fields, self.numbers)
                         take_ragged(part, reply, self._view, self._source.log.spec)
                 share.incarnation = link.incarnation
