@@ -294,8 +294,8 @@ class RemoteBatches:
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(share.ticket)
                 self._of.known[share.shard].hear(reply)
-                view: Any = self._view  # of any kind, perhaps without ragged fields
-                if wanted and (reply.parts or getattr(view, "ragged", ())):
+                ragged = bool(getattr(self._view, "ragged", ()))
+                if wanted and (reply.parts or ragged):
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
                         part = target.part(share.begin, share.end)
