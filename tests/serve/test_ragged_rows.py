@@ -1,4 +1,4 @@
-"""Rows of any length from writers elsewhere: what a store or a cluster gives is what was written, row by row."""
+"""Rows of any length from writers elsewhere: a store or a cluster gives the written rows, one by one."""
 
 from __future__ import annotations
 

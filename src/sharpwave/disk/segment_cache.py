@@ -317,7 +317,7 @@ class SegmentCache:
             try:
                 self._readers.start(some)
                 self._readers.wait(places)
-            except BaseException:  # an interrupt, or out of memory: what is read must not arrive in memory that is free
+            except BaseException:  # an interrupt, or out of memory: no read may write to memory that is free
                 self._outwait(places)
                 raise
             sound[which[begin : begin + TOGETHER][self._state[places] != core.READ]] = False

@@ -28,7 +28,7 @@ RAGGED_FIELDS = 1 << 2
 PACKED_STEPS = 1 << 3
 """Flags, rewards or both are packed."""
 COLUMN_CHECKSUMS = 1 << 32
-"""What precedes the fields' columns, and each of these, ends with a checksum of its own."""
+"""The part before the fields' columns, and each field's column, ends with a checksum of its own."""
 NAMES = {
     SPARSE_FIELDS: "sparse fields",
     NESTED: "nested observations",

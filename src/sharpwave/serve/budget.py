@@ -126,6 +126,14 @@ class Budget:
         """Wait until there is room for the answer to a connection's request.  Raises: MemoryError."""
         self._take(holding, nbytes, self._passing_limit, what, WAIT_S)
 
+    def work_at_once(self, holding: Holding, nbytes: int) -> None:
+        """Take room for an answer without waiting.  Raises: NoRoomError."""
+        with self._changed:
+            if max(holding.passing, self._passing) + nbytes > self._passing_limit:
+                raise NoRoomError(nbytes)
+            holding.passing += nbytes
+            self._passing += nbytes
+
     def _take(self, holding: Holding, nbytes: int, limit: int, what: str, patience_s: float) -> None:
         if holding.passing + nbytes > limit:
             raise MemoryError(
@@ -164,14 +172,6 @@ class Budget:
         holding.passing, holding.since = 0, None
 
     # memory kept while a connection is open
-
-    def work_at_once(self, holding: Holding, nbytes: int) -> None:
-        """Take room for an answer without waiting.  Raises: NoRoomError."""
-        with self._changed:
-            if max(holding.passing, self._passing) + nbytes > self._passing_limit:
-                raise NoRoomError(nbytes)
-            holding.passing += nbytes
-            self._passing += nbytes
 
     def keep(self, holding: Holding, nbytes: int, what: str) -> None:
         """Make room for memory kept for a connection, by ending the connections that keep most.

@@ -48,7 +48,7 @@ class Judge:
     """Judgements of one view's items. The store's lock is held throughout.
 
     Attributes:
-        condition: what is asked of an item; ``None``: that its episode was not deleted.
+        condition: the question about an item; ``None``: that its episode was not deleted.
         judged: uint8 [items]: ``UNJUDGED`` where an item's episode has not ended, or there is no item.
     """
 
