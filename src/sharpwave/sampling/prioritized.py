@@ -35,6 +35,14 @@ class Prioritized(TreeSampler):
         alpha: how much priorities count, 0 (uniform) to 1; paper .6.
         beta: how much of the bias weights undo, 0 to 1; paper .4 at first. ``sample(beta=)`` overrides it (annealing).
         eps: keeps every item's priority positive.
+        by: column that priorities start from: ``"reward"``, a further field or a column added later, of one number a
+            step. A new item gets ``|value| + eps``, a window its steps' values mixed by ``eta`` as TD errors are. An
+            item with a value that is missing, NaN or infinite starts as without. It is read once, at the first
+            ``sample`` (``len``, ``checkpoint``) after the item can be sampled; from then on only ``update_priorities``
+            changes the priority. Like ``beta`` it may change when a view is restored.
+
+    Attributes:
+        unrestored: int64 [n], present items that had no priority in the state restored last; with ``by``.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -43,6 +51,8 @@ class Prioritized(TreeSampler):
     alpha: float = 0.6
     beta: float = 0.4
     eps: float = 1e-6
+    by: str | None = None
+    unrestored: Ints = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False, compare=False)
     max_priority: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
@@ -114,11 +124,17 @@ class Prioritized(TreeSampler):
             )
         if not ((values == 0) | (values >= MIN_EPS) & (values <= max_value)).all():
             raise ValueError(f"Prioritized: state: values, expected each 0, or from {MIN_EPS:g} to {max_value:g}")
-        there = np.flatnonzero(self._bound.leaves)
+        there = self.present()
         before = np.zeros(len(self._bound.leaves))
         before[: len(values)] = values[: len(before)]
         self._bound.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
         self.max_priority = largest
+        if self.by is not None:
+            self.unrestored = there[before[there] == 0]
+
+    def present(self) -> Ints:
+        """Return the items that can be drawn: int64 [n], ascending. Cost: O(items)."""
+        return np.flatnonzero(self._bound.leaves)
 
     @property
     def nbytes(self) -> int:

@@ -545,6 +545,11 @@ def _checked_sampler(sampler: Sampler | None) -> Sampler:
         raise ValueError(
             f"sampler={sampler!r}: shards have {', '.join(SAMPLERS)}; others need to know all items of all shards"
         )
+    if getattr(sampler, "by", None) is not None:
+        raise ValueError(
+            f"sampler={sampler!r}: shards cannot start priorities from a column; leave by= out, and set them by "
+            "update_priorities()"
+        )
     return sampler
 
 

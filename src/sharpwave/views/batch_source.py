@@ -24,6 +24,7 @@ from sharpwave.views.ids import Tag
 from sharpwave.views.items import Items, Undo, Uses
 from sharpwave.views.layout import BatchLayout, BatchTarget
 from sharpwave.views.pace import Pace, check_limiter
+from sharpwave.views.starting import Unfollowed
 from sharpwave.views.view import View
 
 if TYPE_CHECKING:
@@ -212,7 +213,7 @@ class BatchSource:
                 (log.late, "version", log.late.version),
                 *((owner, name, getattr(owner, name)) for owner, name in same),
             ],
-            "expected": view.expected,  # type: ignore[attr-defined]
+            "expected": view.expected if items.starts is None else Unfollowed(items, log),  # type: ignore[attr-defined]
             "judged": None if items.judge is None else items.judge.judged,
         }
         resident = None if log.segment_cache is None else index.resident

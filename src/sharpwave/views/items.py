@@ -19,6 +19,7 @@ from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Draw, Sampler, draws_by_tree, extended
 from sharpwave.views.conditions import MATCHES, REFUSED, UNJUDGED, Judge
 from sharpwave.views.gather import LogArrays
+from sharpwave.views.starting import Starts
 from sharpwave.views.view import MAX_RUNS, View
 
 if TYPE_CHECKING:
@@ -51,6 +52,7 @@ class Items(core.Items):
         found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
         arrays: the log's, for the core.
         sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
+        starts: first TD errors of new items; ``None``: no sampler starts from a column.
         kept: ``keeping.Kept``, notified before the state of the sampler or the uses changes; ``None``: nothing.
     """
 
@@ -60,6 +62,8 @@ class Items(core.Items):
         super().__init__()
         self.rng, self.process = np.random.default_rng(seed), path()
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
+        starts = Starts(log, view, sampler)
+        self.starts = starts if starts.samplers else None
         sampler.bind(log.index.slots, log.stride)
         self._log, self._view, self.sampler, self.uses, self.judge = log, view, sampler, uses, judge
         self.spans = zeros((log.index.slots, 2), np.int32)
@@ -93,11 +97,16 @@ class Items(core.Items):
         if self.losing:
             self._exclude_lost()
 
-    def _insert(self, runs: Ints) -> None:
+    def _insert(self, runs: Ints, started: bool = True) -> None:
+        """Insert found items; with ``started`` at the priorities of their columns, if the sampler starts from any."""
         groups, begins, ends = np.ascontiguousarray(runs)
         came = int(ends.sum() - begins.sum())
         refused = None if self.judge is None else self._refused(runs)
         gone = np.minimum(self.spans[groups, 0], ends)  # items before were found, but are lost already
+        starts = []
+        if self.starts is not None and started:  # before anything changes: they may lack memory
+            held = np.stack([groups, np.maximum(begins, gone), ends])
+            starts = [(one, *self.starts.errors(one, held)) for one in self.starts.samplers]
         lost = (
             _items_of(np.stack([groups, begins, np.maximum(begins, gone)]), self._log.stride)
             if (gone > begins).any()
@@ -110,14 +119,22 @@ class Items(core.Items):
         if self.uses is not None:
             self.uses.add(came)
         first = self._view.first_errors(runs)
-        if first is not None:
-            known, errors = first
-            if self.judge is not None:
-                matching = self.judge.judged[known] == MATCHES
-                known, errors = known[matching], errors[matching]
-            self.sampler.update(known, errors)
+        for sampler, known, errors in [*starts, *([] if first is None else [(self.sampler, *first)])]:
+            matching = slice(None) if self.judge is None else self.judge.judged[known] == MATCHES
+            sampler.update(known[matching], errors[matching])
         if self.losing:
             self._exclude_lost()
+
+    def _start_unrestored(self, runs: Ints) -> None:
+        """Start items of ``runs`` that a restored state does not know, as new ones."""
+        assert self.starts is not None
+        runs = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])
+        for one in self.starts.samplers:
+            of_these = runs[:, np.isin(runs[0], one.unrestored // self._log.stride)]
+            items, errors = self.starts.errors(one, of_these)
+            new = np.isin(items, one.unrestored) & self.remaining(items)
+            one.update(items[new], errors[new])
+            one.unrestored = np.empty(0, np.int64)
 
     def _refused(self, runs: Ints) -> Ints:
         """Judge items of ended episodes; return those that do not match.  Raises: MemoryError."""
@@ -182,7 +199,9 @@ class Items(core.Items):
             self.judge.judged[items] = judged[items]
         try:
             if old.any():
-                self._insert(runs[:, old])
+                self._insert(runs[:, old], started=False)
+            for one in [] if self.starts is None else self.starts.samplers:
+                one.unrestored = one.present()
             if self.uses is not None and given is not None:
                 held = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])[:, old]
                 items = _items_of(held, self._log.stride)  # without lost items
@@ -192,6 +211,8 @@ class Items(core.Items):
                     self.count -= len(used_up)
             self.sampler.restore(state)
         finally:
+            if self.starts is not None:
+                self._start_unrestored(runs[:, old])
             if not old.all():
                 self._insert(runs[:, ~old])
         self.seen = self._log.inventory.changes

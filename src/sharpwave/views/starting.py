@@ -1,0 +1,157 @@
+"""First priorities of items, from a column of their steps: ``Prioritized(by=...)``."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.native import core
+from sharpwave.sampling.mixture import Mixture
+from sharpwave.sampling.prioritized import Prioritized
+from sharpwave.sampling.protocol import MAX_TD_ERROR, Sampler
+from sharpwave.views.gather import UndecodableError
+from sharpwave.views.steps import Steps
+from sharpwave.views.view import View
+
+if TYPE_CHECKING:
+    from sharpwave.log.step_log import StepLog
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+REWARD = "reward"
+
+
+class Starts:
+    """First TD errors of a view's items, for each ``Prioritized`` with ``by=`` of its sampler.
+
+    The store's lock is held throughout.
+
+    Attributes:
+        samplers: which start from a column.
+
+    Raises:
+        ValueError, TypeError: there is no such column, or the view cannot tell its items' steps.
+    """
+
+    def __init__(self, log: StepLog, view: View[Any], sampler: Sampler) -> None:
+        self._log, self._view, self._steps = log, view, Steps(log)
+        self.samplers = _by_column(sampler)
+        for one in self.samplers:
+            self._check(one.by)
+
+    def _check(self, by: Any) -> None:
+        if not isinstance(by, str):
+            raise TypeError(f"Prioritized: by={by!r}, expected the name of a field, of a column or {REWARD!r}")
+        if not self._has(by):
+            fields = {**self._log.spec.fields, **{name: one.field for name, one in self._log.late.columns.items()}}
+            there = ", ".join(repr(name) for name in [REWARD, *fields] if self._has(name))
+            raise ValueError(
+                f"Prioritized: by={by!r}, expected {REWARD!r}, a further field or a column added later, of one number "
+                f"a step: {there}"
+            )
+        if not hasattr(self._view, "expected"):
+            raise ValueError(
+                f"{self._view.kind}: sampler has by={by!r}, but {type(self._view).__name__} does not tell the steps of "
+                "an item; leave by= out, or derive the view from NStep, Hindsight or Windows"
+            )
+
+    def _has(self, by: str) -> bool:
+        """Return whether there is a column ``by``, of one number a step."""
+        late = self._log.late.columns.get(by)
+        own = self._log.spec.fields[by] if by in self._log.spec.extra_names else None
+        field = own if late is None else late.field
+        if field is None:
+            return by == REWARD
+        single = not field.ragged and field.every is None and field.row_bytes == field.np_dtype.itemsize
+        return single and field.np_dtype.kind in "biuf"
+
+    def errors(self, sampler: Prioritized, runs: Ints) -> tuple[Ints, Floats]:
+        """Return the items of ``runs`` of which all steps have values in a sampler's column, and their TD errors.
+
+        Raises: MemoryError: no room to read a segment.
+        """
+        stride, expected = self._log.stride, self._view.expected  # type: ignore[attr-defined]
+        parts = [np.arange(slot * stride + begin, slot * stride + end) for slot, begin, end in runs.T.tolist()]
+        items = np.concatenate([np.empty(0, np.int64), *parts])
+        known, given = None, dict(expected)
+        assert sampler.by is not None
+        if len(items):
+            expected.clear()
+            try:
+                expected.update(self._values(sampler.by, np.unique(self._view.segments(items))))
+                known = self._view.first_errors(runs)
+            finally:  # what a writer gave with its segments stays
+                expected.clear()
+                expected.update(given)
+        if known is None:
+            return np.empty(0, np.int64), np.empty(0)
+        there = ~np.isnan(known[1])
+        return known[0][there], known[1][there]
+
+    def _values(self, by: str, slots: Ints) -> dict[int, Floats]:
+        """Return the values of the steps in ``slots``, by slot: NaN where there is none, or none that is finite."""
+        log = self._log
+        rows = dict(zip(slots.tolist(), log.index.rows[slots].tolist(), strict=True))
+        values = {slot: np.full(count, np.nan) for slot, count in rows.items()}
+        if not self._has(by):  # the column was dropped since
+            return values
+        if (late := log.late.columns.get(by)) is not None:
+            for slot, own in values.items():
+                leaves = slice(slot * log.stride, slot * log.stride + len(own))
+                written = late.written[leaves]
+                own[written] = late.values[leaves].reshape(-1)[written]
+        elif by == REWARD:
+            values = {slot: self._steps.rewards(slot).astype(np.float64) for slot in rows}
+        else:
+            values |= self._decoded(by, slots)
+        return {slot: np.where(np.abs(own) <= MAX_TD_ERROR, own, np.nan) for slot, own in values.items()}
+
+    def _decoded(self, name: str, slots: Ints) -> dict[int, Floats]:
+        """Decode a field of the steps in ``slots``, but of damaged segments: a draw that needs them tells of it."""
+        log, field, found, begin = self._log, self._log.spec.fields[name], dict[int, Floats](), 0
+        cache, bits = log.segment_cache, log.layout.bits([name])
+        while begin < len(slots):
+            ready = slots[begin:]
+            if cache is not None:
+                ready = ready[: cache.require(ready, bits)]
+                if not len(ready):
+                    raise MemoryError("sample: ram leaves no room to read a segment from disk; raise ram=")
+            begin += len(ready)
+            if cache is not None and cache.damaged:
+                ready = ready[~np.isin(ready, list(cache.damaged))]
+            rows = log.index.rows[ready].astype(np.int64)
+            ends = np.cumsum(rows)
+            places = np.arange(rows.sum()) - np.repeat(ends - rows, rows)
+            out = np.empty((len(places), 1, field.row_bytes), np.uint8)
+            try:
+                self._steps.read(name, np.repeat(ready, rows), places, out)
+            except UndecodableError as error:
+                more = ready[~np.isin(ready, error.slots)]
+                found |= self._decoded(name, more) if len(more) < len(ready) else {}
+                continue
+            values = out.reshape(-1).view(field.np_dtype).astype(np.float64)
+            found |= dict(zip(ready.tolist(), np.split(values, ends[:-1]), strict=True))
+        return found
+
+
+class Unfollowed:
+    """Stand-in for a view's expected TD errors towards the core, which finds new items itself while these are empty:
+    not empty while the view has to find some, and to start them."""
+
+    def __init__(self, items: core.Items, log: StepLog) -> None:
+        self._items, self._inventory = weakref.ref(items), log.inventory
+
+    def __len__(self) -> int:
+        items = self._items()
+        return int(items is not None and items.seen != self._inventory.changes)
+
+
+def _by_column(sampler: Any) -> list[Prioritized]:
+    """Return the samplers with ``by=`` among a sampler and the parts of its mixtures."""
+    if isinstance(sampler, Mixture):
+        return [one for _, part in sampler.parts for one in _by_column(part)]
+    return [sampler] if isinstance(sampler, Prioritized) and sampler.by is not None else []
