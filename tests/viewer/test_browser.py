@@ -264,6 +264,36 @@ def test_thousands_of_episodes_are_listed_as_they_are_seen(page: Any) -> None:
     assert not complaints(browser)
 
 
+def test_a_filter_is_in_the_url_and_its_errors_are_under_the_box(page: Any, made: Made) -> None:
+    pytest.importorskip("duckdb")
+    browser = page("/?source=1&tab=episodes")
+    until(browser, "return document.querySelector('.row.chosen')")
+    box = browser.find_element("css selector", ".filter")
+    box.send_keys("length > 20 and ended = 'terminated'", ENTER)
+    matching = [one for one in made.writer.episodes() if one[2] > 20 and one[4] == "terminated"]
+    everything = len(made.writer.episodes())
+    until(browser, f"return document.querySelector('.tools').innerText.includes('{len(matching)} of {everything}')")
+    browser.refresh()
+    until(browser, f"return document.querySelector('.tools')?.innerText.includes('{len(matching)} of {everything}')")
+    assert browser.execute_script("return document.querySelectorAll('.row').length") == min(len(matching), 40)
+    browser.find_element("tag name", "body").send_keys(ENTER)
+    until(browser, "return document.querySelector('.player') && location.search.includes('where=length')")
+    browser.back()
+    until(browser, "return document.querySelector('.filter')?.value.startsWith('length > 20')")
+    box = browser.find_element("css selector", ".filter")
+    box.clear()
+    box.send_keys("lenth > 20", ENTER)
+    until(
+        browser, "return document.querySelector('.bad-text:not([hidden])')?.innerText.includes('\"lenth\" not found')"
+    )
+    assert not browser.find_elements("css selector", ".row")
+    assert any("400" in one for one in complaints(browser))
+    page("/?source=1&tab=episodes&proposed=length+%3E+20")
+    until(browser, "return document.querySelector('.row.chosen')")
+    assert browser.find_element("css selector", ".filter").get_attribute("value") == "length > 20"
+    assert "of" not in browser.find_element("css selector", ".tools span").text and not complaints(browser)
+
+
 def test_keys_and_help(page: Any) -> None:
     browser = page("/?source=1")
     body = browser.find_element("tag name", "body")

@@ -97,12 +97,15 @@ def test_the_page_and_clients_that_are_no_browser_are_answered(server: Server) -
         assert server.ask("/", headers=headers).status == server.ask("/api/sources", headers=headers).status == 200
 
 
-def test_a_link_elsewhere_opens_the_page_without_q_values(server: Server) -> None:
+def test_a_link_elsewhere_opens_the_page_without_what_costs_much(server: Server) -> None:
     link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
     assert server.ask("/", headers=link, tab="episode", lane=0).status == 200
     assert server.ask("/api/0/values", headers=link).status == 403
     asks = server.ask("/", headers=link, tab="episode", values=1, lane=0)
     assert asks.status == 303 and asks.headers["location"] == "/?tab=episode&lane=0"
+    filters = server.ask("/", headers=link, tab="episodes", where="a > 'b'")
+    assert filters.status == 303 and filters.headers["location"] == "/?tab=episodes&proposed=a+%3E+%27b%27"
+    assert server.ask("/", tab="episodes", where="a > 1").status == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "PATCH", "CONNECT"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -41,7 +41,7 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
         if len(said["statements"]) != 1:
             raise ValueError(f"sql: {len(said['statements'])} statements, expected one select")
         names, stars = columns_in(said)
-        connection.register("episodes", _episodes(pa, found))
+        connection.register("episodes", episodes_of(sorted(found.episodes, key=lambda one: (one.lane, one.first_step))))
         known = [name for name in spec.fields if name not in spec.sparse_names]
         schema = step_schema(pa, spec, known)
         facts = len(schema) - len(known)
@@ -62,8 +62,9 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
         return connection.sql(sql).to_arrow_table()
 
 
-def _episodes(pa: Any, found: Survey) -> Any:
-    episodes = sorted(found.episodes, key=lambda one: (one.lane, one.first_step))
+def episodes_of(episodes: Sequence[EpisodeSpan]) -> pyarrow.Table:
+    """Return episodes of a folder as a table, with the columns of ``Store.table("episodes")`` but for the ids."""
+    pa = needed("pyarrow", "sql")
 
     def ints(values: Iterator[int]) -> Any:
         return pa.array(list(values), pa.int64())

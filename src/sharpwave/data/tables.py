@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import string
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -125,19 +126,28 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
         ValueError: it cannot be evaluated; names the columns there are.  TypeError: neither a string nor an expression.
         ModuleNotFoundError: DuckDB or pyarrow is missing.
     """
-    pa, compute = needed("pyarrow", "sql"), needed("pyarrow.compute", "sql")
+    compute = needed("pyarrow.compute", "sql")
     if not isinstance(where, str | compute.Expression):
         raise TypeError(
             f"where={where!r}: expected a condition in SQL, as \"length > 10 and task = 'push'\", or an expression of "
             "pyarrow.compute"
         )
-    found = episode_table(table, reader)
+    return rows_where(episode_table(table, reader), where)
+
+
+def rows_where(found: pyarrow.Table, where: Any, timeout_s: float | None = None, **settings: Any) -> Ints:
+    """Return the rows of a table of episodes for which ``where`` holds, as ``matching`` does, ascending.
+
+    Args:
+        timeout_s, settings: as for ``session``.
+    """
+    pa = needed("pyarrow", "sql")
     names = ", ".join(found.column_names)
     place = unused(f"place {os.urandom(8).hex()}", found.column_names, "its ")  # which no condition names
-    found = found.append_column(place, pa.array(np.arange(len(table.lane))))
+    found = found.append_column(place, pa.array(np.arange(found.num_rows)))
     try:
         if isinstance(where, str):
-            with session({"episodes": found}) as connection:
+            with session({"episodes": found}, timeout_s, **settings) as connection:
                 chosen = connection.table("episodes").filter(where).project(f'"{place}"').to_arrow_table()
         else:
             chosen = found.filter(where)
@@ -147,14 +157,22 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
 
 
 @contextmanager
-def session(tables: Mapping[str, Any]) -> Iterator[Any]:
+def session(tables: Mapping[str, Any], timeout_s: float | None = None, **settings: Any) -> Iterator[Any]:
     """Make a session of DuckDB that knows these tables only: it reads no file and opens no connection.
 
-    Raises: ValueError: a statement cannot be evaluated.  ModuleNotFoundError: DuckDB is missing.
+    Args:
+        timeout_s: time after which its statements are ended; ``None``: no limit. ``settings``: of DuckDB.
+
+    Raises: ValueError: a statement cannot be evaluated, or took too long.  ModuleNotFoundError: DuckDB is missing.
     """
-    with connected() as connection:
+    with connected(**settings) as connection, ExitStack() as stack:
         for name, one in tables.items():
             connection.register(name, one)
+        if timeout_s is not None:
+            timer = threading.Timer(timeout_s, connection.interrupt)
+            timer.start()
+            stack.callback(timer.join)
+            stack.callback(timer.cancel)
         with statements():
             yield connection
 

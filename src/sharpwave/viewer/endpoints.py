@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import threading
@@ -9,6 +10,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from importlib import resources
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -20,6 +22,7 @@ from starlette.routing import Route
 
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped
+from sharpwave.extras import install
 from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.viewer import frame_pictures, step_curves
 from sharpwave.viewer.action_values import NoValuesError, curves_of
@@ -39,6 +42,8 @@ AT_A_TIME = 2
 """Number of requests that decode at the same time."""
 FIRST_WAIT_S = 2.0
 """Time that the first request for a source waits for its reading."""
+FILTERS_NEED = ("duckdb", "pyarrow")
+MAX_NAMES, MAX_ERROR_CHARACTERS = 100, 2000
 
 
 class Endpoints:
@@ -94,24 +99,24 @@ class Endpoints:
     def episodes(self, request: Request) -> Response:
         """List episodes, sorted by a column."""
         _, _, snapshot = self._snapshot(request)
-        sort = request.query_params.get("sort", "written")
-        if sort not in SORTS:
-            raise HTTPException(400, f"sort: expected one of {', '.join(SORTS)}")
         lane = _number(request, "lane", 1 << 62, -1)
         offset, limit = _number(request, "offset", 1 << 40), _number(request, "limit", MAX_ROWS, 100)
-        whole, down = (bool(_number(request, name, 1)) for name in ("whole", "desc"))
-        order = snapshot.order(sort, down, whole, None if lane < 0 else lane)
+        order = self._order(request, snapshot, None if lane < 0 else lane)
         rows = [episode_row(snapshot, number) for number in order[offset : offset + limit].tolist()]
-        return _json({"total": len(order), "offset": offset, "rows": rows})
+        return _json({"total": len(order), "of": len(snapshot.episodes), "offset": offset, "rows": rows})
+
+    def filters(self, request: Request) -> Response:
+        """Return the columns that filters may name, and what has to be installed for filters."""
+        _, _, snapshot = self._snapshot(request)
+        if any(find_spec(name) is None for name in FILTERS_NEED):
+            return _json({"columns": [], "needs": f"Filters need DuckDB and pyarrow: {install('sql')}"})
+        return _json({"columns": [escaped(one)[:100] for one in snapshot.table.column_names[:MAX_NAMES]], "needs": ""})
 
     def episode(self, request: Request) -> Response:
         """Return one episode's data, the layout of its pictures, and its neighbors in an order."""
         _, _, snapshot = self._snapshot(request)
         number, episode = self._episode(request, snapshot)
-        sort = request.query_params.get("sort", "written")
-        if sort not in SORTS:
-            raise HTTPException(400, f"sort: expected one of {', '.join(SORTS)}")
-        order = snapshot.order(sort, bool(_number(request, "desc", 1)), bool(_number(request, "whole", 1)))
+        order = self._order(request, snapshot)
         previous, following = _neighbours(order.tolist(), number)
         return _json(
             {
@@ -221,6 +226,18 @@ class Endpoints:
             raise HTTPException(410, str(error.args[0])) from error
         return number, snapshot.episodes[number]
 
+    def _order(self, request: Request, snapshot: Snapshot, lane: int | None = None) -> Any:
+        """Return the numbers of the episodes that a request asks for, in its order."""
+        sort, where = request.query_params.get("sort", "written"), request.query_params.get("where", "")
+        if sort not in SORTS:
+            raise HTTPException(400, f"sort: expected one of {', '.join(SORTS)}")
+        down, whole = (bool(_number(request, name, 1)) for name in ("desc", "whole"))
+        with self._turns if where else contextlib.nullcontext():
+            try:
+                return snapshot.order(sort, down, whole, lane, where)
+            except (ValueError, ModuleNotFoundError, MemoryError) as error:
+                raise HTTPException(400, escaped(error)[:MAX_ERROR_CHARACTERS] or "out of memory") from error
+
     def _decoded(self, work: Callable[[], Any]) -> Any:
         """Run ``work`` in turn; turn errors of decoding into responses."""
         with self._turns:
@@ -255,6 +272,7 @@ def make_app(watched: list[Watched]) -> Starlette:
         Route("/api/{source}/overview", at.overview),
         Route("/api/{source}/curve", at.curve),
         Route("/api/{source}/episodes", at.episodes),
+        Route("/api/{source}/filters", at.filters),
         Route("/api/{source}/episode", at.episode),
         Route("/api/{source}/steps", at.steps),
         Route("/api/{source}/step", at.step),

@@ -24,8 +24,9 @@ HEADERS = {
     "x-frame-options": "DENY",
 }
 MAX_URL_BYTES = 4096
-VALUES = "values"
-"""Part of the page's URL by which the page requests Q-values."""
+COSTLY = {"values": None, "where": "proposed"}
+"""Parts of the page's URL for which the server computes: Q-values, and filters. In a link of another page they are left
+out, or have another name, under which the page shows a filter without applying it."""
 MAX_ANSWERS = 64
 """Limit of the responses in progress, or in memory until they are read."""
 
@@ -36,7 +37,8 @@ class Guard:
     A web page elsewhere could reach a server on this machine by a host name that it resolves to 127.0.0.1 ("DNS
     rebinding"); so only addresses, ``localhost`` and the names in ``hosts`` are accepted. It could also request this
     server's own URLs without reading the responses, and so cause a policy to be loaded; so requests that browsers mark
-    as another page's (Fetch Metadata, ``Origin``) are refused, except links to the page itself, without Q-values.
+    as another page's (Fetch Metadata, ``Origin``) are refused, except links to the page itself, without what is
+    ``COSTLY``.
 
     Args:
         hosts: accepted names of this machine, in lower case.
@@ -86,8 +88,9 @@ class Guard:
         if _is_of_another_page(headers):
             if not (scope["path"] == "/" and _is_navigation(headers)):
                 return 403, "another web page requested this; open the URL that sharpwave view printed", ""
-            if any(key == VALUES for key, _ in query):  # the page would request them, which loads the policy
-                return 303, "", f"/?{urlencode([(key, value) for key, value in query if key != VALUES])}"
+            if any(key in COSTLY for key, _ in query):
+                kept = [(COSTLY.get(key, key), value) for key, value in query]
+                return 303, "", f"/?{urlencode([(key, value) for key, value in kept if key is not None])}"
         if self._token is None:
             return 0, "", ""
         name = f"sharpwave-view-{(scope.get('server') or ('', 0))[1]}"

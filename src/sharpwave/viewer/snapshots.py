@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from operator import itemgetter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.queries import episodes_of
+from sharpwave.data.tables import rows_where
 from sharpwave.offline.surveys import EpisodeSpan, Stretch, Survey
 from sharpwave.viewer.priorities import ViewItems
+
+if TYPE_CHECKING:
+    import pyarrow
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -24,6 +30,14 @@ MAX_DECODED_BYTES = 256 << 20
 """Limit of the decoded rows of one segment's columns; larger ones are not shown."""
 MAX_READ_STEPS = 200_000
 """Limit of the steps in one request."""
+FILTER_S = 10.0
+"""Time limit of a filter."""
+FILTER_SETTINGS = {
+    "threads": 1, "memory_limit": "512MB", "lock_configuration": "true", "python_enable_replacements": "false",
+}  # fmt: skip
+"""Settings of DuckDB for filters: a link to the page may have one."""
+MAX_MATCHES = 16
+"""Number of filters whose episodes are kept."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,7 @@ class Snapshot:
     views: list[ViewItems] = field(default_factory=list)
     checkpoint: float | None = None
     trouble: str = ""
+    _matches: dict[str, Ints] = field(default_factory=dict, repr=False)
 
     @property
     def episodes(self) -> list[EpisodeSpan]:
@@ -94,10 +109,44 @@ class Snapshot:
             means[mine[some]] = (sums[high[some]] - sums[low[some]]) / (high - low)[some]
         return means
 
-    def order(self, sort: str, descending: bool, whole: bool = False, lane: int | None = None) -> Ints:
-        """Return numbers of episodes, sorted by a column; those without a value come last."""
+    @cached_property
+    def table(self) -> pyarrow.Table:
+        """Episodes as the table that filters are evaluated over."""
+        return episodes_of(self.episodes)
+
+    def matching(self, where: str) -> Ints:
+        """Return numbers of the episodes for which a condition in SQL holds, as ``Store.episodes(where=)``, ascending.
+
+        Raises:
+            ValueError: it cannot be evaluated, or takes longer than ``FILTER_S``.
+            ModuleNotFoundError: the extra ``sql`` is not installed.
+        """
+        if (found := self._matches.get(where)) is None:
+            begun = time.monotonic()
+            try:
+                found = rows_where(self.table, where, FILTER_S, **FILTER_SETTINGS)
+            except ValueError as error:
+                if time.monotonic() - begun >= FILTER_S:
+                    raise ValueError(f"where={where!r}: took longer than {FILTER_S:g} s") from error
+                raise
+            if len(self._matches) >= MAX_MATCHES:
+                self._matches.clear()
+            self._matches[where] = found
+        return found
+
+    def order(self, sort: str, descending: bool, whole: bool = False, lane: int | None = None, where: str = "") -> Ints:
+        """Return numbers of episodes, sorted by a column; those without a value come last.
+
+        Args:
+            where: only those that match this condition; "": all.
+
+        Raises: ValueError, ModuleNotFoundError: as ``matching``.
+        """
         columns = self.columns
         chosen = np.ones(len(self.episodes), np.bool_)
+        if where:
+            chosen[:] = False
+            chosen[self.matching(where)] = True
         if whole:
             chosen &= columns["whole"]
         if lane is not None:

@@ -2,6 +2,7 @@
 import { chart, line, marker, stepped, synchronized } from "./chart.js";
 import { Frames, thumbnails } from "./data.js";
 import { card, h, name, number, pairs, plain, whole } from "./dom.js";
+import { listed } from "./episodes.js";
 
 const SHEET = 18,
   MOST_POINTS = 4000;
@@ -17,7 +18,7 @@ export async function show(context) {
     Object.assign(state, { lane: best.lane, first: best.first });
   }
   const of = { lane: state.lane, first: state.first };
-  const order = { sort: state.sort, desc: state.desc ?? "1", whole: state.whole };
+  const order = { ...listed(state), desc: state.desc ?? "1" };
   const begin = state.begin === undefined ? 0 : Number(state.begin);
   const episode = await context.get("episode", { ...of, ...order });
   const end = Math.min(state.end === undefined ? episode.length : Number(state.end), episode.length);
@@ -317,7 +318,7 @@ export async function show(context) {
     }, 1000 / speed);
   }
 
-  const list = link({ tab: "episodes", sort: state.sort, desc: state.desc, whole: state.whole });
+  const list = link({ tab: "episodes", ...listed(state) });
   const neighbour = (one) => one && link({ lane: one.lane, first: one.first, step: null, begin: null, end: null });
   const move = (label, one, title) =>
     h("a", { class: "button", href: neighbour(one) ?? undefined, "aria-disabled": String(!one), title }, label);

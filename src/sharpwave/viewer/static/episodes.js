@@ -22,15 +22,17 @@ export async function show(context) {
   const sort = state.sort ?? "written",
     desc = state.desc ?? "1",
     only = state.whole ?? "0";
-  const query = { sort, desc, whole: only };
+  const query = { sort, desc, whole: only, where: state.where };
   let pages = new Map(),
     total = 0,
+    all = 0,
     chosen = state.pick === undefined ? null : Number(state.pick);
 
   const body = h("div", { class: "window", role: "listbox", tabindex: "0", "aria-label": "episodes" });
   const space = h("div", {});
   body.append(space);
   const count = h("span", { class: "quiet small num" });
+  const filter = filterBox(context);
   const side = h("div", { class: "side" });
   const buttons = COLUMNS.map(([, label, key]) => {
     const right = label === "end" ? "" : "r";
@@ -65,6 +67,7 @@ export async function show(context) {
       toggle("worst first", sort === "return" && desc === "0", { sort: "return", desc: "0", pick: null }),
       toggle("whole only", only === "1", { whole: only === "1" ? null : "1", pick: null }),
     ),
+    filter.root,
     h("div", { class: "rowhead" }, buttons),
     body,
   );
@@ -73,6 +76,7 @@ export async function show(context) {
     if (pages.has(number)) return;
     const rows = context.get("episodes", { ...query, offset: number * PAGE, limit: PAGE }).then((told) => {
       total = told.total;
+      all = told.of;
       return told.rows;
     });
     pages.set(number, rows);
@@ -86,11 +90,18 @@ export async function show(context) {
   }
 
   const address = (row) =>
-    link({ tab: "episode", lane: row.lane, first: row.first, sort: state.sort, desc: state.desc, whole: state.whole });
+    link({ tab: "episode", lane: row.lane, first: row.first, ...listed(state) });
 
   function draw() {
     const rows = Math.min(total, MOST);
-    count.textContent = total > MOST ? `first ${whole(MOST)} of ${whole(total)}` : whole(total);
+    count.textContent =
+      total > MOST
+        ? `first ${whole(MOST)} of ${whole(total)}`
+        : state.where
+          ? failed
+            ? ""
+            : `${whole(total)} of ${whole(all)}`
+          : whole(total);
     space.style.setProperty("height", `${rows * ROW}px`);
     const first = Math.max(0, Math.floor(body.scrollTop / ROW) - 8),
       last = Math.min(rows, first + Math.ceil((body.clientHeight || 600) / ROW) + 16);
@@ -162,9 +173,29 @@ export async function show(context) {
     side.replaceChildren(sheetCard(context, told, memory, 24, address(row)));
   }
 
-  await fetchPage(0);
+  let failed = false;
+  await fetchPage(0).catch((error) => {
+    if (!state.where) throw error;
+    failed = true;
+    filter.say(error.message);
+  });
   if (total) await choose(chosen ?? 0);
-  else side.append(card("Episode", "", h("p", { class: "empty" }, "No episode yet.")));
+  else
+    side.append(
+      card(
+        "Episode",
+        "",
+        h(
+          "p",
+          { class: "empty" },
+          failed
+            ? "The filter cannot be evaluated."
+            : state.where
+              ? "No episode matches the filter."
+              : "No episode yet.",
+        ),
+      ),
+    );
   body.addEventListener("scroll", () => requestAnimationFrame(draw));
   const resized = new ResizeObserver(draw);
   resized.observe(body);
@@ -178,6 +209,7 @@ export async function show(context) {
     refresh: async () => {
       pages = new Map();
       await fetchPage(Math.floor(body.scrollTop / ROW / PAGE)).catch(() => {});
+      if (total && chosen === null) await choose(0);
       draw();
     },
     key: (event) => {
@@ -187,18 +219,65 @@ export async function show(context) {
         Promise.resolve(pages.get(Math.floor(chosen / PAGE))).then((rows) => {
           const row = rows?.[chosen % PAGE];
           if (row)
-            go({
-              tab: "episode",
-              lane: row.lane,
-              first: row.first,
-              sort: state.sort,
-              desc: state.desc,
-              whole: state.whole,
-            });
+            go({ tab: "episode", lane: row.lane, first: row.first, ...listed(state) });
         });
       else return false;
       return true;
     },
+  };
+}
+
+/** The parts of a state that choose the list, which an episode's page keeps. */
+export const listed = ({ sort, desc, whole, where }) => ({ sort, desc, whole, where });
+
+/** A box for a condition in SQL; `say` shows why it cannot be evaluated. */
+function filterBox({ state, get, go }) {
+  const proposed = state.where === undefined ? state.proposed : undefined;
+  const box = h("input", {
+    type: "search",
+    class: "filter",
+    maxlength: 2000,
+    spellcheck: "false",
+    autocomplete: "off",
+    "aria-label": "filter: a condition in SQL",
+    placeholder: "filter in SQL, as: length > 100 and ended = 'terminated'",
+    value: state.where ?? proposed,
+  });
+  const apply = () => go({ where: box.value.trim() || null, proposed: null, pick: null });
+  box.addEventListener("keydown", (event) => event.key === "Enter" && apply());
+  box.addEventListener("search", () => box.value || !(state.where || proposed) || apply());
+  const error = h("p", { class: "small bad-text", role: "alert", hidden: true });
+  const hint = h("p", { class: "small quiet", hidden: true });
+  const show = (place, ...text) => {
+    place.replaceChildren(...text);
+    place.hidden = false;
+  };
+  if (proposed) show(hint, "Another page's link proposes this filter. Press Enter to apply it.");
+  const names = h("details", { class: "small", hidden: true }, h("summary", {}, "columns"));
+  get("filters")
+    .then(({ columns, needs }) => {
+      if (needs) {
+        box.disabled = true;
+        show(hint, needs);
+      } else {
+        names.append(
+          h("p", {}, columns.map((one, k) => [k ? ", " : "", h("bdi", {}, one)])),
+          h("p", { class: "quiet" }, `Text is in single quotes; "return" and names with spaces are in double quotes.`),
+        );
+        names.hidden = false;
+      }
+    })
+    .catch(() => {});
+  return {
+    root: h(
+      "div",
+      { class: "filters" },
+      h("div", {}, box, h("button", { class: "button", on: { click: apply } }, "Filter")),
+      error,
+      hint,
+      names,
+    ),
+    say: (text) => show(error, text),
   };
 }
 
