@@ -114,6 +114,62 @@ def test_every_form_of_the_same_data_teaches_the_same(kept, tmp_path, monkeypatc
     assert len(policies) == 1
 
 
+def test_a_run_records_the_version_it_learned_from(kept, tmp_path, capfd, monkeypatch):
+    """A version's name and hash stay while the store goes on, whose own hash changes; data sets have neither."""
+    folder = shutil.copytree(kept[0] / "disk", tmp_path / "store")
+    bc = default_recipe("bc").override(env="CartPole-v1", steps=2, evaluate_every=0)
+    with sw.Store.open(folder) as store:
+        store.snapshot("paper-v1")
+        steps = len(store)
+        version = folder / "versions" / "paper-v1"
+        out = tmp_path / "run"
+        code, text = command(
+            capfd, monkeypatch, "train", "offline", "--data", version, "--algorithm", "bc", "--updates", 2,
+            "--evaluate-every", 0, "--out", out,
+        )  # fmt: skip
+        summary = json.loads((out / "summary.json").read_text())
+        said = summary["learned_from"]
+        assert json.loads((out / "config.json").read_text())["learned_from"] == said
+        assert (said["path"], said["version"], said["steps"]) == (str(folder), "paper-v1", steps)
+        line = (
+            f"{folder}, version paper-v1: {steps:,} steps in {said['segments']} segments, sha256 {said['sha256'][:12]}"
+        )
+        assert code == 0 and text.count(line) == 2  # when it begins, and in the table of its end
+        _, live = run("offline", bc.override(data=str(folder)), tmp_path / "live", quiet())
+        assert live["learned_from"] == said | {"version": None}
+        store.delete(episodes=store.episodes()[:1])
+        _, less = run("offline", bc.override(data=str(folder)), tmp_path / "less", quiet())
+        played(store)
+        store.flush()
+        _, more = run("offline", bc.override(data=str(folder)), tmp_path / "more", quiet())
+        assert len({one["learned_from"]["sha256"] for one in (live, less, more)}) == 3
+        assert less["learned_from"]["steps"] < steps < more["learned_from"]["steps"]
+        _, again = run("offline", bc.override(data=str(version)), tmp_path / "again", quiet())
+        assert again["learned_from"] == said
+    copied = shutil.copytree(version, tmp_path / "copied")
+    _, summary = run("offline", bc.override(data=str(copied)), tmp_path / "of copy", quiet())
+    assert summary["learned_from"] == said | {"path": str(copied)}
+    console = quiet()
+    _, summary = run("offline", bc.override(data=f"npz:{kept[0] / 'set.npz'}"), tmp_path / "set", console)
+    assert summary["learned_from"] == {"path": f"npz:{kept[0] / 'set.npz'}", "version": None, "steps": kept[1]}
+    assert f", no version: {kept[1]:,} steps" in console.file.getvalue()
+
+
+def test_a_resumed_run_says_that_data_that_it_reads_again_have_changed(kept, tmp_path):
+    folder = shutil.copytree(kept[0] / "disk", tmp_path / "store")
+    recipe = default_recipe("bc").override(data=str(folder), steps=4, evaluate_every=0, save_replay=False)
+    made, first = run("offline", recipe, tmp_path / "run", quiet())
+    console = quiet()
+    _, same = resume(made, {"steps": 6}, console)
+    assert same["learned_from"] == first["learned_from"]
+    assert "have changed" not in console.file.getvalue()
+    with sw.Store.open(folder) as store:
+        store.delete(episodes=store.episodes()[:1])
+    _, other = resume(made, {"steps": 8}, console)
+    assert other["learned_from"]["sha256"] != first["learned_from"]["sha256"]
+    assert "The data have changed since they were read" in console.file.getvalue()
+
+
 @pytest.mark.parametrize("kind", ["bc", "cql", "iql"])
 def test_a_resumed_run_repeats_the_one_that_was_not_stopped(kept, tmp_path, kind):
     data, *_ = kept

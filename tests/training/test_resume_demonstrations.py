@@ -122,6 +122,17 @@ def stopped_copy(whole: Path, to: Path) -> Path:
     return to
 
 
+def test_it_records_the_demonstrations_that_it_learned_from(tmp_path: Path) -> None:
+    folder = recorded(tmp_path / "demonstrations")
+    short = RECIPE.override(demonstrations=str(folder), steps=40, warmup_steps=20, checkpoint_every=20)
+    made, summary = run("lock", short, tmp_path / "run", quiet())
+    said = summary["learned_from"]
+    assert (said["path"], said["version"], said["steps"], len(said["sha256"])) == (str(folder), None, 63, 64)
+    shutil.rmtree(folder)
+    _, summary = resume(made, {"steps": 60}, quiet())
+    assert summary["learned_from"] == said
+
+
 @pytest.mark.slow
 def test_it_is_the_run_that_was_not_stopped(unbroken: Whole, tmp_path: Path) -> None:
     whole, draws = unbroken.folder, Draws()

@@ -94,6 +94,19 @@ def test_flips_of_bits_in_config_json_are_refused(tmp_path):
             read_config(tmp_path)
 
 
+@pytest.mark.parametrize(
+    "said", [3, {}, {"path": "a", "version": 1, "steps": 2}, {"path": "a", "version": None, "steps": "2"}]
+)
+def test_a_config_whose_data_are_of_another_form_is_refused(tmp_path, said):
+    right = {"path": "a", "version": None, "steps": 2, "segments": 1, "sha256": "00"}
+    for one in (right, said):
+        write_config(tmp_path, Config("cartpole", CARTPOLE, "ab" * 16, "cd" * 16, one))
+        if one is right:
+            assert read_config(tmp_path).learned_from == right
+    with pytest.raises(ValueError, match=r"config\.json"):
+        read_config(tmp_path)
+
+
 def test_an_edited_config_is_refused_with_what_to_do_instead(folder):
     path = folder / CONFIG
     path.write_text(path.read_text().replace('"steps": 600', '"steps": 900'))

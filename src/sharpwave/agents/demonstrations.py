@@ -18,6 +18,8 @@ DEMONSTRATIONS = "demonstrations"
 """Name of the demonstrations' store in a run's checkpoints."""
 SPARE_STEPS = 1024
 """Room beyond the demonstrations' steps, so that none is evicted."""
+LEARNED_FROM = "learned_from"
+"""Annotation of a run's store: the identity of the data that it was filled with (``RecordedEpisodes.origin``)."""
 Fields = Callable[[Recorded], Mapping[str, npt.NDArray[Any]]]
 
 
@@ -112,10 +114,12 @@ def read_demonstrations(folder: Path, spec: sw.Spec, fields: Fields) -> sw.Store
     """
     try:
         episodes = RecordedEpisodes(folder)
+        origin = episodes.origin(folder)
     except (OSError, sw.DamagedError) as error:
         raise ValueError(f"demonstrations: {str(folder)!r}: {error}; record some with sharpwave record") from error
     check_episodes(episodes, spec, f"demonstrations: {str(folder)!r}")
     store = sw.Store(spec, capacity=episodes.steps + SPARE_STEPS)
+    store.annotate(None, {LEARNED_FROM: origin})
     for one in episodes:
         add_recorded(store, one, fields(one))
     return store

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
@@ -11,7 +13,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.disk.store_folder import VERSIONS, read_manifest
 from sharpwave.errors import DamagedError
+from sharpwave.format.segment import CHECKSUM
 from sharpwave.offline.surveys import EpisodeSpan, survey
 from sharpwave.spec import Spec
 
@@ -64,6 +68,34 @@ class RecordedEpisodes:
         self._episodes = [whole[one] for one in best_of([episode.total for episode in whole], best_share)]
         self.spec: Spec = self._found.described.spec
         self.steps = sum(episode.steps for episode in self._episodes)
+
+    def origin(self, path: Path) -> dict[str, Any]:
+        """Return the identity of the store at ``path`` as it was read, as JSON: its path, id, version, steps, segments.
+
+        ``sha256`` is of the segments' places and checksums, and of which of their steps were deleted: equal for the
+        same data, whatever folder they are in.
+
+        Raises: OSError: a file was deleted meanwhile.
+        """
+        path, found, digest = path.absolute(), self._found, hashlib.sha256()
+        for lane, chain in sorted(found.lanes.items()):
+            for one in chain.segments:
+                with one.path.open("rb") as file:
+                    file.seek(one.record.offset + one.record.nbytes - CHECKSUM.size)
+                    digest.update(struct.pack("<3q", lane, one.header.first_step, one.header.steps))
+                    digest.update(file.read(CHECKSUM.size))
+                deleted = chain.deleted.get(one.record)
+                digest.update(b"" if deleted is None else deleted.tobytes())
+        said: Any = read_manifest(found.folder).get("version")  # a stranger's may be anything
+        version = str(said.get("name")) if isinstance(said, dict) else None
+        return {
+            "path": str(path.parent.parent if version is not None and path.parent.name == VERSIONS else path),
+            "version": version,
+            "store": found.described.identity.store.hex(),
+            "steps": found.steps,
+            "segments": len(found.segments),
+            "sha256": digest.hexdigest(),
+        }
 
     def __iter__(self) -> Iterator[Recorded]:
         return map(self._read, self._episodes)

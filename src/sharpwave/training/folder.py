@@ -153,18 +153,22 @@ class Config(NamedTuple):
         name: name of the recipe that the settings are based on.
         run: the run's id, which its checkpoints carry too.
         replay: the id of its replay memory on disk; "": it has none on disk.
+        learned_from: identity of the recorded data that it learns from, as ``as_origin`` has it; None: there are none.
     """
 
     name: str
     recipe: Recipe
     run: str = ""
     replay: str = ""
+    learned_from: dict[str, Any] | None = None
 
 
 def write_config(folder: Path, config: Config) -> None:
     """Write config.json atomically.  Raises: OSError."""
     ids = {"run": config.run, "replay": config.replay}
     values = {"version": VERSION, **ids, "recipe": config.name, "settings": config.recipe.to_table()}
+    if config.learned_from is not None:
+        values["learned_from"] = config.learned_from
     write_bytes(folder / CONFIG, sealed_json(values).encode())
 
 
@@ -183,7 +187,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
         content = read_regular(path, MAX_JSON_BYTES)
         values = json.loads(content)
         check_version(path, values)
-        if set(values) != {"version", "run", "replay", "recipe", "settings", "checksum"}:
+        if set(values) - {"learned_from"} != {"version", "run", "replay", "recipe", "settings", "checksum"}:
             raise ValueError(f"it holds {', '.join(sorted(values))}")
         if content != sealed_json(values).encode():  # bytes are compared: the encoding is canonical
             raise ValueError("its checksum does not match")
@@ -191,7 +195,8 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
             if not isinstance(values[name], str) or not re.fullmatch("[0-9a-f]{32}|", values[name]):
                 raise ValueError(f"{name} {values[name]!r}, expected an id of 32 hexadecimal digits")
         recipe = Recipe.from_table(values["settings"])
-        config = Config(str(values["recipe"]), recipe, values["run"], values["replay"])
+        origin = as_origin(values.get("learned_from"))
+        config = Config(str(values["recipe"]), recipe, values["run"], values["replay"], origin)
     except NotRegisteredError as error:
         raise NotRegisteredError(
             f"{str(path)!r}: {error}. Your program's own classes are not known to this process: import "
@@ -335,6 +340,23 @@ def as_minutes(value: Any, name: str) -> float:
     return found
 
 
+def as_origin(value: Any) -> dict[str, Any] | None:
+    """Return the identity of recorded data: ``path``, ``version`` (a name, or None) and ``steps``; of a store also its
+    id, ``segments`` and ``sha256``. None: there are none."""
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise ValueError(f"learned_from is {_shown(value)}, expected a dict")
+    for name, one in value.items():
+        if name in ("steps", "segments"):
+            as_count(one, name)
+        elif not isinstance(one, str) and (name != "version" or one is not None):
+            raise ValueError(f"{name} is {_shown(one)}, expected text")
+    if not {"path", "version", "steps"} <= value.keys():
+        raise ValueError(f"learned_from has {', '.join(map(repr, value))}, expected path, version and steps")
+    return value
+
+
 def as_scores(value: Any, name: str) -> list[float]:
     """Return the scores of episodes."""
     if not isinstance(value, list):
@@ -371,6 +393,7 @@ def checked_summary(values: Any) -> dict[str, Any]:
     """Return a run's summary.  Raises: as ``parsed``."""
     if not isinstance(checked_report(values)["reason"], str):
         raise ValueError(f"reason is {_shown(values['reason'])}, expected text")
+    as_origin(values.get("learned_from"))
     for name in ("held_out", "final"):
         if (one := values.get(name)) is not None:
             checked_evaluation(one)

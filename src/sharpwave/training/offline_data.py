@@ -18,7 +18,13 @@ import numpy as np
 
 import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions
-from sharpwave.agents.demonstrations import SPARE_STEPS, add_recorded, check_episodes
+from sharpwave.agents.demonstrations import (
+    LEARNED_FROM,
+    SPARE_STEPS,
+    DemonstratedReplay,
+    add_recorded,
+    check_episodes,
+)
 from sharpwave.agents.protocol import Spaces
 from sharpwave.configuration import from_table, leaves, to_table
 from sharpwave.data.formats import ENDINGS, SOURCES, open_source
@@ -144,12 +150,14 @@ def open_data(recipe: Recipe, spaces: Spaces, spec: sw.Spec) -> Iterator[Data]:
             opened_source = open_source(source)
             steps = opened_source.steps
             opened_source.close()
-            yield Data(_fitting(recipe, steps), lambda store: _import(source, steps, share, store, spaces))
+            origin: dict[str, Any] = {"path": source, "version": None, "steps": steps}
+            yield Data(_fitting(recipe, steps), lambda store: _import(source, origin, share, store, spaces))
             return
         with folder_of(path) as folder:
             episodes = RecordedEpisodes(folder, share)
             check_episodes(episodes, spec, f"--data: {source!r}")
-            yield Data(_fitting(recipe, episodes.steps), lambda store: _copy(episodes, store, source, spaces))
+            origin = episodes.origin(path)
+            yield Data(_fitting(recipe, episodes.steps), lambda store: _copy(episodes, origin, store, source, spaces))
     except READABLE as error:
         raise _unreadable(source, error) from error
 
@@ -163,18 +171,20 @@ def _fitting(recipe: Recipe, steps: int) -> int:
     return steps + SPARE_STEPS
 
 
-def _copy(episodes: RecordedEpisodes, store: sw.Store, source: str, spaces: Spaces) -> None:
+def _copy(episodes: RecordedEpisodes, origin: dict[str, Any], store: sw.Store, source: str, spaces: Spaces) -> None:
+    store.annotate(None, {LEARNED_FROM: origin})
     for one in episodes:
         for name in store.spec.action_names:
             _check_actions(one.fields[name], spaces, source)
         add_recorded(store, one, {})
 
 
-def _import(source: str, steps: int, share: float, store: sw.Store, spaces: Spaces) -> None:
+def _import(source: str, origin: dict[str, Any], share: float, store: sw.Store, spaces: Spaces) -> None:
+    store.annotate(None, {LEARNED_FROM: origin})
     if share == 1.0:
         sw.load(source, into=store, progress=False)
     else:
-        with sw.Store(store.spec, capacity=steps + SPARE_STEPS) as every:
+        with sw.Store(store.spec, capacity=origin["steps"] + SPARE_STEPS) as every:
             sw.load(source, into=every, progress=False)
             whole = [one for one in every.episodes() if one.whole]
             for one in (whole[index] for index in best_of([one.total_reward for one in whole], share)):
@@ -199,6 +209,14 @@ def _check_actions(actions: Any, spaces: Spaces, source: str) -> None:
 
 def _unreadable(source: str, error: Exception) -> ValueError:
     return ValueError(f"--data: {source!r} cannot be read: {error}")
+
+
+def learned_from(store: sw.Store | sw.Cluster, view: Any) -> dict[str, Any] | None:
+    """Return the identity of the recorded data that a run learns from (``RecordedEpisodes.origin``); None: there are
+    none, or an earlier release read them."""
+    memory = view.demonstrations if isinstance(view, DemonstratedReplay) else store
+    said = memory.annotations().get(LEARNED_FROM) if isinstance(memory, sw.Store) else None
+    return said if isinstance(said, dict) else None
 
 
 def about(env: Atari | Gymnasium) -> dict[str, Any]:

@@ -103,9 +103,20 @@ def summary_rows(summary: dict[str, Any]) -> list[tuple[str, str]]:
         rows.append(("training mean of 100", number_text(summary["mean_reward"])))
     counts = ("updates",) if "data" in summary else ("steps", "updates", "episodes")
     rows += [(name, f"{summary[name]:,}") for name in counts if name in summary]
+    if (origin := summary.get("learned_from")) is not None:
+        rows.append(("learned from", origin_text(origin)))
     if "minutes" in summary:
         rows.append(("time", duration_text(summary["minutes"] * 60)))
     return rows
+
+
+def origin_text(origin: dict[str, Any]) -> str:
+    """Return the identity of recorded data as text."""
+    version = "no version" if origin["version"] is None else f"version {origin['version']}"
+    said = f"{origin['path']}, {version}: {origin['steps']:,} steps"
+    if "segments" in origin:
+        said += f" in {origin['segments']:,} segments"
+    return printable(said + (f", sha256 {origin['sha256'][:12]}" if "sha256" in origin else ""))
 
 
 def replay_row(summary: dict[str, Any]) -> tuple[str, str]:

@@ -52,10 +52,10 @@ from sharpwave.training.folder import (
 )
 from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
-from sharpwave.training.offline_data import with_environment
+from sharpwave.training.offline_data import learned_from, with_environment
 from sharpwave.training.progress import Metrics, TrainingState
 from sharpwave.training.recipes.recipe import Recipe
-from sharpwave.training.results import TrainingRun, draw_curve
+from sharpwave.training.results import TrainingRun, draw_curve, origin_text
 from sharpwave.training.setup import check_own_parts
 from sharpwave.training.video import SaliencyVideos, check_videos
 
@@ -97,7 +97,10 @@ def run(
         parts.stack.callback(_close, store, parts.say)
         shown = out or os.path.relpath(folder)
         parts.say(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
-        config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK))
+        origin = learned_from(store, view)
+        if origin is not None:
+            parts.say(f"Learns from {origin_text(origin)}")
+        config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK), origin)
         return parts.train(folder, config, store, view, TrainingState.fresh(recipe, parts.agent))
 
 
@@ -148,6 +151,10 @@ def resume(
             store, view, replay_id = saved.memory
             parts.stack.callback(_close, store, parts.say)
             _tell_resumed(folder, recipe, saved, store, parts.say)
+            origin = learned_from(store, view)
+            if origin != config.learned_from and origin is not None and config.learned_from is not None:
+                before, now = origin_text(config.learned_from), origin_text(origin)
+                parts.say(f"The data have changed since they were read: they were {before}; now they are {now}")
             # The state of the checkpoint: files about later training go before it is made again.
             (folder / SUMMARY).unlink(missing_ok=True)
             progress, held_out = saved.state.progress, saved.state.held_out
@@ -159,7 +166,13 @@ def resume(
             dropped = drop_metrics(folder / METRICS, progress.steps)
             if dropped:
                 parts.say(f"Dropped {dropped:,} lines about later steps from {METRICS}; they will be written again")
-            return parts.train(folder, config._replace(replay=replay_id), store, view, saved.state)
+            return parts.train(
+                folder,
+                config._replace(replay=replay_id, learned_from=origin or config.learned_from),
+                store,
+                view,
+                saved.state,
+            )
 
 
 @dataclass(frozen=True)
@@ -295,6 +308,8 @@ def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: S
     summary = {"recipe": config.name, "env": recipe.env.name, "seed": recipe.training.seed, **machine, **last}
     if recipe.offline:
         summary["data"] = recipe.agent.data
+    if config.learned_from is not None:
+        summary["learned_from"] = config.learned_from
     del summary["seconds_left"]
     _draw(folder, config, say)
     try:
