@@ -1,12 +1,14 @@
 """Batches of views with and without a condition, in turn: ``python benchmarks/conditions.py [--steps N]``.
 
 Medians of microseconds a batch, of a million steps of which half match: sampled alone, and after 8 steps were appended,
-which end an episode now and then.
+which end an episode now and then. Then conditions over 100,000 episodes of 10 steps (``--episodes N``), in memory and
+on disk, beside DuckDB over a Parquet file that has a row an episode.
 """
 
 from __future__ import annotations
 
 import argparse
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -58,11 +60,53 @@ def medians(calls: dict[str, Callable[[], Any]], before: Callable[[int], None], 
     return {name: float(np.median(times)) for name, times in took.items()}
 
 
+def over_episodes(count: int, rounds: int = 5) -> None:
+    """Print the seconds of conditions over so many episodes."""
+    import duckdb
+    import pyarrow.parquet
+
+    spec, rng = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64")), np.random.default_rng(0)
+    obs, action = rng.random((11, 4)).astype(np.float32), np.zeros(10, np.int64)
+    with tempfile.TemporaryDirectory(prefix="sharpwave-conditions-") as scratch:
+        kept: dict[str, Any] = {"memory": {}, "disk": {"disk": f"{scratch}/store", "ram": "64MiB"}}
+        stores = {name: sw.Store(spec, capacity=10 * count, **where) for name, where in kept.items()}
+        for k in range(count):
+            reward = rng.random(10)
+            for store in stores.values():
+                store.annotate(k % LANES, {"task": ("push", "pull")[k % 2], "success": k % 3 == 0}, episode=True)
+                store.add_episode(lane=k % LANES, obs=obs, action=action, reward=reward, terminated=True)
+        pyarrow.parquet.write_table(stores["memory"].table("episodes").read_all(), f"{scratch}/episodes.parquet")
+        calls: dict[str, Callable[..., Any]] = {}
+        for name, store in stores.items():
+            calls[f"episodes(where=), {name}"] = store.episodes
+            calls[f"transitions(where=), {name}"] = store.transitions
+
+        def by_duckdb(where: str) -> Any:
+            return duckdb.execute(f"select * from '{scratch}/episodes.parquet' where {where}").fetchall()
+
+        calls["DuckDB, Parquet"] = by_duckdb
+        conditions = ('"return" > 5', "task = 'push' and \"return\" > 5")
+        took: dict[tuple[str, str], list[float]] = {}
+        for _ in range(rounds):
+            for name, call in calls.items():
+                for where in conditions:
+                    began = time.perf_counter()
+                    call(where=where)
+                    took.setdefault((name, where), []).append(time.perf_counter() - began)
+        print(f"{f'{count:,} episodes':<34}{'facts':>10}{'annotations':>14}   seconds")
+        for name in calls:
+            facts, annotations = (float(np.median(took[name, where])) for where in conditions)
+            print(f"{name:<34}{facts:>10.3f}{annotations:>14.3f}", flush=True)
+        for store in stores.values():
+            store.close()
+
+
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=1000)
+    parser.add_argument("--episodes", type=int, default=100_000)
     given = parser.parse_args()
     print(f"{'':34}{'without':>10}{'where=':>10}   us a batch")
     for title, shape, dtype in (("84x84 frames", (84, 84), "uint8"), ("17 floats", (17,), "float32")):
@@ -85,6 +129,7 @@ def main() -> None:
                     label = f"{title}, {kind.__name__}, {size}{what}"
                     print(f"{label:<42}{found['without']:>10.1f}{found['where']:>10.1f}", flush=True)
             print(f"{title}, {kind.__name__}: made in {made:.2f} s, {len(chosen):,} of {len(plain):,} items")
+    over_episodes(given.episodes)
 
 
 if __name__ == "__main__":

@@ -817,7 +817,8 @@ class Store:
         Raises:
             ValueError, TypeError: an invalid argument.  ModuleNotFoundError: ``where`` needs the extra ``sql``.
 
-        Cost: some 12 us a segment held, under the store's lock; ``where`` also reads each episode's annotations.
+        Cost: some 12 us a segment held, under the store's lock; a condition that names
+        annotations also reads these: some 8 us an episode, and from disk what precedes each segment's columns.
         """
         checked = checked_order(order)
         with self._lock:
@@ -851,7 +852,8 @@ class Store:
         Raises:
             ValueError, TypeError: an invalid argument.  ModuleNotFoundError: the extra ``sql`` is not installed.
 
-        Cost: an episode's annotations some 15 us; a step what decoding its fields takes.
+        Cost: an episode's annotations some 8 us, and from disk what precedes each segment's columns; a step what
+        decoding its fields takes.
         """
         from sharpwave.data.tables import episode_table, known_names, step_reader
 

@@ -235,3 +235,67 @@ def test_names_that_conditions_share_with_nothing() -> None:
     for name in ("place", "its place"):
         with pytest.raises(ValueError, match="an episode has the columns"):
             store.episodes(where=f'"{name}" > 0')
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_annotations_of_all_times_are_in_the_table(disk: bool, tmp_path: Path) -> None:
+    """Episodes of one step up to many segments, annotated before, while and after their steps are written; a later
+    value replaces an earlier one, in any order of episodes."""
+    store = sw.Store(SPEC, capacity=4000, segment_steps=16, disk=tmp_path / "s" if disk else None)
+    rng, told = np.random.default_rng(1), dict[tuple[int, int], dict[str, Any]]()
+    zeros = np.zeros((3, 2, 3), np.float32)
+    firsts, open_ = [0, 0, 0], [dict[str, Any]() for _ in range(3)]
+    for t in range(600):
+        for lane in range(3):
+            if rng.random() < 0.3:
+                said = {"grade": int(rng.integers(9)), f"by {rng.integers(3)}": f"step {t}"}
+                store.annotate(lane, said, episode=True)
+                open_[lane] |= said
+        ends = rng.random(3) < (0.5, 0.05, 0.01)
+        store.extend(
+            obs=zeros, action=np.zeros(3, int), mode=np.zeros(3, np.uint8), reward=rng.random(3), terminated=ends,
+            truncated=np.zeros(3, bool), final_obs=zeros,
+        )  # fmt: skip
+        for lane in range(3):
+            told[lane, firsts[lane]] = dict(open_[lane])
+            if ends[lane]:
+                firsts[lane], open_[lane] = t + 1, {}
+    for order in ("oldest", "return"):
+        for one in store.episodes(order=order):
+            assert one.info == told[one.lane, one.first_step]
+    rows = store.table("episodes").read_all().to_pylist()
+    assert len(rows) == len(told)
+    for row in rows:
+        said = told[row["lane"], row["first_step"]]
+        assert {key: value for key, value in row.items() if key in {"grade", "by 0", "by 1", "by 2"}} == {
+            key: said.get(key) for key in ("grade", "by 0", "by 1", "by 2")
+        }
+    best = store.episodes(order="return", where="grade >= 7")
+    assert {(one.lane, one.first_step) for one in best} == {
+        at for at, said in told.items() if said.get("grade", 0) >= 7
+    }
+    store.close()
+
+
+def test_conditions_read_little_of_a_disk(tmp_path: Path) -> None:
+    """A condition on facts reads no segment, one on annotations what precedes their columns, damaged ones included."""
+    spec = sw.Spec(obs=sw.Field((4096,), "uint8", codec="raw"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=10_000, segment_steps=32, disk=tmp_path / "s") as store:
+        for k in range(20):
+            store.annotate(0, {"task": ("push", "pull")[k % 2]}, episode=True)
+            obs = np.random.default_rng(k).integers(0, 256, (49, 4096), np.uint8)
+            store.add_episode(obs=obs, action=np.zeros(48, np.int64), reward=np.full(48, k), terminated=True)
+    (file,) = (one for one in (tmp_path / "s" / "regions").iterdir() if one.stat().st_size > 1 << 16)
+    content = bytearray(file.read_bytes())
+    at = content.find(np.random.default_rng(3).integers(0, 256, (49, 4096), np.uint8)[7].tobytes())
+    assert at > 0
+    content[at] ^= 1  # a pixel
+    file.write_bytes(content)
+    with sw.Store.open(tmp_path / "s") as store:
+        before = store.stats()["disk"]["bytes_read"]
+        assert len(store.episodes(where='"return" >= 480')) == 10
+        assert len(store.episodes(where=(pc.field("length") > 3) & (pc.field("return") < 480))) == 10
+        assert store.stats()["disk"]["bytes_read"] == before
+        assert [one.info["task"] for one in store.episodes(where="task = 'pull'")] == ["pull"] * 10
+        assert len(store.table("episodes").read_all()) == 20
+        assert store.stats()["disk"]["bytes_read"] - before < 20 * 48 * 4096 / 8  # the last segment thrice

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import itertools
-import json
 import os
 import re
 import warnings
@@ -20,11 +19,13 @@ from sharpwave.data.episode import needed
 from sharpwave.data.tables import (
     FACTS,
     STEP_FACTS,
+    TABLE,
     column,
+    columns_in,
     connected,
-    episode_annotations,
     facts,
     lowered,
+    parsed,
     statements,
     step_reader,
     step_schema,
@@ -37,8 +38,8 @@ from sharpwave.views.episodes import EpisodeReader, Table
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
-TABLE = "episodes"
-"""Name of the table that conditions in SQL are evaluated over."""
+_KINDS: dict[type, str] = {str: "string", bool: "bool", float: "double"}
+"""Types of columns that one value tells."""
 MAX_UNTYPED = 3
 """Limit of the annotations without a value whose types are tried for an expression of ``pyarrow.compute``."""
 
@@ -100,10 +101,7 @@ class TableCondition:
         if self._is_sql:
             with statements():
                 for text in (self.text, f"(\n{self.text}\n)"):  # one expression, with parentheses and without
-                    asked = [f"select 1 from {TABLE} where {text}"]
-                    said = json.loads(self._session.execute("select json_serialize_sql(?)", asked).fetchall()[0][0])
-                    if said["error"]:
-                        raise ValueError(said["error_message"])
+                    said = parsed(self._session, f"select 1 from {TABLE} where {text}")
             return {lowered(name) for name in columns_in(said)[0]}
         table, found = self._example(schema), set(FACTS)
         while True:
@@ -147,17 +145,15 @@ class TableCondition:
 
     def matches(self, table: Table, reader: EpisodeReader, place: Ints, step: Ints) -> Bools:
         """Return whether it holds for some steps, as ``views.conditions.Condition``."""
-        infos = episode_annotations(table, reader) if self._keys else [{}] * len(table.lane)
+        infos = reader.annotations_of(table) if self._keys else [{}] * len(table.lane)
         groups: dict[tuple[Any, ...], list[int]] = {}  # of episodes with values of the same types, by annotation
-        values = []
+        values, wanted = list[dict[str, Any]](), dict[tuple[str, ...], list[tuple[str, str]]]()
         for number, info in enumerate(infos):
-            names, wanted = list(self._taken), dict[str, Any]()
-            for key, value in info.items():
-                names.append(unused(key, names, "info."))
-                if self._plain(names[-1]) in self._keys:
-                    wanted[names[-1]] = value
-            values.append(wanted)
-            kinds = tuple(sorted((name, str(column(self._pa, [one]).type)) for name, one in wanted.items()))
+            keys = tuple(info)
+            if keys not in wanted:
+                wanted[keys] = self._wanted(keys)
+            values.append({name: info[key] for key, name in wanted[keys]})
+            kinds = tuple((name, self._kind(value)) for name, value in values[-1].items())
             groups.setdefault(kinds, []).append(number)
         chosen: dict[int, Ints | None] = {}  # by episode that matches: the steps that do; None: all
         for kinds, episodes in groups.items():
@@ -169,6 +165,18 @@ class TableCondition:
             here = order[begins[number] : begins[number + 1]]
             found[here] = True if steps is None else np.isin(step[here], steps)
         return found
+
+    def _wanted(self, keys: Sequence[str]) -> list[tuple[str, str]]:
+        """Return those of an episode's annotations that the condition names, each with its column, by column."""
+        names = list(self._taken)
+        for key in keys:
+            names.append(unused(key, names, "info."))
+        columns = zip(names[len(self._taken) :], keys, strict=True)
+        return [(key, name) for name, key in sorted(columns) if self._plain(name) in self._keys]
+
+    def _kind(self, value: Any) -> str:
+        """Return the type of a column of such values."""
+        return _KINDS.get(type(value)) or str(column(self._pa, [value]).type)
 
     def _judge(
         self,
@@ -279,24 +287,6 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
-
-
-def columns_in(tree: Any) -> tuple[set[str], bool]:
-    """Return the names of columns in DuckDB's tree of a statement, perhaps with tables and parts of columns; and
-    whether it names all columns of a table."""
-    names, stars = set[str](), False
-    if isinstance(tree, dict):
-        if tree.get("class") == "COLUMN_REF":
-            parts = tree["column_names"]
-            names.update(parts[1:] if len(parts) > 1 and parts[0].lower() == TABLE else parts)
-        stars = tree.get("class") == "STAR"
-        tree = list(tree.values())
-    if isinstance(tree, list):
-        for one in tree:
-            more, star = columns_in(one)
-            names |= more
-            stars |= star
-    return names, stars
 
 
 def _missing(error: Exception) -> str | None:

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sharpwave.data.conditions import columns_in
 from sharpwave.data.episode import needed
-from sharpwave.data.tables import FACTS, arrow_values, session, statements, step_schema, with_annotations
+from sharpwave.data.tables import (
+    FACTS,
+    arrow_values,
+    columns_in,
+    parsed,
+    session,
+    statements,
+    step_schema,
+    with_annotations,
+)
 from sharpwave.json_values import decode
 from sharpwave.offline.surveys import EpisodeSpan, Survey
 from sharpwave.ragged import Ragged
@@ -35,9 +42,10 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
     """
     pa, spec = needed("pyarrow", "sql"), found.described.spec
     with session({}) as connection, statements():
-        said = json.loads(connection.execute("select json_serialize_sql(?)", [sql]).fetchall()[0][0])
-        if said["error"]:
-            raise ValueError(f"sql: {said['error_message']}")
+        try:
+            said = parsed(connection, sql)
+        except ValueError as error:
+            raise ValueError(f"sql: {error}") from error
         if len(said["statements"]) != 1:
             raise ValueError(f"sql: {len(said['statements'])} statements, expected one select")
         names, stars = columns_in(said)

@@ -28,6 +28,8 @@ Ints = npt.NDArray[np.int64]
 
 FACTS = ("lane", "first_step", "last_step", "length", "return", "begun", "ended", "first_id")
 """Columns of every table of episodes; annotations follow, one column a key."""
+TABLE = "episodes"
+"""Name of the table that conditions in SQL are evaluated over."""
 STEP_FACTS = ("lane", "first_step", "step", "id", "first", "reward", "terminated", "truncated")
 """Columns of every table of steps; ``first_step`` is its episode's, as in the table of episodes."""
 MAX_WHOLE = 1 << 53
@@ -45,7 +47,7 @@ def episode_table(table: Table, reader: EpisodeReader) -> pyarrow.Table:
     Episodes evicted meanwhile have no annotations.
     """
     pa = needed("pyarrow", "sql")
-    return with_annotations(pa, FACTS, facts(pa, table), episode_annotations(table, reader))
+    return with_annotations(pa, FACTS, facts(pa, table), reader.annotations_of(table))
 
 
 def with_annotations(pa: Any, names: Sequence[str], columns: Sequence[Any], infos: Sequence[Mapping[str, Any]]) -> Any:
@@ -75,17 +77,6 @@ def unused(name: str, taken: Sequence[str], prefix: str) -> str:
     while lowered(name) in (lowered(one) for one in taken):
         name = prefix + name
     return name
-
-
-def episode_annotations(table: Table, reader: EpisodeReader) -> list[dict[str, Any]]:
-    """Return the annotations of episodes; of those evicted meanwhile none."""
-    infos = []
-    for first, length in zip(table.id.tolist(), table.length.tolist(), strict=True):
-        try:
-            infos.append(reader.annotations(first, length))
-        except KeyError:
-            infos.append({})
-    return infos
 
 
 def column(pa: Any, values: list[Any]) -> Any:
@@ -126,13 +117,25 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
         ValueError: it cannot be evaluated; names the columns there are.  TypeError: neither a string nor an expression.
         ModuleNotFoundError: DuckDB or pyarrow is missing.
     """
-    compute = needed("pyarrow.compute", "sql")
+    pa, compute = needed("pyarrow", "sql"), needed("pyarrow.compute", "sql")
     if not isinstance(where, str | compute.Expression):
         raise TypeError(
             f"where={where!r}: expected a condition in SQL, as \"length > 10 and task = 'push'\", or an expression of "
             "pyarrow.compute"
         )
+    found = pa.table(facts(pa, table), names=FACTS)
+    with suppress(ValueError):  # it names an annotation, or is wrong
+        if not isinstance(where, str) or _names_facts_only(where):
+            return rows_where(found, where)
     return rows_where(episode_table(table, reader), where)
+
+
+def _names_facts_only(where: str) -> bool:
+    """Return whether a condition in SQL names no columns but ``FACTS``. Annotations take longer to read than it to
+    evaluate.  Raises: ValueError: it is none."""
+    with session({}) as connection:
+        names, stars = columns_in(parsed(connection, f"select 1 from {TABLE} where (\n{where}\n)"))
+    return not stars and {lowered(name) for name in names} <= set(FACTS)
 
 
 def rows_where(found: pyarrow.Table, where: Any, timeout_s: float | None = None, **settings: Any) -> Ints:
@@ -147,8 +150,8 @@ def rows_where(found: pyarrow.Table, where: Any, timeout_s: float | None = None,
     found = found.append_column(place, pa.array(np.arange(found.num_rows)))
     try:
         if isinstance(where, str):
-            with session({"episodes": found}, timeout_s, **settings) as connection:
-                chosen = connection.table("episodes").filter(where).project(f'"{place}"').to_arrow_table()
+            with session({TABLE: found}, timeout_s, **settings) as connection:
+                chosen = connection.table(TABLE).filter(where).project(f'"{place}"').to_arrow_table()
         else:
             chosen = found.filter(where)
     except (ValueError, pa.ArrowException) as error:
@@ -194,6 +197,32 @@ def statements() -> Iterator[None]:
         if "interrupt" in str(error).lower():  # DuckDB takes the signal, and raises this in its place
             raise KeyboardInterrupt from error
         raise
+
+
+def parsed(connection: Any, sql: str) -> Any:
+    """Return DuckDB's tree of statements.  Raises: ValueError: they cannot be parsed."""
+    said = json.loads(connection.execute("select json_serialize_sql(?)", [sql]).fetchall()[0][0])
+    if said["error"]:
+        raise ValueError(said["error_message"])
+    return said
+
+
+def columns_in(tree: Any) -> tuple[set[str], bool]:
+    """Return the names of columns in DuckDB's tree of a statement, perhaps with tables and parts of columns; and
+    whether it names all columns of a table."""
+    names, stars = set[str](), False
+    if isinstance(tree, dict):
+        if tree.get("class") == "COLUMN_REF":
+            parts = tree["column_names"]
+            names.update(parts[1:] if len(parts) > 1 and parts[0].lower() == TABLE else parts)
+        stars = tree.get("class") == "STAR"
+        tree = list(tree.values())
+    if isinstance(tree, list):
+        for one in tree:
+            more, star = columns_in(one)
+            names |= more
+            stars |= star
+    return names, stars
 
 
 def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> pyarrow.RecordBatchReader:

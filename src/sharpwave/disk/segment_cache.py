@@ -242,6 +242,13 @@ class SegmentCache:
         found &= MAX_SHARE * (sizes * chosen).sum(axis=0) <= self.index.nbytes[slots]
         return found
 
+    def head_bytes(self, slot: int) -> int:
+        """Return how many of a segment's first bytes, which precede its fields' columns, have a checksum of their own;
+        of one without such a checksum, all."""
+        slots = np.array([slot])
+        _, sizes, _ = self._ranges(slots, np.zeros(1, np.int64))
+        return int(sizes[0, 0] if self.reads_apart(slots, 0)[0] else self.index.nbytes[slot])
+
     def _ranges(self, slots: Ints, columns: Ints) -> tuple[Ints, Ints, npt.NDArray[np.bool_]]:
         """Return the begins in a segment of what precedes the fields' columns and of each of these, their sizes, and
         which of them ``columns`` [n] need: [parts, n] each."""

@@ -290,6 +290,20 @@ def parse(data: bytes | memoryview | npt.NDArray[np.uint8], spec: Spec) -> Heade
     return Header(schema, lane, first_step, steps, frames, context, nbytes, tuple(placed), number, features, metadata)
 
 
+def annotations_in(head: bytes | npt.NDArray[np.uint8]) -> tuple[tuple[int, dict[str, Any]], ...]:
+    """Return the annotations of a segment's episodes, each with the row of the episode's first step there.
+
+    Args:
+        head: what precedes the segment's columns, or more, whose checksum was found right.
+
+    Raises: DamagedError: naming the damage.
+    """
+    data = _view(head)
+    _, _, count, _, _, _, steps, _, _, metadata_bytes, *_ = HEADER.unpack_from(data)
+    begin = HEADER.size + COLUMN.size * count
+    return read_metadata(bytes(data[begin : begin + metadata_bytes]), steps).episodes
+
+
 def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
     """Return the row counts that each column may have."""
     dense, observed, sparse = range(steps, steps + 1), range(frames, frames + 1), range(steps + 2)

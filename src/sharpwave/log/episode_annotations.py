@@ -105,12 +105,18 @@ class EpisodeAnnotations:
         Args:
             with_next: include the episode that begins after it.
         """
-        episodes = self._lanes.get(lane)
-        if episodes is None:
+        if lane not in self._lanes:
             return b""
-        end = first_step + rows
-        here = [(max(0, first - first_step), episodes[first][0]) for first in sorted(episodes) if first < end]
-        return pack_metadata(here, following=self.of(lane, end) if with_next else {})
+        here = self.here(lane, first_step, rows)
+        return pack_metadata(here, following=self.of(lane, first_step + rows) if with_next else {})
+
+    def here(self, lane: int, first_step: int, rows: int) -> list[tuple[int, Values]]:
+        """Return the annotations of the episodes with some of ``rows`` steps from the lane's step ``first_step`` on,
+        each with the row of the episode's first step among them."""
+        episodes = self._lanes.get(lane, {})
+        return [
+            (max(0, first - first_step), episodes[first][0]) for first in sorted(episodes) if first < first_step + rows
+        ]
 
     def load(self, lane: int, header: Header, flags: npt.NDArray[np.uint8]) -> None:
         """Restore the result of ``pack`` for the lane's open segment."""

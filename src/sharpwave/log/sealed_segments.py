@@ -244,18 +244,35 @@ class Sealed:
         self._inventory.sealed_bytes += len(content) - nbytes
         disk.release(region, nbytes) if release else disk.held.release(region, nbytes)
 
-    def content(self, slot: int, *, cached: bool = False) -> Bytes:
+    def head(self, slot: int) -> Bytes:
+        """Return a segment's first bytes, up to its fields' columns or further: from memory if they are there.
+
+        Changes by ``truncate`` may be missing.  Raises: DamagedError: they cannot be read.
+        """
+        index, segment_cache = self._space.index, self._space.segment_cache
+        if segment_cache is None or index.resident[slot]:
+            return self._space.arena.memory[index.base[slot] : index.base[slot] + index.nbytes[slot]]
+        try:
+            content = self.content(slot, segment_cache.head_bytes(slot))
+        except DamagedError:
+            content = self.content(
+                slot
+            )  # as the cache does: a stranger's header may promise a checksum that is not there
+        segment_cache.bytes_read += len(content)
+        return content
+
+    def content(self, slot: int, first: int | None = None) -> Bytes:
         """Return a segment's bytes: from memory, or with a disk from its file.
 
         Args:
-            cached: take them from memory if the cache has them. Changes by ``truncate`` may be missing there.
+            first: on disk only so many of the first, which end with a checksum of theirs.
 
         Raises: DamagedError: they cannot be read.
         """
         index, nbytes = self._space.index, int(self._space.index.nbytes[slot])
-        if self._disk is None or (cached and index.resident[slot]):
+        if self._disk is None:
             return self._space.arena.memory[index.base[slot] : index.base[slot] + nbytes]
-        content = np.empty(nbytes, np.uint8)
+        content = np.empty(nbytes if first is None else first, np.uint8)
         problem = self._disk.regions.read_segment(int(index.region[slot]), int(index.region_offset[slot]), content.data)
         if problem is not None:
             raise DamagedError(f"segment {index.segment_id(slot)}: {problem}")

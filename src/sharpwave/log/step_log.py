@@ -14,7 +14,7 @@ from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.format import segment
-from sharpwave.format.annotations import Annotations, read_metadata
+from sharpwave.format.annotations import Annotations
 from sharpwave.format.segment import FLAGS
 from sharpwave.format.segment_header import Header
 from sharpwave.log.admission import Admission
@@ -481,17 +481,23 @@ class StepLog:
             there = there and index.generation[slot] == id_ >> LEAF_BITS
             if not there or (deleted is not None and deleted[id_ & LEAF_MASK]):
                 raise KeyError(f"annotations: id {id_} was evicted from the store")
-            rows = int(index.rows[slot])
             if slot not in known:
-                if index.sealed[slot]:
-                    packed = segment.parse(self.sealed.content(slot, cached=True), self.spec).metadata
-                else:
-                    packed = self.opened.annotations.pack(int(index.lane[slot]), int(index.first_step[slot]), rows)
-                known[slot] = dict(read_metadata(packed, rows).episodes)
+                known[slot] = self.annotations_in(slot)
             begin = int(index.offset[FLAGS, slot])
             starts = np.flatnonzero(self.arena.memory[begin : begin + row + 1] & START)
             found.append(known[slot].get(int(starts[-1]) if starts.size else 0, {}))
         return found
+
+    def annotations_in(self, slot: int) -> dict[int, dict[str, Any]]:
+        """Return the annotations of a segment's episodes, encoded, by the row of the episode's first step there.
+
+        Raises: DamagedError: a segment on disk that cannot be read.  Cost: on disk a read of what precedes its columns.
+        """
+        index = self.index
+        if index.sealed[slot]:
+            return dict(segment.annotations_in(self.sealed.head(slot)))
+        lane, first = int(index.lane[slot]), int(index.first_step[slot])
+        return dict(self.opened.annotations.here(lane, first, int(index.rows[slot])))
 
     def room(self, lane: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment."""

@@ -30,6 +30,8 @@ Order = Literal["oldest", "newest", "return", "length"]
 ENDED = TERMINATED | TRUNCATED
 CHUNK_BYTES = 1 << 24
 """Bytes that are decoded at a time, while the store's lock is held."""
+EPISODES = 256
+"""Episodes whose annotations are read at a time, while the store's lock is held."""
 
 
 class Table(NamedTuple):
@@ -247,6 +249,39 @@ class EpisodeReader:
                 merged.update(values)
         decoded: dict[str, Any] = decode(merged)
         return decoded
+
+    def annotations_of(self, table: Table) -> list[dict[str, Any]]:
+        """Return the annotations of episodes, as far as their segments have them; of those evicted meanwhile none.
+
+        Raises: DamagedError: a segment cannot be read.  Cost: some us an episode, and a parse of each segment's.
+        """
+        found: list[dict[str, Any]] = []
+        while len(found) < len(table.id):
+            with self.lock:
+                self.log.check_open()
+                known: dict[int, dict[int, dict[str, Any]]] = {}  # by slot
+                for place in range(len(found), min(len(found) + EPISODES, len(table.id))):
+                    merged: dict[str, Any] = {}
+                    for slot, row in self._parts(int(table.id[place]), int(table.length[place])):
+                        if slot not in known:
+                            known[slot] = self.log.annotations_in(slot)
+                        merged.update(known[slot].get(row, {}))
+                    found.append(decode(merged))
+        return found
+
+    def _parts(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the slots of ``count`` steps from the one with the id ``first``, each with the first one's row, up to
+        an evicted step."""
+        index = self.log.index
+        slot, row = divmod(first & LEAF_MASK, self.log.stride)
+        if index.generation[slot] != first >> LEAF_BITS:
+            return
+        while row < index.rows[slot]:
+            yield slot, row
+            count -= int(index.rows[slot]) - row
+            if count <= 0 or index.gap[slot] or index.next[slot] < 0:
+                return
+            slot, row = int(index.next[slot]), 0
 
 
 @dataclass(frozen=True)
