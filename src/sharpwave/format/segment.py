@@ -53,6 +53,7 @@ FLAGS, REWARD, FIRST_FIELD = 0, 1, 2
 """Column numbers: flags (uint8), reward (float32), then the spec's fields in their order."""
 STEP_BYTES = (1, 4)
 """Bytes of a step's flags, and of its reward."""
+_STEP_COLUMNS = (("flags", Field((), "uint8")), ("reward", Field((), "float32")))
 
 
 @dataclass(frozen=True)
@@ -312,7 +313,7 @@ def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
 
 
 def _layout(spec: Spec) -> list[tuple[str, Field]]:
-    return [("flags", Field((), "uint8")), ("reward", Field((), "float32")), *spec.fields.items()]
+    return [*_STEP_COLUMNS, *spec.fields.items()]
 
 
 def _check_codec(field: Field, codec: int) -> None:
