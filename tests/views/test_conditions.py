@@ -271,6 +271,8 @@ def test_an_episode_for_which_a_condition_fails_is_not_drawn() -> None:
         ("no_such(length) > 3", "no_such.*columns lane, first_step"),
         ("count(*) > 3", "aggregates"),
         ("", "syntax"),
+        ("length > 3 and steps.reward > 0", r"no table 'steps'; name 'reward' alone.*quote \"steps\.reward\""),
+        ("info.length = 'long'", r"quote \"info\.length\""),
     ],
 )
 def test_a_condition_that_cannot_be_evaluated_is_refused(where: str, message: str) -> None:

@@ -102,6 +102,9 @@ class TableCondition:
             with statements():
                 for text in (self.text, f"(\n{self.text}\n)"):  # one expression, with parentheses and without
                     said = parsed(self._session, f"select 1 from {TABLE} where {text}")
+            if (name := _of_another_table(said)) is not None:  # which would be taken for an annotation that is missing
+                *table, column = name
+                raise ValueError(f'no table {".".join(table)!r}; name {column!r} alone, or quote "{".".join(name)}"')
             return {lowered(name) for name in columns_in(said)[0]}
         table, found = self._example(schema), set(FACTS)
         while True:
@@ -287,6 +290,17 @@ def _in_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_in_child)
+
+
+def _of_another_table(tree: Any) -> list[str] | None:
+    """Return the first name of a column of another table than ``TABLE``, outside of subqueries, in DuckDB's tree."""
+    if isinstance(tree, dict):
+        parts = tree["column_names"] if tree.get("class") == "COLUMN_REF" else []
+        if len(parts) > 1 and lowered(parts[0]) != TABLE:
+            return list(parts)
+        tree = [] if tree.get("class") == "SUBQUERY" else list(tree.values())
+    found = (_of_another_table(one) for one in tree) if isinstance(tree, list) else iter(())
+    return next((one for one in found if one is not None), None)
 
 
 def _missing(error: Exception) -> str | None:
