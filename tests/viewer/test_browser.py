@@ -294,6 +294,47 @@ def test_a_filter_is_in_the_url_and_its_errors_are_under_the_box(page: Any, made
     assert "of" not in browser.find_element("css selector", ".tools span").text and not complaints(browser)
 
 
+def test_text_is_shown_and_folded_and_late_columns_have_gaps(browser: Any, tmp_path: Path) -> None:
+    spec = sw.Spec(
+        obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), prompt=sw.Field(str),
+        tokens=sw.Field((None,), "int32"),
+    )  # fmt: skip
+    with sw.Store(spec, capacity=100, disk=tmp_path) as store:
+        store.add_episode(
+            lane=0, obs=np.zeros((4, 2)), action=np.zeros(3, int), reward=np.ones(3), terminated=True,
+            prompt=[SCRIPT, "two\nlines", "long " * 2000], tokens=[[], [7, 8], np.arange(3000)],
+        )  # fmt: skip
+        store.add_column("advantage", sw.Field((), "float32"))
+        store.write_column("advantage", store.episodes()[0].ids[:2], [0.5, -1.5])
+        store.flush()
+    with serving(tmp_path) as server:
+        browser.get(f"{server.url}/?tab=episode&lane=0&first=0")
+        rows = "return [...document.querySelectorAll('.row-field')].map((one) => one.innerText)"
+        until(browser, "return document.querySelectorAll('.row-field').length === 2")
+        prompt, tokens = browser.execute_script(rows)
+        assert prompt == f"prompt\n{len(SCRIPT):,} characters\n{SCRIPT}" and tokens == "tokens\n0 numbers"
+        titles = "return [...document.querySelectorAll('.curve h2')].map((one) => one.textContent)"
+        assert browser.execute_script(titles) == ["reward", "advantage", "action", "obs"]
+        body = browser.find_element("tag name", "body")
+        body.send_keys(ARROW_RIGHT)
+        until(browser, f"return (() => {{ {rows} }})()[1]?.endsWith('7 8')")
+        assert browser.execute_script(rows)[0].endswith("\ntwo\nlines")
+        assert not browser.find_elements("css selector", ".row-field button")
+        body.send_keys(ARROW_RIGHT)
+        until(browser, "return document.querySelectorAll('.row-text.folded').length === 2")
+        height = "return document.querySelector('.row-text').offsetHeight"
+        folded = browser.execute_script(height)
+        browser.find_element("css selector", ".row-field button").click()
+        assert browser.execute_script(height) > folded < 200
+        values = "return document.querySelector('.values').innerText"
+        assert "–" in browser.execute_script(values) and not complaints(browser)
+        for width in (1280, 900):
+            browser.set_window_size(width, 820)
+            assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
+        browser.set_window_size(1280, 820)
+        assert not browser.execute_script("return window.harmed")
+
+
 def test_keys_and_help(page: Any) -> None:
     browser = page("/?source=1")
     body = browser.find_element("tag name", "body")

@@ -315,22 +315,12 @@ class LateColumns(LogListener):
         Raises:
             ValueError: not such a state; nothing was taken.
         """
-        index, stride, row_bytes = self._index, self._index.stride, column.field.row_bytes
-        generation, packed, values = (_array(state, name) for name in ("generation", "written", "values"))
-        if generation.dtype != np.int64 or packed.dtype != np.uint8 or values.dtype != np.uint8:
-            raise ValueError("expected int64 generations and bytes")
-        steps = len(generation) * stride
-        if len(packed) != -(-steps // 8) or begin < 0:
-            raise ValueError(f"{len(packed):,} bytes for whether {steps:,} steps have values")
-        written = np.unpackbits(packed, count=steps).view(np.bool_)
-        if len(values) != np.count_nonzero(written) * row_bytes:
-            raise ValueError(f"{len(values):,} bytes of values, expected {np.count_nonzero(written) * row_bytes:,}")
-        leaves = begin * stride + np.flatnonzero(written)
+        index, stride = self._index, self._index.stride
+        leaves, generations, rows = given(state, column.field, stride, begin)
         slots = leaves // stride
         held = slots < index.slots
-        held[held] = generation[slots[held] - begin] == index.generation[slots[held]]
+        held[held] = generations[held] == index.generation[slots[held]]
         held[held] = leaves[held] - slots[held] * stride < index.rows[slots[held]]
-        rows = values.view(column.field.np_dtype).reshape(-1, *column.field.shape)
         column.values[leaves[held]], column.written[leaves[held]] = rows[held], True
         return int(np.count_nonzero(held))
 
@@ -366,6 +356,30 @@ def field_of(state: Mapping[str, Any]) -> Field:
     if not isinstance(shape, list) or not isinstance(dtype, str):
         raise ValueError(f"columns: shape {shape!r} and dtype {dtype!r}, expected a list and a name")
     return Field(tuple(shape), dtype, metadata=decode(state["metadata"]))
+
+
+def given(state: Mapping[str, Any], field: Field, stride: int, begin: int) -> tuple[Ints, Ints, npt.NDArray[Any]]:
+    """Return the leaves, rising, the generations and the values of the steps with values in a state of ``chunk``.
+
+    Args:
+        state: with ``generation``. ``begin``: its first slot.
+
+    Raises: ValueError, KeyError: not such a state.
+    """
+    generation, packed, values = (_array(state, name) for name in ("generation", "written", "values"))
+    if generation.dtype != np.int64 or packed.dtype != np.uint8 or values.dtype != np.uint8:
+        raise ValueError("expected int64 generations and bytes")
+    steps = len(generation) * stride
+    if len(packed) != -(-steps // 8) or begin < 0:
+        raise ValueError(f"{len(packed):,} bytes for whether {steps:,} steps have values")
+    rows = np.flatnonzero(np.unpackbits(packed, count=steps))
+    if len(values) != len(rows) * field.row_bytes:
+        raise ValueError(f"{len(values):,} bytes of values, expected {len(rows) * field.row_bytes:,}")
+    return (
+        begin * stride + rows,
+        generation[rows // stride],
+        values.view(field.np_dtype).reshape(-1, *field.shape),
+    )
 
 
 def _array(state: Mapping[str, Any], name: str) -> npt.NDArray[Any]:

@@ -66,7 +66,7 @@ class Described:
         limits: ``capacity``, ``ram``, ``disk_limit`` and ``seed``, as given for the store.
         codecs: by field, as given.
         annotations: of the store and of its lanes.
-        deleted_file: inode, time and size of the file of deleted steps; ``None``: there is none.
+        column_files: name, and ``mark_of``, of each file of deleted steps and of values of columns added later.
     """
 
     part: Path
@@ -76,7 +76,7 @@ class Described:
     limits: dict[str, int | None]
     codecs: dict[str, str]
     annotations: Annotations
-    deleted_file: tuple[int, int, int] | None = None
+    column_files: frozenset[tuple[Any, ...]] = frozenset()
 
     def fields(self) -> dict[str, dict[str, Any]]:
         """Return the fields by name as JSON."""
@@ -155,15 +155,16 @@ def describe(folder: Path) -> Described:
     identity = Identity(bytes.fromhex(manifest["store"]), said.spec.schema_hash)
     annotations = Annotations(manifest.get("annotations"))
     part = _part(folder, manifest)
-    file = _file_of(folder / COLUMNS / file_name(DELETED, manifest["store"])) if part == folder else None
-    return Described(part, said.spec, identity, said.segment_steps, limits, said.codecs, annotations, file)
+    files: frozenset[tuple[Any, ...]] = frozenset()
+    with contextlib.suppress(OSError):  # none, or one was replaced meanwhile: the next look sees it
+        if part == folder:
+            files = frozenset((path.name, mark_of(path)) for path in (folder / COLUMNS).iterdir())
+    return Described(part, said.spec, identity, said.segment_steps, limits, said.codecs, annotations, files)
 
 
-def _file_of(path: Path) -> tuple[int, int, int] | None:
-    try:
-        found = path.lstat()
-    except OSError:
-        return None
+def mark_of(path: Path) -> tuple[int, int, int]:
+    """Return what changes with a file that is replaced as a whole: its inode, time and size.  Raises: OSError."""
+    found = path.lstat()
     return found.st_ino, found.st_mtime_ns, found.st_size
 
 

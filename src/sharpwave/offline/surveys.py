@@ -229,6 +229,16 @@ class Survey:
                 if step == last and episode.steps in steps:
                     yield episode.steps, values[rows[step - part.first] + 1]
 
+    def ids(self, episode: EpisodeSpan, begin: int, end: int) -> Ints:
+        """Return the ids of the steps ``begin <= step < end`` of an episode, int64; -1: missing."""
+        found = np.full(end - begin, -1, np.int64)
+        for one in self.lanes[episode.lane].segments:
+            first = one.header.first_step - episode.first_step
+            low, high = max(begin, first), min(end, first + one.header.steps)
+            if low < high:
+                found[low - begin : high - begin] = one.record.id + np.arange(low - first, high - first)
+        return found
+
     def unpack(self, one: Segment, only: Collection[str]) -> dict[str, npt.NDArray[Any]]:
         """Decode some columns of a segment, and its flags. Cost: reading that segment.
 
@@ -311,7 +321,7 @@ class Following:
             self._scan = FolderScan(self.folder, _outline)
         changed = self._scan.update(described, progress) or replaced
         changed |= described.annotations.manifest() != before.annotations.manifest()
-        changed |= described.deleted_file != before.deleted_file
+        changed |= described.column_files != before.column_files
         if changed or not self.survey.regions:
             self.survey = _assembled(self.folder, described, self._scan.files)
         return changed

@@ -78,7 +78,7 @@ class ColumnFiles:
                     damages.append("columns: the file that names the columns added later is not there; they are lost")
                 continue
             try:
-                if name != _chunk_name(state["column"], state["chunk"]):
+                if name != chunk_name(state["column"], state["chunk"]):
                     raise ValueError(f"chunk {state['chunk']!r}, expected the one of the file {name!r}")
                 late.take(found, int(state["chunk"]) * found.chunk_slots, state)
             except WRONG as error:
@@ -122,7 +122,7 @@ class ColumnFiles:
                 for name, column in self._named.items():
                     if name not in kept:
                         for chunk in range(-(-index.slots // column.chunk_slots)):
-                            self._files.remove(_chunk_name(name, chunk))
+                            self._files.remove(chunk_name(name, chunk))
                 self._named = kept
             self._write_names(late.columns)
             self._named = dict(late.columns)
@@ -131,7 +131,7 @@ class ColumnFiles:
                 begin = chunk * column.chunk_slots
                 end = min(begin + column.chunk_slots, index.highest)
                 values = late.chunk(column, begin, end)
-                key = _chunk_name(name, chunk)
+                key = chunk_name(name, chunk)
                 if values["values"].size:
                     about = {"name": key, "column": name, "key": column.key, "chunk": chunk}
                     self._files.write(key, about | {"generation": index.generation[begin:end]} | values)
@@ -155,5 +155,6 @@ def named_columns(folder: Path, store: str) -> dict[str, Field]:
         return {}
 
 
-def _chunk_name(column: str, chunk: int) -> str:
+def chunk_name(column: str, chunk: int) -> str:
+    """Return the name of the state of a column's chunk."""
     return f"{column}.{chunk}"

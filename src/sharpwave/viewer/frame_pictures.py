@@ -32,6 +32,8 @@ PALETTE = np.array(
 def is_picture(field: Field) -> bool:
     """Return whether a field's values can be drawn: [H, W], [H, W, channels] or [channels, H, W]."""
     shape = field.shape
+    if field.ragged:
+        return False
     channels = 1
     if len(shape) == 3:
         channels = shape[0] if _channels_first(shape) else shape[2]

@@ -46,6 +46,11 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
         "returns": spread(returns),
         "lengths": spread(lengths),
         "fields": field_rows(snapshot),
+        "columns": [
+            {"name": escaped(name), "shape": list(field.shape), "dtype": field.dtype}
+            for name, field in list(snapshot.late.fields.items())[:MAX_FIELDS]
+        ],
+        "columns_trouble": escaped(snapshot.late.damage)[:500],
         "fields_hidden": max(0, len(described.spec.fields) - MAX_FIELDS),
         "annotations": described.annotations.store,
         "lanes": [
@@ -129,7 +134,7 @@ def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
             picture = {
                 "height": height, "width": width, "count": count, "columns": frame_pictures.COLUMNS, "every": every,
             }  # fmt: skip
-        rows.append({"number": number, "name": escaped(name), **told[name], "picture": picture})
+        rows.append({"number": number, "name": escaped(name), **told[name], "picture": picture, "ragged": field.ragged})
     return rows
 
 

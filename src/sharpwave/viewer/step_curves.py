@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -22,21 +23,30 @@ MAX_POINTS = 4000
 MAX_CURVES, MAX_COMPONENTS = 64, 8
 """Limits of an episode's curves, and of a value's components with a curve each; with more components, their smallest,
 mean and largest are drawn."""
-MAX_CHARACTERS = 400
+MAX_CHARACTERS, MAX_HEX, MAX_NUMBERS = 20_000, 256, 4096
+"""Limits of the characters, bytes and numbers of a row of any length that are shown."""
+CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\u202a-\u202e\u2066-\u2069]")
+"""Characters of texts that are escaped: controls but tabs and line breaks, surrogates, and changes of direction."""
 MAX_VALUES = 32
 """Limit of the components of a value that are shown in full."""
 
 
-def plotted(snapshot: Snapshot) -> list[tuple[str, Field]]:
-    """Return the fields that are drawn as curves: all but pictures, up to ``MAX_CURVES`` curves."""
+def plotted(snapshot: Snapshot) -> tuple[list[tuple[str, Field]], list[tuple[str, Field]]]:
+    """Return the columns added later and the fields that are drawn as curves: all but pictures, up to ``MAX_CURVES``
+    curves."""
     described = snapshot.survey.described
-    found, left, room = [], MAX_CURVES, MAX_DECODED_BYTES // described.layout.max_frames
-    for name, field in described.spec.fields.items():
-        curves = _components(field) if _components(field) <= MAX_COMPONENTS else 3
-        if not field.ragged and not is_picture(field) and curves <= left and field.row_bytes < room:
-            found.append((name, field))
-            left, room = left - curves, room - field.row_bytes
-    return found
+    late: list[tuple[str, Field]] = []
+    fields: list[tuple[str, Field]] = []
+    left, room = MAX_CURVES, MAX_DECODED_BYTES // described.layout.max_frames
+    for found, those in ((late, snapshot.late.fields), (fields, described.spec.fields)):
+        for name, field in those.items():
+            if field.ragged or is_picture(field):
+                continue
+            curves = _components(field) if _components(field) <= MAX_COMPONENTS else 3
+            if curves <= left and field.row_bytes < room:
+                found.append((name, field))
+                left, room = left - curves, room - field.row_bytes
+    return late, fields
 
 
 def curves(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> dict[str, Any]:
@@ -44,14 +54,15 @@ def curves(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> di
 
     Returns:
         ``step``, numbers; ``curves``, each with the ``name`` of its quantity, a ``label`` and ``values``, with None for
-        missing numbers; ``exact``: whether every step has a point.
+        missing numbers, and whether it is of a column added later (``late``); ``exact``: whether every step has a
+        point.
 
     Raises:
         DamagedError, TooLargeError: as ``Snapshot.read``; also for too many steps.
     """
     if end - begin > MAX_READ_STEPS:
         raise TooLargeError(f"{end - begin:,} steps, at most {MAX_READ_STEPS:,} are drawn at a time; choose fewer")
-    fields = plotted(snapshot)
+    late, fields = plotted(snapshot)
     spec = snapshot.survey.described.spec
     sparse, observed = spec.sparse_names, spec.obs_names
     names = [name for name, _ in fields]
@@ -76,20 +87,23 @@ def curves(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> di
                 for number, column in enumerate(_columns(values[part.frames[rows] if name in observed else rows])):
                     found[place + number][2][out] = column
             place += parts
+    found[1:1] = _of_late(snapshot, episode, begin, end, late)
     found += _of_views(snapshot, episode, begin, end)
+    late_names = {name for name, _ in late}
     x, thin = thinned(begin, [values for _, _, values in found])
     return {
         "step": x,
         "exact": count <= MAX_POINTS,
         "curves": [
-            {"name": escaped(name), "label": escaped(label), "values": numbers(values)}
+            {"name": escaped(name), "label": escaped(label), "values": numbers(values), "late": name in late_names}
             for (name, label, _), values in zip(found, thin, strict=True)
         ],
     }
 
 
 def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, Any]:
-    """Return all values of one step, as text.
+    """Return all values of one step, as text; rows of any length with their number of items (``count``), their
+    ``unit`` and what is ``left_out`` at their end.
 
     Raises:
         DamagedError: the segment was deleted meanwhile, or cannot be decoded.
@@ -97,24 +111,42 @@ def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, 
     spec = snapshot.survey.described.spec
     small = [name for name, field in spec.fields.items() if not is_picture(field) and name not in spec.sparse_names]
     small = [name for name in small if spec.fields[name].row_bytes <= 1 << 20][:MAX_CURVES]
-    told: list[dict[str, str]] = []
+    told: list[dict[str, Any]] = []
     for part in snapshot.read(episode, small, step, step + 1):
         row = part.rows.start
         told.append({"name": "reward", "text": f"{float(part.arrays['reward'][row]):.6g}"})
         for name in small:
             at = part.frames[row] if name in spec.obs_names else row
-            value = part.arrays[name][at]
-            if spec.fields[name].text is not None:
-                told.append({"name": escaped(name), "text": _shortened(value.tobytes(), spec.fields[name].text)})
-                continue
-            told.append({"name": escaped(name), "text": text_of(value)})
+            value, row_of = part.arrays[name][at], spec.fields[name]
+            shown = _row_of(value, row_of) if row_of.ragged else {"text": text_of(value)}
+            told.append({"name": escaped(name), **shown})
+    ids = snapshot.survey.ids(episode, step, step + 1)
+    for name, field in list(snapshot.late.fields.items())[:MAX_CURVES]:
+        if field.row_bytes <= 1 << 20:
+            values, written = snapshot.late.read(name, ids)
+            told.append({"name": escaped(name), "text": text_of(values[0]) if written[0] else "–", "late": True})
     return {"step": step, "lane_step": episode.first_step + step, "values": told}
 
 
-def _shortened(content: bytes, text: str | None) -> str:
-    """Return text as it is shown: its first characters, escaped."""
-    shown = content.decode(errors="replace") if text == "str" else repr(content[:MAX_CHARACTERS])
-    return escaped(shown[:MAX_CHARACTERS]) + ("..." if len(shown) > MAX_CHARACTERS else "")
+def _row_of(value: npt.NDArray[Any], field: Field) -> dict[str, Any]:
+    """Return a row of any length as JSON: text with its line breaks, bytes in hexadecimal, and numbers."""
+    if field.text == "str":
+        content = value.tobytes().decode(errors="replace")
+        shown = CONTROLS.sub(lambda one: escaped(one[0]), content[:MAX_CHARACTERS])
+        return _counted(shown, len(content), "characters", MAX_CHARACTERS)
+    if field.text == "bytes":
+        return _counted(value[:MAX_HEX].tobytes().hex(" "), len(value), "bytes", MAX_HEX)
+    unit = f"rows of {' × '.join(map(str, field.inner))}" if field.inner else "numbers"
+    size = int(np.prod(field.inner, dtype=np.int64))
+    most = max(1, MAX_NUMBERS // max(1, size))
+    form = "{}" if field.np_dtype.kind in "iub" else "{:.4g}"
+    rows = value[:most].reshape(min(len(value), most), size)[:, :MAX_NUMBERS].tolist()
+    text = ("\n" if field.inner else " ").join(" ".join(map(form.format, row)) for row in rows)
+    return _counted(text, len(value), unit, most)
+
+
+def _counted(text: str, count: int, unit: str, most: int) -> dict[str, Any]:
+    return {"text": text, "count": count, "unit": unit, "left_out": max(0, count - most)}
 
 
 def text_of(value: npt.NDArray[Any]) -> str:
@@ -125,6 +157,18 @@ def text_of(value: npt.NDArray[Any]) -> str:
     if len(flat) > MAX_VALUES:
         words.append(f"... {len(flat):,} numbers")
     return words[0] if np.ndim(value) == 0 else " ".join(words)
+
+
+def _of_late(
+    snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int, columns: list[tuple[str, Field]]
+) -> list[tuple[str, str, Floats]]:
+    found = []
+    ids = snapshot.survey.ids(episode, begin, end) if columns else np.zeros(0, np.int64)
+    for name, field in columns:
+        values, written = snapshot.late.read(name, ids)
+        for label, column in zip(_labels(name, field), _columns(values), strict=True):
+            found.append((name, label, np.where(written, column, np.nan)))
+    return found
 
 
 def _of_views(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> list[tuple[str, str, Floats]]:

@@ -1,11 +1,13 @@
 // One episode, step by step: its frame, all values, and curves with a common cursor.
-import { chart, line, marker, stepped, synchronized } from "./chart.js";
+import { chart, color, line, marker, stepped, synchronized } from "./chart.js";
 import { Frames, thumbnails } from "./data.js";
 import { card, h, name, number, pairs, plain, whole } from "./dom.js";
 import { listed } from "./episodes.js";
 
 const SHEET = 18,
-  MOST_POINTS = 4000;
+  MOST_POINTS = 4000,
+  FOLDED = 900, // characters
+  FOLDED_LINES = 10;
 
 export async function show(context) {
   const { state, link, go } = context,
@@ -46,6 +48,8 @@ export async function show(context) {
   });
   const at = h("span", { class: "at" });
   const values = h("div", { class: "values" });
+  const rows = h("div", { class: "rows-of-step" });
+  const ragged = memory.fields.some((one) => one.ragged);
   const play = h("button", { class: "button", title: "play, pause (space)", on: { click: () => toggle() } }, "▶");
   const speeds = h(
     "select",
@@ -101,9 +105,12 @@ export async function show(context) {
     if (!groups.has(key)) groups.set(key, []);
     groups.get(key).push(curve);
   }
+  const late = new Set((curves.curves ?? []).filter((one) => one.late).map((one) => one.name)); // columns added later
   const RANK = (key) =>
     key === "reward"
       ? 0
+      : late.has(key)
+        ? 0.5
       : key === "action"
         ? 1
         : key.startsWith("Q") || key.startsWith("value")
@@ -141,6 +148,7 @@ export async function show(context) {
   };
   function plot(key, place) {
     const group = groups.get(key),
+      gaps = key === "reward" || late.has(key),
       whole_numbers =
         key === "action" &&
         group.every((one) => one.values.every((value) => value === null || Number.isInteger(value)));
@@ -153,7 +161,10 @@ export async function show(context) {
             line(curve.label, group.length > 1 ? index : place, {
               paths: whole_numbers ? stepped : undefined,
               width: group.length > 1 ? 1.4 : 1.6,
-              spanGaps: key !== "reward",
+              spanGaps: !gaps,
+              ...(late.has(key) && curve.values.includes(null)
+                ? { points: { show: true, size: 5, width: 0, fill: color(group.length > 1 ? index : place) } }
+                : {}),
             }),
           ),
         ],
@@ -232,12 +243,48 @@ export async function show(context) {
       else {
         const long = (one) => one.text.length > 40,
           rank = (one) => 20 * long(one) + RANK(one.name);
-        const ordered = [...told.values, ...extra()].sort((a, b) => rank(a) - rank(b));
+        const ordered = [...told.values.filter((one) => !one.unit), ...extra()].sort((a, b) => rank(a) - rank(b));
         values.replaceChildren(pairs(ordered.map((one) => [h("bdi", {}, one.name), one.text])));
       }
+      rows.replaceChildren(...(told.values ?? []).filter((one) => one.unit).map(row));
       if (playing) await new Promise((done) => setTimeout(done, 90));
     }
     waiting = false;
+  }
+  const unfolded = new Set();
+  /** A row of any length: a text, bytes or numbers; a long one is folded. */
+  function row(one) {
+    const long = one.text.length > FOLDED || one.text.split("\n").length > FOLDED_LINES;
+    const content = h("div", { class: `row-text ${one.unit === "characters" ? "" : "mono"}`, dir: "auto" }, one.text);
+    const fold = h("button", {
+      class: "button small",
+      on: {
+        click: () => {
+          unfolded.has(one.name) ? unfolded.delete(one.name) : unfolded.add(one.name);
+          folding();
+        },
+      },
+    });
+    const folding = () => {
+      const folded = long && !unfolded.has(one.name);
+      content.classList.toggle("folded", folded);
+      fold.setAttribute("aria-expanded", String(!folded));
+      fold.textContent = folded ? "show all" : "fold";
+    };
+    folding();
+    const shown = one.left_out ? `, the first ${whole(one.count - one.left_out)} shown` : "";
+    return h(
+      "div",
+      { class: "row-field" },
+      h(
+        "div",
+        { class: "head" },
+        name(one.name),
+        h("span", { class: "quiet small num" }, `${whole(one.count)} ${one.unit}${shown}`),
+        long ? fold : null,
+      ),
+      one.count ? content : null,
+    );
   }
   function extra() {
     if (!curves.exact) return [];
@@ -390,6 +437,8 @@ export async function show(context) {
         {},
         sheet ? card("Contact sheet", "", sheet) : null,
         sheet ? h("br") : null,
+        ragged ? card("Text and rows of this step", "", rows) : null,
+        ragged ? h("br") : null,
         card(
           [
             "Curves",

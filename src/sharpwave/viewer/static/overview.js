@@ -262,12 +262,21 @@ function fields(memory) {
       [["field"], ["shape"], ["dtype"], ["stack", 1], ["codec"]],
       memory.fields.map((one) => [
         name(one.name),
-        one.shape.join("×") || "()",
+        one.ragged ? `any${one.shape.slice(1).map((n) => `×${n}`).join("")}` : one.shape.join("×") || "()",
         one.dtype,
         one.stack ?? (one.every ? `every ${one.every}` : "–"),
         one.codec,
-      ]),
+      ]).concat(
+        memory.columns.map((one) => [
+          name(one.name),
+          one.shape.join("×") || "()",
+          one.dtype,
+          "–",
+          h("span", { class: "quiet" }, "added later"),
+        ]),
+      ),
     ),
+    memory.columns_trouble ? h("p", { class: "small bad-text" }, memory.columns_trouble) : null,
     memory.fields_hidden ? h("p", { class: "quiet small" }, `and ${memory.fields_hidden} more`) : null,
     memory.fields
       .filter((one) => Object.keys(one.metadata).length)
