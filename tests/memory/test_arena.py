@@ -220,13 +220,14 @@ def filled(nbytes: int) -> Arena:
 
 
 def touched_ahead(arena: Arena) -> int:
-    """Return the bytes that the thread has touched ahead, once it has; at most 10 s later."""
-    for _ in range(1000):
-        if arena.uncounted_bytes > HUGE_PAGE:
+    """Return the bytes that the thread has touched ahead, once it has and touches no more; at most 10 s later."""
+    before, now = -1, arena.uncounted_bytes
+    for _ in range(200):
+        if before == now >= HUGE_PAGE:
             break
-        time.sleep(0.01)
-    time.sleep(0.05)
-    return arena.uncounted_bytes
+        time.sleep(0.05)
+        before, now = now, arena.uncounted_bytes
+    return now
 
 
 @touches

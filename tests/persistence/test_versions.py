@@ -257,26 +257,29 @@ def test_a_version_is_made_while_others_write_and_sample(tmp_path: Path) -> None
     fill(store, 50)
     view, wrong, stop = store.transitions(), list[BaseException](), threading.Event()
 
-    def use(call: Any) -> None:
+    turns = [0, 0]
+
+    def use(which: int, call: Any) -> None:
         try:
             while not stop.is_set():
                 call()
+                turns[which] += 1
         except BaseException as error:
             wrong.append(error)
 
-    threads = [threading.Thread(target=use, args=(call,)) for call in (lambda: fill(store, 5), lambda: view.sample(32))]
+    calls = [lambda: fill(store, 5), lambda: view.sample(32)]
+    threads = [threading.Thread(target=use, args=one) for one in enumerate(calls)]
     for thread in threads:
         thread.start()
-    end = time.monotonic() + 1.0
-    names = list[str]()
-    while time.monotonic() < end:
-        names.append(f"v{len(names)}")
-        store.snapshot(names[-1])
+    for number in range(12):
+        store.snapshot(f"v{number}")
+        before = list(turns)
+        while any(now == was for now, was in zip(turns, before, strict=True)) and not wrong:  # each goes on
+            time.sleep(0.001)
     stop.set()
     for thread in threads:
         thread.join()
     assert not wrong
-    assert len(names) > 2
     for version in store.versions():
         with sw.Store.open(tmp_path / "d", version=version.name) as read:
             assert len(read) == version.steps

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
 import signal
 import subprocess
@@ -20,6 +22,7 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave.disk.state_files import file_name, state_files
 from sharpwave.disk.store_folder import COLUMNS
+from sharpwave.native.file_operations import Files
 from sharpwave.offline.folder_check import check
 from sharpwave.persistence.column_files import NAMES
 from sharpwave.serve.shard import Shard
@@ -37,6 +40,8 @@ RETENTIONS: dict[str, Any] = {
     "reservoir": lambda: sw.Reservoir(seed=3),
     "lowest": sw.LowestPriority,
 }
+CHANGES = ("create", "replace", "unlink", "rename", "link", "remove_directory", "make_directory", "fsync_folder")
+FORK = multiprocessing.get_context("fork")
 Step = tuple[int, int]
 
 
@@ -548,29 +553,34 @@ def test_a_kill_amid_opening_a_checkpoint_loses_no_column(tmp_path: Path, where:
     store.derive("x", lambda reward: reward, ("reward",))
     store.checkpoint(tmp_path / "c")
     store.close()
-    code = """
-import os, signal, sys, sharpwave as sw
-from sharpwave.native.file_operations import Files
-left = [int(sys.argv[2])]
-def counted(real):
-    def call(*given, **more):
-        left[0] -= 1
-        if left[0] < 0:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return real(*given, **more)
-    return call
-for name in ("create", "replace", "unlink", "rename", "link", "remove_directory", "make_directory", "fsync_folder"):
-    setattr(Files, name, counted(getattr(Files, name)))
-store = sw.Store.open(sys.argv[1], **({"disk": sys.argv[3]} if sys.argv[3] else {}))
-store._life.over()
-os._exit(0)
-"""
+
+    def opened_until(number: int, *given: Any, **more: Any) -> None:
+        """Open in a process that is killed at a change of files."""
+        left = [number]
+
+        def counted(real: Any) -> Any:
+            def call(*given: Any, **more: Any) -> Any:
+                left[0] -= 1
+                if left[0] < 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return real(*given, **more)
+
+            return call
+
+        for name in CHANGES:
+            setattr(Files, name, counted(getattr(Files, name)))
+        sw.Store.open(*given, **more)._life.over()
+        os._exit(0)
+
     died = 0
     for number in range(0, 60, 4):
         copy, target = tmp_path / f"c{number}", tmp_path / f"t{number}"
         shutil.copytree(tmp_path / "c", copy)
-        command = [sys.executable, "-c", code, str(copy), str(number), "" if where == "in place" else str(target)]
-        died += subprocess.run(command, timeout=100).returncode == -signal.SIGKILL
+        elsewhere: dict[str, Any] = {} if where == "in place" else {"disk": target}
+        process = FORK.Process(target=opened_until, args=(number, copy), kwargs=elsewhere)
+        process.start()
+        process.join(100)
+        died += process.exitcode == -signal.SIGKILL
         begun = where == "elsewhere" and (target / "store.json").exists()
         more: dict[str, Any] = {} if where == "in place" or begun else {"disk": target}
         with sw.Store.open(target if begun else copy, **more) as again:

@@ -83,9 +83,12 @@ def test_a_process_that_has_not_registered_it_says_so(registered, tmp_path, capf
 
 def test_a_package_s_entry_point_is_known(monkeypatch):
     point = EntryPoint("tabular", "tests.training.tabular:Tabular", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    assert registry.agent_class("tabular") is Tabular
-    assert load_recipe("tabular").agent == Tabular.Settings() and "tabular" in recipe_names()
+    with monkeypatch.context() as patch:
+        patch.setattr(registry, "entry_points", lambda group: [point])
+        registry._provided.cache_clear()
+        assert registry.agent_class("tabular") is Tabular
+        assert load_recipe("tabular").agent == Tabular.Settings() and "tabular" in recipe_names()
+    registry._provided.cache_clear()
 
 
 def test_a_name_is_given_once(registered):

@@ -155,8 +155,14 @@ SAMPLERS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("uses", [None, 2])
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize(
+    ("kind", "uses"),
+    [
+        pytest.param(kind, uses, marks=() if k % 2 == (uses is None) else pytest.mark.nightly)
+        for k, kind in enumerate(SAMPLERS)
+        for uses in (None, 2)
+    ],
+)
 def test_every_sampler_draws_matching_items_only(kind: str, uses: int | None, tmp_path: Path) -> None:
     """Also through evictions, streams and checkpoints, with limited uses, each of which is used up once."""
     store = sw.Store(SPEC, capacity=200, segment_steps=8, disk=tmp_path / "d")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+from functools import cache
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,12 @@ GROUP = "sharpwave.agents"
 
 def kinds() -> list[str]:
     """Return the names of all algorithms."""
-    return [*_found()]
+    return [*({**_provided(), **AGENTS})]
+
+
+def is_known(kind: str) -> bool:
+    """Return whether there is an algorithm of this name."""
+    return kind in AGENTS or kind in _provided()
 
 
 def register(agent: type[Agent]) -> None:
@@ -52,14 +58,14 @@ def register(agent: type[Agent]) -> None:
         ValueError: another algorithm has the name.
     """
     kind = agent.Settings.kind
-    if kind in _found() and agent_class(kind) is not agent:
+    if is_known(kind) and agent_class(kind) is not agent:
         raise ValueError(f"agent {kind!r}: the name is taken by {agent_class(kind)}; choose another name")
     AGENTS[kind] = agent
 
 
 def agent_class(kind: str) -> type[Agent]:
     """Return the class of an algorithm.  Raises: NotRegisteredError: an unknown name."""
-    found = _found().get(kind)
+    found = AGENTS.get(kind) or _provided().get(kind)
     if found is None:
         raise NotRegisteredError(f"agent: got kind {kind!r}, expected one of {', '.join(kinds())}")
     if isinstance(found, str):
@@ -74,5 +80,7 @@ def agent_settings(kind: str) -> Any:
     return agent_class(kind).Settings
 
 
-def _found() -> dict[str, str | type[Agent]]:
-    return {point.name: point.value for point in entry_points(group=GROUP)} | AGENTS
+@cache
+def _provided() -> dict[str, str]:
+    """Return the import paths of other packages' algorithms, from the metadata of all packages there are."""
+    return {point.name: point.value for point in entry_points(group=GROUP)}

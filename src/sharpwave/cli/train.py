@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from sharpwave.agents.registry import kinds
+from sharpwave.agents.registry import is_known
 from sharpwave.cli.output import console, settings_table, summary_table
 from sharpwave.configuration import Leaf, choices, leaves
 from sharpwave.escaping import printable
@@ -155,7 +155,7 @@ def of_algorithm(ctx: Any, recipe: Recipe, arguments: list[str]) -> Recipe:
     kind = value_of("--algorithm", arguments)
     if kind is None or kind == recipe.agent.kind:
         return recipe
-    if kind in kinds() and (found := default_recipe(kind)).offline:
+    if is_known(kind) and (found := default_recipe(kind)).offline:
         return found
     ctx.fail(f"--algorithm: got {kind!r}, expected one that learns offline: {', '.join(OFFLINE)}")
     raise AssertionError("fail raises")

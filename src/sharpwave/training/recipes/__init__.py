@@ -10,7 +10,7 @@ import tomllib
 from importlib import resources
 from typing import TYPE_CHECKING, Any
 
-from sharpwave.agents.registry import kinds
+from sharpwave.agents.registry import is_known, kinds
 
 if TYPE_CHECKING:
     from sharpwave.training.recipes.recipe import Recipe
@@ -53,6 +53,6 @@ def load_recipe(name: str) -> Recipe:
         return from_table(Recipe() if base is None else load_recipe(base), table)
     if name == OFFLINE_RECIPE:
         return default_recipe(OFFLINE[0])
-    if name in kinds():
+    if is_known(name):
         return default_recipe(name)
     raise ValueError(f"unknown recipe {name!r}, expected one of {', '.join(recipe_names())}")
