@@ -13,9 +13,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-# Until the tests are collected: what they import lives until the end, and is looked through again and again for nothing.
-gc.disable()
-
 # Before anything imports torch, and for all processes that tests start: there are as many pytest workers as processors,
 # and with a team of threads in each they would spin waiting for threads that have no processor.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -38,6 +35,9 @@ LONGEST = [
 ]  # fmt: skip
 """Files whose tests take ten seconds of a processor or so, which begin first: workers are given a file at a time, and
 none is to wait at the end for another's."""
+
+# Until the tests are collected: what they import lives to the end, and would be looked through again and again.
+gc.disable()
 
 # Asking sets Python's own start method. Else torchrl sets "spawn" when it is imported, for all tests of the worker, and
 # each environment in a process of its own imports what its test imports: 16 s of a processor in all.

@@ -1,8 +1,10 @@
 """The command line as a user runs it: in a process of its own, or in this one where that proves no less."""
 
+import io
 import os
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 
 import pytest
@@ -55,17 +57,23 @@ def here(capfd, monkeypatch):
 
 
 @pytest.fixture(scope="session")
-def pong_run(sharpwave, tmp_path_factory):
+def pong_run(tmp_path_factory):
     """The folder of a few hundred steps of Pong, and what was printed."""
 
     def train(folder):
-        result = sharpwave(
+        arguments = [
             "train", "pong", "--out", folder / "pong", "--steps", 600, "--warmup-steps", 400, "--num-envs", 4,
             "--report-every", 200, "--frame", "42x42", "--crop", "34:194", "--actions", "NOOP,RIGHT,LEFT",
             "--network", "small", "--prioritized", "--threads", 1,
-        )  # fmt: skip
-        assert result.code == 0, result.text
-        (folder / "text").write_text(result.text)
+        ]  # fmt: skip
+        text = io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, redirect_stdout(text), redirect_stderr(text):
+            for name, value in SETTINGS.items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main([*map(str, arguments)])
+        assert ended.value.code == 0, text.getvalue()
+        (folder / "text").write_text(text.getvalue())
 
     folder = once(tmp_path_factory, "pong_run", train)
     return folder / "pong", (folder / "text").read_text()

@@ -31,6 +31,7 @@ from tianshou.utils.net.continuous import ContinuousActorDeterministic, Continuo
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 
 from sharpwave.integrations import tianshou as ours
+from tests.support.examples import every_two
 
 gym.register_envs(ale_py)
 pytestmark = pytest.mark.filterwarnings("ignore:::tianshou")
@@ -202,9 +203,7 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["vector", "image"])
-@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize(("way", "kind", "given"), every_two(WAYS, ["vector", "image"], [True, False]))
 def test_every_way_that_tianshou_keeps_observations(way: str, kind: str, given: bool) -> None:
     more, steps = WAYS[way], Steps(2, kind)
     mine, other = (module.VectorReplayBuffer(40, 2, **more) for module in (ours, theirs))

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from tests.support.examples import every_two
 
 NEXT_STEP, SAME_STEP = gym.vector.AutoresetMode.NEXT_STEP, gym.vector.AutoresetMode.SAME_STEP
-WAYS = pytest.mark.parametrize("way", ["staged", "checked", "rollout"])
+WAYS = ["staged", "checked", "rollout"]
 
 
 def cartpole(limit: int = 500) -> Callable[[], Any]:
@@ -65,7 +66,7 @@ def said(record: Any) -> list[str]:
     return [str(one.message) for one in record]
 
 
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_resets_taken_for_steps_are_noticed(way: str) -> None:
     envs = vector(cartpole(), NEXT_STEP)
     store = store_for(envs)
@@ -91,7 +92,7 @@ def test_resets_that_jump_no_farther_than_steps_are_not_taken_for_reused_arrays(
     assert 0.6 * resets.sum() < store.stats()["repeated_finals"] <= resets.sum()
 
 
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_resets_taken_for_steps_are_refused(way: str) -> None:
     envs = vector(cartpole(), NEXT_STEP)
     store = store_for(envs, strict=True)
@@ -124,7 +125,7 @@ def test_time_limits_alone_tell_of_resets_too() -> None:
         play(store, envs, 640)
 
 
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     "make",
     [
@@ -144,7 +145,7 @@ def test_nothing_is_said_of_a_loop_that_is_right(make: Callable[[], Any], way: s
     assert len(store) == 3 * 640
 
 
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_nothing_is_said_of_a_loop_that_gives_anything_after_terminations(way: str) -> None:
     """As CleanRL's do: the next episode's first observation, from which nothing is learned."""
     envs = vector(cartpole(), SAME_STEP)
@@ -186,10 +187,8 @@ WORLDS = {
 }
 
 
-@WAYS
-@pytest.mark.parametrize("rewards", [0.0, 1.0])
+@pytest.mark.parametrize(("way", "rewards", "world"), every_two(WAYS, [0.0, 1.0], WORLDS))
 @pytest.mark.parametrize("terminates", [True, pytest.param(False, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("world", WORLDS)
 def test_nothing_is_said_of_worlds_that_end_where_they_begin(
     world: str, terminates: bool, rewards: float, way: str
 ) -> None:
@@ -265,7 +264,7 @@ def test_nothing_is_said_once_it_copies(limit: int) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_next_observations_that_never_lead_on_are_noticed(way: str, strict: bool) -> None:
     spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
     store = sw.Store(spec, capacity=5000, strict=strict)
@@ -343,7 +342,7 @@ def store_of(dtype: str, **settings: Any) -> sw.Store:
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_a_negative_zero_and_a_nan_end_no_episode(way: str, dtype: str) -> None:
     """The observation of the next step is stored, with its own bits."""
     obs = np.arange(65 * 2 * 3).reshape(65, 2, 3).astype(dtype)
@@ -366,7 +365,7 @@ def test_a_negative_zero_and_a_nan_end_no_episode(way: str, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_next_observations_that_are_rounded_are_noticed(way: str, strict: bool) -> None:
     """Every eighth step of lane 1 is broken off, as its next observation went through float32."""
     rng = np.random.default_rng(0)
@@ -383,7 +382,7 @@ def test_next_observations_that_are_rounded_are_noticed(way: str, strict: bool) 
     assert store.stats()["rounded_breaks"] == 7 == store.stats()["broken_episodes"]
 
 
-@WAYS
+@pytest.mark.parametrize("way", WAYS)
 def test_rounded_breaks_are_told_from_others_of_the_same_block(way: str) -> None:
     obs = np.random.default_rng(0).normal(size=(65, 2, 3))
     after = obs[1:].copy()

@@ -14,11 +14,10 @@ import pytest
 import sharpwave as sw
 from sharpwave.offline.folder_check import check
 from tests.persistence.play import LANES, SAMPLERS, SPEC, Play, assert_right, learned
+from tests.support.examples import every_two
 
 
-@pytest.mark.parametrize("disk", [False, True], ids=["memory", "disk"])
-@pytest.mark.parametrize("most", [None, 2], ids=["any times", "twice"])
-@pytest.mark.parametrize("kind", SAMPLERS)
+@pytest.mark.parametrize(("disk", "most", "kind"), every_two([False, True], [None, 2], SAMPLERS))
 def test_every_sampler_goes_on_as_if_nothing_had_been(tmp_path: Path, kind: str, most: int | None, disk: bool) -> None:
     place: dict[str, Any] = {"disk": tmp_path / "store"} if disk else {}
     store = sw.Store(SPEC, capacity=600, segment_steps=16, **place)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
-from tests.support.examples import examples
+from tests.support.examples import every_two, examples
 
 
 def spec_of(stack: int | None = None, every: int | None = None, mapping: bool = False) -> sw.Spec:
@@ -109,9 +109,10 @@ def test_it_is_as_if_appended(
     assert_same(stores[0], stores[1], n_step)
 
 
-@pytest.mark.parametrize("retention", [sw.Fifo, sw.Reservoir, sw.LowestPriority])
-@pytest.mark.parametrize("on_disk", [False, True])
-@pytest.mark.parametrize("steps", [1, 7, 30, 250])
+@pytest.mark.parametrize(
+    ("retention", "on_disk", "steps"),
+    every_two([sw.Fifo, sw.Reservoir, sw.LowestPriority], [False, True], [1, 7, 30, 250]),
+)
 def test_a_full_store_evicts_for_it(tmp_path: Path, retention: Any, on_disk: bool, steps: int) -> None:
     """Episodes longer than the store as well: of those the newest steps remain."""
     disk = tmp_path / "store" if on_disk else None

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
 
 ASKED = os.environ.get("SHARPWAVE_HYPOTHESIS_EXAMPLES")
 DEFAULT = 10
@@ -27,3 +32,12 @@ def stride(step: int) -> int:
             is skipped.
     """
     return 3 * step if ASKED is None else step if int(ASKED) < 1000 else 1
+
+
+def every_two(*parts: Iterable[Any]) -> list[Any]:
+    """Return every choice of one of each of three parts or more, half of which are run by night alone.
+
+    Any two of different parts are together in the other half, too, if each part has two or more.
+    """
+    chosen = [list(zip(*some, strict=True)) for some in itertools.product(*(list(enumerate(part)) for part in parts))]
+    return [pytest.param(*one, marks=pytest.mark.nightly if sum(places) % 2 else ()) for places, one in chosen]

@@ -22,6 +22,7 @@ from sharpwave.sampling.retention import Reservoir
 from sharpwave.views.batch_source import BatchSource
 
 from ..native.test_interrupts import interrupted
+from ..support.examples import every_two
 
 SIZES = (1, 8, 32)
 Appender = Callable[[int], None]
@@ -152,9 +153,7 @@ CALLS = st.lists(
 )
 
 
-@pytest.mark.parametrize("store", STORES)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("of", VIEWS)
+@pytest.mark.parametrize(("store", "kind", "of"), every_two(STORES, KINDS, VIEWS))
 @settings(max_examples=5, deadline=None)
 @given(calls=CALLS, seed=st.integers(0, 99))
 def test_batches_are_those_of_steps_taken_one_by_one(
@@ -339,10 +338,12 @@ BLENDS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("shares", BLENDS)
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("of", ["three steps", "windows"])
-@pytest.mark.parametrize("stores", ["one", "two", "two, one of which the core does not decode"])
+STORED = ["one", "two", "two, one of which the core does not decode"]
+
+
+@pytest.mark.parametrize(
+    ("stores", "of", "kind", "shares"), every_two(STORED, ["three steps", "windows"], KINDS, BLENDS)
+)
 @settings(max_examples=2, deadline=None)
 @given(calls=CALLS, seed=st.integers(0, 99))
 def test_blends_are_those_of_steps_taken_one_by_one(
