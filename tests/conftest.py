@@ -24,17 +24,22 @@ import pytest
 from tests.support.examples import ASKED, DEFAULT
 
 LONGEST = [
-    "docs/test_code.py", "training/test_resume.py", "cli/test_train.py", "test_examples.py", "cli/test_record.py",
-    "cli/test_bench.py", "training/actors/test_nodes.py", "training/test_held_out.py", "training/test_environments.py",
-    "data_sets/test_bounds.py", "persistence/test_crash.py", "serve/test_folders.py", "training/test_action_masks.py",
-    "training/actors/test_pool.py", "training/test_continuous_actions.py", "training/test_loop.py",
-    "integrations/test_sb3.py", "integrations/test_resets.py", "training/actors/test_inference.py",
-    "persistence/test_many_lives.py", "training/test_evaluate_beside.py", "views/test_sequences_machine.py",
-    "integrations/test_tianshou.py", "training/test_hooks.py", "views/test_at_once.py", "training/test_saving.py",
-    "torture/test_torture.py", "native/test_interrupts.py", "cli/test_evaluate.py", "serve/test_lives.py",
+    "cli/test_train.py", "training/test_resume.py", "docs/test_code.py", "agents/test_conformance.py",
+    "training/actors/test_nodes.py", "cli/test_bench.py", "data_sets/test_bounds.py", "torture/test_torture.py",
+    "test_examples.py", "training/test_held_out.py", "serve/test_folders.py", "cli/test_evaluate.py",
+    "cli/test_record.py", "envs/test_atari_options.py", "training/actors/test_pool.py", "integrations/test_resets.py",
+    "training/test_action_masks.py", "persistence/test_many_lives.py", "store/test_annotations.py",
+    "training/test_loop.py", "persistence/test_crash.py", "training/test_continuous_actions.py",
+    "sampling/test_retention.py", "benchmarks/test_imports.py", "training/test_resume_demonstrations.py",
+    "disk/test_columns_apart.py", "views/test_conditions.py", "persistence/test_versions.py",
+    "training/test_environments.py", "disk/test_compaction.py", "training/test_evaluate_beside.py",
+    "views/test_at_once.py", "format/test_hostile.py", "training/test_hooks.py", "serve/test_merging.py",
+    "store/test_recorder.py", "training/test_saving.py", "views/test_sequences.py", "cli/test_serve.py",
+    "integrations/test_sb3.py", "integrations/test_tianshou.py", "views/test_conditions_machine.py",
+    "store/test_late_columns.py", "offline/test_damage.py", "store/test_delete.py", "native/test_interrupts.py",
 ]  # fmt: skip
-"""Files whose tests take ten seconds of a processor or so, which begin first: workers are given a file at a time, and
-none is to wait at the end for another's."""
+"""Files whose tests, the slow ones included, take seven seconds of a processor or more, which begin first: workers are
+given a file at a time, and none is to wait at the end for another's."""
 
 # Until the tests are collected: what they import lives to the end, and would be looked through again and again.
 gc.disable()
