@@ -140,7 +140,7 @@ class Life:
         """Return acknowledged steps that may be missing: the last ones of episodes that the end broke off."""
         history, after = self.history, self.history.after
         open_ended = history.flags & (TERMINATED | TRUNCATED) == 0
-        last = history.acknowledged & open_ended & ((after < 0) | ~history.acknowledged[np.maximum(after, 0)])
+        last: Bools = history.acknowledged & open_ended & ((after < 0) | ~history.acknowledged[np.maximum(after, 0)])
         if resumed:  # episodes stay open, and steps without a successor cannot be sampled yet
             for _ in range(N_STEP - 1):
                 last |= open_ended & (after >= 0) & last[np.maximum(after, 0)]

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from typer.testing import CliRunner
 
@@ -16,6 +18,7 @@ from sharpwave.testing.torture.outcomes import outcome
 from sharpwave.testing.torture.program import RETENTIONS, Operation, StoreProgram, random_program
 from sharpwave.testing.torture.shrink import shrunk
 from sharpwave.views.replay import Replay
+from sharpwave.views.step_views import NStep
 
 FOUND = sorted((Path(__file__).parent / "found").glob("*.json"))
 """Programs that failed once, shrunk."""
@@ -51,6 +54,23 @@ def test_evictions_that_opening_forgets_are_found(retention: str, monkeypatch: p
     failure, _, _ = outcome(program)
     assert failure is not None
     assert failure.what in ("came back", "counts")
+
+
+def test_rows_of_any_length_of_other_steps_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = replace(full_store("Fifo"), words=True)
+    failure, counts, _ = outcome(program)
+    assert failure is None
+    assert counts["items"] > 80
+    places = NStep.places
+
+    def shifted(self: NStep, target: Any) -> Any:
+        slot, row, of, each = places(self, target)
+        return slot, np.maximum(row - 1, 0), of, each
+
+    monkeypatch.setattr(NStep, "places", shifted)  # inherited by the processes of lives
+    failure, _, _ = outcome(program)
+    assert failure is not None
+    assert failure.what == "words"
 
 
 @pytest.mark.slow

@@ -42,6 +42,17 @@ def rewards(serials: Any) -> npt.NDArray[np.float32]:
     return (np.asarray(serials, np.int64) * 7919 % 251).astype(np.float32)
 
 
+def words(serials: Any) -> list[npt.NDArray[np.int32]]:
+    """Return the row of 0 to 6 words that each step has; none for a serial number of 0, as padding has."""
+    return [np.arange(one % 7, dtype=np.int32) + one for one in np.asarray(serials).reshape(-1).tolist()]
+
+
+def right_words(rows: Any, serials: Any) -> npt.NDArray[np.bool_]:
+    """Return whether the rows of a batch or of an episode are those of its steps, in the shape of ``serials``."""
+    right = [np.array_equal(rows.row(k), row) for k, row in enumerate(words(serials))]
+    return np.reshape(right, np.shape(serials))
+
+
 def told(pictures: Any) -> npt.NDArray[np.uint8]:
     """Return the six bytes of observations' codes, and a seventh byte, whether the background is right."""
     right = (pictures[..., 6:] == np.arange(pictures.shape[-1], dtype=np.uint8)[6:]).all(-1, keepdims=True)
@@ -95,7 +106,8 @@ class StoreProcess:
             settings = {name: value for name, value in program.settings.items() if name != "region_bytes"}
             retention = RETENTIONS[settings.pop("retention")]()
             obs = sw.Field((program.width,), "uint8", stack=program.stack or None)
-            spec = sw.Spec(obs=obs, action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
+            more = {"words": sw.Field((None,), "int32", max_length=6)} if program.words else {}
+            spec = sw.Spec(obs=obs, action=sw.Field((), "int64"), serial=sw.Field((), "int64"), **more)
             self.store = sw.Store(spec, disk=self.folder, retention=retention, **settings | limits)
         self.views = {name: self._view(name) for name in self.program.views}
         damages = self.store.recovery.damages if self.store.recovery is not None else []
@@ -123,13 +135,16 @@ class StoreProcess:
         }
         if (rows["next"] >= 0).all():
             given["next_obs"] = observations(rows["next"], width)
+        if self.program.words:
+            given["words"] = np.empty(serial.shape, object)
+            given["words"].reshape(-1)[:] = words(serial)
         ids, done = np.full(serial.shape, -1, np.int64), 0
         try:
             if how == "episode":
                 last = int(serial[-1, 0])
                 obs = np.concatenate([given["obs"][:, 0], observations([last + FINAL], width)])
                 ends = bool(rows["terminated"][-1, 0]), bool(rows["truncated"][-1, 0])
-                more = {"action": given["action"][:, 0], "reward": given["reward"][:, 0], "serial": serial[:, 0]}
+                more = {one: given[one][:, 0] for one in ("action", "reward", "serial", "words") if one in given}
                 ids[:, 0] = store.add_episode(
                     lane=lanes[0], obs=obs, terminated=ends[0], truncated=ends[1], whole=whole, **more
                 )
@@ -286,8 +301,10 @@ class StoreProcess:
                     batch = replay.fetch(ids[begin : begin + self.items_at_a_time])
                     part = {one: np.array(batch[one]) for one in names}
                     part |= {one: told(part[one]) for one in ("obs", "next_obs") if one in part}
+                    if self.program.words:
+                        part["words"] = right_words(batch["words"], part["serial"])
                     parts.append(part | {"where": np.array(where(batch))})
-                found |= {one: np.concatenate([part[one] for part in parts]) for one in (*names, "where")}
+                found |= {one: np.concatenate([part[one] for part in parts]) for one in parts[0]}
                 found["where"] = list(map(tuple, found["where"].tolist()))
                 if name in exact:
                     drawn = replay.draw(4 * len(ids))
@@ -297,7 +314,8 @@ class StoreProcess:
             (e.lane, e.first_step, e.length, e.total_reward, e.begun, e.ended, e["serial"], told(e.obs), e.reward)
             for e in store.episodes()
         ]
-        return {"views": views, "episodes": episodes, "marks": self._marks()}
+        right = not self.program.words or all(right_words(e["words"], e["serial"]).all() for e in store.episodes())
+        return {"views": views, "episodes": episodes, "words": right, "marks": self._marks()}
 
 
 def live(program: StoreProgram, folder: Path, checkpoint: Path, pipe: Connection) -> None:

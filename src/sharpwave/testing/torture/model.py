@@ -526,6 +526,7 @@ class Log:
         for name, found in look["views"].items():
             self._compare_view(name, found)
         self._compare_episodes(look["episodes"])
+        check(look["words"], "words", "episodes: steps have other words")
         self._compare_marks(look["marks"])
 
     def _compare_marks(self, found: list[Any]) -> None:
@@ -574,6 +575,9 @@ class Log:
             )
         if not ids:
             return
+        if self.program.words:
+            wrong_words = [key for key, right in zip(there, found["words"], strict=True) if not np.all(right)]
+            check(not wrong_words, "words", f"view {name}: steps {some(set(wrong_words))} have other words")
         if settings["kind"] == "transitions":
             self._compare_transitions(name, found, [items[key] for key in there])
         else:

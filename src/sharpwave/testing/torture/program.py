@@ -38,7 +38,7 @@ class StoreProgram:
     Attributes:
         settings: arguments of ``sharpwave.Store``; ``retention`` is a name. ``region_bytes``: size of a region file.
         lanes: number of lanes. ``stack``, ``width``: those of observations.
-        views: names of ``VIEWS``.
+        views: names of ``VIEWS``. ``words``: whether steps have a field with rows of any length.
         seed: seed given to ``random_program``.
     """
 
@@ -49,6 +49,7 @@ class StoreProgram:
     width: int = 6
     views: tuple[str, ...] = ("one",)
     seed: int = 0
+    words: bool = False
 
     def with_operations(self, operations: Iterable[Operation]) -> StoreProgram:
         """Return the program with other operations."""
@@ -101,7 +102,7 @@ def random_program(
         settings["ram"] = 4 << 20
     width = rng.choice([6, 6, 40, 200]) if limit == "capacity" else rng.choice([40, 200, 400])
     views = tuple(name for name in VIEWS if name == "one" or rng.random() < 0.5)
-    program = StoreProgram(settings, [], lanes, rng.choice([0, 2, 3]), width, views, seed)
+    program = StoreProgram(settings, [], lanes, rng.choice([0, 2, 3]), width, views, seed, rng.random() < 0.5)
     make = _Maker(program, rng)
     for _ in range(rng.randint(15, 70)):
         make.some()

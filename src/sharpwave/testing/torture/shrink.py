@@ -60,6 +60,8 @@ def _settings(now: Callable[[], StoreProgram], try_one: Callable[[StoreProgram],
             try_one(replace(now(), views=tuple(one for one in now().views if one != view)))
     if now().stack:
         try_one(replace(now(), stack=0))
+    if now().words:
+        try_one(replace(now(), words=False))
     if now().width > 6:
         try_one(replace(now(), width=6))
     for name, plain in {"codec": "raw", "ram": None, "on_full": "raise", "seed": 0}.items():
