@@ -116,7 +116,7 @@ def complaints(browser: Any) -> list[str]:
     return [one["message"] for one in browser.get_log("browser") if one["level"] == "SEVERE"]
 
 
-TABS = ["", "tab=episodes", "tab=episode", "tab=priorities", "tab=memory", "tab=compare"]
+TABS = ["", *(f"tab={one}" for one in ("episodes", "episode", "priorities", "memory", "compare", "versions"))]
 
 
 @pytest.mark.parametrize("source", [0, 1])
@@ -335,10 +335,50 @@ def test_text_is_shown_and_folded_and_late_columns_have_gaps(browser: Any, tmp_p
         assert not browser.execute_script("return window.harmed")
 
 
+def test_versions_are_listed_compared_and_missed_when_they_are_deleted(browser: Any, tmp_path: Path) -> None:
+    with sw.Store(SPEC, capacity=2000, disk=tmp_path / "store", segment_steps=16) as store:
+        writer = Writer(store)
+        fill(writer, 200, 2)
+        store.flush()
+        with serving(tmp_path / "store") as server:
+            browser.get(f"{server.url}/?tab=versions")
+            until(browser, "return document.body.innerText.includes('This store has no versions')")
+            store.snapshot("one", note={"who": SCRIPT, "source": SCRIPT})
+            episodes = len(writer.episodes())
+            cells = "return [...document.querySelectorAll('td')].map((one) => one.innerText)"
+            until(browser, f"return (() => {{ {cells} }})()[3] === '{episodes}'")  # as it is made, and as it is read
+            row = browser.execute_script(cells)
+            assert (row[0], row[2], row[7]) == ("one", "200", "–") and row[8].startswith(SCRIPT)
+            for width in (900, 1280):
+                browser.set_window_size(width, 820)
+                assert browser.execute_script("return document.documentElement.scrollWidth <= innerWidth"), width
+            fill(writer, 100, 2, seed=1)
+            store.flush()
+            server.watched[0].update()
+            browser.find_element("link text", "beside the store").click()
+            until(browser, "return document.querySelectorAll('.chart .u-over').length")
+            names = "return [...document.querySelectorAll('.title select')].map((one) => one.selectedOptions[0].text)"
+            assert browser.execute_script(names) == ["store @ one", "store"]
+            text = browser.find_element("tag name", "body").text
+            assert "Returns of whole episodes" in text and "Only in store @ one" in text and "Only in store" in text
+            browser.find_elements("css selector", ".only a")[-1].click()
+            until(browser, "return document.querySelector('.player')")
+            browser.get(f"{server.url}/?source=0@one&tab=episodes")
+            until(browser, "return document.querySelector('.row.chosen')")
+            assert browser.find_element("css selector", ".tools span").text == str(episodes)
+            assert not complaints(browser)
+            store.delete_version("one")
+            until(browser, "return document.querySelector('.note')?.innerText.includes(`version 'one'`)")
+            assert browser.find_element("css selector", ".status").text.startswith("deleted")
+            assert not browser.execute_script("return window.harmed") and complaints(browser)
+            browser.get(f"{server.url}/")
+            until(browser, "return document.querySelector('.facts')")
+
+
 def test_keys_and_help(page: Any) -> None:
     browser = page("/?source=1")
     body = browser.find_element("tag name", "body")
-    for key, tab in {"2": "episodes", "3": "priorities", "4": "memory", "5": "compare"}.items():
+    for key, tab in {"2": "episodes", "3": "priorities", "4": "memory", "5": "compare", "6": "versions"}.items():
         body.send_keys(key)
         until(browser, f"return location.search.includes('tab={tab}')")
     body.send_keys("?")

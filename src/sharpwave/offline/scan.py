@@ -301,6 +301,11 @@ class FileScan:
         torn = (one for one in self.scan.damages if one.offset >= FIRST and one.offset + one.nbytes <= self.next)
         return [*torn, *damages]
 
+    def moved(self, path: Path) -> FileScan:
+        """Return it as of another link to the file."""
+        segments = [(replace(one, path=path), outline) for one, outline in self.segments]
+        return replace(self, path=path, segments=segments, final=False)
+
     def with_more(
         self, region: Region | None, more: Scan, reader: SegmentReader | None, look: Look, advance: Progress
     ) -> FileScan:
@@ -340,13 +345,15 @@ class FolderScan:
 
     Args:
         look: called with each intact segment; without a description of the store they are only counted.
+        known: files read by another scan with this ``look``: links to them are read from there on.
 
     Attributes:
         files: by path, oldest first.
     """
 
-    def __init__(self, folder: Path, look: Look) -> None:
+    def __init__(self, folder: Path, look: Look, known: Mapping[Path, FileScan] | None = None) -> None:
         self.folder, self._look = folder, look
+        self._known = {one.inode: one for one in (known or {}).values() if one.used is not None and not one.damages}
         self.files: dict[Path, FileScan] = {}
 
     def update(self, described: Described | None, progress: Callable[[int], Progress] = no_progress) -> bool:
@@ -354,14 +361,17 @@ class FolderScan:
         paths = region_files(self.folder, part_of(self.folder) if described is None else described.part)
         old = {path: file for path, file in self.files.items() if file.inode == _inode(path) and path in paths}
         changed = old.keys() != self.files.keys()  # deleted, or replaced
+        for path in paths:
+            if path not in old and (other := self._known.get(_inode(path))) is not None:
+                old[path] = other.moved(path)
         new = [path for path in paths if path not in old or not old[path].final]
         advance = progress(sum(size_of(path) - (old[path].next if path in old else 0) for path in new))
-        files = {}
+        files: dict[Path, FileScan] = {}
         for path in paths:
             # Records are appended to the newest file only: one with successors no longer changes.
             known, newest = old.get(path), path == paths[-1]
             files[path] = self._read(path, known, described, newest, advance) if path in new else old[path]
-            changed |= files[path] is not known
+            changed |= files[path] is not self.files.get(path)
         self.files = files
         return changed
 

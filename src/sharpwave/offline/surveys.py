@@ -287,6 +287,9 @@ def survey(folder: Path, progress: Callable[[int], Progress] = no_progress) -> S
 class Following:
     """Survey of a folder that is kept up to date as another process writes to it. Nothing is locked or changed.
 
+    Args:
+        known: files of another survey; those that are the same ones, by links, are not read again.
+
     Attributes:
         survey: as of the last ``update``.
 
@@ -294,9 +297,9 @@ class Following:
         FileNotFoundError: no store there.  DamagedError: ``store.json`` is not as a store writes it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, known: Mapping[Path, FileScan] | None = None) -> None:
         self.folder = folder
-        self._scan = FolderScan(folder, _outline)
+        self._scan = FolderScan(folder, _outline, known)
         self.survey = Survey(folder, describe(folder))
 
     def update(self, progress: Callable[[int], Progress] = no_progress) -> bool:

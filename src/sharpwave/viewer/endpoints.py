@@ -29,6 +29,7 @@ from sharpwave.viewer.action_values import NoValuesError, curves_of
 from sharpwave.viewer.overview import episode_row, field_rows, overview
 from sharpwave.viewer.priorities import distributions
 from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, SORTS, Snapshot
+from sharpwave.viewer.versions import VersionSources, differences
 from sharpwave.viewer.watching import Watched
 
 TYPES = {
@@ -51,14 +52,31 @@ class Endpoints:
 
     def __init__(self, watched: list[Watched]) -> None:
         self._watched = watched
+        self._versions = VersionSources()
         self._turns = threading.BoundedSemaphore(AT_A_TIME)
         self._pictures: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
         self._picture_bytes = 0
         self._lock = threading.Lock()
 
     def sources(self, request: Request) -> Response:
-        """List the sources."""
-        return _json([self._told(number, one) for number, one in enumerate(self._watched)])
+        """List the sources, each followed by the versions of its store."""
+        told = []
+        for number, one in enumerate(self._watched):
+            told.append(self._told(number, one))
+            for version in self._versions.listed(one):
+                told.append(self._told(f"{number}@{version.name}", self._versions.source(number, one, version)))
+        return _json(told)
+
+    def versions(self, request: Request) -> Response:
+        """List the versions of a source's store."""
+        number, one = self._ready(request)
+        return _json([] if isinstance(number, str) else self._versions.rows(number, one))
+
+    def differences(self, request: Request) -> Response:
+        """Return what differs between a source and another one (``with``)."""
+        _, _, snapshot = self._snapshot(request)
+        _, _, other = self._snapshot(request, request.query_params.get("with", ""))
+        return _json(self._decoded(lambda: differences(snapshot, other)))
 
     def status(self, request: Request) -> Response:
         """Return whether a source has new data, and begin to read it."""
@@ -66,7 +84,7 @@ class Endpoints:
         one.ask()
         return _json(self._told(number, one))
 
-    def _told(self, number: int, one: Watched) -> dict[str, Any]:
+    def _told(self, number: int | str, one: Watched) -> dict[str, Any]:
         snapshot, (done, total) = one.snapshot, one.progress
         return {
             "id": number,
@@ -199,21 +217,28 @@ class Endpoints:
 
     # shared by requests
 
-    def _source(self, request: Request) -> tuple[int, Watched]:
-        text = str(request.path_params["source"])
-        if not text.isdecimal() or len(text) > 4 or int(text) >= len(self._watched):
+    def _source(self, request: Request, named: str | None = None) -> tuple[int | str, Watched]:
+        """Return the source of a request, or the one ``named``, and its id: ``N``, or ``N@NAME`` for a version."""
+        text, _, version = (str(request.path_params["source"]) if named is None else named).partition("@")
+        if not (text.isascii() and text.isdecimal()) or len(text) > 4 or int(text) >= len(self._watched):
             raise HTTPException(404, "no such source")
-        return int(text), self._watched[int(text)]
+        number, one = int(text), self._watched[int(text)]
+        if not version:
+            return number, one
+        try:
+            return f"{number}@{version}", self._versions.watched(number, one, version)
+        except KeyError as error:
+            raise HTTPException(404, escaped(error.args[0])) from error
 
-    def _ready(self, request: Request) -> tuple[int, Watched]:
-        number, one = self._source(request)
+    def _ready(self, request: Request, named: str | None = None) -> tuple[int | str, Watched]:
+        number, one = self._source(request, named)
         if one.snapshot is None and not one.version:
             one.ask()
             one.wait(FIRST_WAIT_S)
         return number, one
 
-    def _snapshot(self, request: Request) -> tuple[int, Watched, Snapshot]:
-        number, one = self._ready(request)
+    def _snapshot(self, request: Request, named: str | None = None) -> tuple[int | str, Watched, Snapshot]:
+        number, one = self._ready(request, named)
         if (snapshot := one.snapshot) is None:
             reading = "the store is being read for the first time ..." if one.updating else "no steps are on disk yet"
             raise HTTPException(404, one.trouble or reading)
@@ -270,6 +295,8 @@ def make_app(watched: list[Watched]) -> Starlette:
         Route("/api/sources", at.sources),
         Route("/api/{source}/status", at.status),
         Route("/api/{source}/overview", at.overview),
+        Route("/api/{source}/versions", at.versions),
+        Route("/api/{source}/differences", at.differences),
         Route("/api/{source}/curve", at.curve),
         Route("/api/{source}/episodes", at.episodes),
         Route("/api/{source}/filters", at.filters),

@@ -15,12 +15,12 @@ from sharpwave.training.folder import CHECKPOINT_NAME, CHECKPOINTS, CONFIG, METR
 
 MAX_SOURCES = 64
 
-Kind = Literal["run", "store", "checkpoint"]
+Kind = Literal["run", "store", "checkpoint", "version"]
 
 
 @dataclass(frozen=True)
 class ViewerSource:
-    """Run, store or checkpoint to show. ``run``: the folder with its log; ``None``: a store without a run."""
+    """Run, store, checkpoint or version to show. ``run``: the folder with its log; ``None``: a store without a run."""
 
     name: str
     path: Path
@@ -31,11 +31,11 @@ class ViewerSource:
         """Return the folder of the steps: the store on disk, else the newest checkpoint's; ``None``: none yet."""
         if self.kind == "run":
             return memory_of(self.path)
-        return self.path if self.kind == "store" else self.state_folder()
+        return self.path if self.kind in ("store", "version") else self.state_folder()
 
     def state_folder(self) -> Path | None:
         """Return the folder of the newest store's checkpoint, whose state has priorities; ``None``: none yet."""
-        if self.kind == "store":
+        if self.kind in ("store", "version"):
             return self.path if part_of(self.path) != self.path else None
         if self.kind == "checkpoint":
             return self.path / REPLAY if is_store(self.path / REPLAY) else None

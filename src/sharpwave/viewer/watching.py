@@ -36,11 +36,12 @@ class Watched:
     Attributes:
         snapshot: newest contents of the replay memory; ``None``: not read yet, or the source is empty.
         progress: bytes read, and in total, of a running update.
+        like: a source whose files, as far as they are the same, need not be read again; ``None``: none.
         trouble: why the memory cannot be read; "" if it can.
     """
 
-    def __init__(self, source: ViewerSource) -> None:
-        self.source = source
+    def __init__(self, source: ViewerSource, like: Watched | None = None) -> None:
+        self.source, self.like = source, like
         self.snapshot: Snapshot | None = None
         self.progress = (0, 0)
         self._following: Following | None = None
@@ -94,7 +95,8 @@ class Watched:
         if folder is None:
             return False
         same = self._following is not None and self._following.folder == folder
-        following = self._following if self._following is not None and same else Following(folder)
+        known = self.like.snapshot.survey.files if self.like is not None and self.like.snapshot is not None else {}
+        following = self._following if self._following is not None and same else Following(folder, known)
         changed = following.update(self._start) or not same
         self._following = following
         state = self.source.state_folder()

@@ -7,6 +7,7 @@ import * as episodes from "./episodes.js";
 import * as memory from "./memory.js";
 import * as overview from "./overview.js";
 import * as priorities from "./priorities.js";
+import * as versions from "./versions.js";
 
 const TABS = {
   overview: ["Overview", overview],
@@ -15,6 +16,7 @@ const TABS = {
   priorities: ["Priorities", priorities],
   memory: ["Memory", memory],
   compare: ["Compare", compare],
+  versions: ["Versions", versions],
 };
 const HIDDEN = new Set(["episode"]);
 const POLL_MS = 2000;
@@ -28,9 +30,11 @@ let sources = [],
 export function state() {
   const query = Object.fromEntries(new URLSearchParams(location.search));
   const tab = Object.hasOwn(TABS, query.tab ?? "") ? query.tab : "overview";
-  const id = Number(query.source ?? 0);
-  return { ...query, tab, source: Number.isInteger(id) && id >= 0 && id < Math.max(1, sources.length) ? id : 0 };
+  return { ...query, tab, source: /^\d{1,4}(@[\w.-]+)?$/.test(query.source ?? "") ? query.source : "0" };
 }
+
+/** The source of an id: a number, or that and the name of a version of its store. */
+const named = (id) => sources.find((one) => String(one.id) === String(id));
 
 /** The URL of the state changed by `changes`; another tab starts with the source only. */
 export function link(changes) {
@@ -43,7 +47,7 @@ export function link(changes) {
       value !== null &&
       value !== "" &&
       !(key === "tab" && value === "overview") &&
-      !(key === "source" && Number(value) === 0)
+      !(key === "source" && String(value) === "0")
     )
       query.set(key, value);
   const text = query.toString();
@@ -61,8 +65,11 @@ async function draw(keep = false) {
     turn = ++drawing,
     [label, module] = TABS[now.tab];
   if (!keep) shown?.leave?.();
+  if (!named(now.source) || ["versions", "compare"].includes(now.tab))
+    sources = await get("sources").catch(() => sources); // versions come and go
+  if (turn !== drawing) return;
   heading(now);
-  const source = sources[now.source];
+  const source = named(now.source);
   document.title = `${label} – ${source?.name ?? "Sharpwave"}`;
   try {
     const next = await module.show({
@@ -93,7 +100,7 @@ async function draw(keep = false) {
 }
 
 function heading(now) {
-  const source = sources[now.source];
+  const source = named(now.source);
   const links = Object.entries(TABS)
     .filter(([key]) => !HIDDEN.has(key))
     .map(([key, [label]]) =>
@@ -114,7 +121,8 @@ function heading(now) {
             "aria-label": "run or store",
             on: { change: (event) => go({ source: event.target.value, lane: null, first: null, step: null }) },
           },
-          sources.map((one) => h("option", { value: one.id, selected: one.id === now.source }, one.name)),
+          source ? null : h("option", { selected: true }, now.source),
+          sources.map((one) => h("option", { value: one.id, selected: one === source }, one.name)),
         )
       : source
         ? h("span", { class: "name quiet", title: source.path, hidden: now.tab === "compare" }, source.name)
@@ -141,6 +149,7 @@ function heading(now) {
 
 function condition(source) {
   if (!source) return ["", ""];
+  if (source.gone) return ["bad", "deleted"];
   if (source.lost) return ["bad", "no connection"];
   if (source.trouble) return ["bad", "cannot be read"];
   if (source.updating && source.to_read)
@@ -155,21 +164,28 @@ async function poll() {
     try {
       const wanted =
         now.tab === "compare"
-          ? [...new Set([now.source, Number(now.with ?? 1)])].filter((id) => sources[id])
+          ? [...new Set([now.source, now.with])].filter((id) => named(id) && !named(id).gone)
           : [now.source];
-      for (const id of wanted) sources[id] = await get(`${id}/status`);
-      const source = sources[now.source];
-      if (shown && shown.source === now.source && shown.tab === now.tab && shown.version !== source.version) {
+      for (const id of wanted) {
+        const told = await get(`${id}/status`).catch((error) => {
+          if (error.status !== 404) throw error;
+          return { ...named(id), gone: true, version: -1 }; // a version that was deleted meanwhile
+        });
+        sources = sources.map((one) => (String(one.id) === String(id) ? told : one));
+      }
+      const source = named(now.source);
+      if (shown && source && shown.source === now.source && shown.tab === now.tab && shown.version !== source.version) {
         shown.version = source.version;
-        if (shown.refresh) shown.refresh(source);
+        if (source.gone) draw();
+        else if (shown.refresh) shown.refresh(source);
         else if (!shown.still) draw(true);
       }
     } catch {
-      if (sources[now.source]) sources[now.source].lost = true;
+      if (named(now.source)) named(now.source).lost = true;
     }
     const status = bar.querySelector(".status");
     if (status) {
-      const [kind, text] = condition(sources[state().source]);
+      const [kind, text] = condition(named(state().source));
       status.querySelector(".dot").className = `dot ${kind}`;
       status.querySelector(".text").textContent = text;
     }
@@ -179,7 +195,7 @@ async function poll() {
 
 function keys() {
   const rows = [
-    ["1 – 5", "overview, episodes, priorities, memory, compare"],
+    ["1 – 6", "overview, episodes, priorities, memory, compare, versions"],
     ["↑ ↓", "choose an episode in the list"],
     ["Enter", "open it"],
     ["← →", "one step back, on; with Shift ten"],
@@ -218,7 +234,7 @@ document.addEventListener("keydown", (event) => {
     event.target.closest("dialog, select, input:not([type=range]), textarea")
   )
     return;
-  const tab = ["overview", "episodes", "priorities", "memory", "compare"][Number(event.key) - 1];
+  const tab = Object.keys(TABS).filter((one) => !HIDDEN.has(one))[Number(event.key) - 1];
   if (event.key === "?") keys();
   else if (tab) go({ tab });
   else if (!shown?.key?.(event)) return;

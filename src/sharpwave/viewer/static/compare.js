@@ -1,5 +1,5 @@
 // Two runs or stores side by side.
-import { chart, dots, line } from "./chart.js";
+import { chart, dots, line, soft, stepped } from "./chart.js";
 import { get, nothing } from "./data.js";
 import { bytes, card, flat, h, name, number, table, whole } from "./dom.js";
 import { extremes } from "./overview.js";
@@ -15,16 +15,17 @@ export async function show(context) {
         h(
           "p",
           { class: "empty" },
-          "Name two runs or stores, or a folder of them, to see them side by side: sharpwave view RUN OTHER",
+          "Name two runs or stores, or a folder of them, to see them side by side: sharpwave view RUN OTHER. " +
+            "A store is compared with its versions, which store.snapshot(NAME) makes.",
         ),
       ),
     );
     return { root };
   }
-  const given = Number(state.with ?? NaN);
+  const known = (id) => sources.some((one) => String(one.id) === id);
   const ids = [
     state.source,
-    Number.isInteger(given) && sources[given] ? given : sources.findIndex((one) => one.id !== state.source),
+    known(state.with) ? state.with : String(sources.find((one) => String(one.id) !== state.source).id),
   ];
   const sides = await Promise.all(
     ids.map(async (id) => {
@@ -39,8 +40,11 @@ export async function show(context) {
         "aria-label": `${place ? "second" : "first"} of the two`,
         on: { change: (event) => context.go({ [key]: event.target.value }) },
       },
-      sources.map((one) => h("option", { value: one.id, selected: one.id === ids[place] }, one.name)),
+      sources.map((one) => h("option", { value: one.id, selected: String(one.id) === ids[place] }, one.name)),
     );
+  const differ = sides.every(({ told }) => told.memory)
+    ? await get(`${ids[0]}/differences`, { with: ids[1] }).catch((error) => ({ error }))
+    : null;
   const key = state.by === "minutes" ? "minutes" : "steps";
   const by = (one) =>
     h(
@@ -60,6 +64,9 @@ export async function show(context) {
       card(["Learning curves", h("div", { class: "right" }, by("steps"), by("minutes"))], "w12", curves(sides, key)),
     );
   root.append(card("Numbers", "w12", numbers(sides)));
+  if (differ?.error) root.append(h("div", { class: "note bad w12" }, differ.error.message));
+  if (differ?.histogram) root.append(card("Returns of whole episodes", "w12", returns(sides, differ.histogram)));
+  if (differ?.same_store) root.append(...differ.only.map((one, side) => only(context, sides, side, one, differ.both)));
   for (const { id, told } of sides) {
     const title = (text) => [h("span", {}, text, " – ", name(told.source.name))];
     root.append(
@@ -68,24 +75,82 @@ export async function show(context) {
         : card(title("Best episodes"), "w6", h("p", { class: "empty" }, nothing(told.source).message)),
     );
   }
-  const [one, other] = sides.map(({ told }) => new Map(flat(told.run?.settings?.settings ?? {})));
-  const differ = [...new Set([...one.keys(), ...other.keys()])].filter(
-    (setting) => one.get(setting) !== other.get(setting),
+  const [first, second] = sides.map(({ told }) => new Map(flat(told.run?.settings?.settings ?? {})));
+  const settings = [...new Set([...first.keys(), ...second.keys()])].filter(
+    (setting) => first.get(setting) !== second.get(setting),
   );
-  if (one.size || other.size)
+  if (first.size || second.size)
     root.append(
       card(
         "Settings that differ",
         "w12",
-        differ.length
+        settings.length
           ? table(
               [["setting"], [sides[0].told.source.name], [sides[1].told.source.name]],
-              differ.map((setting) => [name(setting), one.get(setting) ?? "–", other.get(setting) ?? "–"]),
+              settings.map((setting) => [name(setting), first.get(setting) ?? "–", second.get(setting) ?? "–"]),
             )
           : h("p", { class: "quiet" }, "None."),
       ),
     );
   return { root };
+}
+
+/** Histograms of two sources' returns in one picture. */
+function returns(sides, { edges, counts }) {
+  const x = edges,
+    values = counts.map((one) => [...one, one[one.length - 1]]); // the last step is as wide as its bin
+  const bin = (k) => (k === null ? "–" : `${number(edges[k])} to ${number(edges[Math.min(k + 1, edges.length - 1)])}`);
+  return chart(
+    240,
+    () => ({
+      scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.05)] } },
+      series: [
+        { label: "return", value: (_, value, __, k) => bin(k) },
+        ...sides.map(({ told }, side) =>
+          line(told.source.name, side, {
+            paths: stepped,
+            fill: soft(side, 18),
+            value: (_, value) => (value === null ? "–" : whole(value)),
+          }),
+        ),
+      ],
+      axes: [{ label: "return" }, { label: "episodes" }],
+    }),
+    [x, ...values],
+  );
+}
+
+/** Episodes that only one of two versions of a store has. */
+function only(context, sides, side, { total, steps, rows }, both) {
+  const { id, told } = sides[side];
+  return card(
+    [
+      h("span", {}, "Only in ", name(told.source.name)),
+      h("span", { class: "quiet small num" }, `${whole(total)} episodes, ${whole(steps)} steps; ${whole(both)} in both`),
+    ],
+    "w6",
+    total
+      ? h(
+          "div",
+          { class: "only" },
+          table(
+            [["#", 1], ["return", 1], ["length", 1], ["lane", 1], ["end"]],
+            rows.map((row) => [
+              h(
+                "a",
+                { href: context.link({ tab: "episode", source: id, lane: row.lane, first: row.first }) },
+                whole(row.number),
+              ),
+              number(row.return, 4),
+              whole(row.length),
+              row.lane,
+              h("span", { class: "tag" }, row.begun ? row.end : `${row.end}, begin evicted`),
+            ]),
+          ),
+          total > rows.length ? h("p", { class: "quiet small" }, `the newest ${rows.length}`) : null,
+        )
+      : h("p", { class: "empty" }, "None."),
+  );
 }
 
 function curves(sides, key) {
@@ -132,6 +197,7 @@ function numbers(sides) {
     ["updates", whole, ({ log }) => last(log?.reports.updates)],
     ["steps a second", whole, ({ log }) => last(log?.reports.avg_fps)],
     ["steps in memory", whole, ({ told }) => told.memory?.steps ?? null],
+    ["episodes in memory", whole, ({ told }) => told.memory?.episodes ?? null],
     ["whole episodes in memory", whole, ({ told }) => told.memory?.whole ?? null],
     ["mean return in memory", number, ({ told }) => told.memory?.returns?.mean ?? null],
     ["best return in memory", number, ({ told }) => told.memory?.returns?.max ?? null],

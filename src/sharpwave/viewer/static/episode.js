@@ -19,6 +19,7 @@ export async function show(context) {
     go({ lane: best.lane, first: best.first }, { replace: true, quiet: true });
     Object.assign(state, { lane: best.lane, first: best.first });
   }
+  const hasPolicy = !["store", "version"].includes(context.source?.kind);
   const of = { lane: state.lane, first: state.first };
   const order = { ...listed(state), desc: state.desc ?? "1" };
   const begin = state.begin === undefined ? 0 : Number(state.begin);
@@ -299,7 +300,7 @@ export async function show(context) {
     ];
   }
 
-  const wanted = state.values === "1" && context.source?.kind !== "store";
+  const wanted = state.values === "1" && hasPolicy;
   const valuesNote = h("p", { class: "quiet small values-note", role: "status" });
   let valued = null,
     left = false;
@@ -445,7 +446,7 @@ export async function show(context) {
             h(
               "div",
               { class: "right" },
-              context.source?.kind === "store"
+              !hasPolicy
                 ? null
                 : h(
                     "button",
