@@ -949,7 +949,7 @@ class Store:
         if (where is None) == (episodes is None):
             raise TypeError("delete: expected either where= or episodes=")
         with self._lock:
-            self._check_deletable()
+            self._log.check_writable("delete")
             table = find(self._log, range(self._log.lanes))
             table = table.some(~unfinished(self._log, table, self._writing.fed))
         reader = EpisodeReader(self._log, self._lock, self._life)
@@ -960,7 +960,7 @@ class Store:
         else:
             chosen = self._given(episodes)
         with self._log.saving, self._lock:  # a checkpoint that has the deletion also requires readers that know it
-            self._check_deletable()
+            self._log.check_writable("delete")
             table = find(self._log, range(self._log.lanes), with_totals=False)
             running = unfinished(self._log, table, self._writing.fed)
             there = within(table, chosen)
@@ -974,11 +974,6 @@ class Store:
                 self._views.follow()
                 free_deleted(self._log)
                 self._gate.notify()
-
-    def _check_deletable(self) -> None:
-        self._log.check_writable("delete")
-        if self._log.late.served:
-            raise ValueError("delete: this store is served, and learners elsewhere may hold its steps; delete before")
 
     def _given(self, episodes: Any) -> Table:
         """Check the episodes to delete.  Raises: TypeError, ValueError."""

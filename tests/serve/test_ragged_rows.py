@@ -186,6 +186,6 @@ def test_a_reply_without_rows_is_refused(kind: Kind, tmp_path: Path, monkeypatch
         write([writer], 1, [1, 2, 3] * 20)
         writer.close()
         view, drawn = there.cluster.transitions(), Shard._drawn
-        monkeypatch.setattr(Shard, "_drawn", lambda *given: drawn(*given) and {})
+        monkeypatch.setattr(Shard, "_drawn", lambda *given: drawn(*given) and ({}, {}))
         with pytest.raises(WireError):
             view.sample(8)

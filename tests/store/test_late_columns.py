@@ -25,7 +25,6 @@ from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.native.file_operations import Files
 from sharpwave.offline.folder_check import check
 from sharpwave.persistence.column_files import NAMES
-from sharpwave.serve.shard import Shard
 from tests.support.examples import examples
 
 SPEC = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
@@ -504,15 +503,6 @@ def test_damaged_files_are_named_and_cost_only_their_values(tmp_path: Path, dama
     assert store.derive("x", lambda reward: reward, ("reward",)) == 40
     store.close()
     assert all(one["x.written"].all() for one in sw.Store.open(tmp_path / "d").episodes())
-
-
-def test_a_shard_serves_the_fields_of_its_spec(tmp_path: Path) -> None:
-    """Learners of a cluster know no column that was added later, and get batches without it."""
-    store = filled(disk=tmp_path / "d")
-    store.derive("x", lambda reward: reward, ("reward",))
-    Shard(store)
-    assert not store.transitions().sample(8).fields
-    assert list(store.columns) == ["x"]
 
 
 def test_ram_counts_columns() -> None:

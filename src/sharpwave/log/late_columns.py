@@ -91,14 +91,8 @@ class LateColumns(LogListener):
         self.version = 0
         self.writer: ColumnWriter | None = None
         self.room: Callable[[], float] = lambda: math.inf
-        self._hidden = False
         self.deleted: Bools | None = None
         self.deletions = 0
-
-    @property
-    def served(self) -> bool:
-        """Whether learners in other processes draw from this log (``hide``)."""
-        return self._hidden
 
     @property
     def followers(self) -> list[core.Items]:
@@ -167,13 +161,8 @@ class LateColumns(LogListener):
         before, self.columns = self.columns, columns
         self._clear_with_slots()
         del before  # not earlier: the core clears their memory until here
-        self.spec = self._own if self._hidden else self._own.with_fields(self._fields())
+        self.spec = self._own.with_fields(self._fields())
         self.version += 1
-
-    def hide(self) -> None:
-        """Leave the columns out of views for good: their batches go to learners who know the log's own spec."""
-        self._hidden = True
-        self._become(self.columns)
 
     def _clear_with_slots(self) -> None:
         """Have the core clear a slot's values once its ids are stale: no later step may have them."""
@@ -273,8 +262,6 @@ class LateColumns(LogListener):
 
     def arrays(self) -> Iterator[tuple[Field, dict[str, Any]]]:
         """Yield each column of ``spec`` beside the log's own, with the arrays by which ``gather`` reads it as raw."""
-        if self._hidden:
-            return
         index = self._index
         slots, first = index.slots, np.arange(index.slots) * index.stride
         for column in self.columns.values():
@@ -297,7 +284,7 @@ class LateColumns(LogListener):
         """Return all columns for ``restore``."""
         slots = self._index.highest
         now = {"generation": self._index.generation[:slots].copy()}
-        return {name: described(one) | self.chunk(one, 0, slots) | now for name, one in self.columns.items()}
+        return {name: described(one.field) | self.chunk(one, 0, slots) | now for name, one in self.columns.items()}
 
     def chunk(self, column: LateColumn, begin: int, end: int) -> dict[str, Any]:
         """Return a column's values in the slots from ``begin`` to before ``end``: one bit a step, and the values."""
@@ -344,9 +331,8 @@ class LateColumns(LogListener):
         column.changed.update(range(-(-self._index.highest // column.chunk_slots)))
 
 
-def described(column: LateColumn) -> dict[str, Any]:
+def described(kind: Field) -> dict[str, Any]:
     """Return a column's field for ``field_of``."""
-    kind = column.field
     return {"shape": list(kind.shape), "dtype": kind.dtype, "metadata": encode(kind.metadata, "column")}
 
 

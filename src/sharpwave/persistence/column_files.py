@@ -141,7 +141,8 @@ class ColumnFiles:
 
     def _write_names(self, columns: dict[str, LateColumn]) -> None:
         about = {
-            name: described(one) | {"chunk_slots": one.chunk_slots, "key": one.key} for name, one in columns.items()
+            name: described(one.field) | {"chunk_slots": one.chunk_slots, "key": one.key}
+            for name, one in columns.items()
         }
         self._files.write(NAMES, {"name": NAMES, "columns": about})
 

@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
+
+import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.boundaries import NOTICED
+from sharpwave.log.late_columns import described, field_of
 from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
 from sharpwave.sampling.limiters import Limiter, check_timeout
 from sharpwave.sampling.protocol import Sampler
@@ -25,6 +28,7 @@ from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, cut, opening
 from sharpwave.serve.fleet import Fleet, ShardPlan
+from sharpwave.serve.late_values import Columns, checked_values, send_values
 from sharpwave.serve.link import READY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.members import Members, ask_directory, turned
@@ -33,12 +37,19 @@ from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.shard_views import SAMPLERS
 from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Request
-from sharpwave.spec import Spec
+from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, checked_folder
 from sharpwave.views.batch import Batch, SequenceBatch
+from sharpwave.views.ids import Tag
+from sharpwave.views.view import STEPS
 
 LOCAL_CAPACITY = 64
+OF_STORES = {
+    "annotations", "branch", "delete_version", "derive", "drop_column", "drop_steps", "episodes", "export", "ids",
+    "read_column", "snapshot", "table", "versions",
+}  # fmt: skip
+"""Verbs that only stores have, as they need all of an episode, or a folder."""
 CHECKPOINT_S = 3600.0
 """Time in which a service must write a checkpoint."""
 
@@ -121,6 +132,7 @@ class Cluster:
         self._undo = ExitStack()
         self._fleet: Fleet | None = None
         self._local = Store(spec, capacity=LOCAL_CAPACITY)  # empty: its views define the layout of batches
+        self._columns: Columns = {}  # added by this object
         self._made = 0
         self._writers = 0
 
@@ -246,7 +258,7 @@ class Cluster:
         seed = self._seed + self._made if seed is None else int(seed)
         self._made += 1
         asked = {"name": name, "kind": kind, "settings": settings, "max_times_sampled": max_times_sampled, "seed": seed}
-        return RemoteReplay(self._members, shape, asked, limiter, seed)
+        return RemoteReplay(self._members, shape, asked, limiter, seed, self._columns)
 
     # writers
 
@@ -373,6 +385,98 @@ class Cluster:
     def annotate(self, lane: None, values: Mapping[str, Any]) -> None:
         """Annotate the stores of all shards: as ``Store.annotate`` with ``lane=None``."""
         self._members.call(Request.ANNOTATE, {"values": dict(values)})
+
+    # columns added later, and deletion
+
+    @property
+    def columns(self) -> Columns:
+        """Columns added later that any shard has, by name.  Raises: ShardLostError."""
+        said = [one["columns"] for one in self._members.call(Request.DESCRIBE)]
+        return {name: field_of(about) for columns in said for name, about in columns.items()}
+
+    def add_column(self, name: str, field: Field) -> None:
+        """Add a column to the stores of all shards, for values that come after their steps: as ``Store.add_column``.
+
+        Batches of all clients have it from now on, and batches of this object's views also those of shards that lack
+        it: ``batch[name]``, zeros where no value was written, and ``batch.mask_of(name)``. Shards that have it keep it,
+        so each learner may call this.
+
+        Raises:
+            ValueError, TypeError: an invalid argument, or a shard has another column of that name.
+            MemoryError: a shard has no room for it; those before have it.  ShardLostError: a shard cannot be reached.
+        """
+        self._local._log.late.check_new("add_column", name, field)
+        self._members.call(Request.ADD_COLUMN, {"name": name, "field": described(field)})
+        self._columns[name] = field
+
+    def write_column(
+        self,
+        name: str,
+        ids: Batch | SequenceBatch | npt.ArrayLike,
+        values: npt.ArrayLike,
+        shards: npt.ArrayLike | None = None,
+    ) -> int:
+        """Write values of steps into a column added later, over earlier ones: as ``Store.write_column``.
+
+        Args:
+            ids: a batch of transitions, whose first steps are meant; a batch of sequences, whose real steps are meant
+                (where ``batch.mask``); or ids of transitions, with ``shards``.
+            values: [B, *shape]; of sequences [B, T, *shape], or of trained steps alone [B, length, *shape]. Of repeated
+                steps the last one's counts.
+            shards: ``batch.shards``, where ids are given.
+
+        Returns:
+            number of ids, or steps of windows, whose steps are held: not evicted or deleted, nor of a shard that began
+            anew since or does not answer. A shard that lacks a column which this object added gets it.
+        Raises:
+            ValueError, TypeError: no such column, or values that do not fit; nothing was changed.
+        """
+        field = self._columns.get(name)
+        if field is None and (field := (there := self.columns).get(name)) is None:
+            names = ", ".join(map(repr, there)) or "none"
+            raise ValueError(f"write_column: no column {name!r} was added; there are {names}; add_column() makes one")
+        checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS))
+        links = list(self._members.now())
+        if checked.shards is None and len(links) != 1:
+            raise ValueError(
+                "write_column: ids alone do not say which shard they are of; pass the batch itself, or "
+                "shards=batch.shards"
+            )
+        head = {"name": name, "field": described(field), "add": name in self._columns}
+        return sum(send_values(link, head, checked) for link in links)
+
+    def delete(self, *, where: str | None = None, episodes: None = None) -> int:
+        """Delete the ended episodes of all shards for which a condition holds: as ``Store.delete``.
+
+        Each shard judges its own; it needs the extra ``sql`` there. Batches that this object's views had requested
+        ahead are requested anew, unless ``max_times_sampled`` limits their items' uses; other clients still receive
+        theirs. A shard that dies meanwhile deleted all of its episodes or none: call it again.
+
+        Returns:
+            number of steps deleted.
+        Raises:
+            ValueError, TypeError: an invalid argument, or a cluster with replicas.  ShardLostError, OSError: some
+            shards may have deleted theirs.
+        """
+        if episodes is not None:
+            raise TypeError(
+                "delete: episodes= are those of a Store in its own process; expected where=, by which each shard of a "
+                "cluster judges its episodes"
+            )
+        if not isinstance(where, str):
+            raise TypeError(f'delete: where={where!r}, expected a condition in SQL, as "length < 10"')
+        try:
+            return sum(int(one["deleted"]) for one in self._members.call(Request.DELETE, {"where": where}))
+        finally:
+            self._members.deletions += 1
+
+    if not TYPE_CHECKING:  # it would know every name
+
+        def __getattr__(self, name: str) -> Any:
+            why = f"{type(self).__name__!r} object has no attribute {name!r}"
+            if name in OF_STORES:
+                why += "; call it on the Store of each shard, in its own process or opened from its folder"
+            raise AttributeError(why)
 
     def flush(self) -> None:
         """Write all that the shards hold to their disks.  Raises: OSError, ShardLostError."""

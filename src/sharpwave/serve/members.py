@@ -45,7 +45,7 @@ class Members:
         addresses: addresses of shards, if there is neither.
 
     Attributes:
-        links: by number. ``views``: views that are used over them.
+        links: by number. ``views``: views that are used over them. ``deletions``: number of deletions by this client.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Members:
         self._said = None if said is None or directory is None else reachable(said, directory)
         self._asked_at, self._lock = time.monotonic(), threading.RLock()
         self._closed = False
+        self.deletions = 0
         self.links = [Link(one, security) for one in addresses]
         self._fit()
         self.views = ViewUses(self)

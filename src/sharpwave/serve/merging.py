@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from sharpwave.format.segment import parse, readdressed
 from sharpwave.log.remote_segments import Copy, sealed_after
+from sharpwave.persistence.deletion import delete, free_deleted
 from sharpwave.serve.replicas import Leases
 from sharpwave.store import Store
 from sharpwave.views.saved_view import SavedView
@@ -61,6 +62,7 @@ def merge(store: Store, sources: Sequence[Path], leases: Sequence[Leases], scrat
             k, slot = origins[place]
             slots[k][slot] = place
         _carry(store, opened, slots)
+        _carry_beside(store, opened, slots)
     return merged
 
 
@@ -99,6 +101,38 @@ def _carry(store: Store, sources: Sequence[Store], slots: Sequence[dict[int, int
         saved[name] = SavedView.from_state(merged, log).state_in_folder(log)
     if store._views.keeping is not None:  # a crash before a learner asks for the views costs no priorities
         store._views.keeping.write(saved.items())
+
+
+def _carry_beside(store: Store, sources: Sequence[Store], slots: Sequence[dict[int, int]]) -> None:
+    """Carry columns added later, and which steps were deleted, over to the merged store.
+
+    Raises: ValueError: the shards have different columns of one name.  MemoryError: there is no room for them.
+    """
+    log, stride = store._log, store._log.stride
+    gone = list[Ints]()
+    for k, source in enumerate(sources):
+        there, now = (np.array([*one], np.int64) for one in (slots[k].keys(), slots[k].values()))
+        old, new = (slot[:, None] * stride + np.arange(stride) for slot in (there, now))
+        late = source._log.late
+        for name, column in late.columns.items():
+            known = log.late.columns.get(name)
+            if known is None:
+                store.add_column(name, column.field)
+            elif (known.field.dtype, known.field.shape) != (column.field.dtype, column.field.shape):
+                raise ValueError(
+                    f"column {name!r} is {column.field.dtype} {list(column.field.shape)} in one shard, expected "
+                    f"{known.field.dtype} {list(known.field.shape)} as in another; drop it in one before the checkpoint"
+                )
+            given = column.written[old]
+            log.late.write(name, new[given], column.values[old[given]])
+        if late.deleted is not None:
+            gone.append(new[late.deleted[old]])
+    if log.late.columns:  # from here on a killed shard loses no value
+        store.flush(views=False)
+    if gone:
+        with store._lock:
+            delete(log, log.index.ids(np.concatenate(gone)), store._require_deleted)
+            free_deleted(log)
 
 
 def _settings(state: dict[str, Any]) -> list[Any]:

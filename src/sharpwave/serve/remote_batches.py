@@ -17,6 +17,7 @@ from sharpwave.memory.batch_pool import Pool
 from sharpwave.native.forks import path, precede
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into, take_ragged
+from sharpwave.serve.late_values import Columns, LateTaker, add_column
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_parts import ShardPart, ShardParts
 from sharpwave.serve.shared_memory import SharedBlocks
@@ -68,7 +69,7 @@ class PlannedBatch:
         size: number of items. ``target``: its memory; ``None`` until it has some. ``shared``: blocks of that memory
             that shards on this machine write to.
         shares: requested shares. ``came``: received ones. ``lacks``: shares whose shards had too few items, to be
-            requested again.
+            requested again. ``deletions``: of the client, when it was requested.
     """
 
     size: int
@@ -77,6 +78,7 @@ class PlannedBatch:
     shares: list[Share] = field(default_factory=list)
     came: list[Share] = field(default_factory=list)
     lacks: list[Share] = field(default_factory=list)
+    deletions: int = 0
 
     @property
     def lacking(self) -> int:
@@ -102,18 +104,19 @@ class RemoteBatches:
     Args:
         parts: the view in each shard. ``shape``: the view of an empty store of the same spec, which defines the layout
             of batches.
-        seed: of the draws.
+        seed: of the draws. ``columns``: later columns that every batch has, by name; the owner adds some.
 
     Attributes:
         memory, pool: of batches.
         fields: of the spec. ``numbers``: numbers of the fields with encoded rows, by the column's name.
     """
 
-    def __init__(self, parts: ShardParts, shape: Replay[Any], seed: int) -> None:
+    def __init__(self, parts: ShardParts, shape: Replay[Any], seed: int, columns: Columns) -> None:
         self._of, self._shape, self._source, self._view = parts, shape, shape.source, shape.view
         self._seed, self._rng = seed, np.random.default_rng([seed, 0])
         self._in_shared_memory = all(link.is_local for link in parts.links.values())
         self._renew()
+        self._late, self._columns = LateTaker(self._source.log.late), columns
         self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
         self.fields = list(self._source.log.spec.fields.values())
         self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
@@ -142,7 +145,7 @@ class RemoteBatches:
 
     def submitted(self, batch_size: int) -> PlannedBatch:
         """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
-        plan = PlannedBatch(batch_size)
+        plan = PlannedBatch(batch_size, deletions=self._of.members.deletions)
         try:
             if self._in_shared_memory:
                 self._lend(plan)
@@ -265,6 +268,8 @@ class RemoteBatches:
         self._source.items.weigh(target.draw, beta)
         for memory in plan.shared:
             memory.awaited = False
+        for name, kind in dict(self._columns).items():  # also where it was requested before they were added
+            add_column(target.batch, name, kind)
         target.batch.shards = shards
         return target
 
@@ -273,7 +278,8 @@ class RemoteBatches:
         before = plan.target
         assert before is not None
         target = self._lend(plan)
-        for name in getattr(self._view, "ragged", ()):  # which no shard writes to
+        later = before.batch.fields.keys() - target.batch.fields.keys()
+        for name in (*getattr(self._view, "ragged", ()), *later):  # which no shard writes to
             target.batch.fields[name] = before.batch.fields[name]
         for share in plan.came:
             target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
@@ -302,6 +308,7 @@ class RemoteBatches:
                         if not (link.is_local and plan.shared):
                             read_into(part, reply, self._view, self.fields, self.numbers)
                         take_ragged(part, reply, self._view, self._source.log.spec)
+                        self._late.take(part, reply)
                 share.incarnation = link.incarnation
                 plan.came.append(share)
             except ShardLostError as error:
@@ -316,6 +323,12 @@ class RemoteBatches:
         while self._quarantined and self._quarantined[0][0] < time.monotonic():
             self._quarantined.popleft()
         return missing
+
+    def abandon_deleted(self, plans: deque[PlannedBatch]) -> None:
+        """Let batches go that were asked for before this client deleted steps, unless no other learner gets their
+        items."""
+        if plans and plans[0].deletions != self._of.members.deletions and not self._of.limits_uses:
+            self.abandon(plans)
 
     def abandon(self, plans: deque[PlannedBatch]) -> None:
         """Let batches that were asked for go; their memory is used again once the shards have written to it."""

@@ -15,6 +15,7 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
+from sharpwave.serve.late_values import Columns
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import PlannedBatch, RemoteBatches
@@ -43,6 +44,7 @@ class RemoteReplay(Generic[B]):
         shards: the cluster's. ``shape``: view of an empty store of the same spec, which defines the layout of batches.
         asked: the view's request to the shards.
         limiter: bounds samples against inserts of all shards.
+        columns: later columns that every batch has, by name; the cluster adds some.
 
     Attributes:
         source, lock: as in ``shape``; a blend takes its memory from them.
@@ -51,13 +53,19 @@ class RemoteReplay(Generic[B]):
     remote: ClassVar[bool] = True
 
     def __init__(
-        self, shards: Members, shape: Replay[B], asked: Mapping[str, Any], limiter: Limiter | None, seed: int
+        self,
+        shards: Members,
+        shape: Replay[B],
+        asked: Mapping[str, Any],
+        limiter: Limiter | None,
+        seed: int,
+        columns: Columns,
     ) -> None:
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler, self.source, self.lock = shape.sampler, shape.source, shape.lock
         whole = dict(asked) | {"sampler": described(self.sampler)}
         self._of = ShardParts(shards, whole, limiter, self.view.kind != TRANSITIONS)
-        self._batches = RemoteBatches(self._of, shape, seed)
+        self._batches = RemoteBatches(self._of, shape, seed, columns)
         self._plans: deque[PlannedBatch] = deque()  # asked for ahead
         self._left: deque[PlannedBatch] = deque()  # requested by streams that were freed
         self._lock = threading.RLock()
@@ -216,6 +224,7 @@ class RemoteReplay(Generic[B]):
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
         deadline = time.monotonic() + check_timeout("sample", timeout)
         self._take_left(plans, batch_size)
+        self._batches.abandon_deleted(plans)
         if not plans:
             self.wait(batch_size, timeout=timeout)
             plans.append(self._batches.submitted(batch_size))

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import EmptyError
 from sharpwave.format.segment import FIRST_FIELD
+from sharpwave.log.late_columns import described
 from sharpwave.persistence.settings import LIMITS
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
@@ -21,11 +22,13 @@ from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
+from sharpwave.serve.late_values import add, field_in, late_parts, write_values
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardView, ShardViews
-from sharpwave.serve.wire import Frame, Part, Request, WireError
+from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.store import Store
+from sharpwave.views.late_rows import LateRows, late_bytes
 from sharpwave.views.layout import BatchLayout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
 
@@ -51,7 +54,6 @@ class Shard:
         layout = store._log.layout
         self.budget = Budget.of_store(store.ram, layout.stride * store.spec.step_bytes + sum(layout.rooms))
         store._log.ledger.enter("connections", lambda: self.budget.held_bytes)
-        store._log.late.hide()
         self.incarnation = secrets.randbits(62)
         self.views = ShardViews(store, self.intake)
         self._answers: dict[int, Callable[[Client, Frame], Reply]] = {
@@ -72,6 +74,9 @@ class Shard:
             Request.CHECKPOINT: self._checkpoint,
             Request.CLEAR: self._clear,
             Request.ANNOTATE: self._annotate,
+            Request.ADD_COLUMN: self._add_column,
+            Request.WRITE_COLUMN: self._write_column,
+            Request.DELETE: self._delete,
             Request.REPLICATE: lambda _, frame: self._keeper().keep(frame),
             Request.RESTORE: lambda _, frame: self._keeper().give(frame),
         }
@@ -94,7 +99,8 @@ class Shard:
         return {"shard": self.incarnation, "process": os.getpid()}
 
     def _describe(self, client: Client, frame: Frame) -> Reply:
-        return {"steps": len(self.store), "on_disk": self.store._log.disk is not None}, {}
+        columns = {name: described(field) for name, field in self.store.columns.items()}
+        return {"steps": len(self.store), "on_disk": self.store._log.disk is not None, "columns": columns}, {}
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
         replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
@@ -148,8 +154,8 @@ class Shard:
         for _ in range(ATTEMPTS):
             room.used = 0
             try:
-                parts = self._drawn(client, frame, view, points, begin, layout, room)
-                return self._said(view), parts
+                head, parts = self._drawn(client, frame, view, points, begin, layout, room)
+                return self._said(view) | head, parts
             except NoRaggedRoomError as short:  # the draw was undone, so waiting and refusing cost no item its use
                 client.budget.work(client.holding, short.nbytes, what)
                 room.taken += short.nbytes
@@ -167,28 +173,36 @@ class Shard:
         begin: int,
         layout: BatchLayout | None,
         room: RaggedRoom,
-    ) -> dict[str, Part]:
-        """Draw items into shared memory of a ``layout``, or return them as parts of a message."""
+    ) -> Reply:
+        """Draw items into shared memory of a ``layout``, or return them as parts of a message.
+
+        Columns added later are read under the same lock: all of the reply is of one moment.
+        """
         replay, source = view.replay, view.replay.source
         with replay.lock:
             self._note(replay, frame)
             source.items.follow()
             if not source.items.enough(max(1, len(points))):
                 raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
+            room(len(points) * view.rows * late_bytes(source.log.late))  # first: a draw without room is not begun
+            late = LateRows(source.log.late, begin, len(points))
             exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
             if layout is not None:
                 target = self._shared(client, layout, replay, frame)
-                target.grow = room
+                target.grow, target.late = room, late
                 source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
-                return ragged_parts(target, replay.view)
+                head, parts = late_parts(late)
+                return head, parts | ragged_parts(target, replay.view)
             pool = source.log.batches.pool
             if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
                 pool.trim()  # blocks of sizes that vary
             target = source.lend(len(points))
             target.cutter, target.grow = client.cutter(view.number, source.log), room
+            late.begin, target.late = 0, late
             source.draw_into(target, 0.0, exact)
-            parts = written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
-            return parts | ragged_parts(target, replay.view)
+            head, parts = late_parts(late)
+            parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
+            return head, parts | ragged_parts(target, replay.view)
 
     def _shared(self, client: Client, layout: BatchLayout, replay: Replay[Any], frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""
@@ -264,6 +278,28 @@ class Shard:
     def _annotate(self, client: Client, frame: Frame) -> Reply:
         self.store.annotate(None, frame.head["values"])
         return {}, {}
+
+    def _add_column(self, client: Client, frame: Frame) -> Reply:
+        """Add a column, unless it is there: a client repeats a request whose reply was lost."""
+        name: Any = frame.head.get("name")  # which the store checks
+        add(self.store, name, field_in(frame.head))
+        return {}, {}
+
+    def _write_column(self, client: Client, frame: Frame) -> Reply:
+        return {"written": write_values(self.store, frame.head, frame.parts)}, {}
+
+    def _delete(self, client: Client, frame: Frame) -> Reply:
+        """Delete the episodes for which the condition holds. The store writes the deletion down before it counts, so a
+        shard that dies before its reply has deleted all of them or none; a repeated request finds the rest."""
+        where = frame.head.get("where")
+        if not isinstance(where, str):
+            raise WireError(f"a deletion where {where!r:.100}, expected a condition")
+        if self.intake.neighbour is not None:
+            raise ValueError(
+                "delete: this cluster has replicas, which would bring the steps back; delete from the folder of each "
+                "shard, opened as a Store, while it is not served, and leave the replicas out"
+            )
+        return {"deleted": self.store.delete(where=where)}, {}
 
     def _clear(self, client: Client, frame: Frame) -> Reply:
         for one in self._stores():

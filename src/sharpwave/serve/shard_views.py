@@ -34,6 +34,7 @@ class ShardView:
     Attributes:
         number: of the view. ``asked``: its settings. ``item_bytes``: bytes of memory that a draw takes for an item:
             working memory, and columns that are sent as they are.
+        rows: steps of an item.
         steps_before: steps of the store before the view. ``users``: connections. ``limiting``: connections whose
             limiter bounds it. ``unused_since``: time at which its last user left; inf: it has some.
     """
@@ -42,14 +43,17 @@ class ShardView:
     number: int
     asked: dict[str, Any]
     item_bytes: tuple[int, int] = field(init=False)
+    rows: int = field(init=False)
     steps_before: int = field(init=False)
     users: set[int] = field(default_factory=set)
     limiting: set[int] = field(default_factory=set)
     unused_since: float = math.inf
 
     def __post_init__(self) -> None:
-        sizes = [column.item.itemsize for column in self.replay.view.columns().values()]
-        self.item_bytes = 8 * (self.replay.view.scratch_rows + 3), sum(size for size in sizes if size < LARGE)
+        view: Any = self.replay.view
+        sizes = [column.item.itemsize for column in view.columns().values()]
+        self.item_bytes = 8 * (view.scratch_rows + 3), sum(size for size in sizes if size < LARGE)
+        self.rows = view.burn_in + view.length if self.asked["kind"] == SEQUENCES else 1
         self.steps_before = self.replay.source.pace.steps_before
 
     def state(self, store: Store) -> ViewState:
@@ -148,6 +152,10 @@ class ShardViews:
             made: Replay[Any] = make(**settings, **given)
         except (TypeError, ModuleNotFoundError) as error:  # names and values are a stranger's
             raise ValueError(f"view {asked['name']!r} with settings {settings!r:.200}: {error}") from error
+        with made.lock:  # columns added later are read apart, so that every batch fits the memory it was requested with
+            view: Any = made.view
+            view.late = False
+            made.source.take_columns()
         return made
 
     def of(self, frame: Frame) -> ShardView:

@@ -291,6 +291,9 @@ class Request(IntEnum):
     CHECKPOINT = 29
     ANNOTATE = 31
     CLEAR = 32
+    ADD_COLUMN = 33
+    WRITE_COLUMN = 34
+    DELETE = 35
     FORGET = 36
     FIND = 37
     REPLICATE = 40

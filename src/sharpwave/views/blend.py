@@ -225,10 +225,13 @@ def _settings(view: Part[Any]) -> dict[str, Any]:
 
 def _shapes(view: Part[Any]) -> dict[str, Any]:
     """Return the layout of a view's arrays by name, and which of their names are tuples."""
-    shapes: dict[str, Any] = {
-        name: column.parts or (column.dtype, column.shape) for name, column in view.view.columns().items()
-    }
     spec = view.source.log.spec
+    late = view.source.log.late.spec.fields.keys() - spec.fields.keys()  # which may change; batches are compared
+    shapes: dict[str, Any] = {
+        name: column.parts or (column.dtype, column.shape)
+        for name, column in view.view.columns().items()
+        if name not in late
+    }
     shapes |= {name: (spec.fields[name].dtype, spec.fields[name].shape) for name in getattr(view.view, "ragged", ())}
     return shapes | {"tuples": spec.tuples}
 

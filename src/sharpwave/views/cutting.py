@@ -128,10 +128,9 @@ class RowCutter:
         for read in reads:
             if self._fields[read.field].row_bytes >= MIN_AUTO_BYTES:
                 reader = readers[read.field]
-                assert isinstance(reader, FieldReader)  # shards leave late columns out
+                assert isinstance(reader, FieldReader)  # late columns are read apart
                 self._cut(reader, read, target.columns[read.column].shape[1], begin)
-        if getattr(view, "ragged", ()):  # sent as they are
-            view.fill_ragged(target)
+        view.fill_apart(target)  # sent as it is
         if view.decode_rows:
             self._places.append(target.scratch[: view.decode_rows].copy())
 

@@ -16,6 +16,7 @@ from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.native import core
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
+from sharpwave.views.late_rows import LateRows
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
@@ -100,6 +101,7 @@ class BatchTarget:
         begin: number of its first item in the batch.
         blocks, filling: the batch's memory, and its columns there, for fillers of the core; ``None``: they have none.
         grow: called with the bytes that the rows of a ragged field take; may raise, which undoes the draw.
+        late: reads the values of columns added later, which are in no column then; ``None``: nothing does.
     """
 
     batch: Any
@@ -113,6 +115,7 @@ class BatchTarget:
     blocks: Sequence[Block] = ()
     filling: core.Filling | None = None
     grow: Callable[[int], None] | None = None
+    late: LateRows | None = None
 
     def part(self, begin: int, end: int) -> BatchTarget:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
@@ -120,7 +123,7 @@ class BatchTarget:
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
-        memory = self.cutter, self.begin + begin, self.blocks, self.filling, self.grow
+        memory = self.cutter, self.begin + begin, self.blocks, self.filling, self.grow, self.late
         return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), *memory)
 
     def own_batch(self) -> Any:
@@ -137,7 +140,7 @@ class BatchTarget:
         if self.cutter is not None:
             self.cutter.add(view, self, begin)
             return
-        if filler is not None and self.filling is not None:
+        if filler is not None and self.filling is not None and self.late is None:
             work = self.draw.items, self.draw.uniforms, self.scratch
             if core.fill_lent(filler, self.filling, self.blocks, self.begin, *work):
                 return

@@ -118,13 +118,13 @@ class Windows(StepView[SequenceBatch]):
         self._steps = zeros((log.index.slots, 2), np.int32)  # of each segment's rows, which begin whole windows
         self._found = np.empty((3, MAX_RUNS), np.int64)
         self._runs = np.empty((core.RUN_ROWS, 0), np.int64)
-        self._steps_read = np.empty((PIECE_ROWS, 0), np.int64)  # pieces of the latest batch with ragged fields
+        self._steps_read = np.empty((PIECE_ROWS, 0), np.int64)  # pieces of the latest batch with rows in no column
         self._columns = self.burn_in + self.length
         self.take_columns()
 
     def take_columns(self) -> None:
         """Read the columns that the log has now."""
-        self._spec = spec = self._log.late.spec
+        self._spec = spec = self.present()
         self._fields = {number: field for number, _, field in self.fields()}
         stacks = [field.frames if name in spec.obs_names else 0 for _, name, field in self.fields()]
         self._stacks = np.array(stacks, np.int64)
@@ -255,7 +255,7 @@ class Windows(StepView[SequenceBatch]):
         log, runs, steps = self._arrays.current(), self._runs, np.empty((PIECE_ROWS, count), np.int64)
         steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
-        if self.ragged:
+        if self.ragged or target.late is not None:
             self._steps_read = steps
         for number, name, field in self.fields():
             if name in self._spec.obs_names:

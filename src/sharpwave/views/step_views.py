@@ -22,7 +22,7 @@ from sharpwave.views.view import MAX_RUNS, DividedView, View, fills_at_once
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
-    from sharpwave.spec import Field
+    from sharpwave.spec import Field, Spec
 
 B = TypeVar("B")
 Ints = npt.NDArray[np.int64]
@@ -62,11 +62,13 @@ class StepView(DividedView[B], Generic[B]):
         known: finder of the steps. ``runs``: int64 [3, MAX_RUNS]; it finds the first ones.
         expected: TD errors of steps that await being items, by slot.
         ragged: names of the fields with rows of any length, which are in no column.
+        late: whether columns added later are columns of batches.
     """
 
     places_arrays = True
     ragged: tuple[str, ...] = ()
     wanted: frozenset[str] | None = None
+    late: bool = True
 
     def serve(self, log: StepLog, known: core.StepFinder, *, foresees: bool = False) -> None:
         """Begin to serve a log, whose steps ``known`` finds."""
@@ -88,6 +90,10 @@ class StepView(DividedView[B], Generic[B]):
         """Take over whatever the whole view has replaced, but its fields."""
         mine = vars(self)
         mine.update((name, value) for name, value in vars(whole).items() if name not in OF_FIELDS)
+
+    def present(self) -> Spec:
+        """Return the fields that batches may have now."""
+        return self._log.late.spec if self.late else self._log.spec
 
     def fields(self) -> list[tuple[int, str, Field]]:
         """Return the fields that batches have, but ragged ones: each one's number, name and field."""
@@ -150,17 +156,20 @@ class StepView(DividedView[B], Generic[B]):
         """Compute returns and decode every field."""
         reads, readers = self.locate(target), self._arrays.readers()
         self.decode(target, reads, [readers[read.field] for read in reads])
-        if self.ragged:
-            self.fill_ragged(target)
+        self.fill_apart(target)
 
     def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
-        """Return where ragged fields' rows are, after ``locate``: the slots and rows of steps [n], the rows of the
-        batch for them (``None``: in order), and how many rows an item has."""
+        """Return where rows that are in no column are, after ``locate``: the slots and rows of steps [n], the rows of
+        the batch for them (``None``: in order), and how many rows an item has."""
         raise NotImplementedError
 
-    def fill_ragged(self, target: BatchTarget) -> None:
-        """Read the rows of ragged fields into the batch."""
+    def fill_apart(self, target: BatchTarget) -> None:
+        """Read what is in no column into the batch."""
+        if not self.ragged and target.late is None:
+            return
         slot, row, places, each = self.places(target)
+        if target.late is not None:
+            target.late.read(target.begin, slot * self._log.stride + row, places, each)
         readers, count = self._arrays.readers(), each * len(target.ids)
         for number, name in enumerate(self._spec.fields):
             if name in self.ragged:
@@ -240,7 +249,7 @@ class NStep(StepView[Batch]):
 
     def take_columns(self) -> None:
         """Read the columns that the log has now."""
-        self._spec = spec = self._log.late.spec
+        self._spec = spec = self.present()
         fields = self.fields()
         self._sparse = any(field.every is not None for _, _, field in fields)
         self.stacks = any(spec.fields[name].frames > 1 for name in spec.obs_names)

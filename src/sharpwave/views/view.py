@@ -185,8 +185,8 @@ class DividedView(View[Batch_co], Protocol[Batch_co]):
     decode_rows: int = 0
     ragged: tuple[str, ...] = ()
 
-    def fill_ragged(self, target: BatchTarget) -> None:
-        """Read the rows of the fields ``ragged`` into the batch, after ``locate``."""
+    def fill_apart(self, target: BatchTarget) -> None:
+        """Read what is in no column, after ``locate``: rows of the fields ``ragged``, and ``target.late``."""
         raise NotImplementedError
 
     def locate(self, target: BatchTarget) -> list[Read]:

@@ -331,7 +331,7 @@ class Parts(Generic[B]):
 
     def _lend(self, choice: Choice) -> BatchTarget:
         """Lend memory for a batch, of the store whose view has the largest share."""
-        source: BatchSource = self.views[0 if self.alone else int(choice.shares.argmax())].source
+        source: BatchSource = self._lender(choice).source
         source.log.check_open()
         if [log.late.version for log in self._logs] != self._versions:
             self._take_columns()
@@ -353,7 +353,7 @@ class Parts(Generic[B]):
                     part.filling = None  # its columns are in the order of another view's
                 if k in choice.sent:
                     part.copy_from(choice.sent[k])
-                    self._take_ragged(choice, part, choice.sent[k])
+                    self._take_apart(choice, part, choice.sent[k])
                     shards[begin : begin + count] = choice.sent[k].batch.shards
                 else:
                     undos.append(fill(k, part))
@@ -373,24 +373,55 @@ class Parts(Generic[B]):
             draw = target.draw
             for array in (*target.columns.values(), draw.probabilities, draw.weights, target.ids):
                 array[places] = array[items]
-            self._reorder_ragged(choice, target, items, places)
+            self._reorder_apart(choice, target, items, places)
         if self.remote:
             shards[places] = shards[items]
             target.batch.shards = shards
         made: B = self._of_several(target.batch, choice.source)
         return made
 
-    def _take_ragged(self, choice: Choice, part: BatchTarget, sent: BatchTarget) -> None:
-        """Take over the rows of any length of a cluster's batch."""
-        lender = self.views[int(choice.shares.argmax())]
+    def _lender(self, choice: Choice) -> Any:
+        """Return the view whose store lends memory for a batch: the one with the largest share; of this process, if it
+        has columns added later, for which memory of a cluster's view has no room."""
+        shares = choice.shares
+        if self.remote and self._logs and self._logs[0].late.columns:
+            shares = np.array([-1.0 if view.remote else share for view, share in zip(self.views, shares, strict=True)])
+        return self.views[0 if self.alone else int(shares.argmax())]
+
+    def _take_apart(self, choice: Choice, part: BatchTarget, sent: BatchTarget) -> None:
+        """Take over the rows of any length, and the columns added later, of a cluster's batch.
+
+        Raises: ValueError: other parts have other columns.
+        """
+        lender, here, there = self._lender(choice), part.batch.fields, sent.batch.fields
+        fixed = lender.source.log.spec.fields.keys()
+        if part.begin == 0 and not self._logs:
+            for name in there.keys() - fixed:  # in the order of a dict, as the first part's
+                here[name] = np.zeros((len(choice.source), *there[name].shape[1:]), there[name].dtype)
+        if differing := (here.keys() ^ there.keys()) - fixed:
+            raise ValueError(
+                f"Blend: {', '.join(sorted(map(repr, differing)))} added to some of its stores, expected the same "
+                "columns in each: add them to the others, or drop them"
+            )
+        for name in there.keys() - fixed:
+            rows = here[name][part.begin : part.begin + len(part.ids)]
+            if rows.shape != there[name].shape or rows.dtype != there[name].dtype:
+                raise ValueError(
+                    f"Blend: column {name!r} is {there[name].dtype} {list(there[name].shape[1:])} in one of its "
+                    f"batches, {rows.dtype} {list(rows.shape[1:])} in another; expected the same in each"
+                )
+            rows[...] = there[name]
         for name in getattr(lender.view, "ragged", ()):
             values, lengths = sent.batch.fields[name].taken()
             first = part.begin * (len(lengths) // max(1, len(sent.ids)))
             part.batch.fields[name].take_part(first, values, lengths, lender.source.log.batches.lend_more)
 
-    def _reorder_ragged(self, choice: Choice, target: BatchTarget, items: Ints, places: Ints) -> None:
-        """Move rows of any length as the arrays of a batch."""
-        lender = self.views[int(choice.shares.argmax())]
+    def _reorder_apart(self, choice: Choice, target: BatchTarget, items: Ints, places: Ints) -> None:
+        """Move rows of any length, and columns that only clusters have, as the arrays of a batch."""
+        lender = self._lender(choice)
+        if not self._logs:
+            for name in target.batch.fields.keys() - lender.source.log.spec.fields.keys():
+                target.batch.fields[name][places] = target.batch.fields[name][items]
         order = np.arange(len(choice.source))
         order[places] = items
         for name in getattr(lender.view, "ragged", ()):

@@ -1,0 +1,277 @@
+"""Columns added later, between shards and their clients: values in batches, and values that clients write.
+
+The head of a reply to a draw names the shard's columns; each has two parts: ``late:NAME``, uint8 [rows, row bytes], and
+``written:NAME``, bool [rows]. They are read under the lock under which their items are drawn, and lie apart from the
+batch's own columns: the memory of a batch that was requested before a column was added, or dropped, fits its reply.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.arguments import as_array
+from sharpwave.log.late_columns import WRITTEN, LateColumns, described, field_of
+from sharpwave.serve.link import Link, ShardLostError
+from sharpwave.serve.wire import Frame, Part, Request, WireError
+from sharpwave.spec import Field
+from sharpwave.store import Store
+from sharpwave.views.batch import SequenceBatch
+from sharpwave.views.ids import Tag
+from sharpwave.views.late_rows import LateRows
+from sharpwave.views.layout import BatchTarget
+from sharpwave.views.replay import checked_ids, on_host, without_gradient
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+Columns = dict[str, Field]
+
+REQUEST_BYTES = 4 << 20
+"""Bytes of values of a request, unless a single one has more: a shard's memory for requests is limited."""
+WRONG = (KeyError, TypeError, ValueError, AttributeError)
+"""Errors of a description that is none."""
+
+
+# values in batches
+
+
+def late_parts(read: LateRows) -> tuple[dict[str, Any], dict[str, Part]]:
+    """Return the columns of a batch's items, and their values, as head and parts of a reply."""
+    head = {name: described(column.field) for name, (column, _, _) in read.rows.items()}
+    parts: dict[str, Part] = {}
+    for name, (_, values, written) in read.rows.items():
+        parts |= {f"late:{name}": values, f"written:{name}": written}
+    return ({"columns": head} if head else {}), parts
+
+
+class LateTaker:
+    """Reader of columns in replies, which are checked as untrusted input.
+
+    Args:
+        late: of an empty store of the shards' spec: the names that columns may have.
+    """
+
+    def __init__(self, late: LateColumns) -> None:
+        self._late = late
+        self._known: dict[str, tuple[Any, Field]] = {}
+
+    def take(self, target: BatchTarget, message: Frame) -> None:
+        """Take over the values of a part of a batch.
+
+        Raises:
+            WireError: the message does not hold them.
+            ValueError: a shard whose part was taken before has another column of that name.
+        """
+        columns = message.head.get("columns", {})
+        if not isinstance(columns, dict):
+            raise WireError(f"columns {columns!r:.100} of a batch, expected a dict")
+        for name, about in columns.items():
+            field = self._field(name, about)
+            values: Any = message.parts.get(f"late:{name}")
+            written: Any = message.parts.get(f"written:{name}")
+            rows = len(target.ids) * int(np.prod(_windows(target.batch), dtype=np.int64))
+            if not _is_bytes(values, (rows, field.row_bytes)) or not _is(written, np.bool_, (rows,)):
+                raise WireError(f"column {name!r} of a batch's part, expected values and marks of {rows} rows")
+            add_column(target.batch, name, field)
+            here = slice(target.begin, target.begin + len(target.ids))
+            for whole, given in ((name, _rows(values, field)), (name + WRITTEN, _bools(written))):
+                array = target.batch.fields[whole]
+                array[here] = given.reshape(array[here].shape)
+
+    def _field(self, name: str, about: Any) -> Field:
+        """Return a column's field.  Raises: WireError."""
+        known = self._known.get(name)
+        if known is None or known[0] != about:
+            try:
+                field = field_of(about)
+                self._late.check_new("columns", name, field)
+            except WRONG as error:
+                raise WireError(f"column {name!r:.100} of a batch: {error}") from error
+            known = self._known[name] = about, field
+        return known[1]
+
+
+def add_column(batch: Any, name: str, field: Field) -> None:
+    """Add a column to a batch, without values, unless it has it.  Raises: ValueError: it has another one."""
+    if name in batch.fields:
+        array, inner = batch.fields[name], batch.fields[name + WRITTEN].ndim
+        if array.dtype != field.np_dtype or array.shape[inner:] != field.shape:
+            raise ValueError(
+                f"sample: column {name!r} is {array.dtype} {list(array.shape[inner:])} in one shard and {field.dtype} "
+                f"{list(field.shape)} in another; drop it in one of them"
+            )
+        return
+    rows = len(batch.ids), *_windows(batch)
+    batch.fields[name] = np.zeros((*rows, *field.shape), field.np_dtype)
+    batch.fields[name + WRITTEN] = np.zeros(rows, np.bool_)
+
+
+def _windows(batch: Any) -> tuple[int, ...]:
+    """Return the shape of an item's rows."""
+    return batch.mask.shape[1:] if isinstance(batch, SequenceBatch) else ()
+
+
+# values that clients write
+
+
+class Written(NamedTuple):
+    """Values for steps of several shards, checked.
+
+    Attributes:
+        rows: [n, *shape]. ``steps``: for each part of a request the array [n] that names the steps: ``ids``; or
+            ``lanes`` and ``steps``.
+        shards: int64 [n], incarnations; ``None``: of the only shard.
+    """
+
+    rows: npt.NDArray[Any]
+    steps: dict[str, Ints]
+    shards: Ints | None
+
+    def requests(self, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Part]]:
+        """Yield the parts of requests with some of the values: the later of repeated steps come later."""
+        places = np.flatnonzero(chosen)
+        each = max(1, REQUEST_BYTES // max(1, self.rows[:1].nbytes))
+        for begin in range(0, len(places), each):
+            some = places[begin : begin + each]
+            rows = np.ascontiguousarray(self.rows[some])
+            parts: dict[str, Part] = {name: array[some] for name, array in self.steps.items()}
+            yield parts | {"values": rows.reshape(len(some), -1).view(np.uint8).reshape(len(some), -1)}
+
+
+def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any, tag: Tag) -> Written:
+    """Check values for the steps ``items``.
+
+    Args:
+        items: a batch of transitions, or their ids, with ``shards``; or a batch of sequences.
+
+    Raises: ValueError, TypeError: naming the argument.
+    """
+    given = without_gradient(values) if hasattr(values, "detach") else values
+    shards = getattr(items, "shards", None) if shards is None else shards
+    if isinstance(items, SequenceBatch):
+        steps, rows, item = _of_windows(name, field, items, as_array(name, given))
+        shards = None if shards is None else on_host(shards)[item]
+    else:
+        ids = checked_ids("write_column", items, tag)
+        steps, rows = {"ids": ids}, field.rows(name, given, len(ids))
+    if shards is not None:
+        shards = on_host(shards)
+        if shards.shape != (len(rows),) or shards.dtype.kind not in "iu":
+            raise ValueError(f"shards: got shape {shards.shape} {shards.dtype}, expected int64 [{len(rows)}]")
+    return Written(rows, steps, shards)
+
+
+def _of_windows(
+    name: str, field: Field, batch: SequenceBatch, values: npt.NDArray[Any]
+) -> tuple[dict[str, Ints], npt.NDArray[Any], Ints]:
+    """Return lanes and steps of the steps of windows, their values, and the windows' places in the batch."""
+    if batch.source is not None:
+        raise ValueError("write_column: this batch is of a blend, whose items are of several views; pass one view's")
+    mask, begin = on_host(batch.mask), 0
+    size, columns = mask.shape
+    if values.shape[:2] == (size, columns - batch.burn_in):
+        begin = batch.burn_in
+    elif values.shape[:2] != (size, columns):
+        raise ValueError(
+            f"{name}: got shape {values.shape} {values.dtype}, expected {(size, columns, *field.shape)} {field.dtype}, "
+            f"or of trained steps alone {(size, columns - batch.burn_in, *field.shape)}"
+        )
+    item, column = np.nonzero(mask[:, begin:])
+    lanes, first = on_host(batch.lane)[item], on_host(batch.step)[item]
+    rows = field.rows(name, values[item, column], len(item))
+    return {"lanes": lanes, "steps": first + column + (begin - batch.burn_in)}, rows, item
+
+
+def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
+    """Send a shard the values of its steps; return how many of these are held there.
+
+    They are sent again if a connection broke: writing twice is writing once. The steps of a shard that does not
+    answer, or that began anew, count as not held.
+    """
+    for _ in range(2):
+        with suppress(ShardLostError):
+            link.connect()
+            count, shards = len(values.rows), values.shards
+            own = np.ones(count, np.bool_) if shards is None else shards == link.incarnation
+            replies = [link.call(Request.WRITE_COLUMN, head, parts) for parts in values.requests(own)]
+            return sum(int(reply.head["written"]) for reply in replies)
+    return 0
+
+
+def write_values(store: Store, head: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
+    """Write the values of a request; return the number of its steps that are held.
+
+    Raises:
+        WireError: no such request.
+        ValueError: there is no such column.
+    """
+    given: list[Any] = [head.get("name"), *(parts.get(one) for one in ("values", "ids", "lanes", "steps"))]
+    name, values, ids, lanes, steps = given
+    field = field_in(head)
+    if not isinstance(name, str):
+        raise WireError(f"values of column {name!r:.100}, expected a name")
+    count = len(values) if isinstance(values, np.ndarray) else 0
+    by_id = _is(ids, np.int64, (count,))
+    if not _is_bytes(values, (count, field.row_bytes)) or not (
+        by_id or (_is(lanes, np.int64, (count,)) and _is(steps, np.int64, (count,)))
+    ):
+        raise WireError(f"values of column {name!r:.100} without values and steps [n]")
+    if head.get("add") and name not in store.columns:  # this shard began anew, or after the others
+        add(store, name, field)
+    with store._lock:  # the column stays the one that was compared
+        check_same(name, store._log.late.column("write_column", name).field, field)
+        found = ids if by_id else store.ids(lanes, steps, missing="mask")
+        return store.write_column(name, found, _rows(values, field))
+
+
+def field_in(head: Mapping[str, Any]) -> Field:
+    """Return the field that a request describes.  Raises: ValueError."""
+    try:
+        return field_of(head["field"])
+    except WRONG as error:
+        raise ValueError(f"column {head.get('name')!r:.100}: {error}") from error
+
+
+def add(store: Store, name: str, field: Field) -> None:
+    """Add a column, unless the store has it.  Raises: ValueError: it has another; and as ``Store.add_column``."""
+    with store._lock:  # of two clients that add it, one does
+        there = store.columns.get(name)
+        if there is None:
+            store.add_column(name, field)
+        else:
+            check_same(name, there, field)
+
+
+def check_same(name: str, there: Field, given: Field) -> None:
+    """Refuse a column that differs from the one there is.  Raises: ValueError."""
+    if (there.dtype, there.shape) != (given.dtype, given.shape):
+        raise ValueError(
+            f"column {name!r}: it is {there.dtype} {list(there.shape)} here, expected {given.dtype} {list(given.shape)}"
+        )
+
+
+def _is(part: Any, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bool:
+    return isinstance(part, np.ndarray) and part.dtype == dtype and part.shape == shape
+
+
+def _is_bytes(part: Any, shape: tuple[int, ...]) -> bool:
+    return _is(part, np.uint8, shape)
+
+
+def _rows(values: Bytes, field: Field) -> npt.NDArray[Any]:
+    """Return a peer's bytes [n, row bytes] as values [n, *shape]."""
+    dtype = field.np_dtype
+    if dtype == np.bool_:
+        return _bools(values).reshape(len(values), *field.shape)
+    aligned = np.ascontiguousarray(values).reshape(-1)
+    return aligned.view(dtype).reshape(len(values), *field.shape)
+
+
+def _bools(values: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """Return a peer's bools, which may be other bytes than 0 and 1."""
+    made: npt.NDArray[np.bool_] = values.view(np.uint8) != 0
+    return made
