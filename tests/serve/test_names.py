@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import pytest
 
 import sharpwave as sw
+from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import home
 from sharpwave.serve.remote_writer import Delivery
+from sharpwave.serve.server import Server
 from tests.serve.fleets import fleet_of
 from tests.serve.serving import SPEC, play, served
 
@@ -88,6 +91,24 @@ def test_a_new_name_goes_past_a_shard_that_stays_away(tmp_path: Path) -> None:
         began = time.monotonic()
         assert {place(there.cluster.writer(name=name, timeout=0.5))[0] for name in NAMES} == {0}
         assert time.monotonic() - began > 0.5
+
+
+@pytest.mark.parametrize("given", [{"shard": 0}, {"shard": 0, "name": "a"}, {"name": "a"}])
+def test_a_writer_waits_for_its_shard_that_is_away(given: dict[str, Any], tmp_path: Path) -> None:
+    with served(1, tmp_path, "tcp") as there:
+        there.cluster.writer(name="a").close()
+        address = there.servers[0].address
+        there.servers[0].close()
+        began = time.monotonic()
+        with pytest.raises(ShardLostError, match="nothing answers there"):
+            there.cluster.writer(timeout=0.3, **given)
+        assert time.monotonic() - began > 0.3
+        again: list[Server] = []
+        back = threading.Timer(0.3, lambda: again.append(Server(there.shards[0], address, Security(b""))))
+        back.start()
+        there.cluster.writer(timeout=30, **given).close()
+        back.join()
+        again[0].close()
 
 
 def test_every_process_takes_a_new_name_to_the_same_shard() -> None:

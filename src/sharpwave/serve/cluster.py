@@ -286,8 +286,8 @@ class Cluster:
                 the shard hold fewer steps than its capacity.
             strict: as for ``Store``: impossible steps are an error of ``extend``, otherwise a warning here. The
                 cluster's ``stats()`` count them once the segments that follow have arrived.
-            timeout: seconds that the writer waits for its shard, and at first for unreachable shards that may have its
-                name; default 60.
+            timeout: seconds that the writer waits for its shard; default 60. This call waits for ``shard``, and for
+                unreachable shards that may have the ``name``; with neither it needs a shard that can be reached.
 
         Raises:
             ValueError: an invalid argument.  ShardLostError: the shard cannot be reached.
@@ -307,7 +307,7 @@ class Cluster:
                     delivery.close()
                     raise
             except ShardLostError:  # the one that has the name may have been lost just after it said so
-                if name is None or shard is not None or time.monotonic() >= deadline:
+                if (name is None and shard is None) or time.monotonic() >= deadline:
                     raise
             time.sleep(RETRY_S)
 
