@@ -3,7 +3,8 @@
 ``python benchmarks/ragged.py [--batch 256] [--rounds 7]``: rows of 200 to 2,000 tokens below 50,000. Beside it numpy's
 object arrays of int32 arrays, from which a batch's rows are joined. Rounds are interleaved; medians are printed.
 
-Then the bytes that batches of one small field, and of all fields, read from disk.
+Then the bytes that batches of one small field, and of all fields, read from disk; and what steps of a prompt and an
+answer take where each prompt has 16 answers, in random order, with and without ``shared=True``.
 """
 
 from __future__ import annotations
@@ -39,6 +40,24 @@ def bytes_read(spec: sw.Spec, steps: dict[str, Any], rows: list[Any], fields: tu
             view = store.transitions()
             view.fetch(view.sampleable_ids(), fields=fields)
             return int(store.stats()["disk"]["bytes_read"])
+
+
+ANSWERS = 16
+
+
+def prompt_bytes(rows: list[Any], shared: bool, **where: Any) -> float:
+    """Return the bytes of memory, or with ``disk=`` of files, of a step with one of ``rows`` as its prompt."""
+    prompt, answer = sw.Field((None,), "int32", shared=shared), sw.Field((None,), "int32")
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), prompt=prompt, answer=answer)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(len(rows)), ANSWERS)).tolist()
+    with sw.Store(spec, capacity=2 * len(order), **where) as store:
+        for at in order:
+            values = {"prompt": rows[at], "answer": rows[at][:50]}
+            store.append(obs=0, action=0, reward=0, terminated=True, truncated=False, **values)
+        taken, disk = store.stats()["bytes"], store._log.disk
+        if disk is not None:
+            return float(sum(region.used for region in disk.regions.regions.values()) / len(order))
+        return float(sum(taken.get(name, 0) for name in ("arena_used", "index", "shared_values")) / len(order))
 
 
 def main() -> None:
@@ -100,6 +119,12 @@ def main() -> None:
         )
     every, some = bytes_read(spec, steps, rows, None), bytes_read(spec, steps, rows, ("action",))
     print(f"all steps from disk: {every:,} bytes; fields=('action',): {some:,}, {some / every:.3f} of them")
+    for shared in (False, True):
+        with tempfile.TemporaryDirectory(prefix="sharpwave-ragged-") as folder:
+            memory, files = prompt_bytes(rows[:100], shared), prompt_bytes(rows[:100], shared, disk=folder)
+        print(
+            f"{ANSWERS} answers a prompt, shared={shared}: {memory:,.0f} bytes a step in memory, {files:,.0f} on disk"
+        )
 
 
 if __name__ == "__main__":

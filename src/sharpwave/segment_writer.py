@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.arguments import is_integer
+from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.format.segment import SegmentColumn
 from sharpwave.log.boundaries import NOTICED, Counts
 from sharpwave.log.open_segments import Rows
@@ -31,7 +32,7 @@ class SealedSegment:
         first_step: number of its first step in the lane.
         steps: number of steps.
         packed: the segment's bytes (docs/format.md).
-        dictionaries: the dictionaries that it refers to, by key.
+        dictionaries: the dictionaries and shared values that it refers to, by key.
         noticed: the writer's counts since the previous segment, as ``Boundaries.counts``.
     """
 
@@ -41,6 +42,11 @@ class SealedSegment:
     packed: bytes
     dictionaries: dict[int, bytes]
     noticed: Counts = (0,) * len(NOTICED)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the segment and of its shared values."""
+        return len(self.packed) + sum(len(data) for key, data in self.dictionaries.items() if key & IS_SHARED)
 
 
 class _HandOver(Sealing):
@@ -63,7 +69,7 @@ class _HandOver(Sealing):
                 column.dictionary: table.data(place)
                 for table, column, place in zip(log.tables, columns, places, strict=True)
                 if column.dictionary
-            }
+            } | {key: data for (_, key), data in log.shared.of(slot).items()}
         finally:
             log.sealed.drop_dictionaries(places)
         first, steps = int(log.index.first_step[slot]), int(log.index.rows[slot])

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from sharpwave.arguments import as_array, is_integer
 from sharpwave.codecs.ragged import REFERENCE_BYTES, ROOM_BYTES, Kind
 from sharpwave.codecs.registry import codec_choice
+from sharpwave.codecs.shared import KEY_BYTES
 from sharpwave.field_values import converted, ragged_rows
 from sharpwave.json_values import MAX_DEPTH, decode, encode, is_plain
 from sharpwave.nesting import Structure, tree_of
@@ -69,6 +70,8 @@ class Field:
             components; kept in ``store.json``.
         max_length: greatest length of a row, in items of its first axis; of text in bytes (of UTF-8). Longer ones are
             refused. Default: as many as 1 MiB holds.
+        shared: store equal values once, for values that many steps have, such as a prompt, a goal or a static image.
+            A step has 16 bytes more, before they are packed. Only for fields beside obs and action.
 
     Raises:
         ValueError, TypeError: an invalid argument.
@@ -82,6 +85,7 @@ class Field:
     every: int | None = None
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     max_length: int | None = None
+    shared: bool = False
 
     def __init__(
         self,
@@ -93,6 +97,7 @@ class Field:
         every: int | None = None,
         metadata: Mapping[str, Any] | None = None,
         max_length: int | None = None,
+        shared: bool = False,
     ) -> None:
         given = {
             "stack": stack,
@@ -107,7 +112,8 @@ class Field:
             shape, dtype = (None,), text
         elif dtype is None:
             raise TypeError(f"Field: no dtype for shape {shape!r}; write e.g. 'uint8'")
-        for name, value in {"shape": shape, "dtype": dtype, **given, "max_length": max_length}.items():
+        limits = {"max_length": max_length, "shared": shared}
+        for name, value in {"shape": shape, "dtype": dtype, **given, **limits}.items():
             object.__setattr__(self, name, value)
         self._check()
 
@@ -129,10 +135,12 @@ class Field:
             raise TypeError(f"Field: {self.dtype!r} is not a numpy dtype; write e.g. 'uint8'") from error
         if dtype.kind not in "buif":
             raise TypeError(f"Field: dtype {dtype} cannot be stored; use a boolean, integer or floating dtype")
-        if ragged:
-            for name in ("stack", "every", "codec"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"Field: {name}={getattr(self, name)!r} of rows of any length, expected None")
+        if not isinstance(self.shared, bool):
+            raise TypeError(f"Field: shared={self.shared!r}, expected True or False")
+        apart = "rows of any length" if ragged else "shared values" if self.shared else ""
+        for name in ("stack", "every", "codec") if apart else ():
+            if getattr(self, name) is not None:
+                raise ValueError(f"Field: {name}={getattr(self, name)!r} of {apart}, expected None")
         if self.max_length is not None and not (ragged and is_integer(self.max_length) and self.max_length > 0):
             raise ValueError(
                 f"Field: max_length {self.max_length!r}, expected None, or an integer of at least 1 for rows of any "
@@ -181,6 +189,11 @@ class Field:
         """Whether values have any length."""
         return self.shape[:1] == (None,)
 
+    @cached_property
+    def column(self) -> Field:
+        """What a segment's column has of each step: the field itself, or keys of shared values."""
+        return Field((KEY_BYTES // 8,), "uint64") if self.shared else self
+
     @property
     def text(self) -> Text | None:
         """What values are, if they are text: "str" or "bytes"."""
@@ -208,7 +221,9 @@ class Field:
 
     @cached_property
     def kind(self) -> Kind:
-        """What the rows of a ragged field are, for its codec."""
+        """What the rows of a ragged field are, for its codec; a shared value of one length is a row of one item."""
+        if not self.ragged:
+            return Kind(self.np_dtype, self.shape, None, 1, self.item_bytes)
         return Kind(self.np_dtype, self.inner, self.text, self.most_items, self.room_bytes)
 
     @cached_property
@@ -309,6 +324,11 @@ class Spec:
                     f"Spec: {name} has rows of any length, {field.shape} {field.dtype}; only fields beside obs and "
                     "action may: pad it to one length, or declare it beside them"
                 )
+            if field.shared and (name in roots["obs"].ends or name in roots["action"].ends):
+                raise ValueError(
+                    f"Spec: {name} has shared=True; only fields beside obs and action may share values: declare it "
+                    "beside them"
+                )
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "tuples", roots["obs"].tuples + roots["action"].tuples)
         object.__setattr__(self, "_obs", roots["obs"])
@@ -349,6 +369,16 @@ class Spec:
         """Names of the fields with rows of any length."""
         return tuple(name for name, field in self.fields.items() if field.ragged)
 
+    @cached_property
+    def shared_names(self) -> tuple[str, ...]:
+        """Names of the fields with shared values."""
+        return tuple(name for name, field in self.fields.items() if field.shared)
+
+    @cached_property
+    def columns(self) -> dict[str, Field]:
+        """What a segment's columns have, by the field's name (``Field.column``)."""
+        return {name: field.column for name, field in self.fields.items()}
+
     def check_fixed(self, what: str, cure: str) -> None:
         """Refuse fields with rows of any length.  Raises: ValueError: naming the first one, and the ``cure``."""
         for name in self.ragged_names:
@@ -382,7 +412,7 @@ class Spec:
     @cached_property
     def max_step_bytes(self) -> int:
         """Size in bytes, unencoded, of a step with the values of all sparse fields, such as an episode's first."""
-        return sum(field.row_bytes for field in self.fields.values()) + 4 + 1
+        return sum(field.row_bytes for field in self.columns.values()) + 4 + 1
 
     def to_json(self) -> str:
         """Return the schema as canonical JSON, without codecs. A segment's schema hash is the hash of this text."""
@@ -390,6 +420,7 @@ class Spec:
             name: {"shape": field.shape, "dtype": field.dtype, "stack": field.stack, "pad": field.pad}
             | ({} if field.every is None else {"every": field.every})
             | ({} if field.max_length is None else {"max_length": field.max_length})
+            | ({"shared": True} if field.shared else {})
             for name, field in self.fields.items()
         }
         tuples = {"tuples": self.tuples} if self.tuples else {}
@@ -483,8 +514,9 @@ def _dict(what: str, value: Any) -> dict[str, Any]:
 
 def _field(name: str, value: Any) -> Field:
     """Make a field of a parsed JSON value.  Raises: ValueError, TypeError."""
-    said = {"codec": None, "every": None, "metadata": {}, "max_length": None, **_dict(f"field {name!r}", value)}
-    if said.keys() != {"shape", "dtype", "stack", "pad", "codec", "every", "metadata", "max_length"}:
+    absent: dict[str, Any] = {"codec": None, "every": None, "metadata": {}, "max_length": None, "shared": False}
+    said = {**absent, **_dict(f"field {name!r}", value)}
+    if said.keys() != {"shape", "dtype", "stack", "pad", *absent}:
         raise ValueError(f"field {name!r}: {sorted(said)}, expected a shape, a dtype, a stack and a pad")
     if not is_plain(said["metadata"], MAX_DEPTH):
         raise ValueError(f"field {name!r}: metadata, expected plain values, nested in at most {MAX_DEPTH} levels")
@@ -496,4 +528,5 @@ def _field(name: str, value: Any) -> Field:
         )
     if not isinstance(dtype, str) or not _DTYPES.fullmatch(dtype):
         raise ValueError(f"field {name!r}: dtype {dtype!r}, expected one of NumPy's names of numbers")
-    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every, decode(said["metadata"]), most)
+    metadata, shared = decode(said["metadata"]), said["shared"]
+    return Field(tuple(shape), dtype, stack, said["pad"], said["codec"], every, metadata, most, shared)

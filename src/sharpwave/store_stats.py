@@ -51,6 +51,8 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
             for i, name in enumerate(log.spec.fields)
         },
     }
+    if log.shared:
+        found["shared"] = log.shared.counts()
     if log.disk is not None and log.segment_cache is not None:
         found["disk"] = {
             "bytes": log.disk.nbytes,

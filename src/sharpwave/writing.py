@@ -43,20 +43,21 @@ class SmallSteps(core.Appender):
         lock: the store's. ``ids_type``, ``tag``: of arrays of ids.
 
     Attributes:
-        serves: False if every step takes the other path: with sparse or ragged fields, whose columns may be full, and
-            if appends wait for a failing disk.
+        serves: False if every step takes the other path: with sparse or ragged fields, whose columns may be full,
+            with shared values, and if appends wait for a failing disk.
     """
 
     def __init__(self, log: StepLog, lock: Any, ids_type: type, tag: object) -> None:
         spec = log.spec
         rows = [
             np.empty((), REFERENCE) if field.ragged else np.empty(field.shape, field.np_dtype)
-            for field in spec.fields.values()
+            for field in spec.columns.values()
         ]
         split = None if spec.array_obs else spec.split_obs
         super().__init__(log.opened.fields, log.boundaries, rows, split, ids_type, tag)
         self._log, self._lock = log, lock
-        self.serves = not (log.opened.sparse or spec.ragged_names) and log.admission.on_full != "block"
+        apart = log.opened.sparse or spec.ragged_names or spec.shared_names
+        self.serves = not apart and log.admission.on_full != "block"
 
     def again(self, hindrance: int, call: Callable[..., Any], lanes: Any, obs: Any, *others: Any) -> Any:
         """Remove the hindrance of a ``call`` of ``append`` or ``extend``, and call it again; return its result.

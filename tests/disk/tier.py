@@ -45,6 +45,9 @@ class NoClaims:
     def evicted(self) -> Evicted:
         return Evicted()
 
+    def shared_values(self, id_: int) -> dict[tuple[int, int], bytes]:
+        return {}
+
     def unsealed(self, slots: np.ndarray) -> np.ndarray:
         return np.ones(len(slots), np.bool_)
 

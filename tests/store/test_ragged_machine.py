@@ -69,8 +69,8 @@ class RaggedStore(RuleBasedStateMachine):
     def begin(self, on_disk: bool, lanes: int, dtype: str, stride: int | None, ram: str | None, seed: int) -> None:
         self.folder = Path(tempfile.mkdtemp())
         self.on_disk, self.lanes, self.seed, self.made = on_disk, lanes, seed, 0
-        self.fields = FIELDS | {"tokens": sw.Field((None,), dtype)}
-        spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), **self.fields)
+        self.fields, more = self.declare(dtype)
+        spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), **self.fields, **more)
         retention = self.retention()
         where: dict[str, Any] = {"disk": self.folder / "store"} if on_disk else {}
         self.store = sw.Store(
@@ -78,6 +78,10 @@ class RaggedStore(RuleBasedStateMachine):
         )
         self.steps: dict[tuple[int, int], dict[str, Any]] = {}
         self.begin_views()
+
+    def declare(self, dtype: str) -> tuple[dict[str, sw.Field], dict[str, sw.Field]]:
+        """Return the fields with rows of any length, and others."""
+        return FIELDS | {"tokens": sw.Field((None,), dtype)}, {}
 
     def begin_views(self) -> None:
         self.view = self.store.transitions(sampler=sw.Uniform())
@@ -113,11 +117,11 @@ class RaggedStore(RuleBasedStateMachine):
         obs = self.obs(times * lanes).reshape(times, lanes, 2)
         no = np.zeros((times, lanes), np.bool_)
         if block:
-            given: dict[str, Any] = {name: [[one[name] for one in of] for of in rows] for name in self.fields}
+            given: dict[str, Any] = {name: [[one[name] for one in of] for of in rows] for name in rows[0][0]}
             self.store.extend(obs=obs, action=no + 0, reward=no + 0.0, terminated=no, truncated=no, **given)
         else:
             for t in range(times):
-                given = {name: [one[name] for one in rows[t]] for name in self.fields}
+                given = {name: [one[name] for one in rows[t]] for name in rows[t][0]}
                 self.store.extend(
                     obs=obs[t], action=no[t] + 0, reward=no[t] + 0.0, terminated=no[t], truncated=no[t], **given
                 )
@@ -132,7 +136,7 @@ class RaggedStore(RuleBasedStateMachine):
         self.forget_dropped(lane)
         rows = [self.next_rows([(length + k * t) % 2000 for k in range(4)]) for t in range(count)]
         number = int(self.store.lane_steps[lane]) if lane < self.store.lanes else 0
-        given: dict[str, Any] = {name: [one[name] for one in rows] for name in self.fields}
+        given: dict[str, Any] = {name: [one[name] for one in rows] for name in rows[0]}
         self.store.add_episode(
             lane=lane, obs=self.obs(count + 1), action=np.zeros(count, np.int64), reward=np.zeros(count),
             terminated=True, whole=whole, **given,

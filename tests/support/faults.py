@@ -28,9 +28,15 @@ from tests.support.faulty import CUTS, Died, Faulty
 
 SPEC = sw.Spec(obs=sw.Field((8, 12), "uint8", stack=2), action=sw.Field((), "int64"), serial=sw.Field((), "int64"))
 EVERY = 3
-LIFE_SPEC = sw.Spec(**SPEC.fields, core=sw.Field((2,), "float32", every=EVERY))
-"""Of the stores whose lives these are: a segment of 4 steps may hold the kept value of a step before it."""
+LIFE_SPEC = sw.Spec(**SPEC.fields, core=sw.Field((2,), "float32", every=EVERY), prompt=sw.Field(str, shared=True))
+"""Of the stores whose lives these are: a segment of 4 steps may hold the kept value of a step before it, and other
+segments, in other files, have the same prompts."""
 LANES, CAPACITY, SEGMENT_STEPS, REGION_BYTES = 2, 40, 4, 4096
+
+
+def prompt(serial: int) -> str:
+    """Return the prompt that 16 steps have, of 9, each of which comes back."""
+    return f"prompt {serial // 16 % 9} " * 9
 
 
 FINAL = 40_000
@@ -169,7 +175,7 @@ def live(
             terminated, truncated = serial % 13 > 10, serial % 17 > 14
             step = {"obs": frame(serial), "action": serial, "reward": serial % 8, "serial": serial}
             step |= {"terminated": terminated, "truncated": truncated, "final_obs": frame(serial + FINAL)}
-            step |= {"core": [serial, serial]}
+            step |= {"core": [serial, serial], "prompt": prompt(serial)}
             if not numbers[lane]:
                 store.annotate(lane, {"begins": serial}, episode=True)
             done(functools.partial(store.append, lane=lane, **step))
@@ -244,6 +250,7 @@ def compare(store: sw.Store, account: Account, *, power: bool) -> None:
         assert batch is not None and batch.ids[row] == step.id
         assert batch.action[row] == serial and batch.reward[row] == serial % 8
         assert batch["core"][row].tolist() == [step.core] * 2 and annotations[row] == step.annotations
+        assert batch["prompt"][row] == prompt(serial)
         assert np.array_equal(batch.obs[row, -1], frame(serial))
         assert np.array_equal(batch.next_obs[row, -1], frame(serial + (FINAL if step.ends else LANES)))
     for lane, steps in account.steps.items():
@@ -273,7 +280,7 @@ def go_on(store: sw.Store) -> None:
     for serial in range(1000, 1012):
         store.append(
             lane=serial % LANES, obs=frame(serial), action=serial, reward=0.0, serial=serial,
-            terminated=False, truncated=False, core=[serial, serial],
+            terminated=False, truncated=False, core=[serial, serial], prompt=prompt(serial),
         )  # fmt: skip
     store.flush()
     replay = store.transitions()
@@ -282,7 +289,7 @@ def go_on(store: sw.Store) -> None:
     assert set(range(newest, 1010)) <= set(batch["serial"].tolist())
     assert len(np.unique(batch.ids)) == len(batch.ids)
     for row, serial in enumerate(batch["serial"].tolist()):
-        assert np.array_equal(batch.obs[row, -1], frame(serial))
+        assert np.array_equal(batch.obs[row, -1], frame(serial)) and batch["prompt"][row] == prompt(serial)
         if serial >= 1000:
             step = Step(serial, int(batch.ids[row]), False, (serial - 1000) // LANES)
             assert batch["core"][row].tolist() == [step.core] * 2 and store.annotations_of([step.id]) == [{}]

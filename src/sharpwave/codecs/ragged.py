@@ -73,6 +73,11 @@ class Kind(NamedTuple):
         """Bytes of an item."""
         return int(np.prod(self.inner, dtype=np.int64)) * self.dtype.itemsize
 
+    @property
+    def most_bytes(self) -> int:
+        """Limit of a row's bytes."""
+        return self.most_items * self.item_bytes
+
     def row(self, content: Bytes | bytes) -> npt.NDArray[Any]:
         """Return bytes as a row."""
         return np.frombuffer(content, self.dtype).reshape(-1, *self.inner)

@@ -11,7 +11,7 @@ three quarters of the limit are held, so that such a region always exists. Nothi
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -27,16 +27,22 @@ class Compaction:
     """Compaction of one store's regions.
 
     Args:
-        tables: dictionaries, by column.
+        tables: dictionaries, by column. ``shared``: returns the shared values of a slot's segment.
         segment_cache: waits for its reads from a region that is copied.
 
     Cost of a copy: O(slots), one read and one write for each segment, and a sync.
     """
 
     def __init__(
-        self, disk: DiskTier, index: SegmentIndex, tables: Sequence[DictionaryTable], segment_cache: SegmentCache
+        self,
+        disk: DiskTier,
+        index: SegmentIndex,
+        tables: Sequence[DictionaryTable],
+        shared: Callable[[int], dict[tuple[int, int], bytes]],
+        segment_cache: SegmentCache,
     ) -> None:
         self.disk, self._index, self._tables, self._segment_cache = disk, index, tables, segment_cache
+        self._shared = shared
 
     def compact(
         self, max_share: float = MAX_HELD_SHARE, left_out: frozenset[int] = frozenset(), before: int = MAX_NUMBER
@@ -111,7 +117,7 @@ class Compaction:
         self._segment_cache.arrive(slots)
         generation = index.latest_generation
         for slot in slots.tolist():
-            needed = {}
+            needed = self._shared(slot)
             for c, place in enumerate(index.dictionary[:, slot].tolist()):
                 if place:
                     needed[c, self._tables[c].uses.key(place)] = self._tables[c].data(place)

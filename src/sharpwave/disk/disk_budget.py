@@ -160,7 +160,7 @@ class DiskBudget:
         if self.limit_bytes is None or not self.compacts:
             return False
         # Within the limit, one region is free, one may be partly filled, and one is still to be created.
-        return self._held.total + nbytes > MAX_HELD_SHARE * (self.limit_bytes - 3 * self._regions.region_bytes)
+        return self._live_bytes + nbytes > MAX_HELD_SHARE * (self.limit_bytes - 3 * self._regions.region_bytes)
 
     @property
     def over_limit(self) -> bool:
@@ -187,7 +187,7 @@ class DiskBudget:
         """
         if self.limit_bytes is None:
             return False
-        dead = self._regions.nbytes - self._held.total
+        dead = self._regions.nbytes - self._live_bytes
         return dead > max(FRAGMENTED_SHARE * self.limit_bytes, 3 * self._regions.region_bytes)
 
     @property
@@ -195,7 +195,12 @@ class DiskBudget:
         """Whether the held records would fit the limit once compacted."""
         if self.limit_bytes is None:
             return True
-        return self._held.total <= self.limit_bytes - 2 * self._regions.region_bytes - self.spare_bytes
+        return self._live_bytes <= self.limit_bytes - 2 * self._regions.region_bytes - self.spare_bytes
+
+    @property
+    def _live_bytes(self) -> int:
+        """Bytes of the held records, and of the dictionaries and shared values that they need."""
+        return self._held.total + sum(one.shared for one in self._regions.regions.values())
 
     def needed_bytes(self, number: int) -> int:
         """Return an upper bound of the bytes that a copy of a region's held records and of its notes takes."""

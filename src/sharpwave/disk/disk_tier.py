@@ -52,6 +52,9 @@ class Claims(Protocol):
     def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of ``slots`` [n] hold no sealed segment."""
 
+    def shared_values(self, id_: int) -> dict[tuple[int, int], bytes]:
+        """Return the shared values of a segment, by (column, key)."""
+
 
 @dataclass
 class _Noted:
@@ -195,7 +198,8 @@ class DiskTier:
         """Delete regions whose segments were moved; return False if a record cannot be read.  Raises: OSError."""
         for id_, tail in list(self._tails.items()):
             if tail.region in numbers:
-                moved = self.move(TAIL, tail.region, tail.offset, tail.nbytes, generation, {})
+                values = self._claims.shared_values(id_)
+                moved = self.move(TAIL, tail.region, tail.offset, tail.nbytes, generation, values)
                 if moved is None:
                     return False
                 self._tails[id_] = tail._replace(region=moved[0], offset=moved[1])
@@ -435,7 +439,7 @@ class DiskTier:
         try:
             self._hold_spare()
             self.note()
-            region, offset = self.write(TAIL, id_, packed, generation, {})
+            region, offset = self.write(TAIL, id_, packed, generation, self._claims.shared_values(id_))
         except OSError:
             self.failures += 1
             raise

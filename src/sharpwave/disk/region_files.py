@@ -1,7 +1,7 @@
 """Region files: sealed segments on disk, appended one after another and deleted a whole file at a time.
 
-A region is self-contained: it holds every dictionary that its segments refer to. So deleting the oldest one affects no
-other, and damage is limited to the records that it hits.
+A region is self-contained: it holds every dictionary and shared value that its segments refer to. So deleting the
+oldest one affects no other, and damage is limited to the records that it hits.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES
 from sharpwave.disk.region_scan import Scan, scan_region
 from sharpwave.disk.store_folder import ANEW
 from sharpwave.errors import StoreInUseError
@@ -34,11 +35,13 @@ from sharpwave.format.region import (
     NOTE,
     RECORD,
     RECORD_MAGIC,
+    SHARED,
     VERSION,
     Identity,
     Record,
     Region,
     checksum_of,
+    pack_shared,
     space,
 )
 from sharpwave.native.directory import Directory
@@ -213,19 +216,20 @@ class RegionFiles:
         dictionaries: dict[tuple[int, int], bytes],
         sequence: int | None = None,
     ) -> tuple[int, int]:
-        """Write a record, preceded by dictionaries that its region lacks; return (region, offset of payload).
+        """Write a record, preceded by dictionaries and shared values that its region lacks; return (region, offset of
+        payload).
 
         Records other than notes leave ``note_room`` bytes allocated behind them. So a note needs no disk space, unless
         others have used up that room since the last such record, or the region was finished.
 
         Args:
             generation: highest of any id so far; stored in a new region's header.
-            dictionaries: content by (column, key).
+            dictionaries: and shared values: content by (column, key).
             sequence: of the record that this one copies; ``None``: a new record.
         Raises:
             OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
         """
-        need = sum(space(len(data)) for data in dictionaries.values()) + space(len(payload))
+        need = sum(space(KEY_BYTES + len(data) + 4) for data in dictionaries.values()) + space(len(payload))
         need += 0 if kind == NOTE else self.note_room
         try:
             region = self._region_for(need, generation)
@@ -236,9 +240,22 @@ class RegionFiles:
             region = self._region_for(need, generation)
         for (column, key), data in dictionaries.items():
             if (column, key) not in region.keys:
-                self._write(region, DICTIONARY, key, column, data)
-                region.keys.add((column, key))
+                content = pack_shared(key, data) if key & IS_SHARED else data
+                of_record = (SHARED, 0) if key & IS_SHARED else (DICTIONARY, key)
+                self._write(region, *of_record, column, content)
+                region.hold(column, key, len(content))
         return region.number, self._write(region, kind, id_, 0, payload, sequence)
+
+    def forget_value(self, column: int, key: int) -> None:
+        """Forget a shared value that no segment refers to any more: its bytes in the files are dead."""
+        for region in self.regions.values():
+            region.forget(column, key)
+
+    def forget_values_but(self, held: Container[tuple[int, int]]) -> None:
+        """Forget all shared values but those that some segment refers to."""
+        for region in self.regions.values():
+            for column, key in [one for one in region.keys if one[1] & IS_SHARED and one not in held]:
+                region.forget(column, key)
 
     def _region_for(self, need: int, generation: int) -> Region:
         """Return the region to append ``need`` bytes to, with disk space allocated for them.  Raises: OSError."""
@@ -474,7 +491,6 @@ class RegionFiles:
         region.spoiled = end
         self.files.pwrite(region.descriptor, body + struct.pack("<I", zlib.crc32(body)) + payload, region.used)
         region.spoiled, region.used = 0, end
-        region.shared += space(len(payload)) if kind == DICTIONARY else 0
         self.sequence += sequence is None
         return offset
 

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.registry import max_dictionary_bytes
+from sharpwave.codecs.shared import HEAD, KEY_BYTES, checked, keys_of, number_of, text_of, unpack
 from sharpwave.disk.region_notes import MAX_NOTE_BYTES, Evicted, Evictions, Ints, unpack_ends, unpack_evicted
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
@@ -28,12 +30,14 @@ from sharpwave.format.region import (
     FIRST,
     NOTE,
     SEGMENT,
+    SHARED,
     TAIL,
     Damage,
     Identity,
     Record,
     Region,
     read_region,
+    unpack_shared,
 )
 from sharpwave.format.segment_header import Header
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
@@ -47,7 +51,7 @@ class Scan:
     """Intact records of one or several region files, in order.
 
     Attributes:
-        dictionaries: those among the records. ``notes``: contents of those among them that can be parsed.
+        dictionaries: those among the records, and shared values. ``notes``: contents of notes that can be parsed.
         damages: bytes that are no record.
     """
 
@@ -116,7 +120,7 @@ def scan_region(
     Args, Raises: as ``read_region``.
     """
     region, records, damages = read_region(path, identity, directory, begin)
-    scan = Scan(records, damages, [one for one in records if one.kind == DICTIONARY])
+    scan = Scan(records, damages, [one for one in records if one.kind in (DICTIONARY, SHARED)])
     for record in records:
         if record.kind == NOTE and record.nbytes <= MAX_NOTE_BYTES:
             assert region is not None
@@ -133,7 +137,7 @@ class SegmentReader:
     Args:
         layout: of the store's segments. ``max_lanes``: limit of its lanes.
         read: returns a record's bytes.  Raises: OSError.
-        dictionaries: their records.
+        dictionaries: their records, and those of shared values.
     """
 
     def __init__(
@@ -144,9 +148,10 @@ class SegmentReader:
         dictionaries: Sequence[Record],
     ) -> None:
         self.layout, self.max_lanes = layout, max_lanes
-        self._read, self._records = read, {one.id: one for one in dictionaries}
-        self._columns = {(one.column, one.id) for one in dictionaries}
+        self._read, self._records = read, {one.key: one for one in dictionaries if one.kind == DICTIONARY}
+        self._columns = {(one.column, one.key): one for one in dictionaries}
         self._dictionaries: dict[int, bytes] = {}
+        self._verified = set[tuple[int, int]]()  # shared values
 
     def payload(self, record: Record) -> bytes:
         """Return a segment's bytes.  Raises: DamagedError: unreadable, or more than a store writes."""
@@ -173,6 +178,17 @@ class SegmentReader:
                 raise DamagedError(f"dictionary {key:016x} has {record.nbytes:,} bytes, expected at most {limit:,}")
             self._dictionaries[key] = self._content(record)
         return self._dictionaries[key] if key else b""
+
+    def shared_value(self, c: int, key: int) -> bytes:
+        """Return a shared value, packed, whose content has the key.  Raises: DamagedError."""
+        name = self.layout.names[c]
+        if (record := self._columns.get((c, key))) is None:
+            raise DamagedError(f"{name} refers to shared value {text_of(key)}, which is missing")
+        kind = self.layout.spec.fields[name].kind
+        limit = HEAD.size + KEY_BYTES + 4 + kind.most_bytes
+        if record.nbytes > limit:
+            raise DamagedError(f"{name}: a shared value of {record.nbytes:,} bytes, expected at most {limit:,}")
+        return checked(unpack_shared(self._content(record)), kind, key)
 
     def check_header(self, header: Header, *, sealed: bool) -> None:
         """Refuse a segment larger than this store's.  Raises: DamagedError."""
@@ -207,13 +223,35 @@ class SegmentReader:
 
     def verify(self, record: Record) -> Header:
         """Decode every row of a segment, sealed or open; return its header.  Raises: DamagedError."""
-        whole, sealed = self._whole(record), record.kind == SEGMENT
-        return segment.check(whole, self.layout.spec, self.dictionary, sealed=sealed, decode=True)
+        whole, sealed, spec = self._whole(record), record.kind == SEGMENT, self.layout.spec
+        header = segment.check(whole, spec, self.dictionary, sealed=sealed, decode=True)
+        for key in segment.shared_keys(whole, header, spec) - self._verified:
+            self.shared_value(*key)
+            self._verified.add(key)
+        return header
 
     def unpack(self, record: Record, only: Collection[str] | None = None) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
-        """Decode a segment, or some of its columns.  Raises: DamagedError."""
+        """Decode a segment, or some of its columns, with keys of shared values.  Raises: DamagedError."""
         limit = self.layout.chunk_bytes
         return segment.unpack(self._whole(record), self.layout.spec, self.dictionary, only, limit)
+
+    def read(self, record: Record, only: Collection[str]) -> tuple[Header, dict[str, npt.NDArray[Any]]]:
+        """Decode columns of a segment, with the shared values themselves.  Raises: DamagedError."""
+        header, arrays = self.unpack(record, only)
+        for c, name in enumerate(self.layout.names):
+            if c in self.layout.shared_columns and name in arrays:
+                field, keys = self.layout.spec.fields[name], arrays[name].view(np.uint8)
+                values = {key: unpack(self.shared_value(c, key), field.kind) for key in keys_of(keys)}
+                size = len(keys) * field.item_bytes
+                if not field.ragged and size > segment.DECODED_BYTES:
+                    raise DamagedError(f"{name}: {size:,} bytes of rows, expected at most {segment.DECODED_BYTES:,}")
+                rows = [field.kind.row(values[number_of(key.tobytes())]) for key in keys]
+                arrays[name] = (
+                    np.empty(len(rows), object) if field.ragged else np.empty((len(rows), *field.shape), field.np_dtype)
+                )
+                for i, row in enumerate(rows):
+                    arrays[name][i] = row if field.ragged else row[0]
+        return header, arrays
 
 
 def refused(path: Path, record: Record, error: Exception) -> Damage:

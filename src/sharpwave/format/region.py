@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from sharpwave.codecs.dictionaries import KEY_BYTES
+from sharpwave.codecs import dictionaries
+from sharpwave.codecs.shared import KEY_BYTES, bytes_of, number_of
 from sharpwave.errors import NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format import segment
@@ -27,9 +28,9 @@ MAGIC, VERSION = b"SWREGION", 1
 HEADER = struct.Struct("<8sIIQQQ16sQII")  # magic, version, 0, number, size, schema, store, generation, 0, CRC-32; 72
 RECORD = struct.Struct("<4sIQQQII")  # magic, kind, nbytes, id, sequence, column, CRC-32 of the bytes before it; 40
 RECORD_MAGIC = b"SWRC"
-SEGMENT, DICTIONARY, TAIL, END, NOTE = 1, 2, 3, 4, 5
+SEGMENT, DICTIONARY, TAIL, END, NOTE, SHARED = 1, 2, 3, 4, 5, 6
 """Kinds of records: a sealed segment; a dictionary; an open segment's rows so far, which a later record replaces;
-the end mark of a file; a note, such as a reservoir's threshold."""
+the end mark of a file; a note, such as a reservoir's threshold; a shared value."""
 ALIGNMENT = 8
 ROOM = 1 << 20
 MAX_NUMBER, MAX_GENERATION, MAX_SEQUENCE = (1 << 31) - ROOM, (1 << 30) - ROOM, (1 << 62) - ROOM
@@ -53,7 +54,8 @@ class Identity:
 
 @dataclass(frozen=True)
 class Record:
-    """Record found intact, in file number ``region``. ``offset`` and ``nbytes`` are of the payload there."""
+    """Record found intact, in file number ``region``. ``offset`` and ``nbytes`` are of the payload there; ``key`` is a
+    dictionary's, or the number of a shared value's."""
 
     region: int
     kind: int
@@ -62,6 +64,7 @@ class Record:
     column: int
     offset: int
     nbytes: int
+    key: int = 0
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,8 @@ class Region:
         synced: everything before this offset is on disk.
         spoiled: a failed write may have left bytes up to this offset.
         unsure: a sync failed: the system may then drop unwritten data, and report success for it later.
-        shared: size of the dictionaries in it.
+        keys: space of its dictionaries and shared values, by (column, key); of the latter if a segment refers to them.
+        shared: space of all of them.
         allocated: bytes of disk space in use; the rest, up to ``size``, is a hole.
     """
 
@@ -96,7 +100,7 @@ class Region:
     size: int
     used: int
     generation: int
-    keys: set[tuple[int, int]] = field(default_factory=set)  # (column, dictionary's key) that it holds
+    keys: dict[tuple[int, int], int] = field(default_factory=dict)
     synced: int = 0
     finished: bool = False
     spoiled: int = 0
@@ -108,6 +112,15 @@ class Region:
     def direct(self) -> int:
         """Descriptor for reads that bypass the page cache; -1: unavailable. See ``open_direct``."""
         return open_direct(self.descriptor)
+
+    def hold(self, column: int, key: int, nbytes: int) -> None:
+        """Note a dictionary or a shared value in the file, by its payload's bytes."""
+        self.shared += space(nbytes) - self.keys.get((column, key), 0)
+        self.keys[column, key] = space(nbytes)
+
+    def forget(self, column: int, key: int) -> None:
+        """Forget a shared value that no segment refers to any more."""
+        self.shared -= self.keys.pop((column, key), 0)
 
     def park(self) -> None:
         """Close the file until it is opened again; ``descriptor`` is -1 meanwhile."""
@@ -122,6 +135,17 @@ class Region:
             os.close(self.direct)
 
 
+def pack_shared(key: int, packed: bytes) -> bytes:
+    """Return the payload of a shared value's record: its key, its bytes and a checksum."""
+    body = bytes_of(key) + packed
+    return body + zlib.crc32(body).to_bytes(4, "little")
+
+
+def unpack_shared(payload: bytes) -> bytes:
+    """Return a shared value's bytes from the payload of its record, which is intact."""
+    return payload[KEY_BYTES:-4]
+
+
 def space(nbytes: int) -> int:
     """Return the bytes that a record with a payload of ``nbytes`` takes."""
     return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
@@ -132,8 +156,8 @@ def read_region(
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     """Open a region's file for reading and find its records; return ``None`` if its header cannot be trusted.
 
-    Every record's checksum is verified, and every payload's: a segment's CRC-32, a dictionary's key. A file that is not
-    regular, or that the disk cannot read, is damaged.
+    Every record's checksum is verified, and every payload's: the CRC-32 of a segment or a shared value, a dictionary's
+    key. A file that is not regular, or that the disk cannot read, is damaged.
 
     Args:
         directory: folder to open the file from; by default ``path``'s.
@@ -194,9 +218,8 @@ def _read_region(
         else:
             records.append(found)
             region.used = found.offset + found.nbytes
-            if found.kind == DICTIONARY:
-                region.keys.add((found.column, found.id))
-                region.shared += space(found.nbytes)
+            if found.kind in (DICTIONARY, SHARED):
+                region.hold(found.column, found.key, found.nbytes)
     if size < said and not region.finished:
         damages.insert(0, Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes"))
     return region, records, damages
@@ -243,7 +266,10 @@ def _scan(path: Path, descriptor: int, number: int, size: int, begin: int) -> It
         if wrong:
             yield Damage(path, at, space(nbytes), wrong, id_ if kind != DICTIONARY else -1)
         else:
-            yield Record(number, kind, id_, sequence, column, at + RECORD.size, nbytes)
+            key = id_ if kind == DICTIONARY else 0
+            if kind == SHARED:
+                key = number_of(descriptors.pread(descriptor, KEY_BYTES, first))
+            yield Record(number, kind, id_, sequence, column, first, nbytes, key)
         at += space(nbytes)
     if lost_from < 0 and not _all_zero(descriptor, at, size):  # too few bytes for another record
         lost_from = at
@@ -254,22 +280,25 @@ def _scan(path: Path, descriptor: int, number: int, size: int, begin: int) -> It
 def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:
     """Return the damage of a payload, or "". It is read in parts: a record may claim any size."""
     if kind == DICTIONARY:
-        digest = hashlib.blake2b(digest_size=KEY_BYTES)
+        digest = hashlib.blake2b(digest_size=dictionaries.KEY_BYTES)
         for part in _parts(descriptor, begin, end):
             digest.update(part)
         key = int.from_bytes(digest.digest(), "little") if end > begin else 0
         return "" if key == id_ else f"dictionary {id_:016x}: its content has the key {key:016x}"
     if kind == END and begin == end:
         return ""
-    if kind not in (SEGMENT, TAIL, NOTE):
+    if kind not in (SEGMENT, TAIL, NOTE, SHARED):
         return f"a record of unknown kind {kind}"
     found, head = 0, b""
     for part in _parts(descriptor, begin, end - 4):
         found, head = zlib.crc32(part, found), head or part[: segment.HEADER.size]
     stored = int.from_bytes(descriptors.pread(descriptor, 4, max(begin, end - 4)), "little")
     if end - begin < 4 or stored != found:
-        return f"segment {id_}: checksum {found:08x}, expected {stored:08x}"
-    if kind != NOTE and head.startswith(segment.MAGIC):
+        what = f"segment {id_}" if kind != SHARED else f"shared value {head[:KEY_BYTES].hex()}"
+        return f"{what}: checksum {found:08x}, expected {stored:08x}"
+    if kind == SHARED and end - begin < KEY_BYTES + 4:
+        return f"shared value: {end - begin} bytes, expected at least {KEY_BYTES + 4}"
+    if kind not in (NOTE, SHARED) and head.startswith(segment.MAGIC):
         segment.check_version(head, f"{path}: byte {begin:,}")
     return ""
 

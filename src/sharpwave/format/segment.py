@@ -21,6 +21,7 @@ from sharpwave.codecs.packed import PackedNumbers
 from sharpwave.codecs.protocol import Packed
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import RAGGED, by_number
+from sharpwave.codecs.shared import KEY_BYTES, keys_of
 from sharpwave.errors import DamagedError, NewerVersionError, UnknownCodecError
 from sharpwave.format.annotations import MAX_METADATA_BYTES, pack_metadata, read_metadata
 from sharpwave.format.segment_header import COLUMN_CHECKSUMS, PACKED_STEPS, Header, Placed, check_required, check_rows
@@ -170,6 +171,17 @@ def step_rows(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, 
     return by_number(one.codec).decode(Packed(payload, one.rows, STEP_BYTES[column]))
 
 
+def shared_keys(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, spec: Spec) -> set[tuple[int, int]]:
+    """Return the columns and keys of the shared values that a checked segment refers to."""
+    found = set[tuple[int, int]]()
+    for c, name in enumerate(spec.fields, FIRST_FIELD):
+        if spec.fields[name].shared:
+            one = header.placed[c]
+            packed = Packed(_view(data)[one.offset : one.offset + one.nbytes], one.rows, KEY_BYTES)
+            found |= {(c, key) for key in keys_of(by_number(one.codec).decode(packed))}
+    return found
+
+
 def with_steps(
     data: bytes, header: Header, spec: Spec, packs: bool, flags: npt.NDArray[np.uint8] | None = None
 ) -> tuple[bytes, Header]:
@@ -313,7 +325,7 @@ def _rows(spec: Spec, steps: int, frames: int) -> list[range]:
 
 
 def _layout(spec: Spec) -> list[tuple[str, Field]]:
-    return [*_STEP_COLUMNS, *spec.fields.items()]
+    return [*_STEP_COLUMNS, *spec.columns.items()]
 
 
 def _check_codec(field: Field, codec: int) -> None:
@@ -373,6 +385,8 @@ def check(
         packed = Packed(payload, column.rows, field.row_bytes, shared, field.line_bytes)
         with _naming(name):
             _check_codec(field, column.codec)
+            if spec.columns.get(name) is not spec.fields.get(name) and column.dictionary:
+                raise DamagedError("keys of shared values, which take no dictionary")
             if field.ragged:
                 (ragged.verify if decode else ragged.check)(packed, field.kind)
                 continue

@@ -27,6 +27,8 @@ RAGGED_FIELDS = 1 << 2
 """Some columns have rows of any length."""
 PACKED_STEPS = 1 << 3
 """Flags, rewards or both are packed."""
+SHARED_VALUES = 1 << 4
+"""Some columns have keys of values that are stored beside the segments."""
 COLUMN_CHECKSUMS = 1 << 32
 """The part before the fields' columns, and each field's column, ends with a checksum of its own."""
 NAMES = {
@@ -34,6 +36,7 @@ NAMES = {
     NESTED: "nested observations",
     RAGGED_FIELDS: "ragged fields",
     PACKED_STEPS: "packed steps",
+    SHARED_VALUES: "shared values",
     COLUMN_CHECKSUMS: "column checksums",
 }
 """Names in ``store.json``."""
@@ -136,7 +139,7 @@ def _check_frames(header: Header, flags: npt.NDArray[np.uint8], sealed: bool) ->
 def features_of(spec: Spec) -> int:
     """Return the features that every segment of a store with this schema has."""
     sparse, ragged = SPARSE_FIELDS if spec.sparse_names else 0, RAGGED_FIELDS if spec.ragged_names else 0
-    return sparse | ragged | (NESTED if spec.nested else 0)
+    return sparse | ragged | (NESTED if spec.nested else 0) | (SHARED_VALUES if spec.shared_names else 0)
 
 
 def required_names(spec: Spec, on_disk: bool) -> list[str]:

@@ -21,6 +21,7 @@ from sharpwave.log.inventory import Inventory
 from sharpwave.log.sealed_segments import Location, Sealed
 from sharpwave.log.segment_space import SegmentSpace
 from sharpwave.memory.ledger import MemoryLedger
+from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.sampling.retention import Newcomer, Retention
 
 MAX_HELD_OF_COPIED = 0.95
@@ -90,6 +91,10 @@ class Admission:
         there = np.minimum(slots, index.slots - 1)
         free: npt.NDArray[np.bool_] = (index.sealed[there] == 0) | (index.rows[there] == 0) | (there != slots)
         return free
+
+    def shared_values(self, id_: int) -> dict[tuple[int, int], bytes]:
+        """Return the shared values of a segment, by (column, key)."""
+        return self.sealed.shared.of((id_ & LEAF_MASK) // self.space.layout.stride)
 
     # eviction
 
@@ -277,7 +282,7 @@ class Admission:
         """
         newcomer, location, added = Newcomer(slot, self.space.index.segment_id(slot)), None, False
         try:
-            dictionaries = {} if self.disk is None else self.sealed.dictionaries(columns, places)
+            dictionaries = {} if self.disk is None else self.sealed.dictionaries(slot, columns, places)
             location = self._place(newcomer, packed, dictionaries)
             if location is not None:
                 self.retention.add(*newcomer)
@@ -349,7 +354,8 @@ class Admission:
         """Write an open segment's rows so far to the region files, evicting for them.  Raises: OSError."""
         assert self._compaction is not None
         disk, generation = self._compaction.disk, self.space.index.latest_generation
-        self._with_room(self._compaction, len(packed), lambda: disk.append_tail(id_, packed, generation))
+        need = len(packed) + sum(len(data) + 64 for data in self.shared_values(id_).values())
+        self._with_room(self._compaction, need, lambda: disk.append_tail(id_, packed, generation))
 
     def _with_room(
         self, compaction: Compaction, need: int, write: Callable[[], W], newcomer: Newcomer | None = None
@@ -470,6 +476,7 @@ class Admission:
             while arena.committed_bytes > arena.limit_bytes and made is Made.ROOM:
                 made = Made.ROOM if space.free_pages() else self.free_memory(newcomer)
                 arena.trim()
+                arena.limit_bytes = self.ledger.arena_bytes(ram)  # an eviction may have freed shared values, too
         return made is not Made.NOT_KEPT
 
     def fit_disk(self) -> None:

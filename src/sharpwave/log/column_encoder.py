@@ -297,9 +297,9 @@ class SegmentEncoder:
 
     def __init__(self, layout: SegmentLayout, codecs: Mapping[str, str], tables: Sequence[DictionaryTable]) -> None:
         self.columns = {
-            c: ColumnEncoder(layout.spec.fields[name], codecs[name], tables[c], layout.limits[c])
+            c: ColumnEncoder(layout.spec.columns[name], codecs[name], tables[c], layout.limits[c])
             for c, name in enumerate(layout.names)
-            if name in layout.spec.fields and not layout.spec.fields[name].ragged
+            if name in layout.spec.columns and not layout.spec.columns[name].ragged
         }
         self._packs_steps = layout.spine_bytes > 0
 

@@ -112,6 +112,8 @@ class LateColumns(LogListener):
             raise TypeError(f"{what}: {name!r} is {kind!r}, expected a sharpwave.Field")
         if kind.stack is not None or kind.every is not None or kind.codec is not None:
             raise ValueError(f"{what}: {name!r} has stack=, every= or codec=, which a column added later cannot have")
+        if kind.shared:
+            raise ValueError(f"{what}: {name!r} has shared=True, which only fields of the spec can have")
         if kind.ragged:
             raise ValueError(
                 f"{what}: {name!r} has rows of any length, which only fields of the spec can have; declare it there, "

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import MIN_AUTO_BYTES, RAGGED
+from sharpwave.codecs.shared import keys_of
 from sharpwave.codecs.zstd import Zstd
 from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.log.open_values import OpenValues
@@ -48,6 +49,11 @@ class OpenColumns:
         counts |= {c: int(rows[slot]) for c, rows, _ in self._sparse()}
         ragged = self._layout.ragged_columns
         return [self.values.rows(c, slot, n) if c in ragged else self.of(c, slot, n) for c, n in counts.items()]
+
+    def shared_keys(self, slot: int) -> set[tuple[int, int]]:
+        """Return the columns and keys of the shared values that a segment refers to."""
+        rows = int(self._index.rows[slot])
+        return {(c, key) for c in self._layout.shared_columns for key in keys_of(self.of(c, slot, rows))}
 
     def _sparse(self) -> Iterable[tuple[int, Int32s, int]]:
         """Return each sparse field's column, its row counts by slot, and the period of its values."""

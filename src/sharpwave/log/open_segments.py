@@ -87,7 +87,7 @@ class Lanes:
                     name in layout.spec.obs_names,
                     field.every or 0,
                 )
-                for name, field in layout.spec.fields.items()
+                for name, field in layout.spec.columns.items()
             ]
         )
         self.arrays = self._arrays()
@@ -223,7 +223,7 @@ class Lanes:
         index.first_step[slot] = header.first_step
         index.episode_step[slot] = header.episode_step
         for c, name in enumerate(self.layout.names):
-            values = arrays if name not in self.layout.spec.ragged_names else self._refilled(slot, arrays)
+            values = arrays if c not in self.layout.ragged_columns else self._refilled(slot, arrays)
             data = np.ascontiguousarray(values[name]).reshape(-1).view(np.uint8).reshape(-1, self.layout.sizes[c])
             self.columns.of(c, slot, len(data))[:] = data
         index.sparse[:, slot] = [len(arrays[self.layout.names[c]]) for c in self.layout.sparse_columns]
@@ -236,7 +236,7 @@ class Lanes:
 
     def _refilled(self, slot: int, arrays: Rows) -> Rows:
         """Write the values of ragged fields, beside the arena; return the rows by field, with references there."""
-        values, names = self.columns.values, self.layout.spec.ragged_names
+        values, names = self.columns.values, self.columns.values.names
         values.release(slot)
         values.reserve_run(slot, arrays)
         return values.put(np.full(len(arrays[names[0]]), slot), {name: arrays[name] for name in names})[0]
@@ -289,7 +289,7 @@ class Lanes:
             coming: the coming steps' ragged fields [n], if there are any; ``None``: their room does not count.
         """
         positions = core.find_full(self.index.arrays, self.arrays, lanes, max_rows, self.layout.max_frames - 3)
-        if coming is not None and (names := self.layout.spec.ragged_names):
+        if coming is not None and (names := self.columns.values.names):
             slots = self.slots[lanes].tolist()
             rows = ({name: coming[name][i : i + 1] for name in names} for i in range(len(slots)))
             filled = [not self.columns.values.fits(slot, one) for slot, one in zip(slots, rows, strict=True)]

@@ -30,6 +30,7 @@ class OpenValues:
 
     Attributes:
         addresses: int64 [slots] by column: of the buffer's memory in each slot, for the core; 0 for none.
+        names: of the fields.
         share: returns the bytes of memory that a buffer may take, unless it holds one row.
         nbytes: bytes of memory.
     """
@@ -37,6 +38,7 @@ class OpenValues:
     def __init__(self, layout: SegmentLayout, arena: Arena, index: SegmentIndex) -> None:
         self._arena, self._index = arena, index
         self._names = {c: layout.names[c] for c in layout.ragged_columns}
+        self.names = tuple(self._names.values())
         self._fields = {c: layout.spec.fields[name] for c, name in self._names.items()}
         self._rooms = dict(zip(layout.ragged_columns, layout.rooms, strict=True))
         self._buffers: dict[tuple[int, int], Bytes] = {}

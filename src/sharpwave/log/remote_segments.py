@@ -13,11 +13,13 @@ import numpy.typing as npt
 from sharpwave.codecs.dictionaries import key_of
 from sharpwave.codecs.ragged import RaggedRows
 from sharpwave.codecs.raw import RAW
+from sharpwave.codecs.shared import IS_SHARED, checked, text_of
 from sharpwave.errors import DamagedError, DuplicateError
 from sharpwave.format import segment
 from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.format.segment_header import Header
 from sharpwave.log.open_columns import ragged_column
+from sharpwave.log.shared_values import Key
 from sharpwave.log.step_log import StepLog
 from sharpwave.spec import ENDED, START
 from sharpwave.validation import MAX_LANES
@@ -55,6 +57,7 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     capacity = log.admission.capacity
     if capacity is not None and header.steps > capacity:
         raise ValueError(f"segment: {header.steps} steps exceed the store's capacity of {capacity}; raise capacity=")
+    values = shared_of(log, packed, header, dictionaries)
     log.open_lanes(header.lane + 1)
     episode_step = _check_order(log, header, packed)
     packed, header = segment.with_steps(packed, header, log.spec, packs=log.layout.spine_bytes > 0)
@@ -62,14 +65,14 @@ def take_in(log: StepLog, packed: bytes, dictionaries: Mapping[int, bytes]) -> t
     if places is None:
         packed = _unshared(packed, log, dictionaries.__getitem__)
         header, places = segment.parse(packed, log.spec), [0] * len(header.placed)
-    return _enter(log, replace(header, episode_step=episode_step), packed, places), header
+    return _enter(log, replace(header, episode_step=episode_step), packed, places, values), header
 
 
-def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -> int:
+def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int], values: Mapping[Key, bytes]) -> int:
     """Turn the lane's open segment, which is empty, into ``packed``, and open the next one.
 
     Args:
-        places: of its columns' dictionaries, with references to them.
+        places: of its columns' dictionaries, with references to them. ``values``: shared ones that it refers to.
 
     Returns its slot; -1 if the retention does not keep it.
 
@@ -83,7 +86,11 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
         log.make_room_for_steps(rows)
         following = log.sealing.prepare_next(lane)
         kept = log.admission.admits(slot)
+        log.shared.hold(slot, values)
+        if values:
+            log.fit_values()
     except BaseException:
+        log.shared.evicting(slot)
         log.sealed.drop_dictionaries(places)
         raise
     try:
@@ -94,6 +101,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int]) -
             log.sealed.drop_dictionaries(places)
     except BaseException as error:
         if not log.sealing.drops_for(error):
+            log.shared.evicting(slot)
             index.give_back(following)
             raise
         kept = False
@@ -166,6 +174,22 @@ def _check_order(log: StepLog, header: Header, packed: bytes) -> int:
     return number
 
 
+def shared_of(log: StepLog, packed: bytes, header: Header, dictionaries: Mapping[int, bytes]) -> dict[Key, bytes]:
+    """Return the shared values that a checked segment refers to.  Raises: DamagedError: one is damaged or missing.
+
+    Args:
+        dictionaries: shared values by key, among others.
+    """
+    found: dict[Key, bytes] = {}
+    for c, key in segment.shared_keys(packed, header, log.spec):
+        if key not in dictionaries:
+            raise DamagedError(
+                f"segment: {log.layout.names[c]} refers to shared value {text_of(key)}, which is missing"
+            )
+        found[c, key] = checked(dictionaries[key], log.shared.kinds[c], key)
+    return found
+
+
 def _places(log: StepLog, header: Header, dictionaries: Mapping[int, bytes]) -> list[int] | None:
     """Return the places of the columns' dictionaries, with references to them; ``None`` if a table is full."""
     places: list[int] = []
@@ -182,8 +206,8 @@ def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -
     """Return the same segment with raw columns, where a table has no place for its dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [
-        ragged_column(RaggedRows.of(log.spec.fields[name].kind, rows))
-        if name in log.spec.ragged_names
+        ragged_column(RaggedRows.of(log.spec.columns[name].kind, rows))
+        if name in log.spec.columns and log.spec.columns[name].ragged
         else SegmentColumn(RAW, len(rows), np.ascontiguousarray(rows).tobytes())
         for name, rows in arrays.items()
     ]
@@ -219,7 +243,7 @@ def sealed_after(log: StepLog, lane_steps: npt.NDArray[np.int64], max_bytes: int
         with suppress(DamagedError):
             _, packed, shared = log.sealed.packed(slot)
             found.append(Copy(packed, {key: data for (_, key), data in shared.items()}))
-            total += len(packed)
+            total += len(packed) + sum(len(data) for (_, key), data in shared.items() if key & IS_SHARED)
         if total >= max_bytes:
             break
     return found

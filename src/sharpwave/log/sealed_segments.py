@@ -18,6 +18,7 @@ from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import PACKED_STEPS, Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
+from sharpwave.log.shared_values import SharedValues
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
@@ -40,7 +41,7 @@ class Sealed:
         inventory: has the bytes of all sealed segments, on disk or in memory.
 
     Attributes:
-        tables: dictionaries, by column.
+        tables: dictionaries, by column. ``shared``: values of shared fields.
     """
 
     def __init__(
@@ -49,9 +50,10 @@ class Sealed:
         disk: DiskTier | None,
         tables: Sequence[DictionaryTable],
         inventory: Inventory,
+        shared: SharedValues,
     ) -> None:
         self._space, self._disk, self.tables = space, disk, tables
-        self._inventory = inventory
+        self._inventory, self.shared = inventory, shared
         self._stride, self._spine_bytes = space.layout.stride, space.layout.spine_bytes
         self._undecodable: dict[int, str] = {}
         self._unwritten: set[int] = set()  # slots of segments whose records lack the end of their episode
@@ -145,14 +147,16 @@ class Sealed:
         self._inventory.sealed_bytes -= nbytes
 
     def dictionaries(
-        self, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]
+        self, slot: int, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]
     ) -> dict[tuple[int, int], bytes]:
-        """Return the dictionaries of a segment's columns, by (column, key). ``places``: theirs, by column."""
-        return {
+        """Return the dictionaries of a segment's columns, and its shared values, by (column, key). ``places``: of the
+        dictionaries, by column."""
+        dictionaries = {
             (c, column.dictionary): self.tables[c].data(places[c])
             for c, column in enumerate(columns)
             if column.dictionary
         }
+        return dictionaries | self.shared.of(slot)
 
     def drop_dictionaries(self, places: Iterable[int]) -> None:
         """Release the dictionaries at ``places``, by column, that a segment referred to."""
@@ -232,7 +236,7 @@ class Sealed:
         flags[-1] |= TRUNCATED
         packs = bool(header.features & PACKED_STEPS)
         content, header = segment.with_steps(found[1], header, spec, packs, flags)
-        dictionaries = self.dictionaries(header.placed, index.dictionary[:, slot].tolist())
+        dictionaries = self.dictionaries(slot, header.placed, index.dictionary[:, slot].tolist())
         place = disk.append(index.segment_id(slot), content, index.latest_generation, dictionaries, found[0].sequence)
         if segment_cache is not None:
             segment_cache.leave(slot)  # packed flags may have another size, which moves the columns behind them
@@ -279,8 +283,11 @@ class Sealed:
         return content
 
     def packed(self, slot: int) -> tuple[int, bytes, dict[tuple[int, int], bytes]]:
-        """Return the id and bytes of a segment, and its dictionaries by (column, key).  Raises: DamagedError."""
-        index, shared = self._space.index, {}
+        """Return the id and bytes of a segment, and its dictionaries and shared values by (column, key).
+
+        Raises: DamagedError.
+        """
+        index, shared = self._space.index, self.shared.of(slot)
         for c, place in enumerate(index.dictionary[:, slot].tolist()):
             if place:
                 shared[c, self.tables[c].uses.key(place)] = self.tables[c].data(place)

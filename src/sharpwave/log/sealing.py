@@ -29,7 +29,7 @@ class Sealing:
 
     Attributes:
         turnover: seals and evicts in the core, if neither trials of codecs nor a codec in Python are needed; ``None``
-            with a disk, sparse or ragged fields, or a retention other than ``Fifo``.
+            with a disk, sparse, ragged or shared fields, or a retention other than ``Fifo``.
         behind: encodes behind the caller; ``None`` with a disk, or with a retention that is not in order.
     """
 
@@ -46,7 +46,8 @@ class Sealing:
             self.behind = Behind(opened, admission, encoder)
             self._inventory.tell(self.behind)
             encoder.try_elsewhere(self.behind.begin if ram is None else None)
-        if type(retention) is Fifo and not spec.sparse_names and not spec.ragged_names:
+        plain = not (spec.sparse_names or spec.ragged_names or spec.shared_names)
+        if type(retention) is Fifo and plain:
             lanes = [one.lanes for one in encoder.columns.values()]
             self.turnover = core.Turnover(
                 opened.fields, admission.space.arena, self._index.free, retention.queue, lanes,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,6 +28,7 @@ from sharpwave.log.open_segments import Lanes, Rows, appended
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
+from sharpwave.log.shared_values import Key, SharedValues
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.memory.segment_layout import layout_of
@@ -36,6 +38,10 @@ from sharpwave.spec import START, Spec
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
+
+
+MAX_VALUE_SHARE = 0.5
+"""With a disk: share of ``ram`` for shared values, which are held in memory."""
 
 
 class CheckpointWriter(Protocol):
@@ -92,7 +98,7 @@ class StepLog:
         sealing: seals open segments and opens the next. ``admission``: decides which segments to evict for new ones.
         compaction: frees files without evicting; ``None`` without a disk.
         late: columns whose values come after their steps; ``late.spec`` is what views read.
-        tables: each column's dictionaries. ``encoder``: encodes columns.
+        tables: each column's dictionaries. ``shared``: values of shared fields. ``encoder``: encodes columns.
         tag: mark of this store's ids.
         annotations: of the store and of its lanes.
         frozen: why nothing may be written; empty: it may. ``after_close``: called once files are closed.
@@ -128,15 +134,21 @@ class StepLog:
         self.inventory.tell(late)
         ledger.enter("columns", lambda: late.nbytes)
         self.opened = Lanes(layout, self.arena, self.index)
-        if spec.ragged_names:
+        self.shared = shared = SharedValues(layout)
+        if shared:
+            self.inventory.tell(shared)
+            ledger.enter("shared_values", lambda: shared.nbytes)
+            if disk is not None:
+                shared.freed = disk.regions.forget_value
+        if self.opened.columns.values:
             values = self.opened.columns.values
             ledger.enter("open_values", lambda: values.nbytes)
             values.share = self._value_share
         self.boundaries = Boundaries(self.opened)
-        self.sealed = Sealed(space, disk, tables, self.inventory)
+        self.sealed = Sealed(space, disk, tables, self.inventory, shared)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
-            self.compaction = Compaction(disk, self.index, tables, self.segment_cache)
+            self.compaction = Compaction(disk, self.index, tables, shared.of, self.segment_cache)
         late.room = self.column_room
         self.admission = Admission(
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
@@ -356,8 +368,37 @@ class StepLog:
         values = opened.columns.values
         if values and values.reserve(opened.slots[lanes], rows):
             self.admission.fit_memory()
-        opened.write(lanes, flags, rows, finals, nexts)
+        with self._sharing(opened.slots[lanes], rows) as given:
+            opened.write(lanes, flags, given, finals, nexts)
         inventory.append(len(lanes))
+
+    @contextlib.contextmanager
+    def _sharing(self, slots: npt.NDArray[Any], rows: Rows) -> Iterator[Rows]:
+        """Provide rows for the open segments in ``slots`` [n] with keys of shared values, which these hold unless an
+        error occurs."""
+        if not self.shared:
+            yield rows
+            return
+        before = self.shared.nbytes
+        given, taken = self.shared.put(slots, rows)
+        try:
+            if self.shared.nbytes > before:
+                self.fit_values()
+            yield given
+        except BaseException:
+            self.shared.take_back(taken)
+            raise
+
+    def fit_values(self) -> None:
+        """Make room for shared values.  Raises: MemoryError: with a disk, they take more than their part of ``ram``."""
+        ram, nbytes = self.ledger.ram, self.shared.nbytes
+        if self.disk is not None and ram is not None and nbytes > MAX_VALUE_SHARE * ram:
+            raise MemoryError(
+                f"store: {len(self.shared):,} shared values of its steps take {nbytes:,} bytes of memory, expected at "
+                f"most half of ram={ram:,}, also with a disk; raise ram=, lower capacity= or disk_limit=, or declare "
+                "fields whose values few steps have without shared=True"
+            )
+        self.admission.fit_memory()
 
     def make_room(self, lanes: Ints, observed: Callable[[], Rows], coming: Rows | None = None) -> None:
         """Seal full segments before another step is appended to each of ``lanes`` [n], and evict.
@@ -393,12 +434,13 @@ class StepLog:
             count = min(count, max(1, self.admission.capacity // 2))
         values, slot = opened.columns.values, int(opened.slots[lane])
         if values:
-            count = min(count, values.fits(slot, {name: rows[name][:count] for name in self.spec.ragged_names}))
+            count = min(count, values.fits(slot, {name: rows[name][:count] for name in values.names}))
         self.make_room_for_steps(count)
         part = {name: values[:count] for name, values in rows.items()}
         if values and values.reserve_run(slot, part):
             self.admission.fit_memory()
-        opened.write_run(lane, flags[:count], part, final if count == len(flags) else None)
+        with self._sharing(np.full(count, slot), part) as given:
+            opened.write_run(lane, flags[:count], given, final if count == len(flags) else None)
         self.inventory.append(count)
         return count
 
@@ -452,14 +494,22 @@ class StepLog:
         flushed = self.index.segment_id(slot)
         self.opened.drop_last(lane)
         self.inventory.drop_last()
+        if self.shared:
+            self.shared.hold_only(slot, self.opened.columns.shared_keys(slot))
         if self.disk is not None and not self.index.rows[slot]:
             self.disk.evict_tail(flushed, lane, int(self.opened.steps[lane]))
             self.disk.try_note()  # of the segment's new ids, which a crash must not make forgotten
 
-    def refill_lane(self, lane: int, header: Header, arrays: Rows) -> None:
-        """Restore the lane's last rows, from ``Lanes.pack_so_far`` and decoded, to its open segment."""
+    def refill_lane(self, lane: int, header: Header, arrays: Rows, values: Mapping[Key, bytes]) -> None:
+        """Restore the lane's last rows, from ``Lanes.pack_so_far`` and decoded, to its open segment.
+
+        Args:
+            values: the shared values of its rows.
+        """
         self.open_lanes(lane + 1, np.array([lane]))
         self.opened.fill(lane, header, arrays)
+        if values:
+            self.shared.hold(int(self.opened.slots[lane]), values)
         self.inventory.held_steps += header.steps
 
     # segments

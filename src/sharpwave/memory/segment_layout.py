@@ -47,6 +47,7 @@ class SegmentLayout:
         obs_columns, step_columns, sparse_columns: numbers of the columns with a row a frame, of the fields with a row a
             step, and of sparse fields. ``every``: of the latter.
         ragged_columns: of ragged fields. ``rooms``: limits of the bytes of their values in a segment.
+        shared_columns: of shared values' keys.
         column_starts: int64 [columns], offsets of an open segment's columns in its range of the arena.
         open_bytes: of an open segment. ``chunk_bytes``: of a chunk of the arena, and of the largest sealed segment.
         spine_bytes: of flags and rewards, which stay in memory while the segment is uncached; 0 without a disk.
@@ -64,6 +65,7 @@ class SegmentLayout:
     every: tuple[int, ...]
     ragged_columns: list[int]
     rooms: tuple[int, ...]
+    shared_columns: list[int]
     column_starts: Ints
     open_bytes: int
     chunk_bytes: int
@@ -94,7 +96,7 @@ class SegmentLayout:
         if reserve is None:
             chunks = max(1024, 2 * self.open_chunks(lanes, self.chunk_bytes))
             fixed = int(2.2 * steps * self.spec.max_step_bytes)
-            longest = int(2.2 * steps * sum(row_room(field) for field in self.spec.fields.values()))
+            longest = int(2.2 * steps * sum(row_room(field) for field in self.spec.columns.values()))
             reserve = max(fixed, min(fixed + longest, MAX_RAGGED_RESERVE)) + chunks * self.chunk_bytes
         slots = 2 * -(-steps // (rows or self.stride)) + max(1024, 2 * lanes)
         return reserve, min(slots, LEAF_MASK // self.stride)
@@ -144,22 +146,24 @@ def value_room(field: Field, stride: int) -> int:
 
 
 def max_segment_bytes(spec: Spec, stride: int) -> int:
-    """Return the limit of a segment's bytes, decoded."""
-    sizes = (1, 4, *(field.row_bytes for field in spec.fields.values()))
-    values = sum(value_room(field, stride) for field in spec.fields.values())
+    """Return the limit of a segment's bytes, decoded, with the shared values that it refers to."""
+    sizes = (1, 4, *(field.row_bytes for field in spec.columns.values()))
+    values = sum(value_room(field, stride) for field in spec.columns.values())
+    values += stride * sum(spec.fields[name].kind.most_bytes for name in spec.shared_names)
     return values + sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
 
 
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
     """Return the layout of segments of ``stride`` steps, in a store with or without a disk."""
     names = ("flags", "reward", *spec.fields)
-    sizes = np.array([1, 4, *(field.row_bytes for field in spec.fields.values())], np.int64)
+    sizes = np.array([1, 4, *(field.row_bytes for field in spec.columns.values())], np.int64)
     obs_columns = [names.index(name) for name in spec.obs_names]
     max_frames = max_rows(spec, stride)
     limits = column_limits(spec, stride)
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
-    rooms = tuple(value_room(spec.fields[name], stride) for name in spec.ragged_names)
+    ragged = [name for name, column in spec.columns.items() if column.ragged]
+    rooms = tuple(value_room(spec.fields[name], stride) for name in ragged)
     ragged_bytes = sum(rooms) + len(rooms) * (OVERHEAD_BYTES + 16 * stride)
     return SegmentLayout(
         spec=spec,
@@ -172,8 +176,9 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
         step_columns=[names.index(name) for name in spec.step_names if name not in spec.sparse_names],
         sparse_columns=[names.index(name) for name in spec.sparse_names],
         every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
-        ragged_columns=[names.index(name) for name in spec.ragged_names],
+        ragged_columns=[names.index(name) for name in ragged],
         rooms=rooms,
+        shared_columns=[names.index(name) for name in spec.shared_names],
         column_starts=starts[:-1].astype(np.int64),
         open_bytes=int(starts[-1]),
         chunk_bytes=max(MIN_CHUNK_BYTES, rounded(int(starts[-1]) + overhead + ragged_bytes, PAGE)),

@@ -253,7 +253,7 @@ class Survey:
             with opened(one.path, self.described, begin=begin, known=dictionaries) as (region, scan, reader):
                 if region is None or reader is None:
                     raise DamagedError(scan.damages[0].what)
-                header, arrays = reader.unpack(one.record, {"flags", *only})
+                header, arrays = reader.read(one.record, {"flags", *only})
             needed = header.context + header.steps + np.count_nonzero(arrays["flags"] & ENDED)
             if header.frames < needed:
                 raise DamagedError(f"{header.frames:,} frames, expected at least {needed:,}")
@@ -354,7 +354,7 @@ def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan
 def _count(result: Survey, one: Segment) -> None:
     spec = result.described.spec
     sizes = {"flags": 1, "reward": 4} | {
-        name: 0 if field.ragged else field.row_bytes for name, field in spec.fields.items()
+        name: 0 if field.ragged else field.row_bytes for name, field in spec.columns.items()
     }
     for (name, size), column in zip(sizes.items(), one.header.placed, strict=True):
         packed = result.packed.setdefault(name, {}).setdefault(name_of(column.codec), PackedBytes())

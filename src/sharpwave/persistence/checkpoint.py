@@ -28,7 +28,7 @@ from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
 
 Packed = tuple[int, bytes, dict[tuple[int, int], bytes]]
-"""A segment: its id, its bytes, and its dictionaries."""
+"""A segment: its id, its bytes, and its dictionaries and shared values."""
 AT_A_TIME = 4 << 20
 """Limit of the bytes of segments copied under the store's lock, and of copies of evicted segments in memory."""
 
@@ -157,9 +157,9 @@ class SegmentCopier(LogListener):
         nbytes: size of the copies in memory.
     """
 
-    def __init__(self, log: StepLog, regions: RegionFiles, tails: list[tuple[int, bytes]]) -> None:
+    def __init__(self, log: StepLog, regions: RegionFiles, tails: list[Packed]) -> None:
         self.log, self._regions, self._tails = log, regions, tails
-        self.nbytes = sum(len(content) for _, content in tails)
+        self.nbytes = sum(len(content) for _, content, _ in tails)
         self._slots: dict[int, None] = {}
         self._rescued: list[Packed] = []
         self._rescued_bytes = 0
@@ -216,8 +216,8 @@ class SegmentCopier(LogListener):
                 break
             while some:
                 self._write(some.pop())
-        for id_, content in self._tails:
-            self._regions.append(TAIL, id_, content, id_ >> 32, {})
+        for id_, content, values in self._tails:
+            self._regions.append(TAIL, id_, content, id_ >> 32, values)
 
     def _take(self) -> list[Packed]:
         """Return some of the copies; none if all are written."""

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.codecs.ragged import RaggedRows
+from sharpwave.codecs.shared import keys_of
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import FULL, RegionFiles
@@ -28,6 +29,7 @@ from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Rec
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
 from sharpwave.log.open_columns import ragged_column, unshared_column
+from sharpwave.log.shared_values import Key
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
@@ -148,6 +150,7 @@ class Adoption:
         self._segments.check_header(header, sealed=True)
         if self.disk is None:
             data, header = segment.with_steps(data, header, log.spec, packs=False)
+        values = self._values(segment.shared_keys(data, header, log.spec))
         shared = [self._segments.dictionary(column.dictionary) for column in header.placed]
         places: list[int] = []
         for c, one in enumerate(shared):
@@ -159,8 +162,11 @@ class Adoption:
             places.append(place)
         columns = enumerate(zip(header.placed, shared, strict=True))
         needed = {(c, column.dictionary): one for c, (column, one) in columns if one}
+        needed |= values
         number, offset = record.region, record.offset
-        if self.disk is not None and (record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys):
+        if self.disk is not None and (
+            record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys.keys()
+        ):
             # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
             sequence = record.sequence if record.kind == SEGMENT else None
             number, offset = self.disk.write(SEGMENT, record.id, data, self._generation, needed, sequence)
@@ -173,7 +179,9 @@ class Adoption:
         index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
+        log.shared.hold(slot, values)
         if not log.adopt(slot, np.frombuffer(data, np.uint8)):
+            log.shared.evicting(slot)
             log.sealed.drop_dictionaries(index.dictionary[:, slot])
             self.full = True
             return False
@@ -184,16 +192,23 @@ class Adoption:
         self.report.steps += header.steps
         return True
 
-    def open_rows(self, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]]]:
-        """Return an open segment's rows, decoded; ``None``: it is damaged, which is noted."""
+    def _values(self, keys: set[Key]) -> dict[Key, bytes]:
+        """Return shared values, packed.  Raises: DamagedError: one is missing or damaged."""
+        there = self.log.shared
+        return {key: there.packed(key) or self._segments.shared_value(*key) for key in keys}
+
+    def open_rows(self, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]], dict[Key, bytes]]:
+        """Return an open segment's rows, decoded, and their shared values; ``None``: it is damaged, which is noted."""
         try:
             header, arrays = self._open_rows(record)
+            columns = {c: arrays[self.log.layout.names[c]] for c in self.log.layout.shared_columns}
+            values = self._values({(c, key) for c, rows in columns.items() for key in keys_of(rows.view(np.uint8))})
             if header.context > self.log.spec.context:
                 raise DamagedError(f"{header.context} frames of context in an open segment")
         except DamagedError as error:
             self.damages.append(refused(self.regions.regions[record.region].path, record, error))
-            return None, {}
-        return header, arrays
+            return None, {}, {}
+        return header, arrays, values
 
     def _open_rows(self, record: Record) -> tuple[Header, dict[str, np.ndarray[Any, Any]]]:
         header, arrays = self._segments.unpack(record)
@@ -229,6 +244,8 @@ class Adoption:
                     continue
                 elif not log.sealed.goes_on(slot, following) and log.sealed.truncate(slot):
                     self.broken.add(slot)
+        if self.disk is not None:
+            self.regions.forget_values_but(log.shared)
         log.sealed.rewrite_truncated(sorted(self.broken))
 
     def _ended(self, record: Record) -> bytes:
@@ -251,8 +268,9 @@ class Adoption:
         columns: list[SegmentColumn] = []
         for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
             rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
-            if name in self.log.spec.ragged_names:
-                columns.append(ragged_column(RaggedRows.of(self.log.spec.fields[name].kind, rows)))
+            field = self.log.spec.columns.get(name)
+            if field is not None and field.ragged:
+                columns.append(ragged_column(RaggedRows.of(field.kind, rows)))
                 continue
             columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)

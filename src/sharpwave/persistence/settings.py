@@ -218,14 +218,13 @@ def _codecs(spec: Spec, codec: str | Mapping[str, str]) -> dict[str, str]:
     unknown = set(given) - set(spec.fields)
     if unknown:
         raise ValueError(f"Store: codec names unknown field {min(unknown)!r}; there are {list(spec.fields)}")
-    for name in spec.ragged_names:
+    apart = {name: "rows of any length have a codec of their own" for name in spec.ragged_names}
+    apart |= {name: "shared values have no codec" for name in spec.shared_names}
+    for name, why in apart.items():
         if isinstance(codec, Mapping) and given.get(name, "auto") != "auto":
-            raise ValueError(
-                f"Store: codec {given[name]!r} for {name!r}, whose rows of any length have a codec of their own; leave "
-                "it out"
-            )
+            raise ValueError(f"Store: codec {given[name]!r} for {name!r}, whose {why}; leave it out")
     return {
-        name: "auto" if field.ragged else codec_choice(field.codec or given.get(name, "auto"), "Store")
+        name: "auto" if name in apart else codec_choice(field.codec or given.get(name, "auto"), "Store")
         for name, field in spec.fields.items()
     }
 

@@ -85,15 +85,17 @@ def capture(log: StepLog) -> dict[str, Any]:
     }
 
 
-def tails(log: StepLog) -> list[tuple[int, bytes]]:
-    """Return ids and bytes of the open segments with rows, frames of an episode under way, or annotations.
+def tails(log: StepLog) -> list[tuple[int, bytes, dict[tuple[int, int], bytes]]]:
+    """Return ids, bytes and shared values of the open segments with rows, frames of an episode under way, or
+    annotations.
 
     Cost: packing every lane's open segment.
     """
     there = (log.index.frames[log.opened.slots] > 0) | (log.opened.successor_known > 0)
     there |= (log.index.sparse[:, log.opened.slots] > 0).any(axis=0)
     there |= np.array([log.opened.annotations.has(lane) for lane in range(log.lanes)], np.bool_)
-    return [log.opened.pack_so_far(lane) for lane in np.flatnonzero(there).tolist()]
+    lanes = np.flatnonzero(there).tolist()
+    return [(*log.opened.pack_so_far(lane), log.shared.of(int(log.opened.slots[lane]))) for lane in lanes]
 
 
 def checked(state: Any, stride: int) -> dict[str, Any]:
@@ -209,14 +211,14 @@ def _open_lanes(adoption: Adoption, state: dict[str, Any], opened: Ints) -> None
     log.reopen_lanes(opened, steps, begins, numbers, shares, staged)
     at = {record.id: record for record in adoption.scan.records if record.kind == TAIL}
     for lane, id_ in enumerate(log.index.ids(opened * log.stride).tolist()):
-        header, arrays = adoption.open_rows(at[id_]) if id_ in at else (None, {})
+        header, arrays, values = adoption.open_rows(at[id_]) if id_ in at else (None, {}, {})
         first = int(steps[lane] - rows[lane])
         if header is not None and header.steps and not rows[lane]:
             header = None  # of rows that were flushed, and dropped with the episode that was broken off
         if header is not None and (header.lane, header.steps, header.first_step) != (lane, rows[lane], first):
             raise DamagedError(f"lane {lane}: rows of lane {header.lane} from step {header.first_step} on")
         if header is not None:
-            log.refill_lane(lane, header, arrays)
+            log.refill_lane(lane, header, arrays, values)
             continue
         # Without these frames the rest of the episode would be stacked as if it began here: so it does.
         needs_more = log.spec.context > 0 or any(int(numbers[lane]) % every for every in log.layout.every)

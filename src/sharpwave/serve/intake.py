@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import LEASES, write_whole
 from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases
@@ -163,12 +164,18 @@ class Intake:
         """Append segments in order, each once; reply when all are in the store.
 
         ``steps``: numbers of steps. ``keys``: the keys of each segment's dictionaries; dictionaries that the connection
-        has not sent yet are parts "dictionary:KEY". ``noticed``: each writer's counts (``Boundaries.counts``).
+        has not sent yet are parts "dictionary:KEY", and so are all shared values. ``noticed``: each writer's counts
+        (``Boundaries.counts``).
         ``durable``: reply only when the segments are on the disk.
         """
         head, parts = frame.head, frame.parts
+        values: dict[int, bytes] = {}
         for name, part in parts.items():
             if name.startswith("dictionary:"):
+                key = int(name.removeprefix("dictionary:"), 16)
+                if key & IS_SHARED:  # sent with each segment that refers to it
+                    values[key] = bytes(part)
+                    continue
                 if len(client.dictionaries) >= MAX_DICTIONARIES:
                     raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
                 if sum(map(len, client.dictionaries.values())) + len(part) > MAX_DICTIONARY_BYTES:
@@ -177,25 +184,26 @@ class Intake:
                     client.budget.keep(client.holding, len(part), "dictionaries")
                 except MemoryError as error:  # the writer reconnects, and sends the missing segments again
                     raise WireError(str(error)) from error
-                client.dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
+                client.dictionaries[key] = bytes(part)
         if client.refused is not None:
             raise client.refused
         try:
-            self._taken(client, head, parts)
+            self._taken(client, head, parts, values)
             return {}, {}
         except Exception as error:
             if client.turn:
                 client.refused = error.with_traceback(None)
             raise
 
-    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> None:
-        """Append the segments of a message that are not there already."""
+    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any], values: dict[int, bytes]) -> None:
+        """Append the segments of a message that are not there already.  ``values``: the shared ones."""
         self._level(client)
         appended, noticed = [], head.get("noticed", [])
         for number, keys in enumerate(head.get("keys", [])):
             packed = bytes(parts[f"segment:{number}"])
             errors = parts.get(f"td_error:{number}")
-            shared = {int(key, 16): client.dictionaries[int(key, 16)] for key in keys}
+            numbers = [int(key, 16) for key in keys]
+            shared = {key: values[key] if key & IS_SHARED else client.dictionaries[key] for key in numbers}
             self._admit(client)
             with client.holder.lock:
                 if client.turn != client.holder.turn:

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.errors import LimiterTimeoutError, StoreInUseError, not_to_be_copied
 from sharpwave.format.segment import readdressed
 from sharpwave.native.forks import follow
@@ -394,7 +395,7 @@ class Lease:
             packed = readdressed(segment.packed, number, first_step)
             segment = replace(segment, lane=number, first_step=first_step, packed=packed)
         self._kept.append(_Kept(segment, td_error))
-        self.waiting_bytes += len(segment.packed)
+        self.waiting_bytes += segment.nbytes
 
     def left(self) -> Iterator[tuple[int, SealedSegment, Errors | None]]:
         """Yield the segments that are kept, in order: the writer's lane, and steps by its numbers."""
@@ -452,7 +453,7 @@ class Lease:
 
     def _acknowledge(self) -> None:
         first = self._kept.popleft()
-        self.waiting_bytes -= len(first.segment.packed)
+        self.waiting_bytes -= first.segment.nbytes
         self.acknowledged += first.segment.steps
 
     def _there(self, segment: SealedSegment) -> bool:
@@ -462,12 +463,12 @@ class Lease:
     def _sent(self, kept: _Kept) -> int:
         head, parts = put_request(kept.segment, kept.td_error, self._dictionaries)
         ticket = self.link.submit(Request.PUT, head | {"durable": self._durable}, parts)
-        self._dictionaries.update(kept.segment.dictionaries)
+        self._dictionaries.update(key for key in kept.segment.dictionaries if not key & IS_SHARED)
         return ticket
 
 
 def put_request(segment: SealedSegment, td_error: Errors | None, sent: set[int]) -> tuple[dict[str, Any], Parts]:
-    """Return the head and the parts of a request to append a segment.
+    """Return the head and the parts of a request to append a segment, with all its shared values.
 
     Args:
         sent: keys of the dictionaries that the receiver has.

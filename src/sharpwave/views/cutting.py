@@ -1,6 +1,7 @@
 """Remote batches: the shard extracts encoded rows, the learner decodes them.
 
-Fields of small rows are decoded at once: they are not encoded, and their references would be larger than their rows.
+Fields of small rows are decoded at once: they are not encoded, and their references would be larger than their rows. So
+are shared values.
 """
 
 from __future__ import annotations
@@ -123,10 +124,11 @@ class RowCutter:
             UndecodableError: naming the segments that hold no rows.
         """
         reads, readers = view.locate(target), self._arrays.readers()
-        small = [read for read in reads if self._fields[read.field].row_bytes < MIN_AUTO_BYTES]
+        at_once = [field.shared or field.row_bytes < MIN_AUTO_BYTES for field in self._fields]
+        small = [read for read in reads if at_once[read.field]]
         view.decode(target, small, [readers[read.field] for read in small])
         for read in reads:
-            if self._fields[read.field].row_bytes >= MIN_AUTO_BYTES:
+            if not at_once[read.field]:
                 reader = readers[read.field]
                 assert isinstance(reader, FieldReader)  # late columns are read apart
                 self._cut(reader, read, target.columns[read.column].shape[1], begin)

@@ -15,11 +15,13 @@ from sharpwave.codecs import ragged
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.codecs.registry import name_of
+from sharpwave.codecs.shared import KEY_BYTES, number_of, text_of
 from sharpwave.errors import DamagedError
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, payload_ends
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.native import core
+from sharpwave.ragged import copy_rows
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
@@ -379,6 +381,69 @@ class RaggedReader(FieldReader):
         return True
 
 
+class SharedReader(FieldReader):
+    """Reader of a shared field's values in memory; as ``RaggedReader``, whose rows are keys."""
+
+    def __init__(self, log: StepLog, number: int, field: Field) -> None:
+        super().__init__(log.index, log.arena, number, "rows", log.tables[number], field.column)
+        self._log, self._of_values = log, field
+
+    def decode(self, read: Read, out: Bytes) -> None:
+        if read.pieces is None:
+            self.read(read.slot, read.newest, read.first, out)
+        else:
+            self.read_pieces(read.pieces, out.reshape(-1, self._of_values.item_bytes))
+
+    def read(self, slot: Ints, newest: Ints, first: Ints, out: Bytes) -> None:
+        keys = np.empty((len(slot), 1, KEY_BYTES), np.uint8)
+        super().read(slot, newest, first, keys)
+        which, contents = self._contents(slot, keys[:, 0])
+        out[:, 0] = _stacked(contents, out.shape[-1])[which]
+
+    def read_pieces(self, pieces: Ints, out: Bytes) -> None:
+        slot, _, _, length, to = pieces
+        keys = np.empty((len(out), KEY_BYTES), np.uint8)
+        super().read_pieces(pieces, keys)
+        places = np.repeat(to - np.cumsum(length) + length, length) + np.arange(int(length.sum()))
+        which, contents = self._contents(np.repeat(slot, length), keys[places])
+        out[places] = _stacked(contents, out.shape[-1])[which]
+
+    def lend(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+        """Return uninitialized memory of batches.  Raises: MemoryError: ``ram`` has no room for it."""
+        return self._log.batches.lend_more(shape, dtype)
+
+    def take(self, slot: Ints, row: Ints) -> tuple[npt.NDArray[Any], Ints]:
+        """Return the values of steps as ``RaggedReader.take`` does.  Raises: UndecodableError, MemoryError."""
+        field, keys = self._of_values, np.empty((len(slot), 1, KEY_BYTES), np.uint8)
+        super().read(slot, row, row, keys)
+        which, contents = self._contents(slot, keys[:, 0])
+        sizes = np.array([len(one) for one in contents], np.int64) // field.item_bytes
+        source = np.frombuffer(b"".join(contents), np.uint8).view(field.np_dtype).reshape(-1, *field.inner)
+        lengths = sizes[which]
+        values = self.lend((int(lengths.sum()), *field.inner), field.np_dtype)
+        copy_rows(source, (np.cumsum(sizes) - sizes)[which], lengths, values, np.cumsum(lengths) - lengths)
+        return values, lengths
+
+    def _contents(self, slot: Ints, keys: Bytes) -> tuple[Ints, list[bytes]]:
+        """Return which distinct value each of ``keys`` [n, 16], of segments in ``slot`` [n], is, and these.
+
+        Raises: UndecodableError.
+        """
+        _, first, which = np.unique(keys.view(f"S{KEY_BYTES}")[:, 0], return_index=True, return_inverse=True)
+        numbers, contents = [number_of(keys[i].tobytes()) for i in first.tolist()], list[bytes]()
+        for k, number in enumerate(numbers):
+            try:
+                contents.append(self._log.shared.content(self._number, number))
+            except (KeyError, DamagedError) as error:
+                why = f"shared value {text_of(number)} is missing" if isinstance(error, KeyError) else str(error)
+                raise UndecodableError(np.unique(slot[which == k]).tolist(), why) from error
+        return which, contents
+
+
+def _stacked(contents: list[bytes], size: int) -> Bytes:
+    return np.frombuffer(b"".join(contents), np.uint8).reshape(-1, size)
+
+
 class LateReader(RowReader):
     """Reader of one late column, which lies beside the segments; as for ``FieldReader``."""
 
@@ -425,8 +490,8 @@ class LogArrays:
             log, readers = self._log, list[RowReader]()
             for c, (name, field) in enumerate(log.spec.fields.items(), FIRST_FIELD):
                 counts: Any = "frames" if name in log.spec.obs_names else "rows" if field.every is None else "sparse"
-                if field.ragged:
-                    readers.append(RaggedReader(log, c, field))
+                if field.ragged or field.shared:
+                    readers.append((SharedReader if field.shared else RaggedReader)(log, c, field))
                     continue
                 sparse = log.spec.sparse_names.index(name) if counts == "sparse" else 0
                 readers.append(FieldReader(log.index, log.arena, c, counts, log.tables[c], field, sparse))

@@ -234,7 +234,8 @@ class Windows(StepView[SequenceBatch]):
     @property
     def filled_at_once(self) -> list[str] | None:
         """Columns of a batch in the core's order; ``None`` where the core does not fill them at once."""
-        if not fills_at_once(self) or self.ragged or any(field.every is not None for field in self._fields.values()):
+        apart = any(field.every is not None or field.shared for field in self._fields.values())
+        if not fills_at_once(self) or self.ragged or apart:
             return None
         return [*NUMBERS, *PLACE, *(name for _, name, _ in self.fields())]
 

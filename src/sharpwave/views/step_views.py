@@ -251,7 +251,7 @@ class NStep(StepView[Batch]):
         """Read the columns that the log has now."""
         self._spec = spec = self.present()
         fields = self.fields()
-        self._sparse = any(field.every is not None for _, _, field in fields)
+        self._sparse = any(field.every is not None or field.shared for _, _, field in fields)
         self.stacks = any(spec.fields[name].frames > 1 for name in spec.obs_names)
         # Windows of rows: column, number of its field, and with which rows each ends.
         self._windows: list[tuple[str, int, int]] = []

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve import wire
 from sharpwave.serve.remote_writer import put_request
@@ -20,6 +21,8 @@ from sharpwave.training.scores import EpisodeScore
 
 ARRIVAL, EPISODE, FAILURE = 1, 2, 3
 """Kinds of frames."""
+PREFIX = "dictionary:"
+"""Of the names of parts that are dictionaries, or shared values, by key."""
 MAX_DICTIONARIES = 64
 """Limit of dictionaries that both ends remember. Beyond it, both forget all of them before the next segment."""
 
@@ -84,7 +87,7 @@ class Outbox:
                     self._sent.clear()
                 put, parts = put_request(segment, message.td_error, self._sent)
                 head |= put | {"lane": segment.lane, "first_step": segment.first_step}
-                self._sent.update(segment.dictionaries)
+                self._sent.update(key for key in segment.dictionaries if not key & IS_SHARED)
         wire.send(self._to, kind, 0, head, parts)
 
 
@@ -136,10 +139,10 @@ class Inbox:
             return Arrival(head["steps"], head["version"])
         if len(self._dictionaries) >= MAX_DICTIONARIES:
             self._dictionaries.clear()
-        for name, part in parts.items():
-            if name.startswith("dictionary:"):
-                self._dictionaries[int(name.removeprefix("dictionary:"), 16)] = bytes(part)
-        shared = {int(key, 16): self._dictionaries[int(key, 16)] for key in head["keys"][0]}
+        given = {int(name[len(PREFIX) :], 16): bytes(part) for name, part in parts.items() if name.startswith(PREFIX)}
+        self._dictionaries |= {key: data for key, data in given.items() if not key & IS_SHARED}
+        there = given | self._dictionaries
+        shared = {int(key, 16): there[int(key, 16)] for key in head["keys"][0]}
         packed, noticed = bytes(parts["segment:0"]), tuple(head["noticed"][0])
         segment = SealedSegment(head["lane"], head["first_step"], head["steps"], packed, shared, noticed)
         return Arrival(segment.steps, head["version"], segment, parts.get("td_error:0"))

@@ -1,0 +1,158 @@
+"""Values of shared fields: each is held once, as long as a segment refers to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs import shared
+from sharpwave.codecs.ragged import Kind
+from sharpwave.codecs.shared import KEY_BYTES
+from sharpwave.log.inventory import LogListener
+from sharpwave.memory.segment_layout import SegmentLayout
+
+Ints = npt.NDArray[Any]
+Rows = Mapping[str, npt.NDArray[Any]]
+Key = tuple[int, int]
+"""A column, and the key of a value there."""
+
+VALUE_BYTES, SEGMENT_BYTES, REFERENCE_BYTES = 320, 160, 9
+"""Bytes of memory of a value beside its own, of a segment that refers to some, and of each reference, roughly."""
+
+
+class _Value:
+    """A packed value, and how many segments refer to it."""
+
+    __slots__ = ("key", "packed", "uses")
+
+    def __init__(self, key: Key, packed: bytes) -> None:
+        self.key, self.packed, self.uses = key, packed, 0
+
+
+class SharedValues(LogListener):
+    """Counted values of shared fields, by column and key, and the segments that refer to them.
+
+    A segment holds a value from the first step that has it until the segment is evicted.
+
+    Attributes:
+        kinds: of the values, by column. ``freed``: called with the column and the key of a value that is freed.
+        nbytes: bytes of memory.
+    """
+
+    def __init__(self, layout: SegmentLayout) -> None:
+        fields = layout.spec.fields
+        self._names = {c: layout.names[c] for c in layout.shared_columns}
+        self.kinds: dict[int, Kind] = {c: fields[name].kind for c, name in self._names.items()}
+        self._values: dict[Key, _Value] = {}
+        self._held: dict[int, list[_Value]] = {}  # by slot
+        self.nbytes = 0
+        self.freed: Callable[[int, int], None] = lambda column, key: None
+
+    def __bool__(self) -> bool:
+        return bool(self.kinds)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+    def __iter__(self) -> Iterator[Key]:
+        return iter(self._values)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._values
+
+    @property
+    def followers(self) -> None:
+        """``None``: evictions free values."""
+        return None
+
+    def counts(self) -> dict[str, dict[str, int]]:
+        """Return by field how many values there are, and their bytes.  Cost: O(values)."""
+        sizes: dict[int, list[int]] = {c: [] for c in self._names}
+        for (c, _), value in self._values.items():
+            sizes[c].append(len(value.packed))
+        return {name: {"values": len(sizes[c]), "bytes": sum(sizes[c])} for c, name in self._names.items()}
+
+    def put(self, slots: Ints, rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[int, Key]]]:
+        """Hold the values of steps that are about to be written to segments in ``slots`` [n].
+
+        Returns the rows by field with keys, uint64 [n, 2], in the place of values; and for ``take_back``.
+
+        Cost: a hash of each value; packing of those that are new.
+        """
+        found, taken = dict(rows), list[tuple[int, Key]]()
+        for c, name in self._names.items():
+            keys = np.empty((len(slots), KEY_BYTES), np.uint8)
+            row: Any = None
+            key, content = (c, 0), np.zeros(0, np.uint8)
+            for i, (slot, next_row) in enumerate(zip(slots.tolist(), rows[name], strict=True)):
+                if next_row is not row:
+                    row, content = next_row, np.ascontiguousarray(next_row).reshape(-1).view(np.uint8)
+                    key = c, shared.key_of(content.data, self.kinds[c])
+                keys[i] = np.frombuffer(shared.bytes_of(key[1]), np.uint8)
+                there = self._values.get(key)
+                if there is None or there not in self._held.get(slot, ()):
+                    self._hold(slot, key, shared.pack(content.tobytes(), self.kinds[c]) if there is None else b"")
+                    taken.append((slot, key))
+            found[name] = keys.view("<u8")
+        return found, taken
+
+    def take_back(self, taken: Iterable[tuple[int, Key]]) -> None:
+        """Undo ``put``."""
+        for slot, key in taken:
+            self._drop(slot, [key])
+
+    def hold(self, slot: int, values: Mapping[Key, bytes]) -> None:
+        """Hold the packed values, which were checked, that a segment refers to."""
+        for key, packed in values.items():
+            if self._values.get(key) not in self._held.get(slot, ()):
+                self._hold(slot, key, packed)
+
+    def hold_only(self, slot: int, keys: Collection[Key]) -> None:
+        """Release the values that a segment refers to no more."""
+        self._drop(slot, [value.key for value in self._held.get(slot, ()) if value.key not in keys])
+
+    def evicting(self, slot: int) -> None:
+        """Release the values of a segment."""
+        self._drop(slot, [value.key for value in self._held.get(slot, ())])
+
+    def _hold(self, slot: int, key: Key, packed: bytes) -> None:
+        value = self._values.get(key)
+        if value is None:
+            value = self._values[key] = _Value(key, packed)
+            self.nbytes += VALUE_BYTES + len(packed)
+        if slot not in self._held:
+            self._held[slot] = []
+            self.nbytes += SEGMENT_BYTES
+        self._held[slot].append(value)
+        value.uses += 1
+        self.nbytes += REFERENCE_BYTES
+
+    def _drop(self, slot: int, keys: Iterable[Key]) -> None:
+        for key in keys:
+            value = self._values[key]
+            self._held[slot].remove(value)
+            value.uses -= 1
+            self.nbytes -= REFERENCE_BYTES
+            if not value.uses:
+                del self._values[key]
+                self.nbytes -= VALUE_BYTES + len(value.packed)
+                self.freed(*key)
+        if slot in self._held and not self._held[slot]:
+            del self._held[slot]
+            self.nbytes -= SEGMENT_BYTES
+
+    def of(self, slot: int) -> dict[Key, bytes]:
+        """Return the values that a segment refers to, packed."""
+        return {value.key: value.packed for value in self._held.get(slot, ())}
+
+    def packed(self, key: Key) -> bytes | None:
+        """Return a value, packed; ``None``: it is not held."""
+        value = self._values.get(key)
+        return None if value is None else value.packed
+
+    def content(self, c: int, key: int) -> bytes:
+        """Return a value.  Raises: KeyError, DamagedError."""
+        return shared.unpack(self._values[c, key].packed, self.kinds[c])

@@ -1,0 +1,473 @@
+"""Shared values: declarations, what they cost, when they are freed, refusals by name, damage."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import zlib
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import pytest
+
+import sharpwave as sw
+from sharpwave.codecs import shared
+from sharpwave.codecs.ragged import Kind
+from sharpwave.disk import disk_budget
+from sharpwave.errors import DamagedError
+from sharpwave.format.region import SHARED, read_region
+from sharpwave.offline.folder_check import check
+from sharpwave.offline.recorded import RecordedEpisodes
+from sharpwave.offline.surveys import survey
+from sharpwave.spec import Spec
+
+PROMPT = sw.Field((None,), "int32", shared=True)
+
+
+def spec_of(**fields: sw.Field) -> sw.Spec:
+    return sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), **fields)
+
+
+def prompt(number: int, length: int = 300) -> Any:
+    return np.random.default_rng(number).integers(0, 50_000, length).astype(np.int32)
+
+
+def append(store: Any, number: int, ends: bool = True, **values: Any) -> None:
+    store.append(obs=np.full(2, number), action=number, reward=0, terminated=ends, truncated=False, **values)
+
+
+def answers(store: Any, prompts: range, each: int = 16) -> None:
+    """Append ``each`` answers to every prompt, the steps of an episode."""
+    for number in prompts:
+        for k in range(each):
+            append(store, number, k == each - 1, prompt=prompt(number))
+
+
+def held(store: sw.Store) -> int:
+    return len(store._log.shared)
+
+
+def files_of(folder: Path) -> list[Path]:
+    return sorted((folder / "regions").glob("*.region"))
+
+
+def values_in(path: Path) -> list[Any]:
+    region, records, damages = read_region(path)
+    assert region is not None and not damages
+    region.close()
+    return [one for one in records if one.kind == SHARED]
+
+
+# declarations
+
+
+def test_fields_say_that_they_share() -> None:
+    spec = spec_of(a=PROMPT, b=sw.Field(str, shared=True), c=sw.Field((3,), "uint8", shared=True), d=sw.Field(str))
+    assert Spec.from_json(spec.description()) == spec and spec.shared_names == ("a", "b", "c")
+    assert spec.schema_hash != spec_of(a=sw.Field((None,), "int32"), b=sw.Field(str), c=sw.Field((3,), "uint8"),
+                                       d=sw.Field(str)).schema_hash  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "why"),
+    [
+        (lambda: sw.Field((3,), "int32", every=3, shared=True), ValueError, "every=3 of shared values"),
+        (lambda: sw.Field((3,), "uint8", stack=3, shared=True), ValueError, "stack=3 of shared values"),
+        (lambda: sw.Field((3,), "uint8", codec="zstd", shared=True), ValueError, "codec='zstd' of shared values"),
+        (lambda: sw.Field((3,), "uint8", shared=1), TypeError, "shared=1, expected True or False"),  # type: ignore[arg-type]
+        (
+            lambda: sw.Spec(obs=sw.Field((3,), "uint8", shared=True), action=sw.Field((), "int64")),
+            ValueError,
+            "obs has shared=True; only fields beside obs and action",
+        ),
+        (
+            lambda: sw.Spec(obs=sw.Field((3,), "uint8"), action={"a": sw.Field((), "int64", shared=True)}),
+            ValueError,
+            "action.a has shared=True",
+        ),
+        (
+            lambda: sw.Store(spec_of(a=sw.Field((9,), "uint8", shared=True)), capacity=100, codec={"a": "zstd"}),
+            ValueError,
+            "'a', whose shared values have no codec",
+        ),
+        (
+            lambda: sw.Store(spec_of(), capacity=100).add_column("a", sw.Field((9,), "uint8", shared=True)),
+            ValueError,
+            "'a' has shared=True, which only fields of the spec",
+        ),
+        (
+            lambda: sw.Store(
+                spec_of(a=sw.Field((1 << 20,), "uint8", shared=True)), capacity=10_000, segment_steps=2000
+            ),
+            ValueError,
+            "segment_steps=2000.*exceed the limit",
+        ),
+    ],
+)
+def test_wrong_declarations_are_refused(make: Any, error: type[Exception], why: str) -> None:
+    with pytest.raises(error, match=why):
+        make()
+
+
+@pytest.mark.parametrize("said", [1, "yes", None])
+def test_a_schema_that_says_nonsense_is_refused(said: Any) -> None:
+    description = spec_of(a=PROMPT).description()
+    description["fields"]["a"]["shared"] = said
+    with pytest.raises(TypeError, match="shared="):
+        Spec.from_json(description)
+
+
+def test_stores_require_the_feature(tmp_path: Path) -> None:
+    with sw.Store(spec_of(a=PROMPT), capacity=100, disk=tmp_path / "s") as store:
+        append(store, 0, a=[1, 2])
+    assert "shared values" in json.loads((tmp_path / "s" / "store.json").read_text())["requires"]
+    with sw.Store(spec_of(), capacity=100, disk=tmp_path / "t"):
+        pass
+    assert "shared values" not in json.loads((tmp_path / "t" / "store.json").read_text())["requires"]
+
+
+def test_wrong_rows_are_refused_and_hold_nothing() -> None:
+    field = sw.Field(str, shared=True, max_length=5)
+    store = sw.Store(spec_of(a=field, b=sw.Field((2,), "uint8", shared=True)), capacity=100)
+    wrong: list[dict[str, Any]] = [{"a": "123456", "b": [1, 2]}, {"a": b"1", "b": [1, 2]}, {"a": "1", "b": [1, 999]}]
+    for values in wrong:
+        with pytest.raises((ValueError, TypeError)):
+            append(store, 0, **values)
+    assert len(store) == held(store) == 0
+
+
+# what values cost, and when they are freed
+
+
+def test_answers_of_one_prompt_cost_it_once() -> None:
+    sizes = {}
+    for name, field in {"shared": PROMPT, "each": sw.Field((None,), "int32")}.items():
+        store = sw.Store(spec_of(prompt=field), capacity=10_000, segment_steps=16)
+        rng = np.random.default_rng(0)
+        for number in rng.permutation(np.repeat(np.arange(40), 16)).tolist():  # so that none follows its like
+            append(store, number, prompt=prompt(number))
+        taken = store.stats()["bytes"]
+        sizes[name] = taken["arena_used"] + taken.get("shared_values", 0)
+        batch = store.transitions().sample(64)
+        assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
+    assert sizes["shared"] < sizes["each"] / 4
+
+
+def test_statistics_count_values() -> None:
+    store = sw.Store(spec_of(prompt=PROMPT, name=sw.Field(str, shared=True)), capacity=1000)
+    for number in range(10):
+        append(store, number, prompt=prompt(number % 3), name="one name")
+    found = store.stats()["shared"]
+    assert found["prompt"]["values"] == 3 and found["name"]["values"] == 1
+    assert found["name"]["bytes"] == 8 + len("one name") and found["prompt"]["bytes"] >= 3 * 300 * 2
+    assert store.stats()["bytes"]["shared_values"] > sum(one["bytes"] for one in found.values())
+    assert "shared" not in sw.Store(spec_of(), capacity=1000).stats()
+
+
+def test_values_are_freed_with_their_last_segment() -> None:
+    store = sw.Store(spec_of(prompt=PROMPT), capacity=160, segment_steps=16)
+    answers(store, range(100))
+    assert held(store) == 10 and store.stats()["bytes"]["shared_values"] < 10 * (300 * 4 + 1000)
+    answers(store, range(95, 96))  # one that is held already: the oldest is freed for it
+    assert held(store) == 9
+    store.clear()
+    assert held(store) == 0 and store._log.shared.nbytes == 0
+
+
+def test_values_of_deleted_episodes_are_freed() -> None:
+    store = sw.Store(spec_of(prompt=PROMPT), capacity=1000, segment_steps=16)
+    answers(store, range(20))
+    store.delete(episodes=[one for one in store.episodes() if one.first_step < 160])
+    assert len(store) == 160
+    answers(store, range(20, 30))
+    assert held(store) <= 30
+    batch = store.transitions().fetch(store.transitions(name="b").sampleable_ids())
+    assert set(batch.action.tolist()) == set(range(10, 30))
+
+
+def test_memory_limits_evict_until_values_fit() -> None:
+    ram = 8 << 20
+    store = sw.Store(spec_of(image=sw.Field((64, 1024), "uint8", shared=True)), ram=ram, segment_steps=8)
+    rng = np.random.default_rng(0)
+    for number in range(400):  # 25 MiB of images
+        append(store, number, image=rng.integers(0, 256, (64, 1024), np.uint8))
+        assert store.stats()["total_bytes"] <= ram
+    assert 20 < len(store) < 120 and len(store) >= held(store)
+    batch = store.transitions().sample(8)
+    assert batch["image"].shape == (8, 64, 1024) and batch.action.min() > 250
+
+
+def test_values_of_a_store_on_disk_that_fill_memory_are_refused_by_name(tmp_path: Path) -> None:
+    spec, rng = spec_of(image=sw.Field((64, 1024), "uint8", shared=True)), np.random.default_rng(0)
+    images = rng.integers(0, 256, (200, 64, 1024), np.uint8)
+    with sw.Store(spec, capacity=10_000, ram=8 << 20, segment_steps=8, disk=tmp_path) as store:
+        number = 0
+        with pytest.raises(MemoryError, match=r"shared values of its steps take .* at most half of ram=.* raise ram="):
+            for number in range(200):
+                append(store, number, image=images[number])
+        assert 50 < number < 66 and len(store) == number and held(store) == number
+        append(store, number, image=images[3])  # one that is there
+        assert store.stats()["total_bytes"] <= 8 << 20
+        batch = store.transitions().fetch(store.transitions(name="a").sampleable_ids()[-20:])
+        assert (batch["image"][:-1] == images[number - 19 : number]).all() and (batch["image"][-1] == images[3]).all()
+        sealed: list[sw.SealedSegment] = []
+        writer = sw.SegmentWriter(spec, 1, sealed.append, first_lane=1, segment_steps=8)
+        for image in images[100:120]:
+            writer.extend(
+                obs=np.zeros((1, 2)), action=[0], reward=[0.0], terminated=[False], truncated=[False], image=[image]
+            )
+        with pytest.raises(MemoryError, match="shared values"):
+            store.add_segment(sealed[0].packed, sealed[0].dictionaries)
+        assert len(store) == number + 1 and held(store) == number
+        store.resize(ram=64 << 20)
+        store.add_segment(sealed[0].packed, sealed[0].dictionaries)
+        append(store, number, image=images[number])
+        assert len(store) == number + 10
+
+
+# everything that reads
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_every_reader_has_the_values(on_disk: bool, tmp_path: Path) -> None:
+    image = sw.Field((4, 5), "uint8", shared=True)
+    spec = spec_of(prompt=PROMPT, task=sw.Field(str, shared=True), image=image, plain=sw.Field((), "int32"))
+    where: dict[str, Any] = {"disk": tmp_path / "s"} if on_disk else {}
+
+    def task(k: int) -> str:
+        return f"task é {k // 7 % 3}"
+
+    with sw.Store(spec, capacity=2000, segment_steps=8, **where) as store:
+        for k in range(200):
+            append(store, k, k % 10 == 9, prompt=prompt(k // 16), task=task(k), image=np.full((4, 5), k // 9), plain=k)
+
+        def same(batch: Any, numbers: Any) -> None:
+            for i, k in enumerate(numbers):
+                assert (batch["prompt"][i] == prompt(k // 16)).all() and batch["task"][i] == task(k)
+                assert (batch["image"][i] == k // 9).all() and batch["image"].dtype == np.uint8
+
+        replay = store.transitions()
+        ids = replay.sampleable_ids()
+        same(replay.fetch(ids), range(200))
+        one = replay.fetch(ids[:5], fields=("image",))
+        assert (one["image"] == np.zeros((5, 4, 5))).all()
+        batch = next(iter(replay.stream(16, lookahead=1)))
+        same(batch, batch.action.tolist())
+        blend = sw.Blend([(0.5, replay), (0.5, store.transitions(name="other"))]).sample(32)
+        same(blend, blend.action.tolist())
+        windows = store.sequences(4, burn_in=2, stride=2).sample(32)
+        for b, t in zip(*np.nonzero(windows.mask), strict=True):
+            k = int(windows.action[b, t])
+            assert (windows["prompt"][b, t] == prompt(k // 16)).all() and windows["task"][b, t] == task(k)
+            assert (windows["image"][b, t] == k // 9).all()
+        assert not windows["image"][~windows.mask].any() and not windows["task"].lengths[~windows.mask].any()
+        episode = store.episodes()[3]
+        assert episode["task"].strings() == [task(k) for k in range(30, 40)]
+        assert (episode["image"][:, 0, 0] == np.arange(30, 40) // 9).all()
+        if importlib.util.find_spec("pyarrow"):
+            table = store.table("steps", fields=("task", "image", "prompt")).read_all().to_pydict()
+            assert table["task"] == [task(k) for k in range(200)]
+            assert table["prompt"][170] == prompt(10).tolist()
+        if on_disk:
+            store.flush()
+            store.snapshot("v")
+            with sw.Store.open(tmp_path / "s", version="v") as version:
+                same(version.transitions().fetch(np.asarray(ids)), range(200))
+            assert not check(tmp_path / "s").damages
+            found = survey(tmp_path / "s")
+            parts = [found.unpack(one, ("task", "image")) for one in found.lanes[0].segments]
+            texts = [bytes(row).decode() for part in parts for row in part["task"]]
+            assert texts == [task(k) for k in range(200)]
+            assert np.concatenate([part["image"] for part in parts])[:, 0, 0].tolist() == [k // 9 for k in range(200)]
+    if on_disk:
+        recorded = [one.fields["image"][:, 0, 0].tolist() for one in RecordedEpisodes(tmp_path / "s")]
+        assert [one for part in recorded for one in part] == [k // 9 for k in range(200)]
+
+
+def test_segments_from_elsewhere_must_bring_their_values() -> None:
+    spec, sealed = spec_of(prompt=PROMPT), list[sw.SealedSegment]()
+    writer = sw.SegmentWriter(spec, 1, sealed.append, segment_steps=8)
+    for number in range(9):
+        writer.extend(
+            obs=np.zeros((1, 2)), action=[number], reward=[0.0], terminated=[False], truncated=[False],
+            prompt=[prompt(number // 4)],
+        )  # fmt: skip
+    assert held_by(writer) == 1 and len(sealed) == 1
+    (one,) = sealed
+    keys = sorted(one.dictionaries)
+    assert len(keys) == 2
+    store = sw.Store(spec, capacity=100, segment_steps=8)
+    other = shared.pack(prompt(7).tobytes(), spec.fields["prompt"].kind)
+    wrong = (
+        {keys[0]: one.dictionaries[keys[0]]},
+        {**one.dictionaries, keys[0]: other},
+        {**one.dictionaries, keys[1]: b""},
+    )
+    for values, why in zip(wrong, ("missing", "its content has the key", "expected a head"), strict=True):
+        with pytest.raises(DamagedError, match=why):
+            store.add_segment(one.packed, values)
+        assert len(store) == held(store) == 0
+    store.add_segment(one.packed, one.dictionaries)
+    assert len(store) == 8 and held(store) == 2
+
+
+def held_by(writer: sw.SegmentWriter) -> int:
+    return len(writer._log.shared)
+
+
+# files
+
+
+@pytest.fixture
+def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("REGION_BYTES", "MIN_REGION_BYTES"):
+        monkeypatch.setattr(disk_budget, name, 1 << 15)
+
+
+def test_a_region_has_each_value_once(tmp_path: Path) -> None:
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=tmp_path) as store:
+        answers(store, range(12))
+        for _ in range(3):
+            answers(store, range(12), each=1)
+            store.flush()
+        found = [one.key for path in files_of(tmp_path) for one in values_in(path)]
+        assert len(files_of(tmp_path)) == 1 and len(found) == len(set(found)) == 12
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_compaction_copies_the_values_that_held_segments_need(tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"disk_limit": 1 << 19, "retention": sw.Reservoir(3), "segment_steps": 8}
+    with mock.patch("sharpwave.persistence.settings.MIN_DISK_BYTES", 1 << 15):
+        with sw.Store(spec_of(prompt=PROMPT), disk=tmp_path, **settings) as store:
+            answers(store, range(1500), each=4)
+            assert store.stats()["evicted_steps"] > 1000
+            files = store._log.disk.regions.regions  # type: ignore[union-attr]
+            assert store.stats()["disk"]["bytes"] <= 1 << 19
+            for number, region in files.items():
+                index = store._log.index
+                slots = np.flatnonzero((index.region == number) & (index.sealed > 0) & (index.rows > 0))
+                needed = {key for slot in slots.tolist() for key in store._log.shared.of(slot)}
+                assert needed <= region.keys.keys()  # self-contained
+                assert region.shared == sum(region.keys.values()) and all(
+                    key in store._log.shared for key in region.keys
+                )
+            before, values = len(store), held(store)
+            assert values <= before
+        with sw.Store.open(tmp_path) as store:
+            assert not store.recovery.damages  # type: ignore[union-attr]
+            assert abs(len(store) - before) <= 8 and held(store) <= values
+            replay = store.transitions()
+            batch = replay.fetch(replay.sampleable_ids())
+            assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_regions_of_dead_values_are_compacted(tmp_path: Path) -> None:
+    """A region whose segments live on, small as they are, but whose values were all replaced."""
+    spec = spec_of(prompt=PROMPT)
+    with sw.Store(spec, capacity=10_000, segment_steps=4, disk=tmp_path) as store:
+        answers(store, range(200), each=1)  # regions of values that single steps have
+        budget, regions = store._log.disk.budget, store._log.disk.regions.regions  # type: ignore[union-attr]
+        first = next(iter(regions))
+        before = budget.needed_bytes(first)
+        index = store._log.index
+        slots = np.flatnonzero((index.region == first) & (index.sealed > 0) & (index.rows > 0)).tolist()
+        assert len(slots) > 4
+        for slot in slots[:-1]:
+            store._log.admission.evict_one(slot)
+        assert budget.needed_bytes(first) < before / 3
+        assert store._log.compaction is not None and store._log.compaction.compact()
+        assert first not in regions
+        kept = store.transitions()
+        batch = kept.fetch(kept.sampleable_ids())
+        assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
+
+
+def test_a_damaged_value_loses_the_segments_that_refer_to_it(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
+        answers(store, range(10))
+    (path,) = files_of(folder)
+    records = values_in(path)
+    content, chosen = bytearray(path.read_bytes()), records[4]
+    content[chosen.offset + 40] ^= 4
+    path.write_bytes(content)
+    key = shared.text_of(chosen.key)
+    result = check(folder)
+    assert any(f"shared value {key}: checksum" in str(one) for one in result.damages)
+    assert sum("prompt refers to shared value" in str(one) for one in result.damages) == 2  # 16 steps, 8 a segment
+    with sw.Store.open(folder) as store:
+        damages = store.recovery.damages  # type: ignore[union-attr]
+        assert any(f"shared value {key}: checksum" in one for one in damages)
+        assert sum(f"prompt refers to shared value {key}, which is missing" in one for one in damages) == 2
+        replay = store.transitions()
+        batch = replay.fetch(replay.sampleable_ids())
+        assert sorted(set(batch.action.tolist())) == [0, 1, 2, 3, 5, 6, 7, 8, 9] and len(batch) == 144
+        assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
+        answers(store, range(4, 5))
+        assert held(store) == 10
+
+
+def test_a_value_with_another_ones_key_is_refused(tmp_path: Path) -> None:
+    """Its checksum is right, and so is the segment's: but it is not what the key says."""
+    folder = tmp_path / "s"
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
+        answers(store, range(3))
+    (path,) = files_of(folder)
+    one, other = values_in(path)[:2]
+    content = bytearray(path.read_bytes())
+    content[one.offset : one.offset + 16] = shared.bytes_of(other.key)
+    body = bytes(content[one.offset : one.offset + one.nbytes - 4])
+    content[one.offset + one.nbytes - 4 : one.offset + one.nbytes] = zlib.crc32(body).to_bytes(4, "little")
+    path.write_bytes(content)
+    assert check(folder).damages
+    with sw.Store.open(folder) as store:
+        assert any("refers to shared value" in one for one in store.recovery.damages)  # type: ignore[union-attr]
+        batch = store.transitions().fetch(store.transitions(name="a").sampleable_ids())
+        assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
+
+
+# the bytes of a value
+
+KINDS = {
+    "tokens": Kind(np.dtype("int32"), (), None, 1000, 4000),
+    "image": Kind(np.dtype("uint8"), (8, 8), None, 1, 64),
+    "floats": Kind(np.dtype("float32"), (3,), None, 100, 1200),
+    "text": Kind(np.dtype("uint8"), (), "str", 1000, 1000),
+    "bytes": Kind(np.dtype("uint8"), (), "bytes", 1000, 1000),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_values_are_packed_and_unpacked(name: str) -> None:
+    kind, rng = KINDS[name], np.random.default_rng(0)
+    for items in [1] if name == "image" else [0, 1, 5, 99]:
+        for high in (2, 100):
+            row = rng.integers(0, high, (items, *kind.inner)).astype(kind.dtype)
+            content = row.tobytes()
+            packed = shared.pack(content, kind)
+            assert shared.unpack(packed, kind) == content and len(packed) <= 8 + len(content)
+            assert shared.checked(packed, kind, shared.key_of(content, kind)) == packed
+    assert len({shared.key_of(bytes(64), one) for one in KINDS.values()}) == len(KINDS)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_any_bytes_are_refused_or_unpacked(name: str) -> None:
+    kind, rng = KINDS[name], np.random.default_rng(1)
+    row = rng.integers(0, 3, (1 if name == "image" else 90, *kind.inner)).astype(kind.dtype)
+    packed, refused = shared.pack(row.tobytes(), kind), 0
+    for k in range(3000):
+        changed = bytearray(packed)
+        for _ in range(1 + k % 3):
+            changed[int(rng.integers(0, 12 if k % 2 else len(changed)))] = int(rng.integers(0, 256))
+        try:
+            found = shared.unpack(bytes(changed[: len(changed) - (k % 5 == 0)]), kind)
+            assert len(found) <= kind.most_bytes and len(found) % kind.item_bytes == 0
+        except DamagedError:
+            refused += 1
+    assert refused > 500
+    for size in range(12):
+        with pytest.raises(DamagedError):
+            shared.unpack(b"\xff" * size, kind)
