@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
@@ -255,6 +256,49 @@ def test_sigkill_at_each_operation_leaves_all_or_nothing(tmp_path: Path) -> None
             break
     assert outcomes == sorted(outcomes, reverse=True)
     assert {outcomes[0], outcomes[-1]} == {100, 70}
+
+
+@pytest.mark.parametrize("more", [9, 12, 22])
+def test_steps_in_memory_are_on_disk_before_their_deletion_counts(tmp_path: Path, more: int) -> None:
+    """Otherwise a crash at a file operation of the deletion brings a segment back that was evicted for them, and steps
+    of it that were deleted before: the marks of what is held now have replaced theirs."""
+    for at in itertools.count(1):
+        folder, files, returned = tmp_path / str(at), Faulty(0, "killed", at), False
+        with on(files):
+            store = made(folder, capacity=40)
+            for k in range(0, 40, 5):
+                add(store, k)
+            store.flush()
+            store.delete(episodes=[one for one in store.episodes() if one.action[0] == 5])
+            store.flush()
+            add(store, 100, more)
+            files.at, began = files.count + at, files.count
+            with contextlib.suppress(Died):
+                returned = store.delete(episodes=store.episodes()[-1]) == more
+            over, files.at = files.count - began < at, 0
+            try:
+                killed(store)
+            except Died:
+                assert store._log.disk is not None
+                os.close(next(reversed(store._log.disk.regions.regions.values())).descriptor)
+        with sw.Store.open(folder) as store:
+            now = set(seen(store))
+            assert not now & set(range(5, 10)), at
+            assert not returned or not now & set(range(100, 100 + more))
+        if over:
+            assert returned
+            break
+    assert at > 6
+
+
+def test_a_deletion_flushes_the_steps_that_stay(tmp_path: Path) -> None:
+    store = made(tmp_path / "s")
+    for k in range(0, 20, 5):
+        add(store, k)
+    store.delete(episodes=store.episodes()[1])
+    killed(store)
+    with sw.Store.open(tmp_path / "s") as store:
+        assert seen(store) == [*range(5), *range(10, 20)]
 
 
 def test_deletion_by_condition(tmp_path: Path) -> None:

@@ -38,6 +38,7 @@ class Told:
     ended: bool = False
     terminated: bool = False
     held: bool = True
+    deleted: bool = False
 
     @property
     def goal(self) -> int:
@@ -77,11 +78,21 @@ class Account:
             for one in steps[-1:]:
                 one.ended = True
 
+    def delete(self, number: int) -> None:
+        """Delete an episode that has ended, if there is any."""
+        ended = [one for one in self.store.episodes() if one.ended]
+        if ended:
+            chosen = ended[number % len(ended)]
+            for one in self.lanes[chosen.lane][chosen.first_step : chosen.first_step + chosen.length]:
+                one.deleted = True
+            assert self.store.delete(episodes=chosen) == chosen.length
+
     def note_held(self) -> None:
         for lane, steps in enumerate(self.lanes):
             found = self.store.ids(np.full(len(steps), lane), np.arange(len(steps)), missing="mask")
             for one, id_ in zip(steps, found.tolist(), strict=True):
                 one.held = id_ >= 0
+                assert not (one.held and one.deleted)
 
     def goals(self, strategy: type[Goals]) -> dict[int, list[int]]:
         """The goals that each step may be given, in order, by serial; only of steps whose episode has ended."""

@@ -54,7 +54,7 @@ class TestItems(ViewSuite):
 
 OPERATIONS = st.lists(
     st.tuples(
-        st.sampled_from(["steps", "steps", "steps", "steps", "break", "check", "clear", "reopen"]),
+        st.sampled_from(["steps", "steps", "steps", "steps", "break", "check", "clear", "delete", "reopen"]),
         st.integers(0, 2),
         st.integers(1, 14),
         st.sampled_from(["", "terminated", "truncated", "truncated"]),
@@ -76,6 +76,8 @@ def played(
                 account.append(lane, end if left == 1 else "")
         elif what == "clear" and count == 1:
             account.clear()
+        elif what == "delete":
+            account.delete(count)
         elif what == "break":
             account.break_episode(lane)
         elif what == "reopen" and folder is not None:
@@ -113,6 +115,33 @@ def filled(episodes: int = 60, seed: int = 0, **more: Any) -> Account:
         for left in range(int(rng.integers(1, 31)), 0, -1):
             account.append(episode % 3, "" if left > 1 else "terminated" if episode % 2 else "truncated")
     return account
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("on_disk", [False, True], ids=["memory", "disk"])
+def test_deleted_episodes_are_relabelled_no_more(strategy: type[Goals], on_disk: bool, tmp_path: Path) -> None:
+    """Neither by sample nor by what a stream had drawn before; views made before and after agree."""
+    more: dict[str, Any] = {"disk": tmp_path / "store"} if on_disk else {}
+    account = filled(30, **more)
+    goals = strategy(k=4, reward_fn=reward_fn)
+    replay = account.store.transitions(relabel=goals, sampler=sw.Prioritized())
+    stream = replay.stream(64, lookahead=3)
+    first = next(stream)
+    for number in (20, 3, 11, 0, 7):
+        account.delete(number)
+    gone = {one.serial for steps in account.lanes for one in steps if one.deleted}
+    assert gone
+    for view in (replay, account.store.transitions(relabel=goals, name="late")):
+        account.check(view, strategy, 4)
+        for batch in [view.sample(64) for _ in range(5)]:
+            assert batch.relabelled.any() and not gone & set(batch.action.tolist())
+    for batch in [next(stream) for _ in range(5)]:  # three of them were drawn before the deletion
+        assert len(batch.action) == 64 and not gone & set(batch.action.tolist())
+    of_gone = first.ids[np.isin(first.action, list(gone))]
+    assert len(of_gone)
+    with pytest.raises(KeyError):
+        replay.fetch(of_gone)
+    assert replay.update_priorities(of_gone, np.ones(len(of_gone))) == len(of_gone)
 
 
 def goals_of(batch: Any) -> list[tuple[int, int]]:
