@@ -163,6 +163,23 @@ def test_columns_are_shown_as_they_change(tmp_path: Path) -> None:
         assert curves(server, last)["mark"] == [0.5, 1.5, *[None] * 5]
 
 
+def test_values_of_a_dropped_column_are_not_those_of_another_of_its_name(tmp_path: Path) -> None:
+    """As a crash while the column's files are deleted may leave them."""
+    store, episodes = written(tmp_path)
+    store.add_column("mark", sw.Field((), "int8"))
+    store.write_column("mark", episodes[0].ids, np.arange(5))
+    store.flush()
+    left = {path: path.read_bytes() for path in (tmp_path / "columns").iterdir()}
+    store.drop_column("mark")
+    store.add_column("mark", sw.Field((), "int8"))
+    store.close()
+    for path, content in left.items():
+        if not path.exists():
+            path.write_bytes(content)
+    with serving(tmp_path) as server:
+        assert len(left) == 2 and curves(server, 0)["mark"] == [None] * 5
+
+
 def test_damaged_columns_are_named(tmp_path: Path) -> None:
     store, episodes = written(tmp_path)
     store.add_column("mark", sw.Field((), "int8"))
@@ -181,3 +198,8 @@ def test_damaged_columns_are_named(tmp_path: Path) -> None:
                 else:
                     assert "columns added later" in told["columns_trouble"] and {one.status for one in answers} == {200}
         path.write_bytes(content)
+    (tmp_path / "columns").rename(tmp_path / "moved")
+    (tmp_path / "columns").symlink_to("moved")
+    with serving(tmp_path) as server:
+        told = server.get("0/overview")["memory"]
+        assert told["columns"] == [] and "a link" in told["columns_trouble"]

@@ -202,6 +202,30 @@ def test_ids_that_are_none(made: Any, source: str, tmp_path: Path) -> None:
         assert answer.status == (200 if source == "0@" else 404) and b"Traceback" not in answer.body
 
 
+def test_links_lead_nowhere(made: Any, tmp_path: Path) -> None:
+    store, _, at = made
+    store.close()
+    with sw.Store(SPEC, capacity=100, disk=tmp_path / "other") as other:
+        fill(Writer(other), 20, 1)
+        other.snapshot("elsewhere")
+    folder = tmp_path / "store" / "versions"
+    (folder / "elsewhere").symlink_to(tmp_path / "other" / "versions" / "elsewhere")
+    (part,) = (path for path in (folder / "first").iterdir() if path.is_dir())
+    shutil.rmtree(part)
+    part.symlink_to("/")
+    shutil.rmtree(next((folder / "second").glob("*/regions")))
+    next(path for path in (folder / "second").iterdir() if path.is_dir()).joinpath("regions").symlink_to("/etc")
+    with serving(tmp_path / "store") as server:
+        second, first = server.get("0/versions")
+        assert (second["name"], first["name"], first["bytes"]) == ("second", "first", 0)
+        assert second["bytes"] < 1 << 20
+        assert server.ask("/api/0@elsewhere/overview").status == 404
+        for name in ("first", "second"):
+            told = server.get(f"0@{name}/overview")
+            assert not told["memory"] or told["memory"]["steps"] == 0
+        assert listed(server, "0") == at["now"]
+
+
 def test_versions_are_read_within_limits_and_damaged_ones_are_left_out(
     made: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,3 +244,7 @@ def test_versions_are_read_within_limits_and_damaged_ones_are_left_out(
         assert {one["name"]: one["episodes"] for one in rows}["first"] == len(at["first"])
         assert {one["name"]: one["episodes"] for one in rows}["more-4"] == len(at["now"])
         assert server.get("0@more-1/overview")["memory"]["damage_count"] >= 1
+        (one,), kept = server.watched, versions.VersionSources()
+        found = [kept.watched(0, one, name) for name in ("first", "second", "more-4")]
+        assert kept.watched(0, one, "more-4") is found[2] and kept.watched(0, one, "second") is found[1]
+        assert kept.watched(0, one, "first") is not found[0]

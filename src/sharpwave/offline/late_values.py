@@ -99,4 +99,6 @@ class LateValues:
             raise DamagedError(f"column {name!r:.100}: {error}") from error
 
     def _path(self, name: str) -> Path:
+        if (self._folder / COLUMNS).is_symlink():
+            raise DamagedError(f"{self._folder / COLUMNS}: a link, expected a folder")
         return self._folder / COLUMNS / file_name(name, self._described.identity.store.hex())

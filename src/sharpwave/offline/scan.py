@@ -157,7 +157,7 @@ def describe(folder: Path) -> Described:
     part = _part(folder, manifest)
     files: frozenset[tuple[Any, ...]] = frozenset()
     with contextlib.suppress(OSError):  # none, or one was replaced meanwhile: the next look sees it
-        if part == folder:
+        if part == folder and not (folder / COLUMNS).is_symlink():
             files = frozenset((path.name, mark_of(path)) for path in (folder / COLUMNS).iterdir())
     return Described(part, said.spec, identity, said.segment_steps, limits, said.codecs, annotations, files)
 

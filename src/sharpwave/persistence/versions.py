@@ -83,7 +83,7 @@ def read_version(folder: Path, name: str) -> Version:
 
 
 def _read(place: Path) -> Version:
-    said = read_manifest(place).get("version")
+    said = None if place.is_symlink() else read_manifest(place).get("version")
     if not isinstance(said, dict) or said.get("name") != place.name:
         raise DamagedError(f"{place}: no version's folder, as its {MANIFEST} says")
     try:

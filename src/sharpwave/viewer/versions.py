@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
 from collections import OrderedDict
 from pathlib import Path
@@ -9,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from sharpwave.disk.store_folder import FOLDER
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.offline.scan import part_of
@@ -111,14 +114,14 @@ class VersionSources:
 def _bytes(folder: Path) -> tuple[int, int]:
     """Return the bytes of a version's files, and of those among them that no store and no other version has."""
     total = own = 0
-    for path in part_of(folder).rglob("*"):
-        try:
-            found = path.lstat()
-        except OSError:
-            continue
-        if not path.is_dir():
-            total += found.st_size
-            own += found.st_size if found.st_nlink == 1 else 0
+    part = part_of(folder)
+    for place in () if part.is_symlink() else (part, part / FOLDER):
+        with contextlib.suppress(OSError):  # deleted meanwhile
+            for one in os.scandir(place) if not place.is_symlink() else ():
+                if one.is_file(follow_symlinks=False):
+                    found = os.lstat(one.path)  # an entry's own status lacks the number of links on Windows
+                    total += found.st_size
+                    own += found.st_size if found.st_nlink == 1 else 0
     return total, own
 
 
