@@ -76,6 +76,7 @@ from sharpwave.validation import (
     checked_steps,
     max_lanes,
 )
+from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.conditions import Condition
 from sharpwave.views.episodes import (
     EpisodeReader,
@@ -92,12 +93,13 @@ from sharpwave.views.episodes import (
     within,
 )
 from sharpwave.views.hindsight import Goals, Hindsight
-from sharpwave.views.ids import Ids, Tag, tagged
+from sharpwave.views.ids import Ids, Tag, check_tag, tag_of, tagged
 from sharpwave.views.replay import Replay, checked_errors, checked_ids, without_gradient
 from sharpwave.views.sequences import Sequences, Windows
 from sharpwave.views.step_views import NStep, Transitions
 from sharpwave.views.store_views import Views
 from sharpwave.views.view import STEPS, View
+from sharpwave.views.window_values import window_values
 from sharpwave.writing import OTHERWISE, Writing
 
 if TYPE_CHECKING:
@@ -1036,16 +1038,17 @@ class Store:
             self._log.late.drop(name)
             self._views.take_columns()
 
-    def write_column(self, name: str, ids: npt.ArrayLike, values: npt.ArrayLike) -> int:
+    def write_column(self, name: str, ids: npt.ArrayLike | SequenceBatch, values: npt.ArrayLike) -> int:
         """Write values of steps into a column added later, over earlier ones.
 
         Args:
-            ids: int64 [n], ids of steps: ``batch.ids`` of transitions, ``episode.ids``, ``Store.ids``. Evicted steps
-                are skipped.
-            values: [n, *shape], an array or a tensor; of repeated ids the last one's counts.
+            ids: int64 [n], ids of steps: ``batch.ids`` of transitions, ``episode.ids``, ``Store.ids``. Or a batch of
+                sequences, whose real steps are meant (where ``batch.mask``). Evicted steps are skipped.
+            values: [n, *shape], an array or a tensor; of sequences [B, T, *shape], or of their trained steps alone
+                [B, length, *shape]. Of repeated steps the last one's counts.
 
         Returns:
-            number of ids whose steps are held.
+            number of ids, or steps of windows, whose steps are held.
         Raises:
             ValueError, TypeError: no such column, ids of another store or of windows, or values that do not fit;
                 nothing was changed.
@@ -1055,9 +1058,14 @@ class Store:
         with self._lock:
             self._log.check_writable("write_column")
             column = self._log.late.column("write_column", name)
-            numbers = checked_ids("write_column", ids, self._step_tag)
             given = without_gradient(values) if hasattr(values, "detach") else values
-            rows = column.field.rows(name, given, len(numbers))
+            if isinstance(ids, SequenceBatch):
+                check_tag("write_column", ids.ids, Tag(self._log.tag, getattr(tag_of(ids.ids), "space", STEPS)))
+                lanes, steps, rows, _ = window_values(name, column.field, ids, given)
+                numbers = np.asarray(self.ids(lanes, steps, missing="mask"))
+            else:
+                numbers = checked_ids("write_column", ids, self._step_tag)
+                rows = column.field.rows(name, given, len(numbers))
             items, there = self._log.late.held(numbers)
             self._log.late.write(name, items[there], rows[there])
             return int(np.count_nonzero(there))

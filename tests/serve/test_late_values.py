@@ -438,6 +438,9 @@ def test_shards_keep_columns_and_deletions(tmp_path: Path) -> None:
         assert cluster.delete(where="length = 1") == 6
         cluster.flush()
         cluster.checkpoint(tmp_path / "c")
+    for shard in range(2):  # a folder's store is changed by its own verbs while it is not served
+        with sw.Store.open(tmp_path / "d" / f"shard-{shard}" / "store") as store:
+            store.derive("to_go", lambda reward: np.cumsum(reward[::-1])[::-1], ("reward",))
     for again in (
         lambda: sw.Cluster.open(tmp_path / "d"),
         lambda: sw.Cluster.open(tmp_path / "c", shards=1, disk=tmp_path / "one"),
@@ -451,6 +454,9 @@ def test_shards_keep_columns_and_deletions(tmp_path: Path) -> None:
             assert (batch["x"][there] == batch.action[there][:, None, None]).all()
             assert len(cluster) == 114
             assert cluster.columns["x"].shape == (2, 3)
+            if "to_go" in cluster.columns:
+                first = batch.action % 1000 % 6 == 0
+                assert set(batch["to_go"][first].tolist()) == {6.0, 3.0}
 
 
 def test_a_shard_that_begins_anew_gets_the_column_with_the_next_values(tmp_path: Path) -> None:
@@ -486,7 +492,7 @@ def test_a_shard_that_begins_anew_gets_the_column_with_the_next_values(tmp_path:
         (lambda c, b: c.delete(), "expected a condition in SQL"),
         (lambda c, b: c.delete(episodes=[1]), "expected where="),
         (lambda c, b: c.delete(where="nothing = 3"), "nothing"),
-        (lambda c, b: c.derive("x", len), "call it on the Store of each shard"),
+        (lambda c, b: c.derive("x", len), "call it on Store.open"),
     ],
 )
 def test_bad_input_is_refused_by_name(call: Any, said: str, refusing: Served) -> None:

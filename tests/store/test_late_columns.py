@@ -505,6 +505,29 @@ def test_damaged_files_are_named_and_cost_only_their_values(tmp_path: Path, dama
     assert all(one["x.written"].all() for one in sw.Store.open(tmp_path / "d").episodes())
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_values_of_windows_are_those_of_their_real_steps(trained: bool) -> None:
+    """Written through a batch of sequences: each step's action, so that a value tells its step."""
+    store = filled(40)
+    store.add_column("x", sw.Field((2,), "int32"))
+    batch = store.sequences(4, burn_in=2).sample(6)
+    at = batch.burn_in if trained else 0
+    mask, actions = batch.mask[:, at:], batch.action[:, at:]
+    assert store.write_column("x", batch, np.repeat(actions[..., None], 2, 2)) == np.count_nonzero(mask)
+    for episode in store.episodes():
+        there = episode["x.written"]
+        assert (episode["x"][there] == episode.action[there][:, None]).all()
+        assert {*episode.action[there].tolist()} == {*actions[mask].tolist()} & {*episode.action.tolist()}
+    for wrong, said in (
+        (np.zeros((6, 5, 2)), r"expected \(6, 6, 2\) int32, or of trained steps alone \(6, 4, 2\)"),
+        (np.zeros(6), "trained steps alone"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            store.write_column("x", batch, wrong)
+    with pytest.raises(ValueError, match="another store"):
+        store.write_column("x", filled(40).sequences(4, burn_in=2).sample(6), np.zeros((6, 6, 2)))
+
+
 def test_ram_counts_columns() -> None:
     store = filled(40, capacity=None, ram="8MiB")
     before = store.stats()["total_bytes"]

@@ -475,7 +475,7 @@ class Cluster:
         def __getattr__(self, name: str) -> Any:
             why = f"{type(self).__name__!r} object has no attribute {name!r}"
             if name in OF_STORES:
-                why += "; call it on the Store of each shard, in its own process or opened from its folder"
+                why += '; call it on Store.open("DISK/shard-0/store") of each shard, while the cluster is closed'
             raise AttributeError(why)
 
     def flush(self) -> None:

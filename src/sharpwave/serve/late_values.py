@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.arguments import as_array
 from sharpwave.log.late_columns import WRITTEN, LateColumns, described, field_of
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.wire import Frame, Part, Request, WireError
@@ -25,6 +24,7 @@ from sharpwave.views.ids import Tag
 from sharpwave.views.late_rows import LateRows
 from sharpwave.views.layout import BatchTarget
 from sharpwave.views.replay import checked_ids, on_host, without_gradient
+from sharpwave.views.window_values import window_values
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
@@ -153,7 +153,8 @@ def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any
     given = without_gradient(values) if hasattr(values, "detach") else values
     shards = getattr(items, "shards", None) if shards is None else shards
     if isinstance(items, SequenceBatch):
-        steps, rows, item = _of_windows(name, field, items, as_array(name, given))
+        lanes, numbers, rows, item = window_values(name, field, items, given)
+        steps = {"lanes": lanes, "steps": numbers}
         shards = None if shards is None else on_host(shards)[item]
     else:
         ids = checked_ids("write_column", items, tag)
@@ -163,27 +164,6 @@ def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any
         if shards.shape != (len(rows),) or shards.dtype.kind not in "iu":
             raise ValueError(f"shards: got shape {shards.shape} {shards.dtype}, expected int64 [{len(rows)}]")
     return Written(rows, steps, shards)
-
-
-def _of_windows(
-    name: str, field: Field, batch: SequenceBatch, values: npt.NDArray[Any]
-) -> tuple[dict[str, Ints], npt.NDArray[Any], Ints]:
-    """Return lanes and steps of the steps of windows, their values, and the windows' places in the batch."""
-    if batch.source is not None:
-        raise ValueError("write_column: this batch is of a blend, whose items are of several views; pass one view's")
-    mask, begin = on_host(batch.mask), 0
-    size, columns = mask.shape
-    if values.shape[:2] == (size, columns - batch.burn_in):
-        begin = batch.burn_in
-    elif values.shape[:2] != (size, columns):
-        raise ValueError(
-            f"{name}: got shape {values.shape} {values.dtype}, expected {(size, columns, *field.shape)} {field.dtype}, "
-            f"or of trained steps alone {(size, columns - batch.burn_in, *field.shape)}"
-        )
-    item, column = np.nonzero(mask[:, begin:])
-    lanes, first = on_host(batch.lane)[item], on_host(batch.step)[item]
-    rows = field.rows(name, values[item, column], len(item))
-    return {"lanes": lanes, "steps": first + column + (begin - batch.burn_in)}, rows, item
 
 
 def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
