@@ -104,9 +104,12 @@ clean:
 $(VENV)/bin/pip:
 	$(PYTHON) -m venv $(VENV)
 
-# The native core is built here too, and anew by the first import after a change of its sources.
+# The native core is built here too, beside the installation, and anew by the first import after a change of its sources.
 $(VENV)/.%: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(BIN)/python build_backend/sharpwave_build.py requirements > $(VENV)/build.txt
 	$(PIP) -r $(VENV)/build.txt
+	$(BIN)/python build_backend/sharpwave_build.py requirements $* > $(VENV)/$*.txt
+	$(BIN)/python build_backend/sharpwave_build.py & core=$$!; \
+		$(PIP) -r $(VENV)/$*.txt; installed=$$?; wait $$core && exit $$installed
 	$(PIP) --no-build-isolation -e '.[$*]'
 	touch $@

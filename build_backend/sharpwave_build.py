@@ -2,7 +2,7 @@
 C++ compiler where the system has none.
 
 ``python build_backend/sharpwave_build.py`` builds the core in a checkout; with ``requirements`` it prints what to
-install before.
+install before, and with ``requirements EXTRA`` what the package and an extra of it need.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,19 @@ def without_compiler() -> list[str]:
 def without_tools() -> list[str]:
     """Return the requirements that replace the build tools that the system lacks."""
     return [*([] if shutil.which("cmake") else ["cmake>=3.20"]), *([] if shutil.which("ninja") else ["ninja"])]
+
+
+def needed_by(extra: str) -> list[str]:
+    """Return the requirements of the package and an extra, and of the extras that it includes."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    found, extras = dict.fromkeys(project["dependencies"]), [extra]
+    for name in extras:
+        for one in project["optional-dependencies"][name]:
+            if one.startswith("sharpwave["):
+                extras += [other for other in one[len("sharpwave[") : -1].split(",") if other not in extras]
+            else:
+                found[one] = None
+    return [*found]
 
 
 def choose_compiler() -> None:
@@ -133,7 +147,8 @@ def build_sdist(folder: str, settings: Any = None) -> str:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["requirements"]:
-        print(*REQUIRED, *without_tools(), *without_compiler(), sep="\n")
+    if sys.argv[1:2] == ["requirements"]:
+        before = [*REQUIRED, *without_tools(), *without_compiler()]
+        print(*(needed_by(sys.argv[2]) if sys.argv[2:] else before), sep="\n")
     else:
         build_core(*sys.argv[1:])
