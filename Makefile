@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt
 # A worker is given a whole file, so that what its tests share is made once; tests/conftest.py says which files are first.
-WORKERS := -n auto --dist loadfile --no-loadscope-reorder
+# One more than there are processors: tests wait an eighth of their time, for processes and timeouts.
+WORKERS := -n $(shell echo $$(($$(getconf _NPROCESSORS_ONLN) + 1))) --dist loadfile --no-loadscope-reorder
 # Tests start hundreds of processes. Each would compile the package anew, half a second and more, where this is set.
 unexport PYTHONDONTWRITEBYTECODE
 

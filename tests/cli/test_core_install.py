@@ -48,7 +48,7 @@ def test_the_command_line_says_at_once_all_that_is_to_be_installed(arguments, ex
 
 
 @pytest.mark.parametrize(
-    "missing", ["torch", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tensorboard", "matplotlib"))]
+    "missing", ["torch", *(pytest.param(name, marks=pytest.mark.nightly) for name in ("tensorboard", "matplotlib"))]
 )
 def test_training_says_what_to_install_before_it_begins(missing, tmp_path):
     code, text = command_without([missing], "train", "cartpole", "--out", tmp_path / "run", "--steps", 10)

@@ -131,7 +131,7 @@ def test_it_goes_on_on_disk(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("statistics", [False, True])
-@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", pytest.param("Breakout", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["CartPole-v1", "FrozenLake-v1", pytest.param("Breakout", marks=pytest.mark.nightly)])
 def test_rows_in_which_a_vector_resets_are_passed_over(name: str, statistics: bool) -> None:
     """Gymnasium's default mode in the loop of 0.29: what is stored is every step, and no row of a reset."""
 

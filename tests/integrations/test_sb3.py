@@ -265,7 +265,9 @@ ALGORITHMS: dict[str, tuple[Any, str, dict[str, Any]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("algorithm", ALGORITHMS)
+@pytest.mark.parametrize(
+    "algorithm", [pytest.param(one, marks=pytest.mark.nightly if one in ("TD3", "DDPG") else ()) for one in ALGORITHMS]
+)
 def test_the_same_draws_make_the_same_losses_and_weights(algorithm: str) -> None:
     kind, name, more = ALGORITHMS[algorithm]
     envs = more.pop("n_envs", 1) if "n_envs" in more else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -32,3 +33,21 @@ def test_without_tools(tmp_path: Path) -> None:
     assert said("check('numpy', 'no-such-tool', 'nor-this')", tmp_path) == (
         "sharpwave: building the native core takes no-such-tool, nor-this: pip install no-such-tool nor-this\n"
     )
+
+
+def test_an_extra_needs_what_the_extras_that_it_includes_need(tmp_path: Path) -> None:
+    table = """
+    [project]
+    dependencies = ["numpy>=2"]
+    [project.optional-dependencies]
+    all = ["sharpwave[some,more]", "z"]
+    some = ["a[x,y]>=1,<2"]
+    more = ["sharpwave[some]", "b", "z"]
+    other = ["c"]
+    """
+    (tmp_path / "pyproject.toml").write_text(table)
+    (tmp_path / "build_backend").mkdir()
+    shutil.copy(PROGRAM, tmp_path / "build_backend")
+    command = [sys.executable, str(tmp_path / "build_backend" / PROGRAM.name), "requirements", "all"]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    assert sorted(said.stdout.split()) == ["a[x,y]>=1,<2", "b", "numpy>=2", "z"]

@@ -20,6 +20,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.native import interrupts
 from sharpwave.native.interrupts import DEFERRED, HANDLERS, InterruptLock
+from tests.support.examples import stride
 
 SOURCE = str(Path(sw.__file__).parent)
 SPEC = sw.Spec(obs=sw.Field((2,), "int32", stack=2), action=sw.Field((), "int64"))
@@ -224,7 +225,7 @@ def test_a_timer_shows_where_a_change_hangs_and_comes_once_otherwise() -> None:
 def test_an_interrupted_sample_leaves_every_step_to_be_sampled() -> None:
     line, there = 0, True
     while there:
-        line += 1
+        line += stride(1)
         store = sw.Store(SPEC, capacity=1000, segment_steps=4)
         view = store.transitions(sampler=sw.Prioritized(), max_times_sampled=50)
         player = Player(store)

@@ -124,7 +124,7 @@ def test_a_wrong_choice_is_named(tmp_path: Path) -> None:
     assert "--retention: got 'Lifo', expected one of Fifo, Reservoir, LowestPriority" in str(result.exception)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_random_programs_hold() -> None:
     """Those that fail once and not again depend on when a process is killed; the nightly run counts them, too."""
