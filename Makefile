@@ -46,10 +46,15 @@ build/tidy/%: src/core/%.cpp $(wildcard src/core/*.hpp) .clang-tidy | $(VENV)/.t
 analyzed: $(VENV)/.test
 	printf '%s\n' src/core/*.cpp | xargs -P 2 -n 1 $(BIN)/clang-tidy --quiet -p build/core-*/
 
-tests: $(VENV)/.test
+tests: $(VENV)/.test $(VENV)/.imported
 	$(BIN)/pytest $(WORKERS) $(SELECT)
 
-slow: $(VENV)/.test
+# What a new environment's packages and the tests import is compiled here: 20 s, which each worker would take.
+$(VENV)/.imported: | $(VENV)/.test
+	-$(BIN)/pytest --collect-only -qq > /dev/null
+	@touch $@
+
+slow: $(VENV)/.test $(VENV)/.imported
 	$(BIN)/pytest $(WORKERS) -m slow
 
 fuzz: $(VENV)/.test
