@@ -1,7 +1,8 @@
 """Fixtures of the tests, their order, and how long hypothesis looks.
 
-``SHARPWAVE_HYPOTHESIS_EXAMPLES=25 pytest`` looks as long as GitHub's jobs do, 2000 as long as the nightly run; both
-hold also where a test has a number of examples of its own (``tests/support/examples.py``).
+By default it looks at the same examples each time. ``SHARPWAVE_HYPOTHESIS_EXAMPLES=25 pytest`` looks at random ones, as
+many as GitHub's jobs do, and 2000 as many as the nightly run; both hold also where a test has a number of examples of
+its own (``tests/support/examples.py``).
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile(
     "sharpwave",
     deadline=None,
-    derandomize=False,
+    derandomize=ASKED is None,  # a change is not refused for what another one broke; GitHub's jobs look further
     max_examples=int(ASKED or DEFAULT),
     stateful_step_count=40,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
