@@ -31,7 +31,7 @@ Ints = npt.NDArray[np.int64]
 
 WRITTEN = ".written"
 """Suffix of the name of the column that tells of which steps a late column has values; no late column has a dot."""
-CHUNK_BYTES = 1 << 20
+CHUNK_BYTES = 1 << 22
 """Bytes of a late column that are written to its files together."""
 MAX_NAME_CHARACTERS = 100
 
