@@ -21,6 +21,7 @@ bytes   type    content
 
 from __future__ import annotations
 
+import math
 import struct
 from dataclasses import dataclass
 from itertools import pairwise
@@ -71,7 +72,7 @@ class Kind(NamedTuple):
     @property
     def item_bytes(self) -> int:
         """Bytes of an item."""
-        return int(np.prod(self.inner, dtype=np.int64)) * self.dtype.itemsize
+        return math.prod(self.inner) * self.dtype.itemsize
 
     @property
     def most_bytes(self) -> int:

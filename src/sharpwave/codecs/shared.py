@@ -84,41 +84,44 @@ def pack(content: bytes, kind: Kind) -> bytes:
     return HEAD.pack(how, unit, 0, items) + stored
 
 
-def unpack(packed: bytes | memoryview, kind: Kind) -> bytes:
+def unpack(packed: bytes, kind: Kind) -> bytes:
     """Return a value's content from bytes of any origin.  Raises: DamagedError."""
     if len(packed) < HEAD.size:
         raise DamagedError(f"shared value: {len(packed)} bytes, expected a head of {HEAD.size}")
     how, unit, zero, items = HEAD.unpack_from(packed)
-    nbytes, stored = items * kind.item_bytes, memoryview(packed)[HEAD.size :]
+    nbytes, stored = items * kind.item_bytes, len(packed) - HEAD.size
     if zero or items > kind.most_items or (unit != 0) != (how == PACKED):
         raise DamagedError(f"shared value: {items:,} items, expected at most {kind.most_items:,}, or a wrong head")
-    if how == AS_THEY_ARE and len(stored) == nbytes:
-        content = bytes(stored)
-    elif how == PACKED and unit in {kind.item_bytes, kind.dtype.itemsize} and unit < MIN_AUTO_BYTES and items:
-        column = np.frombuffer(stored, np.uint8)
-        PackedNumbers().check(Packed(column, nbytes // unit, unit))
-        values = np.empty((nbytes // unit, unit), np.uint8)
-        core.decode_packed(column, 0, values)
-        content = values.tobytes()
-    elif how == ZSTD:
-        content = _decompressed(bytes(stored), nbytes)
-    else:
-        raise DamagedError(f"shared value: {len(stored):,} bytes of kind {how}, expected a value of {nbytes:,}")
+    if how == PACKED and unit in {kind.item_bytes, kind.dtype.itemsize} and unit < MIN_AUTO_BYTES and items:
+        PackedNumbers().check(Packed(np.frombuffer(packed, np.uint8, offset=HEAD.size), nbytes // unit, unit))
+    elif how != ZSTD and not (how == AS_THEY_ARE and stored == nbytes):
+        raise DamagedError(f"shared value: {stored:,} bytes of kind {how}, expected a value of {nbytes:,}")
+    found = content(packed, kind)
     if kind.text == "str":
-        check_text(content, 0)
-    return content
+        check_text(found, 0)
+    return found
 
 
-def _decompressed(frame: bytes, nbytes: int) -> bytes:
+def content(packed: bytes, kind: Kind) -> bytes:
+    """Return a value's content from bytes that were checked, but for a zstd frame.  Raises: DamagedError."""
+    how, unit, _, items = HEAD.unpack_from(packed)
+    nbytes = items * kind.item_bytes
+    if how == AS_THEY_ARE:
+        return packed[HEAD.size :]
+    if how == PACKED:
+        values = np.empty((nbytes // unit, unit), np.uint8)
+        core.decode_packed(np.frombuffer(packed, np.uint8, offset=HEAD.size), 0, values)
+        return values.tobytes()
     try:
+        frame = packed[HEAD.size :]
         if zstandard.frame_content_size(frame) not in (-1, nbytes):  # the library would allocate so much
             raise DamagedError(f"shared value: a frame of another size, expected {nbytes:,} bytes")
-        content: bytes = decompressor().decompress(frame, max_output_size=nbytes)
+        found: bytes = decompressor().decompress(frame, max_output_size=nbytes)
     except (zstandard.ZstdError, MemoryError) as error:
         raise DamagedError(f"shared value: {error}") from error
-    if len(content) != nbytes:
-        raise DamagedError(f"shared value: {len(content):,} bytes, expected {nbytes:,}")
-    return content
+    if len(found) != nbytes:
+        raise DamagedError(f"shared value: {len(found):,} bytes, expected {nbytes:,}")
+    return found
 
 
 def checked(packed: bytes, kind: Kind, key: int) -> bytes:

@@ -155,4 +155,4 @@ class SharedValues(LogListener):
 
     def content(self, c: int, key: int) -> bytes:
         """Return a value.  Raises: KeyError, DamagedError."""
-        return shared.unpack(self._values[c, key].packed, self.kinds[c])
+        return shared.content(self._values[c, key].packed, self.kinds[c])

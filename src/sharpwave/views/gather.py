@@ -398,7 +398,7 @@ class SharedReader(FieldReader):
         keys = np.empty((len(slot), 1, KEY_BYTES), np.uint8)
         super().read(slot, newest, first, keys)
         which, contents = self._contents(slot, keys[:, 0])
-        out[:, 0] = _stacked(contents, out.shape[-1])[which]
+        np.take(_stacked(contents, out.shape[-1]), which, axis=0, out=out[:, 0], mode="clip")
 
     def read_pieces(self, pieces: Ints, out: Bytes) -> None:
         slot, _, _, length, to = pieces
@@ -429,9 +429,10 @@ class SharedReader(FieldReader):
 
         Raises: UndecodableError.
         """
-        _, first, which = np.unique(keys.view(f"S{KEY_BYTES}")[:, 0], return_index=True, return_inverse=True)
-        numbers, contents = [number_of(keys[i].tobytes()) for i in first.tolist()], list[bytes]()
-        for k, number in enumerate(numbers):
+        whole, found, contents = keys.tobytes(), dict[bytes, int](), list[bytes]()
+        places = (whole[i : i + KEY_BYTES] for i in range(0, len(whole), KEY_BYTES))
+        which = np.fromiter((found.setdefault(key, len(found)) for key in places), np.int64, len(keys))
+        for k, number in enumerate(map(number_of, found)):
             try:
                 contents.append(self._log.shared.content(self._number, number))
             except (KeyError, DamagedError) as error:
