@@ -334,6 +334,11 @@ def test_a_region_has_each_value_once(tmp_path: Path) -> None:
             store.flush()
         found = [one.key for path in files_of(tmp_path) for one in values_in(path)]
         assert len(files_of(tmp_path)) == 1 and len(found) == len(set(found)) == 12
+    seen = survey(tmp_path)
+    assert check(tmp_path).shared_values == 12 == seen.regions[0].described()["shared_values"]
+    sizes = seen.sizes()
+    assert sizes["shared_values"] == sum(one.nbytes for one in values_in(files_of(tmp_path)[0])) > 12 * 300
+    assert sizes["dictionaries"] == 0 and sizes["raw"] == seen.steps * (8 + 8 + 4 + 1)
 
 
 @pytest.mark.usefixtures("small_regions")

@@ -218,7 +218,10 @@ def show(found: Survey) -> None:
     console = Console()
     told = describe(found)
     sizes = told["bytes"]
-    but = ", but for rows of any length" if found.described.spec.ragged_names else ""
+    spec = found.described.spec
+    kinds = {"rows of any length": spec.ragged_names, "shared values": spec.shared_names}
+    apart = " and ".join(kind for kind, names in kinds.items() if names)
+    but = f", but for {apart}" if apart else ""
     console.print(f"[bold]{told['steps']:,} steps[/] in {told['segments']:,} segments of {len(told['lanes']):,} lanes; "
                   f"{byte_text(sizes['segments'])}, {number_text(sizes['per_step'], 1)} bytes a step, "
                   f"{number_text(sizes['ratio'], 1)} times smaller than raw{but}", highlight=False)  # fmt: skip
@@ -291,8 +294,8 @@ def _show_bytes(console: Any, told: dict[str, Any]) -> None:
             columns.add_row(
                 escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x" if one["raw_bytes"] else "-"
             )
-    for name in ("overhead", "dictionaries"):
-        columns.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
+    for name in ("overhead", "dictionaries", *(["shared_values"] if sizes["shared_values"] else [])):
+        columns.add_row(name.replace("_", " "), "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
     console.print(columns)
     files = table("region file", "bytes", "used", "segments", "tails", "dictionaries")
     for one in told["regions"][:ROWS]:
@@ -374,8 +377,8 @@ def verify(
     counts.add_row("segments", f"{found.segments:,}", "sealed, decoded")
     counts.add_row("tails", f"{found.tails:,}", "rows of open segments")
     counts.add_row("superseded", f"{found.superseded:,}", "of the segments and tails, by later ones")
-    for name in ("dictionaries", "lanes", "steps"):
-        counts.add_row(name, f"{getattr(found, name):,}", "")
+    for name in ("dictionaries", *(["shared_values"] if found.shared_values else []), "lanes", "steps"):
+        counts.add_row(name.replace("_", " "), f"{getattr(found, name):,}", "")
     console.print(counts)
 
     def listed(lines: list[str], more: str) -> None:

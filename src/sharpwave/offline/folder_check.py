@@ -13,7 +13,7 @@ from sharpwave.disk.store_folder import FOLDER, LOCK, MANIFEST, QUARANTINE, VERS
 from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format.checkpoint_state import STATE
-from sharpwave.format.region import DICTIONARY, SEGMENT, TAIL, Damage, Record
+from sharpwave.format.region import DICTIONARY, SEGMENT, SHARED, TAIL, Damage, Record
 from sharpwave.format.segment_header import Header
 from sharpwave.offline.scan import (
     LOOKS,
@@ -35,7 +35,7 @@ class Check:
     """Report of a verification.
 
     Attributes:
-        files, segments, tails, dictionaries: verified as sound; tails are rows of open segments.
+        files, segments, tails, dictionaries, shared_values: verified as sound; tails are rows of open segments.
         steps: in the segments and tails that count, each step once.
         superseded: segments and tails that a later record replaces.
         bytes: of all region files.
@@ -48,6 +48,7 @@ class Check:
     segments: int = 0
     tails: int = 0
     dictionaries: int = 0
+    shared_values: int = 0
     lanes: int = 0
     steps: int = 0
     superseded: int = 0
@@ -95,6 +96,7 @@ def _checked(folder: Path, part: Path, progress: Callable[[int], Progress]) -> C
         result.segments += file.count(SEGMENT, sound=True)
         result.tails += file.count(TAIL, sound=True)
         result.dictionaries += file.count(DICTIONARY, sound=True)
+        result.shared_values += file.count(SHARED, sound=True)
         result.bytes += file.nbytes
         result.files += file.used is not None
     if described is not None:

@@ -27,7 +27,18 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import Annotations
 from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.deleted_steps import unpacked
-from sharpwave.format.region import ALIGNMENT, DICTIONARY, FIRST, SEGMENT, TAIL, Damage, Identity, Record, Region
+from sharpwave.format.region import (
+    ALIGNMENT,
+    DICTIONARY,
+    FIRST,
+    SEGMENT,
+    SHARED,
+    TAIL,
+    Damage,
+    Identity,
+    Record,
+    Region,
+)
 from sharpwave.format.segment_header import Header
 from sharpwave.json_values import encode
 from sharpwave.memory.segment_index import LEAF_BITS
@@ -288,7 +299,7 @@ class FileScan:
 
     def described(self) -> dict[str, int | None]:
         """Return the numbers of its bytes and records as JSON."""
-        kinds = {"segments": SEGMENT, "tails": TAIL, "dictionaries": DICTIONARY}
+        kinds = {"segments": SEGMENT, "tails": TAIL, "dictionaries": DICTIONARY, "shared_values": SHARED}
         return {"bytes": self.nbytes, "used": self.used} | {name: self.count(kind) for name, kind in kinds.items()}
 
     @property

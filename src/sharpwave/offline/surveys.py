@@ -15,7 +15,7 @@ from sharpwave.codecs.registry import name_of
 from sharpwave.disk.region_scan import SegmentReader
 from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import read_metadata
-from sharpwave.format.region import Damage, Record
+from sharpwave.format.region import DICTIONARY, SHARED, Damage, Record
 from sharpwave.format.segment_header import Header
 from sharpwave.offline.scan import (
     LOOKS,
@@ -134,10 +134,9 @@ class Survey:
         """Region files with a sound header."""
         return [file for file in self.files.values() if file.used is not None]
 
-    @property
-    def dictionary_bytes(self) -> int:
-        """Bytes of the dictionaries in all region files."""
-        return sum(one.nbytes for file in self.files.values() for one in file.scan.dictionaries)
+    def bytes_of(self, kind: int) -> int:
+        """Return the bytes of the dictionaries, or of the shared values, in all region files."""
+        return sum(one.nbytes for file in self.files.values() for one in file.scan.dictionaries if one.kind == kind)
 
     @property
     def segments(self) -> list[Segment]:
@@ -152,19 +151,22 @@ class Survey:
     def sizes(self) -> dict[str, float]:
         """Return the bytes of the segments that count, encoded and raw, and of the files, as JSON.
 
-        Rows of any length count neither in ``raw`` nor in ``ratio``: headers do not tell how long they are.
+        Rows of any length and shared values count neither in ``raw`` nor in ``ratio``: headers do not tell how long
+        they are, or how many.
         """
         steps, total = self.steps, sum(one.header.nbytes for one in self.segments)
         spec = self.described.spec
-        raw = steps * (spec.step_bytes - sum(spec.fields[name].typical_bytes for name in spec.ragged_names))
-        ragged = sum(one.bytes for name in spec.ragged_names for one in self.packed.get(name, {}).values())
+        apart = {*spec.ragged_names, *spec.shared_names}
+        raw = steps * (spec.step_bytes - sum(spec.fields[name].typical_bytes for name in apart))
+        left_out = sum(one.bytes for name in apart for one in self.packed.get(name, {}).values())
         return {
             "segments": total,
             "per_step": total / max(1, steps),
             "raw": raw,
-            "ratio": raw / max(1, total - ragged),
+            "ratio": raw / max(1, total - left_out),
             "overhead": self.overhead_bytes,
-            "dictionaries": self.dictionary_bytes,
+            "dictionaries": self.bytes_of(DICTIONARY),
+            "shared_values": self.bytes_of(SHARED),
             "files": sum(region.nbytes for region in self.regions),
         }
 
