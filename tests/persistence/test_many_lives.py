@@ -214,8 +214,15 @@ def test_an_id_that_was_seen_is_no_other_steps_in_any_life(tmp_path: Path) -> No
     store.close()
 
 
-@pytest.mark.parametrize("retention", [sw.Fifo(), sw.LowestPriority(), sw.Reservoir(2)], ids=lambda one: repr(one)[:5])
-@pytest.mark.parametrize("segment_steps", [2, 5])
+@pytest.mark.parametrize(
+    ("retention", "segment_steps"),
+    [
+        pytest.param(retention, steps, marks=() if steps == first else pytest.mark.nightly)
+        for retention, first in ((sw.Fifo(), 2), (sw.LowestPriority(), 5), (sw.Reservoir(2), 2))
+        for steps in (2, 5)
+    ],
+    ids=lambda one: repr(one)[:5],
+)
 def test_a_lane_goes_on_behind_its_last_step_though_that_has_left(
     tmp_path: Path, retention: Any, segment_steps: int
 ) -> None:

@@ -237,8 +237,15 @@ def test_a_step_that_lost_its_return_is_not_drawn_and_an_update_does_not_bring_i
 # memory
 
 
-@pytest.mark.parametrize("retention", [sw.Reservoir(1), sw.LowestPriority()], ids=["reservoir", "lowest"])
-@pytest.mark.parametrize("limit", ["capacity", "ram"])
+@pytest.mark.parametrize(
+    ("retention", "limit"),
+    [
+        pytest.param(sw.Reservoir(1), "capacity", id="reservoir-capacity"),
+        pytest.param(sw.LowestPriority(), "ram", id="lowest-ram"),
+        pytest.param(sw.Reservoir(1), "ram", id="reservoir-ram", marks=pytest.mark.nightly),
+        pytest.param(sw.LowestPriority(), "capacity", id="lowest-capacity", marks=pytest.mark.nightly),
+    ],
+)
 def test_memory_that_segments_leave_in_any_order_is_used_again(retention: Any, limit: str) -> None:
     """What is left between segments is closed up: at most twice what is used stays committed, and ram= is filled."""
     spec = sw.Spec(obs=sw.Field((40, 40), "uint8", stack=2), action=sw.Field((), "int64"))

@@ -73,7 +73,7 @@ def test_limits_that_cannot_be_are_refused_and_nothing_changes(tmp_path: Path) -
 
 @pytest.mark.parametrize("shape", [(4,), (64, 64)], ids=["numbers", "frames"])
 def test_a_full_store_takes_no_more_memory_however_long_it_goes_on(shape: tuple[int, ...]) -> None:
-    rng, lanes, steps = np.random.default_rng(0), 4, 16
+    rng, lanes, steps = np.random.default_rng(0), 4, 64  # blocks, which are quicker than steps
     dtype: Any = np.uint8 if len(shape) > 1 else np.float32
     noise = rng.integers(0, 255, (lanes, steps, *shape)).astype(dtype)
     capacity = 1 << (11 if len(shape) > 1 else 17)
