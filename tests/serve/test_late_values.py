@@ -8,7 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -21,6 +21,7 @@ from sharpwave.serve.late_values import LateTaker
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request, WireError
+from sharpwave.views.batch_source import BatchSource
 from tests.serve.serving import Kind, Served, served
 from tests.support.examples import examples
 
@@ -155,10 +156,8 @@ OPS = st.lists(
 
 
 @settings(max_examples=examples(25), deadline=None)
-@given(ops=OPS, kind=st.sampled_from(["unix", "tcp"]), disk=st.booleans())
-def test_programs_over_served_stores(
-    tmp_path_factory: pytest.TempPathFactory, ops: Any, kind: Kind, disk: bool
-) -> None:
+@given(ops=OPS, kind=st.sampled_from(["unix", "tcp"]))
+def test_programs_over_served_stores(tmp_path_factory: pytest.TempPathFactory, ops: Any, kind: Kind) -> None:
     folder = tmp_path_factory.mktemp("s")
     with served(2, folder, kind, spec=SPEC) as there:
         world = World(there)
@@ -474,6 +473,51 @@ def test_a_shard_that_begins_anew_gets_the_column_with_the_next_values(tmp_path:
         assert other.write_column("x", np.asarray(batch.ids), np.zeros((64, 2)), batch.shards) == 64
         assert other.write_column("x", [1, 2, 3], np.zeros((3, 2)), np.full(3, 5)) == 0, "another life's"
         other.close()
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_batches_that_are_read_from_disk_in_parts_have_their_values(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the memory is too small for all segments of a batch at once."""
+    with served(1, tmp_path, kind, spec=SPEC, disk=tmp_path / "d") as there:
+        filled(there)
+        there.stores[0].derive("x", lambda action: np.stack([action, action], 1), ("action",))
+        resident = BatchSource._resident
+        monkeypatch.setattr(BatchSource, "_resident", lambda self, slots: min(7, resident(self, slots)))
+        transitions, windows = there.cluster.transitions(), there.cluster.sequences(10, burn_in=2, stride=5)
+        for _ in range(3):
+            batch, many = transitions.sample(120), windows.sample(20)
+            assert (batch["x"] == batch.action[:, None]).all()
+            assert (many["x"] == (many.action * many.mask)[..., None]).all()
+            assert (many.mask_of("x") == many.mask).all()
+
+
+def test_a_shard_with_a_replica_deletes_nothing(tmp_path: Path) -> None:
+    """The replica would bring the steps back."""
+    with served(1, tmp_path, spec=SPEC) as there:
+        filled(there)
+        steps = len(there.cluster)
+        there.shards[0].intake.neighbour = cast(Any, object())
+        with pytest.raises(ValueError, match="this cluster has replicas"):
+            there.cluster.delete(where="length > 0")
+        assert len(there.cluster) == steps
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_blend_of_windows_has_columns_where_they_have_steps(kind: Kind, tmp_path: Path) -> None:
+    with served(2, tmp_path, kind, spec=SPEC) as there, sw.Store(SPEC, capacity=1000) as own:
+        filled(there)
+        for k in range(10):
+            own.add_episode(obs=np.zeros((4, 3)), action=np.full(3, 1000 + k), reward=np.ones(3), terminated=True)
+        for store in (own, *there.stores):
+            store.derive("x", lambda action: np.stack([action, action], 1), ("action",))
+        blend: Any = sw.Blend([(0.5, own.sequences(4, burn_in=1)), (0.5, there.cluster.sequences(4, burn_in=1))])
+        for _ in range(5):
+            batch = blend.sample(32)
+            assert (batch.mask_of("x") == batch.mask).all()
+            assert (batch["x"] == (batch.action * batch.mask)[..., None]).all()
+            assert ((batch.action.max(axis=1) >= 1000) == (batch.shards == -1)).all()
 
 
 @pytest.mark.parametrize(
