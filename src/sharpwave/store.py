@@ -995,10 +995,13 @@ class Store:
         return Table(lane, first, length, none, none.astype(np.uint8), none.astype(np.bool_), np.zeros_like(lane))
 
     def _require_deleted(self) -> None:
-        assert self._log.disk is not None
-        said = requiring(self._log.disk.described, DELETED_STEPS)
-        if said != self._log.disk.described:
-            self._log.disk.describe(said)
+        disk, writer = self._log.disk, self._log.late.writer
+        assert disk is not None
+        assert writer is not None
+        said = requiring(disk.described, DELETED_STEPS)
+        if said != disk.described:
+            writer.write_deleted()  # first: where store.json names deleted steps, their file is there, or was lost
+            disk.describe(said)
 
     # columns added later
 
@@ -1362,7 +1365,9 @@ class Store:
     def _manifest(self) -> dict[str, Any]:
         parent = {} if self._log.parent is None else {"parent": self._log.parent}
         said = self._settings.manifest() | self._log.identity | self._log.annotations.manifest() | parent
-        return said if self._log.late.deleted is None else requiring(said, DELETED_STEPS)
+        described = {} if self._log.disk is None else self._log.disk.described
+        any_deleted = self._log.late.deletions or DELETED_STEPS in described.get("requires", [])
+        return requiring(said, DELETED_STEPS) if any_deleted else said
 
     def close(self) -> None:
         """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +20,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sharpwave as sw
+from sharpwave.disk import state_files
 from sharpwave.errors import NewerVersionError
 from sharpwave.format import segment_header
+from sharpwave.format.checkpoint_state import read_state, write_state
+from sharpwave.native.directory import Directory
+from sharpwave.native.file_operations import Files
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import Following, survey
+from sharpwave.persistence import opening
 from tests.support.faults import killed, on
 from tests.support.faulty import CUTS, ERRORS, KINDS, Died, Faulty
 
@@ -429,14 +437,149 @@ def test_a_release_that_does_not_know_deletions_refuses(tmp_path: Path, monkeypa
             sw.Store.open(tmp_path / place)
 
 
-def test_damaged_deletions_are_named(tmp_path: Path) -> None:
-    with made(tmp_path / "d") as store:
-        add(store, 0)
-        add(store, 5)
+def with_deletion(folder: Path) -> Path:
+    """A store of steps 5 to 19 whose steps 0 to 4 were deleted; return the file that says so."""
+    with made(folder) as store:
+        for first in range(0, 20, 5):
+            add(store, first)
         store.delete(episodes=store.episodes()[0])
-    (file,) = (tmp_path / "d" / "columns").iterdir()
+    (file,) = (folder / "columns").iterdir()
+    return file
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EMFILE, errno.ENOMEM, errno.EACCES])
+def test_a_passing_read_error_refuses_the_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    file = with_deletion(tmp_path / "d")
+    before = {path: path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()}
+    opened = Directory.open_file
+
+    def failing(directory: Directory, name: str, **more: Any) -> int:
+        if name == file.name:
+            raise OSError(number, os.strerror(number), name)
+        return opened(directory, name, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Directory, "open_file", failing)
+        with pytest.raises(OSError, match=f"{file.name}.*which steps were deleted") as caught:
+            sw.Store.open(tmp_path / "d")
+        assert caught.value.errno == number
+        patch.setattr(state_files, "read_state", lambda *_: (_ for _ in ()).throw(MemoryError))
+        with pytest.raises(MemoryError):
+            sw.Store.open(tmp_path / "d")
+        patch.setattr(state_files, "read_state", lambda *_: (_ for _ in ()).throw(NewerVersionError("x")))
+        with pytest.raises(NewerVersionError):
+            sw.Store.open(tmp_path / "d")
+    assert before == {path: path.read_bytes() for path in (tmp_path / "d").rglob("*") if path.is_file()}
+    with sw.Store.open(tmp_path / "d") as store:
+        assert not store.recovery.damages  # type: ignore[union-attr]
+        assert seen(store) == [*range(5, 20)]
+
+
+def test_a_passing_read_error_refuses_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_deletion(tmp_path / "d")
+    with sw.Store.open(tmp_path / "d") as store:
+        store.checkpoint(tmp_path / "c")
+
+    def failing(*_: Any) -> Any:
+        raise OSError(errno.EIO, "broken", "state.npz")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "read_state", failing)
+        with pytest.raises(OSError, match="broken"):
+            sw.Store.open(tmp_path / "c")
+    with sw.Store.open(tmp_path / "c") as store:
+        assert seen(store) == [*range(5, 20)]
+        assert not store.recovery.damages  # type: ignore[union-attr]
+
+
+def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-3])
+
+
+def flipped(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 255
+    file.write_bytes(content)
+
+
+def of_another_shape(file: Path) -> None:
+    """Sound as a file, and of a store with other segments."""
+    state = read_state(file) | {"deleted": np.zeros(1, np.uint8)}
+    file.unlink()
+    with Directory.open(file.parent) as directory:
+        write_state(directory, file.name, state, Files())
+
+
+@pytest.mark.parametrize("damage", [cut, flipped, of_another_shape])
+def test_damaged_deletions_are_named_and_set_aside(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    file = with_deletion(tmp_path / "d")
+    damage(file)
+    broken = file.read_bytes()
     assert len(check(tmp_path / "d").damages) == 1
     with sw.Store.open(tmp_path / "d") as store:
-        assert str(file) in store.recovery.damages[0]  # type: ignore[union-attr]
-        assert len(store) == 10
+        (named,) = store.recovery.damages  # type: ignore[union-attr]
+        assert str(file) in named
+        assert "steps that were deleted are there again" in named
+        assert seen(store) == [*range(20)]
+        store.delete(episodes=store.episodes()[1])
+    assert (tmp_path / "d" / "quarantine" / file.name).read_bytes() == broken
+    with sw.Store.open(tmp_path / "d") as store:
+        assert not store.recovery.damages  # type: ignore[union-attr]
+        assert seen(store) == [*range(5), *range(10, 20)]
+    assert seen_in(tmp_path / "d") == [*range(5), *range(10, 20)]
+
+
+def lost(file: Path) -> None:
+    file.unlink()
+
+
+def lost_with_its_folder(file: Path) -> None:
+    shutil.rmtree(file.parent)
+
+
+def folder_in_its_place(file: Path) -> None:
+    file.unlink()
+    file.mkdir()
+
+
+@pytest.mark.parametrize("damage", [lost, lost_with_its_folder, folder_in_its_place])
+def test_lost_deletions_are_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    file = with_deletion(tmp_path / "d")
+    damage(file)
+    (found,) = check(tmp_path / "d").damages
+    assert found.path == file
+    for capacity in (4000, 5000, 6000):  # store.json is written again, and goes on to name deleted steps
+        with sw.Store.open(tmp_path / "d", capacity=capacity) as store:
+            (named,) = store.recovery.damages  # type: ignore[union-attr]
+            assert str(file) in named
+            assert "steps that were deleted are there again" in named
+            assert seen(store) == [*range(20)]
+        assert len(check(tmp_path / "d").damages) == 1
+    if file.exists():
+        file.rmdir()
+    with sw.Store.open(tmp_path / "d") as store:
+        store.delete(episodes=store.episodes()[0])
+    assert not check(tmp_path / "d").damages
+    with sw.Store.open(tmp_path / "d") as store:
+        assert not store.recovery.damages  # type: ignore[union-attr]
+        assert seen(store) == [*range(5, 20)]
+
+
+def test_a_deletion_that_failed_leaves_no_trace(tmp_path: Path) -> None:
+    """Until the first deletion is written, nothing names deleted steps whose file would be missing."""
+    with made(tmp_path / "d") as store:
+        add(store, 0)
+        assert store._log.disk is not None
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(store._log.disk.files, "replace", broken_disk)
+            with pytest.raises(OSError, match="broken"):
+                store.delete(episodes=store.episodes())
+        store.resize(capacity=5000)
+    assert not check(tmp_path / "d").damages
+    with sw.Store.open(tmp_path / "d") as store:
+        assert not store.recovery.damages  # type: ignore[union-attr]
+        assert seen(store) == [*range(5)]
+
+
+def broken_disk(*_: Any) -> None:
+    raise OSError(errno.EIO, "broken")

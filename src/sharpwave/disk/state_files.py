@@ -82,6 +82,23 @@ class StateFiles:
             if directory.is_file(file := file_name(name, self._store)):
                 self.disk.files.unlink(directory, file)
 
+    def read_whole(self, name: str) -> dict[str, Any] | None:
+        """Return a state of an earlier process; ``None``: there is none.
+
+        Raises:
+            DamagedError, IrregularError: the file is none that a store wrote.
+            NewerVersionError, OSError, MemoryError: it may be intact.
+        """
+        if self.disk.directory.status(self._kind) is None:
+            return None
+        file = file_name(name, self._store)
+        with self.disk.directory.directory(self._kind) as directory:
+            return None if directory.status(file) is None else read_named(directory.path / file, directory)
+
+    def path(self, name: str) -> Path:
+        """Return the path of a state's file."""
+        return self.disk.folder / self._kind / file_name(name, self._store)
+
     def read_one(self, name: str, damages: list[str]) -> dict[str, Any] | None:
         """Return a state of an earlier process; ``None``: there is none, or it cannot be read (``damages``)."""
         if self.disk.directory.status(self._kind) is None:

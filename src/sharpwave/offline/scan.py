@@ -39,7 +39,7 @@ from sharpwave.format.region import (
     Record,
     Region,
 )
-from sharpwave.format.segment_header import Header
+from sharpwave.format.segment_header import DELETED_STEPS, Header
 from sharpwave.json_values import encode
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.memory.segment_layout import SegmentLayout, layout_of
@@ -78,6 +78,7 @@ class Described:
         codecs: by field, as given.
         annotations: of the store and of its lanes.
         column_files: name, and ``mark_of``, of each file of deleted steps and of values of columns added later.
+        deletions: whether steps were deleted.
     """
 
     part: Path
@@ -88,6 +89,7 @@ class Described:
     codecs: dict[str, str]
     annotations: Annotations
     column_files: frozenset[tuple[Any, ...]] = frozenset()
+    deletions: bool = False
 
     def fields(self) -> dict[str, dict[str, Any]]:
         """Return the fields by name as JSON."""
@@ -170,7 +172,8 @@ def describe(folder: Path) -> Described:
     with contextlib.suppress(OSError):  # none, or one was replaced meanwhile: the next look sees it
         if part == folder and not (folder / COLUMNS).is_symlink():
             files = frozenset((path.name, mark_of(path)) for path in (folder / COLUMNS).iterdir())
-    return Described(part, said.spec, identity, said.segment_steps, limits, said.codecs, annotations, files)
+    deletions = DELETED_STEPS in manifest.get("requires", [])
+    return Described(part, said.spec, identity, said.segment_steps, limits, said.codecs, annotations, files, deletions)
 
 
 def mark_of(path: Path) -> tuple[int, int, int]:
@@ -471,7 +474,8 @@ def _deleted(folder: Path, described: Described, damages: list[Damage]) -> Ints:
         leaves, generations = unpacked(state, described.segment_steps)
         return np.sort(generations << LEAF_BITS | leaves)
     except FileNotFoundError:
-        pass
+        if described.deletions and described.part == folder:
+            damages.append(Damage(path, 0, 0, "is missing: steps that were deleted are there again"))
     except (OSError, DamagedError, KeyError, TypeError, ValueError, AttributeError) as error:
         if described.part == folder:  # a checkpoint's state was read before
             what = f"deleted steps: {error}".replace(f"{path}: ", "")

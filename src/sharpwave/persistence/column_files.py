@@ -8,7 +8,7 @@ dropped, so that a crash leaves files of values that no column has, and never ha
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,8 +16,12 @@ import numpy.typing as npt
 from sharpwave.disk.state_files import StateFiles, file_name, read_named
 from sharpwave.disk.store_folder import COLUMNS
 from sharpwave.errors import DamagedError, NewerVersionError
+from sharpwave.escaping import escaped
+from sharpwave.format.deleted_steps import unpacked
 from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
 from sharpwave.log.step_log import StepLog
+from sharpwave.native.directory import IrregularError
+from sharpwave.persistence.recovery import to_quarantine
 from sharpwave.spec import Field
 
 NAMES = ".columns"
@@ -25,6 +29,8 @@ NAMES = ".columns"
 DELETED = ".deleted"
 """Name of the state that tells which steps were deleted."""
 MAX_CHUNK_SLOTS = 1 << 32
+RETURNED = "steps that were deleted are there again: delete them again, or put back the file"
+"""Consequence of losing that state."""
 WRONG = (KeyError, TypeError, ValueError, IndexError, OverflowError)
 """Errors of a state that is not one."""
 
@@ -37,19 +43,21 @@ class ColumnFiles:
         self._late: LateColumns = log.late
         self._named: dict[str, LateColumn] = {}  # as in the file of names
 
-    def open(self, damages: list[str]) -> None:
+    def open(self, deleted: Deletions, damages: list[str]) -> None:
         """Add the columns of earlier processes to the log, with the values of the steps that are held.
 
         Args:
+            deleted: by ``read_deleted``.
             damages: files that cannot be used are added; their values are lost.
         """
         late = self._late
-        deleted = self._files.read_one(DELETED, damages)
-        if deleted is not None:
-            try:
-                late.restore_deleted(deleted)
-            except WRONG as error:
-                damages.append(f"columns: {error}; steps that were deleted are there again")
+        if deleted.state is not None:
+            late.restore_deleted(deleted.state)
+        elif deleted.damage:
+            damages.append(escaped(deleted.damage))
+            if not deleted.whole:  # the next deletion writes another
+                with self._files.disk.directory.directory(COLUMNS) as directory:
+                    to_quarantine(self._files.disk, directory, self._files.path(DELETED).name)
         before = len(damages)
         known = self._files.read_one(NAMES, damages)
         whole, unnamed = known is not None, known is None and len(damages) == before
@@ -145,6 +153,43 @@ class ColumnFiles:
             for name, one in columns.items()
         }
         self._files.write(NAMES, {"name": NAMES, "columns": about})
+
+
+class Deletions(NamedTuple):
+    """File of deleted steps, as ``read_deleted`` found it.
+
+    Attributes:
+        state: its content; ``None``: there is none, or it is damaged.
+        damage: what is wrong with it; empty: nothing. ``whole``: otherwise the file is moved to ``quarantine``.
+    """
+
+    state: dict[str, Any] | None = None
+    damage: str = ""
+    whole: bool = True
+
+
+def read_deleted(files: StateFiles, stride: int, required: bool) -> Deletions:
+    """Read which steps were deleted, before anything in the store's folder is changed.
+
+    Args:
+        required: ``store.json`` says that steps were deleted.
+
+    Raises: OSError, MemoryError, NewerVersionError: the file may be intact, and without it its steps would be back.
+    """
+    path = files.path(DELETED)
+    try:
+        state = files.read_whole(DELETED)
+        if state is not None:
+            unpacked(state, stride)
+        return Deletions(state, f"{path}: is missing; {RETURNED}" if state is None and required else "")
+    except WRONG as error:
+        what = str(error).removeprefix(f"{path}: ")
+        return Deletions(damage=f"{path}: {what}; it was moved to quarantine; {RETURNED}", whole=False)
+    except IrregularError as error:
+        return Deletions(damage=f"{error}; {RETURNED}")
+    except OSError as error:
+        what = "it tells which steps were deleted, so the store was not opened, and nothing was changed; try again"
+        raise OSError(error.errno, f"{path}: cannot be read ({error.strerror}); {what}") from error
 
 
 def named_columns(folder: Path, store: str) -> dict[str, Field]:

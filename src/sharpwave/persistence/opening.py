@@ -34,10 +34,10 @@ from sharpwave.format.checkpoint_state import STATE, read_state
 from sharpwave.format.region import Identity
 from sharpwave.format.segment_header import DELETED_STEPS, requiring
 from sharpwave.log.step_log import StepLog
-from sharpwave.native.directory import Directory
+from sharpwave.native.directory import Directory, IrregularError
 from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
-from sharpwave.persistence.column_files import ColumnFiles
+from sharpwave.persistence.column_files import ColumnFiles, Deletions, read_deleted
 from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
@@ -237,8 +237,12 @@ def _check_target(folder: Directory, left: Left | None) -> None:
 
 
 def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
+    deleted = Deletions()
     with contextlib.ExitStack() as stack:
         if disk is not None:
+            if not left.checkpoint:
+                required = DELETED_STEPS in left.manifest.get("requires", [])
+                deleted = read_deleted(StateFiles(disk, COLUMNS), settings.segment_steps, required)
             disk.described = {name: said for name, said in left.manifest.items() if name not in ("format", "checksum")}
             if left.checkpoint:
                 left.link(disk, files)
@@ -273,7 +277,7 @@ def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files)
         if left.checkpoint:
             columns.begin()  # before the folder is a store's: a checkpoint in its place may be all there is of them
         else:
-            columns.open(report.damages)
+            columns.open(deleted, report.damages)
             report.steps = log.steps
         log.late.writer = columns
         if left.checkpoint:
@@ -307,6 +311,8 @@ def _filled(
             adoption = Adoption(log, regions, scan, disk, writers_go_on=left.writers_go_on)
             return log, snapshot.restore(adoption, before), views
         except (*NO_STATE, OSError) as error:
+            if isinstance(error, OSError) and not isinstance(error, (FileNotFoundError, IrregularError)):
+                raise  # it may be intact
             wrong = f"{left.folder / str(left.checkpoint) / STATE}: {error}; open segments and priorities are lost"
             if disk is not None:
                 disk.held.clear()

@@ -346,8 +346,13 @@ def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
     used = {region.path for region in regions.regions.values()}
     for name in sorted(path.name for path in damaged - used if path.parent == regions.directory.path):
         if is_of(regions.directory, name, regions.identity.store):
-            with files.make_directory(disk.directory, QUARANTINE) as quarantine:
-                files.rename(regions.directory, name, quarantine, _free_name(quarantine, name))
+            to_quarantine(disk, regions.directory, name)
+
+
+def to_quarantine(disk: DiskTier, directory: Directory, name: str) -> None:
+    """Move a damaged file of the store's folder to ``quarantine``.  Raises: OSError."""
+    with disk.files.make_directory(disk.directory, QUARANTINE) as quarantine:
+        disk.files.rename(directory, name, quarantine, _free_name(quarantine, name))
 
 
 def _free_name(directory: Directory, name: str) -> str:
