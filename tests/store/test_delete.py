@@ -18,14 +18,18 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 import sharpwave as sw
+from sharpwave.cli.commands import app
+from sharpwave.data import queries
 from sharpwave.disk import state_files
 from sharpwave.errors import NewerVersionError
 from sharpwave.format import segment_header
 from sharpwave.format.checkpoint_state import read_state, write_state
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
+from sharpwave.offline import scan
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import Following, survey
 from sharpwave.persistence import opening
@@ -583,3 +587,48 @@ def test_a_deletion_that_failed_leaves_no_trace(tmp_path: Path) -> None:
 
 def broken_disk(*_: Any) -> None:
     raise OSError(errno.EIO, "broken")
+
+
+def test_episodes_deleted_before_a_folder_was_read_stay_away(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Although a deletion while it is read frees a segment, and so its marks."""
+    store = made(tmp_path / "d")
+    for first in range(0, 40, 4):  # two episodes a segment
+        add(store, first, 4)
+    by_first = {int(one.action[0]): one for one in store.episodes()}
+    store.delete(episodes=by_first[0])
+    read, deletions = scan.FolderScan._read_files, iter([[4, 20], [16, 32], *[[]] * 9])
+
+    def read_and_delete(self: Any, *given: Any) -> bool:
+        changed = read(self, *given)
+        for first in next(deletions):
+            store.delete(episodes=by_first[first])
+        return changed
+
+    monkeypatch.setattr(scan.FolderScan, "_read_files", read_and_delete)
+    assert seen_in(tmp_path / "d") == seen(store)
+    deletions = iter([[24], [8], [12], [28], [36]])  # at each look another
+    assert {one.first_step for one in survey(tmp_path / "d").episodes} <= {24, 8, 12, 28, 36}
+    store.close()
+
+
+def test_a_query_reads_a_folder_again_whose_files_vanish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("duckdb")
+    store = made(tmp_path / "d")
+    for first in range(0, 400, 4):
+        add(store, first, 4)
+    store.flush()
+    tries, found = itertools.count(), queries.query
+    disk, compaction = store._log.disk, store._log.compaction
+    assert disk is not None
+    assert compaction is not None
+
+    def vanishing(survey: Any, text: str) -> Any:
+        if next(tries) < 2:
+            disk.regions.finish()
+            compaction._copy([*disk.regions.regions])
+        return found(survey, text)
+
+    monkeypatch.setattr(queries, "query", vanishing)
+    done = CliRunner().invoke(app, ["sql", str(tmp_path / "d"), "select count(*) n from steps", "--csv"])
+    assert (done.exit_code, done.stdout.split()) == (0, ["n", "400"]), done.output
+    store.close()

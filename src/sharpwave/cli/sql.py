@@ -37,19 +37,26 @@ def sql(
     if as_json and as_csv:
         raise ValueError("sql: --json and --csv, expected one of them")
     from sharpwave.data.queries import query as run
-    from sharpwave.offline.surveys import survey
+    from sharpwave.offline.scan import LOOKS
+    from sharpwave.offline.surveys import VanishedError, survey
     from sharpwave.persistence.checkpoint_file import folder_of
 
     with folder_of(replay_of(path)) as folder:
-        with bytes_bar("reading") as progress:
+        for looks_left in reversed(range(LOOKS)):
+            with bytes_bar("reading") as progress:
+                try:
+                    found = survey(folder, progress)
+                except OSError as error:
+                    raise ValueError(f"sql: {error}") from error
             try:
-                found = survey(folder, progress)
-            except OSError as error:
-                raise ValueError(f"sql: {error}") from error
+                result = run(found, query)
+                break
+            except VanishedError:
+                if not looks_left:
+                    raise
         for damage in found.damages[:1]:
             more = f" and {len(found.damages) - 1:,} more" if len(found.damages) > 1 else ""
             print(f"left out: {damage}{more}; see `sharpwave verify`", file=sys.stderr)
-        result = run(found, query)
     rows = zip(*(column.to_pylist() for column in result.columns), strict=True)
     if as_json:
         names = list[str]()

@@ -114,7 +114,7 @@ def _decoded(reader: SegmentReader, record: Record) -> tuple[Header, None]:
 
 
 def _check_lanes(folder: Path, described: Described, scan: FolderScan, result: Check) -> None:
-    lanes, result.superseded = chains(folder, described, scan.files, result.damages)
+    lanes, result.superseded = chains(folder, described, scan, result.damages)
     result.lanes = len(lanes)
     for lane, chain in lanes.items():
         result.steps += chain.steps

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -58,7 +58,7 @@ Progress = Callable[[int], None]
 LOOK_AGAIN_S = 0.2
 """Seconds that a writing process has to finish a record."""
 LOOKS = 5
-"""Number of retries for a checkpoint that was replaced while it was read, so that half of each was read."""
+"""Number of tries, where files are replaced while they are read, so that half of each was read."""
 
 LIMITS = ("capacity", "ram", "disk_limit", "seed")
 
@@ -352,6 +352,14 @@ class FileScan:
         return found
 
 
+class Deletions(NamedTuple):
+    """Deleted steps of a store: their ids, rising, damage of the file that has them, and what changes with it."""
+
+    ids: Ints = np.zeros(0, np.int64)
+    damages: Sequence[Damage] = ()
+    mark: tuple[int, ...] | None = None
+
+
 class FolderScan:
     """Region files of a folder, as far as they were read.
 
@@ -363,15 +371,44 @@ class FolderScan:
 
     Attributes:
         files: by path, oldest first.
+        deletions: deleted steps of a store that is no checkpoint.
     """
 
     def __init__(self, folder: Path, look: Look, known: Mapping[Path, FileScan] | None = None) -> None:
         self.folder, self._look = folder, look
         self._known = {one.inode: one for one in (known or {}).values() if one.used is not None and not one.damages}
         self.files: dict[Path, FileScan] = {}
+        self.deletions = Deletions()
 
     def update(self, described: Described | None, progress: Callable[[int], Progress] = no_progress) -> bool:
-        """Read data written since the last call; return whether anything changed.  Cost: the new bytes."""
+        """Read data written since the last call; return whether anything changed.  Cost: the new bytes.
+
+        A store frees segments of deleted steps, and then forgets which these were: so they are read before its region
+        files, too, and all of it again where they changed meanwhile. So it is where a region file vanished, whose
+        segments were copied to another one.
+        """
+        changed, last = False, self.deletions.mark
+        before = [self._read_deletions(described)]
+        for _ in range(LOOKS):
+            changed |= self._read_files(described, progress)
+            before.append(self._read_deletions(described))
+            if before[-1].mark == before[-2].mark and all(_inode(path) >= 0 for path in self.files):
+                break
+        else:  # what was deleted before this call counts in any case
+            self.deletions = before[-1]._replace(ids=np.unique(np.concatenate([one.ids for one in before])), mark=None)
+        return changed or self.deletions.mark != last
+
+    def _read_deletions(self, described: Described | None) -> Deletions:
+        """Read which steps were deleted, unless the file is the same as the last time."""
+        if described is not None and described.part == self.folder:
+            mark, damages = None, list[Damage]()
+            with contextlib.suppress(OSError):
+                mark = mark_of(_deletions_of(self.folder, described))
+            if mark is None or mark != self.deletions.mark:
+                self.deletions = Deletions(_deleted(self.folder, described, damages), damages, mark)
+        return self.deletions
+
+    def _read_files(self, described: Described | None, progress: Callable[[int], Progress]) -> bool:
         paths = region_files(self.folder, part_of(self.folder) if described is None else described.part)
         old = {path: file for path, file in self.files.items() if file.inode == _inode(path) and path in paths}
         changed = old.keys() != self.files.keys()  # deleted, or replaced
@@ -419,18 +456,19 @@ def _inode(path: Path) -> int:
 # chains of segments
 
 
-def chains(
-    folder: Path, described: Described, files: Mapping[Path, FileScan], damages: list[Damage]
-) -> tuple[dict[int, Chain], int]:
+def chains(folder: Path, described: Described, scan: FolderScan, damages: list[Damage]) -> tuple[dict[int, Chain], int]:
     """Return the valid segments, by lane: held ones, one record of each. Also return the number of superseded records.
 
     Args:
-        damages: damage of a checkpoint is appended: of its state, or segments that its files lack.
+        damages: damage of the deleted steps and of a checkpoint is appended: of its state, or segments that its files
+            lack.
     """
+    files = scan.files
     found = {one.record: one for file in files.values() for one, _ in file.segments}
     part, stride = described.part, described.segment_steps
     ids = None if part == folder else _checkpoint_ids(part / STATE, damages)
-    deleted = _deleted(folder, described, damages)
+    damages += scan.deletions.damages
+    deleted = scan.deletions.ids if part == folder else _deleted(folder, described, damages)
     if ids is not None:
         for id_ in sorted(ids - {record.id for record in found if record.kind != TAIL}):
             what = f"segment {id_}: held by the checkpoint, but missing from its files"
@@ -460,12 +498,16 @@ def _checkpoint_ids(path: Path, damages: list[Damage]) -> set[int] | None:
         return None
 
 
+def _deletions_of(folder: Path, described: Described) -> Path:
+    return folder / COLUMNS / file_name(DELETED, described.identity.store.hex())
+
+
 def _deleted(folder: Path, described: Described, damages: list[Damage]) -> Ints:
     """Return the ids of deleted steps, rising; none where the state with them is damaged."""
     path = described.part / STATE
     try:
         if described.part == folder:
-            path = folder / COLUMNS / file_name(DELETED, described.identity.store.hex())
+            path = _deletions_of(folder, described)
             state = read_named(path)
         else:
             state = read_state(path).get("log", {}).get("deleted")

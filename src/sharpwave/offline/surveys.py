@@ -43,6 +43,10 @@ class TooLargeError(ValueError):
     """Error: a value, or a range of steps, is too large to show."""
 
 
+class VanishedError(DamagedError):
+    """Error: a file is gone since the survey was made; another survey finds its steps, as far as they are held."""
+
+
 @dataclass(frozen=True)
 class EpisodeSpan:
     """Run of one lane's steps.
@@ -245,7 +249,7 @@ class Survey:
         """Decode some columns of a segment, and its flags. Cost: reading that segment.
 
         Raises:
-            DamagedError: it was deleted meanwhile, or cannot be decoded.
+            VanishedError: it was deleted meanwhile.  DamagedError: it cannot be decoded.
         """
         known = self.files.get(one.path)
         try:
@@ -259,6 +263,9 @@ class Survey:
             needed = header.context + header.steps + np.count_nonzero(arrays["flags"] & ENDED)
             if header.frames < needed:
                 raise DamagedError(f"{header.frames:,} frames, expected at least {needed:,}")
+        except FileNotFoundError as error:
+            what = "the file was deleted since the folder was read; read it again"
+            raise VanishedError(f"{one.path}: byte {one.record.offset:,}: {what}") from error
         except (OSError, DamagedError) as error:
             raise DamagedError(f"{one.path}: byte {one.record.offset:,}: {error}") from error
         return arrays
@@ -328,7 +335,7 @@ class Following:
         changed |= described.annotations.manifest() != before.annotations.manifest()
         changed |= described.column_files != before.column_files
         if changed or not self.survey.regions:
-            self.survey = _assembled(self.folder, described, self._scan.files)
+            self.survey = _assembled(self.folder, described, self._scan)
         return changed
 
 
@@ -339,12 +346,13 @@ def _outline(reader: SegmentReader, record: Record) -> tuple[Header, list[Piece]
     return header, _pieces(arrays["flags"], arrays["reward"], said) if header.steps else []
 
 
-def _assembled(folder: Path, described: Described, files: Mapping[Path, FileScan]) -> Survey:
-    """Return the survey of a folder of these files, oldest first. Cost: O(segments + episodes)."""
+def _assembled(folder: Path, described: Described, scan: FolderScan) -> Survey:
+    """Return the survey of a folder as it was read. Cost: O(segments + episodes)."""
+    files = scan.files
     result = Survey(folder, described, files=files)
     result.damages = [damage for file in files.values() for damage in file.damages]
     pieces = {one.record: cut for file in files.values() for one, cut in file.segments}
-    result.lanes, _ = chains(folder, described, files, result.damages)
+    result.lanes, _ = chains(folder, described, scan, result.damages)
     for lane, chain in result.lanes.items():
         result.episodes += _episodes(lane, chain, pieces)
         for one in chain.segments:
