@@ -43,7 +43,7 @@ class ColumnFiles:
         self._late: LateColumns = log.late
         self._named: dict[str, LateColumn] = {}  # as in the file of names
 
-    def open(self, deleted: Deletions, damages: list[str]) -> None:
+    def open(self, deleted: DeletedFile, damages: list[str]) -> None:
         """Add the columns of earlier processes to the log, with the values of the steps that are held.
 
         Args:
@@ -155,7 +155,7 @@ class ColumnFiles:
         self._files.write(NAMES, {"name": NAMES, "columns": about})
 
 
-class Deletions(NamedTuple):
+class DeletedFile(NamedTuple):
     """File of deleted steps, as ``read_deleted`` found it.
 
     Attributes:
@@ -168,7 +168,7 @@ class Deletions(NamedTuple):
     whole: bool = True
 
 
-def read_deleted(files: StateFiles, stride: int, required: bool) -> Deletions:
+def read_deleted(files: StateFiles, stride: int, required: bool) -> DeletedFile:
     """Read which steps were deleted, before anything in the store's folder is changed.
 
     Args:
@@ -181,12 +181,12 @@ def read_deleted(files: StateFiles, stride: int, required: bool) -> Deletions:
         state = files.read_whole(DELETED)
         if state is not None:
             unpacked(state, stride)
-        return Deletions(state, f"{path}: is missing; {RETURNED}" if state is None and required else "")
+        return DeletedFile(state, f"{path}: is missing; {RETURNED}" if state is None and required else "")
     except WRONG as error:
         what = str(error).removeprefix(f"{path}: ")
-        return Deletions(damage=f"{path}: {what}; it was moved to quarantine; {RETURNED}", whole=False)
+        return DeletedFile(damage=f"{path}: {what}; it was moved to quarantine; {RETURNED}", whole=False)
     except IrregularError as error:
-        return Deletions(damage=f"{error}; {RETURNED}")
+        return DeletedFile(damage=f"{error}; {RETURNED}")
     except OSError as error:
         what = "it tells which steps were deleted, so the store was not opened, and nothing was changed; try again"
         raise OSError(error.errno, f"{path}: cannot be read ({error.strerror}); {what}") from error

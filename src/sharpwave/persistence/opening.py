@@ -37,7 +37,7 @@ from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import Directory, IrregularError
 from sharpwave.native.file_operations import Files
 from sharpwave.persistence import snapshot
-from sharpwave.persistence.column_files import ColumnFiles, Deletions, read_deleted
+from sharpwave.persistence.column_files import ColumnFiles, DeletedFile, read_deleted
 from sharpwave.persistence.recovery import Adoption, Recovery, adopt_all, set_aside
 from sharpwave.persistence.settings import LIMITS, Settings
 from sharpwave.validation import max_lanes
@@ -237,7 +237,7 @@ def _check_target(folder: Directory, left: Left | None) -> None:
 
 
 def _opened(settings: Settings, disk: DiskTier | None, left: Left, files: Files) -> tuple[StepLog, Recovery, States]:
-    deleted = Deletions()
+    deleted = DeletedFile()
     with contextlib.ExitStack() as stack:
         if disk is not None:
             if not left.checkpoint:
