@@ -102,7 +102,7 @@ class SharedValues(LogListener):
     def take_back(self, taken: Iterable[tuple[int, Key]]) -> None:
         """Undo ``put``."""
         for slot, key in taken:
-            self._drop(slot, [key])
+            self._keep(slot, [value for value in self._held[slot] if value.key != key])
 
     def hold(self, slot: int, values: Mapping[Key, bytes]) -> None:
         """Hold the packed values, which were checked, that a segment refers to."""
@@ -112,11 +112,11 @@ class SharedValues(LogListener):
 
     def hold_only(self, slot: int, keys: Collection[Key]) -> None:
         """Release the values that a segment refers to no more."""
-        self._drop(slot, [value.key for value in self._held.get(slot, ()) if value.key not in keys])
+        self._keep(slot, [value for value in self._held.get(slot, ()) if value.key in keys])
 
     def evicting(self, slot: int) -> None:
         """Release the values of a segment."""
-        self._drop(slot, [value.key for value in self._held.get(slot, ())])
+        self._keep(slot, [])
 
     def _hold(self, slot: int, key: Key, packed: bytes) -> None:
         value = self._values.get(key)
@@ -130,19 +130,21 @@ class SharedValues(LogListener):
         value.uses += 1
         self.nbytes += REFERENCE_BYTES
 
-    def _drop(self, slot: int, keys: Iterable[Key]) -> None:
-        for key in keys:
-            value = self._values[key]
-            self._held[slot].remove(value)
-            value.uses -= 1
-            self.nbytes -= REFERENCE_BYTES
-            if not value.uses:
-                del self._values[key]
-                self.nbytes -= VALUE_BYTES + len(value.packed)
-                self.freed(*key)
-        if slot in self._held and not self._held[slot]:
+    def _keep(self, slot: int, kept: list[_Value]) -> None:
+        """Release the values that a segment holds but those ``kept``."""
+        if slot not in self._held:
+            return
+        before, self._held[slot] = self._held[slot], kept
+        self.nbytes -= REFERENCE_BYTES * (len(before) - len(kept))
+        if not kept:
             del self._held[slot]
             self.nbytes -= SEGMENT_BYTES
+        for value in set(before) - set(kept):
+            value.uses -= 1
+            if not value.uses:
+                del self._values[value.key]
+                self.nbytes -= VALUE_BYTES + len(value.packed)
+                self.freed(*value.key)
 
     def of(self, slot: int) -> dict[Key, bytes]:
         """Return the values that a segment refers to, packed."""
