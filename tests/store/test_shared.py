@@ -326,6 +326,16 @@ def small_regions(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(disk_budget, name, 1 << 15)
 
 
+def check_regions(store: sw.Store) -> None:
+    """Check that each region has the values that its segments need, and counts no dead ones."""
+    index = store._log.index
+    for number, region in store._log.disk.regions.regions.items():  # type: ignore[union-attr]
+        slots = np.flatnonzero((index.region == number) & (index.sealed > 0) & (index.rows > 0))
+        needed = {key for slot in slots.tolist() for key in store._log.shared.of(slot)}
+        assert needed <= region.keys.keys()
+        assert region.shared == sum(region.keys.values()) and all(key in store._log.shared for key in region.keys)
+
+
 def test_a_region_has_each_value_once(tmp_path: Path) -> None:
     with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=tmp_path) as store:
         answers(store, range(12))
@@ -348,21 +358,14 @@ def test_compaction_copies_the_values_that_held_segments_need(tmp_path: Path) ->
         with sw.Store(spec_of(prompt=PROMPT), disk=tmp_path, **settings) as store:
             answers(store, range(1500), each=4)
             assert store.stats()["evicted_steps"] > 1000
-            files = store._log.disk.regions.regions  # type: ignore[union-attr]
             assert store.stats()["disk"]["bytes"] <= 1 << 19
-            for number, region in files.items():
-                index = store._log.index
-                slots = np.flatnonzero((index.region == number) & (index.sealed > 0) & (index.rows > 0))
-                needed = {key for slot in slots.tolist() for key in store._log.shared.of(slot)}
-                assert needed <= region.keys.keys()  # self-contained
-                assert region.shared == sum(region.keys.values()) and all(
-                    key in store._log.shared for key in region.keys
-                )
+            check_regions(store)
             before, values = len(store), held(store)
             assert values <= before
         with sw.Store.open(tmp_path) as store:
             assert not store.recovery.damages  # type: ignore[union-attr]
             assert abs(len(store) - before) <= 8 and held(store) <= values
+            check_regions(store)
             replay = store.transitions()
             batch = replay.fetch(replay.sampleable_ids())
             assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
@@ -413,6 +416,24 @@ def test_a_damaged_value_loses_the_segments_that_refer_to_it(tmp_path: Path) -> 
         assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
         answers(store, range(4, 5))
         assert held(store) == 10
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_a_segment_whose_value_only_another_region_has_is_rewritten(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
+        answers(store, range(60), each=8)
+        answers(store, range(1, 60), each=8)
+    there = [(path, one) for path in files_of(folder) for one in values_in(path)]
+    path, chosen = next((path, one) for path, one in there if [o.key for _, o in there].count(one.key) == 2)
+    content = bytearray(path.read_bytes())
+    content[chosen.offset + 40] ^= 4
+    path.write_bytes(content)
+    for _ in range(2):
+        with sw.Store.open(folder) as store:
+            assert not any("refers to" in one for one in store.recovery.damages)  # type: ignore[union-attr]
+            assert len(store) == 119 * 8 and held(store) == 60
+            check_regions(store)
 
 
 def test_a_value_with_another_ones_key_is_refused(tmp_path: Path) -> None:
