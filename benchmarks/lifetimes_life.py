@@ -82,13 +82,13 @@ class Life:
 
     def open(self) -> str:
         """Open the store; return how: "opened", "made" or "checkpoint"."""
-        how, log, came = self.how, self.log, "opened"
+        how, log, came, going = self.how, self.log, "opened", 0
         shutil.rmtree(self.base / "branch", ignore_errors=True)  # of a life that was killed
         if how["from_checkpoint"] and (self.checkpoint_folder / "store.json").exists():
             os.rename(self.folder, self.base / "trash")
             self.store = sw.Store.open(self.checkpoint_folder, disk="replay", **how["limits"])
-            begun = log.read("checkpoints", 5)  # a kill may have come before or after the last one was replaced
-            at, _, saved_by, marks, deletes = begun[begun[:, 1] == self.store.lane_steps.sum()][-1].tolist()
+            begun = log.read("checkpoints", 6)  # a kill may have come before or after the last one was replaced
+            at, _, saved_by, marks, deletes, going = begun[begun[:, 1] == self.store.lane_steps.sum()][-1].tolist()
             log.write("rewinds", at, max(at, len(History.of(log).real)))
             log.write("marks_undone", marks, log.count("marks", 3))
             log.write("deletes_undone", deletes, log.count("deletes", 2))
@@ -106,11 +106,7 @@ class Life:
             )  # fmt: skip
         self.history = History.of(log)
         self.serial = len(self.history.real)
-        self.going = np.zeros(LANES, np.bool_)  # after any other end new episodes begin
-        if came == "checkpoint":
-            for lane in range(LANES):
-                mine = np.flatnonzero(self.history.real & (self.history.lane == lane))
-                self.going[lane] = len(mine) > 0 and not self.history.flags[mine[-1]] & (TERMINATED | TRUNCATED)
+        self.going = going >> np.arange(LANES) & 1 > 0  # episodes that a checkpoint continues; others begin anew
         return came
 
     def begin(self) -> None:
@@ -175,7 +171,10 @@ class Life:
                 self.flush()
             elif chance < 0.4 and self.how["checkpoints"]:
                 marks, deletes = self.log.count("marks", 3), self.log.count("deletes", 2)
-                self.log.write("checkpoints", self.serial, self.store.lane_steps.sum(), self.life, marks, deletes)
+                going = int((self.going << np.arange(LANES)).sum())
+                self.log.write(
+                    "checkpoints", self.serial, self.store.lane_steps.sum(), self.life, marks, deletes, going
+                )
                 self.store.checkpoint(self.checkpoint_folder)
             elif chance < 0.9:
                 self.any_operation()

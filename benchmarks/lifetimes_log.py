@@ -66,7 +66,8 @@ class Log:
         deletes (serial, number of the deletion), about to be deleted. deleted (number of the deletion), done.
         versions (number, stage): ``BEGUN``, ``MADE``, ``ENDING`` or ``GONE``.
         sure (serials, marks, life): this life's steps and marks below are certainly on disk.
-        checkpoints (serials, steps ever appended, life, marks, deletes), about to be written: as many lines there were.
+        checkpoints (serials, steps ever appended, life, marks, deletes, a bit for each lane whose episode goes on),
+            about to be written: as many lines there were.
         rewinds (from, below), marks_undone, deletes_undone: undone by a return to a checkpoint.
     """
 
