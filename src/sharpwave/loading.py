@@ -339,6 +339,12 @@ def _sums(episode: Episode) -> tuple[int, int, int]:
             for one in value.values() if isinstance(value, Mapping) else value:
                 found = add(one, found)
             return found
+        if isinstance(value, list):  # rows of any length
+            for one in value:
+                content = one.encode() if isinstance(one, str) else one
+                content = content if isinstance(content, bytes) else np.ascontiguousarray(content).tobytes()
+                found = zlib.crc32(len(content).to_bytes(8, "little") + content, found)
+            return found
         return zlib.crc32(np.ascontiguousarray(value).tobytes(), found)
 
     return add(episode.obs, 0), add((episode.action, episode.reward), 0), len(episode.reward)

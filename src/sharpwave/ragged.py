@@ -94,6 +94,16 @@ class Ragged:
             return self.values, np.diff(self.offsets)
         return np.concatenate([part[2] for part in self._parts]), np.concatenate([part[3] for part in self._parts])
 
+    def items(self, begin: int, end: int) -> Ragged:
+        """Return the rows of some items, numbers along the first axis, which were taken."""
+        if not self._parts:
+            return self._some(np.arange(len(self.offsets) - 1).reshape(self.shape)[begin:end])
+        each = (len(self.offsets) - 1) // max(1, self.shape[0])
+        taken = [part for part in self._parts if part[0] >= begin * each and part[1] <= end * each]
+        lengths = np.concatenate([np.zeros(1, np.int64), *(part[3] for part in taken)])
+        values = np.concatenate([self.values[:0], *(part[2] for part in taken)])
+        return Ragged(values, np.cumsum(lengths), (end - begin, *self.shape[1:]), self.text)
+
     def reorder(self, items: Ints, lend: Lend) -> None:
         """Put the rows of ``items`` [n], numbers along the first axis, in their place of this order."""
         rows = self._some(np.arange(len(self.offsets) - 1).reshape(self.shape)[items], lend)

@@ -56,7 +56,7 @@ class Field:
     Args:
         shape: shape of one step's value; for pixels one frame, without the stack. With ``None`` as its first axis,
             ``(None,)`` or ``(None, 768)``, each step's value has its own length, 0 included; ``str`` and ``bytes`` are
-            text of any length. Only for fields beside obs and action.
+            text of any length. Not for observations.
         dtype: a numpy boolean, integer or floating dtype; not given with ``str`` and ``bytes``.
         stack: number of consecutive frames that a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
@@ -319,10 +319,10 @@ class Spec:
                 raise ValueError(
                     f"Spec: {name} has every={field.every}; only fields beside obs and action may be sparse"
                 )
-            if field.ragged and (name in roots["obs"].ends or name in roots["action"].ends):
+            if field.ragged and name in roots["obs"].ends:
                 raise ValueError(
-                    f"Spec: {name} has rows of any length, {field.shape} {field.dtype}; only fields beside obs and "
-                    "action may: pad it to one length, or declare it beside them"
+                    f"Spec: {name} has rows of any length, {field.shape} {field.dtype}; observations may not: pad it "
+                    "to one length, or declare it beside them"
                 )
             if field.shared and (name in roots["obs"].ends or name in roots["action"].ends):
                 raise ValueError(

@@ -186,12 +186,11 @@ def checked_episode(
     Raises: ValueError, TypeError, KeyError.
     """
     given = step_values(spec, action, extra)
-    first = given[spec.action_names[0]]
-    count = len(first) if np.ndim(first) else 0
+    name = spec.action_names[0]
+    count = _count(spec, name, given[name])
     if not count:
-        raise ValueError(
-            f"add_episode: {spec.action_names[0]} {_told(np.asarray(first))}, expected [T, ...] of at least one step"
-        )
+        told = "no rows" if spec.fields[name].ragged else _told(np.asarray(given[name]))
+        raise ValueError(f"add_episode: {name} {told}, expected [T, ...] of at least one step")
     observed = {name: spec.fields[name].rows(name, value, count + 1) for name, value in spec.split_obs(obs).items()}
     rows = {name: values[:-1] for name, values in observed.items()}
     for name, value in given.items():
@@ -202,6 +201,13 @@ def checked_episode(
     if truncated is not None:
         flags[-1] |= TRUNCATED if _flags("truncated", truncated, None)[0] else 0
     return rows, flags, {name: values[-1:] for name, values in observed.items()}
+
+
+def _count(spec: Spec, name: str, value: Any) -> int:
+    """Return the number of rows of a field's value; 0 if it is none."""
+    if spec.fields[name].ragged:
+        return 0 if isinstance(value, (str, bytes)) or not hasattr(value, "__len__") else len(value)
+    return len(value) if np.ndim(value) else 0
 
 
 def checked_places(lanes: npt.ArrayLike, steps: npt.ArrayLike) -> tuple[Ints, Ints]:

@@ -150,10 +150,10 @@ def test_malformed_rows_of_a_message_are_refused(changed: dict[str, Any], why: s
     replay = sw.Store(spec, capacity=100).transitions()
     target = replay.source.lend(2)
     parts = {"values:text": np.frombuffer(b"ab", np.uint8), "lengths:text": np.array([0, 2])}
-    take_ragged(target, Frame(0, 0, {}, parts), replay.view, spec)
+    take_ragged(target, Frame(0, 0, {}, parts), spec)
     assert target.batch["text"].strings() == ["", "ab"]
     with pytest.raises(WireError, match=why):
-        take_ragged(target, Frame(0, 0, {}, parts | changed), replay.view, spec)
+        take_ragged(target, Frame(0, 0, {}, parts | changed), spec)
 
 
 BLOBS = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"), blob=sw.Field(bytes))

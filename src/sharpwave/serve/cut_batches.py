@@ -23,6 +23,7 @@ from sharpwave.spec import Field, Spec
 from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
 from sharpwave.views.layout import BatchTarget
+from sharpwave.views.step_views import AFTER
 from sharpwave.views.view import DividedView, View
 
 Bytes = npt.NDArray[np.uint8]
@@ -64,19 +65,19 @@ def written(target: BatchTarget, cutter: RowCutter, tables: Sequence[DictionaryT
     return parts
 
 
-def ragged_parts(target: BatchTarget, view: Any) -> dict[str, Part]:
+def ragged_parts(target: BatchTarget) -> dict[str, Part]:
     """Return the rows of any length of a batch's items, as parts of a message."""
     parts: dict[str, Part] = {}
-    for name in view.ragged:
-        values, lengths = target.batch.fields[name].taken()
+    for name, rows in target.ragged.items():
+        values, lengths = rows.taken()
         parts |= {f"values:{name}": values, f"lengths:{name}": _narrow(lengths)}
     return parts
 
 
-def take_ragged(target: BatchTarget, message: Frame, view: Any, spec: Spec) -> None:
+def take_ragged(target: BatchTarget, message: Frame, spec: Spec) -> None:
     """Take the rows of any length of a message over, which are checked as untrusted input.  Raises: WireError."""
-    for name in view.ragged:
-        rows, field = target.batch.fields[name], spec.fields[name]
+    for name, rows in target.ragged.items():
+        field = spec.fields[name.removesuffix(AFTER)]
         each = int(np.prod(rows.shape[1:], dtype=np.int64))
         values, lengths = message.parts.get(f"values:{name}"), message.parts.get(f"lengths:{name}")
         if not isinstance(values, np.ndarray) or not isinstance(lengths, np.ndarray) or not values.ndim:

@@ -278,8 +278,9 @@ class RemoteBatches:
         before = plan.target
         assert before is not None
         target = self._lend(plan)
-        later = before.batch.fields.keys() - target.batch.fields.keys()
-        for name in (*getattr(self._view, "ragged", ()), *later):  # which no shard writes to
+        for name, rows in target.ragged.items():  # which no shard writes to
+            vars(rows).update(vars(before.ragged[name]))
+        for name in before.batch.fields.keys() - target.batch.fields.keys():
             target.batch.fields[name] = before.batch.fields[name]
         for share in plan.came:
             target.part(share.begin, share.end).copy_from(before.part(share.begin, share.end))
@@ -307,7 +308,7 @@ class RemoteBatches:
                         part = target.part(share.begin, share.end)
                         if not (link.is_local and plan.shared):
                             read_into(part, reply, self._view, self.fields, self.numbers)
-                        take_ragged(part, reply, self._view, self._source.log.spec)
+                        take_ragged(part, reply, self._source.log.spec)
                         self._late.take(part, reply)
                 share.incarnation = link.incarnation
                 plan.came.append(share)

@@ -192,7 +192,7 @@ class Shard:
                 target.grow, target.late = room, late
                 source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
                 head, parts = late_parts(late)
-                return head, parts | ragged_parts(target, replay.view)
+                return head, parts | ragged_parts(target)
             pool = source.log.batches.pool
             if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
                 pool.trim()  # blocks of sizes that vary
@@ -202,7 +202,7 @@ class Shard:
             source.draw_into(target, 0.0, exact)
             head, parts = late_parts(late)
             parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
-            return head, parts | ragged_parts(target, replay.view)
+            return head, parts | ragged_parts(target)
 
     def _shared(self, client: Client, layout: BatchLayout, replay: Replay[Any], frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""

@@ -83,11 +83,17 @@ class Arrays:
             elif value is not None:
                 yield field.name, value
 
-    def map(self, function: Callable[[Any], Any]) -> Self:
-        """Return the batch with ``function`` applied to every array; of rows of any length to values and offsets."""
+    def map(self, function: Callable[[Any], Any], of_rows: Callable[[Ragged], Any] | None = None) -> Self:
+        """Return the batch with ``function`` applied to every array.
+
+        Args:
+            of_rows: applied to rows of any length; ``None``: ``function`` is applied to their values and offsets.
+        """
 
         def apply_to(leaf: Any) -> Any:
-            return leaf.map(function) if isinstance(leaf, Ragged) else function(leaf)
+            if isinstance(leaf, Ragged):
+                return leaf.map(function) if of_rows is None else of_rows(leaf)
+            return function(leaf)
 
         def apply(value: Any) -> Any:
             if value is None or isinstance(value, int):

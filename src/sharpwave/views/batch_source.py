@@ -331,8 +331,7 @@ class BatchSource:
             for array in (*target.columns.values(), target.draw.weights):
                 array[gone] = 0
             target.ids[gone] = -1
-            for name in getattr(self.view, "ragged", ()):
-                rows = target.batch.fields[name]
+            for rows in target.ragged.values():
                 rows.empty_rows(np.arange(len(rows.offsets) - 1).reshape(rows.shape)[gone].reshape(-1))
         return target.batch
 

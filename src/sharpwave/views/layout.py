@@ -14,6 +14,7 @@ import numpy.typing as npt
 from sharpwave.memory.arena import rounded
 from sharpwave.memory.batch_pool import Block, Root, block_size
 from sharpwave.native import core
+from sharpwave.ragged import Ragged
 from sharpwave.sampling.protocol import Draw
 from sharpwave.views.ids import tagged
 from sharpwave.views.late_rows import LateRows
@@ -29,8 +30,8 @@ ALIGNMENT = 64
 MAX_DTYPE_BYTES = (1 << 31) - ALIGNMENT
 """numpy's limit for the itemsize of a structured dtype, less the padding for alignment."""
 WHOLE = "whole"
-Arrays = Mapping[str | tuple[str, str], npt.NDArray[Any]]
-"""Arrays of a batch, by name, or by name and part where a column has parts."""
+Arrays = Mapping[str | tuple[str, str], Any]
+"""Arrays of a batch, by name, or by name and part where a column has parts; and rows of any length, by name."""
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,7 @@ class BatchTarget:
         blocks, filling: the batch's memory, and its columns there, for fillers of the core; ``None``: they have none.
         grow: called with the bytes that the rows of a ragged field take; may raise, which undoes the draw.
         late: reads the values of columns added later, which are in no column then; ``None``: nothing does.
+        ragged: the batch's rows of any length, by name as ``StepView.no_rows`` has them.
     """
 
     batch: Any
@@ -116,6 +118,7 @@ class BatchTarget:
     filling: core.Filling | None = None
     grow: Callable[[int], None] | None = None
     late: LateRows | None = None
+    ragged: Mapping[str, Ragged] = dataclasses.field(default_factory=dict)
 
     def part(self, begin: int, end: int) -> BatchTarget:
         """Return the items ``begin <= i < end``, in the same memory but for the scratch."""
@@ -123,13 +126,15 @@ class BatchTarget:
         columns = {name: array[some] for name, array in self.columns.items()}
         scratch = np.empty((len(self.rows), end - begin), np.int64)
         draw, ids = self.draw.part(begin, end), self.ids[some]
-        memory = self.cutter, self.begin + begin, self.blocks, self.filling, self.grow, self.late
+        memory = self.cutter, self.begin + begin, self.blocks, self.filling, self.grow, self.late, self.ragged
         return BatchTarget(self.batch, draw, ids, columns, scratch, list(scratch), *memory)
 
     def own_batch(self) -> Any:
         """Return the batch of its items alone."""
-        own = slice(self.begin, self.begin + len(self.ids))
-        return self.batch if len(self.batch) == len(self.ids) else self.batch.map(lambda array: array[own])
+        begin, end = self.begin, self.begin + len(self.ids)
+        if len(self.batch) == len(self.ids):
+            return self.batch
+        return self.batch.map(lambda array: array[begin:end], lambda rows: rows.items(begin, end))
 
     def fill(self, view: Any, filler: core.Filler | None, begin: int) -> None:
         """Fill it, or cut its rows out, which begin with number ``begin``.
@@ -246,9 +251,10 @@ class BatchLayout:
         for number in range(1, len(lent)):
             columns = columns | self._over(lent[number][0], number)[3]
         assert self._work is not None
+        rows: dict[str, Ragged] = view.no_rows(self.size) if getattr(view, "ragged", ()) else {}
         if self.batches is None:
             arrays = self._arrays(roots, tag)
-            batch = view.batch(arrays)
+            batch = view.batch(arrays | rows)
             if self._used:  # a layout that is used once needs no more
                 self._places, like = (True, batch) if places_arrays(view) else (False, arrays)
                 self.batches = core.Layout(like, roots)
@@ -256,9 +262,20 @@ class BatchLayout:
             self._used = True
         else:
             made = self.batches.over(roots)
-            batch = made if self._places else view.batch(made)
+            batch = made if self._places else view.batch(made | rows if rows else made)
         return BatchTarget(
-            batch, draw, ids, columns, *self._work[2:], None, 0, [block for block, _ in lent], self.filling
+            batch,
+            draw,
+            ids,
+            columns,
+            *self._work[2:],
+            None,
+            0,
+            [block for block, _ in lent],
+            self.filling,
+            None,
+            None,
+            rows,
         )
 
     def _fill_at_once(

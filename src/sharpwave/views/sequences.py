@@ -11,12 +11,13 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer, is_number
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
+from sharpwave.ragged import Ragged
 from sharpwave.views import gather
 from sharpwave.views.batch import SequenceBatch
 from sharpwave.views.gather import PIECE_ROWS, Read, RowReader
 from sharpwave.views.layout import Arrays, BatchTarget, Column
 from sharpwave.views.replay import Replay
-from sharpwave.views.step_views import StepView, numbers
+from sharpwave.views.step_views import STEP, StepView, empty_rows, numbers
 from sharpwave.views.view import MAX_RUNS, fills_at_once
 
 if TYPE_CHECKING:
@@ -276,7 +277,11 @@ class Windows(StepView[SequenceBatch]):
                 reads.append(Read(name, number, steps[0], steps[1], steps[2], steps))
         return reads
 
-    def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
+    def no_rows(self, count: int) -> dict[str, Ragged]:
+        """Return empty rows of each column of windows."""
+        return {name: empty_rows(self._spec.fields[name], count, self._columns) for name in self.ragged}
+
+    def places(self, target: BatchTarget, part: str = STEP) -> tuple[Ints, Ints, Ints | None, int]:
         """Return the steps of the windows that ``locate`` found, one by one."""
         slot, newest, _, length, to = self._steps_read
         piece = np.repeat(np.arange(len(slot)), length)
@@ -315,7 +320,7 @@ class Windows(StepView[SequenceBatch]):
         return SequenceBatch(
             obs=self.joined(spec.join_obs, spec.obs_names, arrays, VALUE),
             action=self.joined(spec.join_action, spec.action_names, arrays, VALUE),
-            fields=self.further(arrays, VALUE, self._columns),
+            fields=self.further(arrays, VALUE),
             burn_in=self.burn_in,
             **numbers(arrays, (*NUMBERS, *PLACE)),
         )

@@ -32,7 +32,7 @@ ARRAY_BYTES = 160
 """Bytes of a numpy array and of its place in a dictionary, beside its values."""
 MAX_N_STEP = 1_000_000
 """Limit of ``n_step``: evicting a segment looks back so many steps."""
-HERE, NEXT, AFTER = "here", "next", ".."
+STEP, HERE, NEXT, AFTER = "step", "here", "next", ".."
 """Parts of a column: the value at a transition's first step, and the one after its last; where they do not overlap, the
 latter has a column of its own, named with this suffix, in which no name of a field ends: a dot in a key is escaped."""
 OF_FIELDS = {
@@ -115,7 +115,8 @@ class StepView(DividedView[B], Generic[B]):
         self, join: Callable[[Any], Any], names: Sequence[str], arrays: Arrays, part: str, suffix: str = ""
     ) -> Any:
         """Return an observation or action of a batch; ``None`` for parts that it does not have."""
-        found = {name: arrays.get((name + suffix, part)) for name in names}
+        found: dict[str, Any] = {name: arrays.get((name + suffix, part)) for name in names}
+        found |= {name: arrays[name + AFTER if part == NEXT else name] for name in names if name in self.ragged}
         return None if all(one is None for one in found.values()) else join(found)
 
     @property
@@ -158,46 +159,54 @@ class StepView(DividedView[B], Generic[B]):
         self.decode(target, reads, [readers[read.field] for read in reads])
         self.fill_apart(target)
 
-    def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
-        """Return where rows that are in no column are, after ``locate``: the slots and rows of steps [n], the rows of
-        the batch for them (``None``: in order), and how many rows an item has."""
+    def places(self, target: BatchTarget, part: str = STEP) -> tuple[Ints, Ints, Ints | None, int]:
+        """Return where rows that are in no column are, after ``locate``: their slots and their rows there [n], the rows
+        of the batch for them (``None``: in order), and how many rows an item has.
+
+        Args:
+            part: ``STEP``: values of steps; ``HERE``: of their observations; ``NEXT``: of those after them.
+        """
         raise NotImplementedError
 
     def fill_apart(self, target: BatchTarget) -> None:
         """Read what is in no column into the batch."""
-        if not self.ragged and target.late is None:
-            return
-        slot, row, places, each = self.places(target)
         if target.late is not None:
+            slot, row, places, each = self.places(target)
             target.late.read(target.begin, slot * self._log.stride + row, places, each)
-        readers, count = self._arrays.readers(), each * len(target.ids)
-        for number, name in enumerate(self._spec.fields):
-            if name in self.ragged:
-                reader: Any = readers[number]
-                values, found = reader.take(slot, row)
-                if target.grow is not None:
-                    target.grow(values.nbytes + found.nbytes)
-                lengths = found
-                if places is not None:
-                    lengths = np.zeros(count, np.int64)
-                    lengths[places] = found
-                target.batch.fields[name].take_part(target.begin * each, values, lengths, reader.lend)
+        if not target.ragged:
+            return
+        readers, numbers = self._arrays.readers(), {name: k for k, name in enumerate(self._spec.fields)}
+        found_places = dict[str, tuple[Ints, Ints, Ints | None, int]]()
+        for name, rows in target.ragged.items():
+            field_name = name.removesuffix(AFTER)
+            part = STEP if field_name not in self._spec.obs_names else HERE if field_name == name else NEXT
+            if part not in found_places:
+                found_places[part] = self.places(target, part)
+            slot, row, places, each = found_places[part]
+            reader: Any = readers[numbers[field_name]]
+            values, found = reader.take(slot, row)
+            if target.grow is not None:
+                target.grow(values.nbytes + found.nbytes)
+            lengths = found
+            if places is not None:
+                lengths = np.zeros(each * len(target.ids), np.int64)
+                lengths[places] = found
+            rows.take_part(target.begin * each, values, lengths, reader.lend)
 
-    def further(self, arrays: Arrays, part: str, *shape: int) -> dict[str, Any]:
-        """Return the further fields of a batch, ragged ones with ``shape`` rows an item, all empty."""
-        count, found = len(arrays["ids"]), dict[str, Any]()
-        for name in self._spec.extra_names:
-            if name in self.ragged:
-                found[name] = self.no_rows(name, count, *shape)
-            elif (name, part) in arrays:
-                found[name] = arrays[name, part]
-        return found
+    def further(self, arrays: Arrays, part: str) -> dict[str, Any]:
+        """Return the further fields of a batch."""
+        found = {name: arrays.get(name if name in self.ragged else (name, part)) for name in self._spec.extra_names}
+        return {name: values for name, values in found.items() if values is not None}
 
-    def no_rows(self, name: str, *shape: int) -> Ragged:
-        """Return empty rows of a ragged field, for ``take_part``."""
-        field = self._spec.fields[name]
-        empty = np.empty((0, *field.inner), field.np_dtype)
-        return Ragged(empty, np.zeros(int(np.prod(shape)) + 1, np.int64), shape, field.text)
+    def no_rows(self, count: int) -> dict[str, Ragged]:
+        """Return empty rows for ``take_part`` by the fields' names, of observations after a step with ``AFTER``."""
+        return {name: empty_rows(self._spec.fields[name], count) for name in self.ragged}
+
+
+def empty_rows(field: Field, *shape: int) -> Ragged:
+    """Return rows of a ragged field, all of them empty."""
+    empty = np.empty((0, *field.inner), field.np_dtype)
+    return Ragged(empty, np.zeros(int(np.prod(shape)) + 1, np.int64), shape, field.text)
 
 
 def numbers(arrays: Arrays, names: tuple[str, ...]) -> dict[str, Any]:
@@ -325,7 +334,7 @@ class NStep(StepView[Batch]):
                 reads.append(Read(name, number, next_slot, next_frame, next_first))
         return reads
 
-    def places(self, target: BatchTarget) -> tuple[Ints, Ints, Ints | None, int]:
+    def places(self, target: BatchTarget, part: str = STEP) -> tuple[Ints, Ints, Ints | None, int]:
         """Return the steps themselves."""
         return target.rows[0], target.rows[1], None, 1
 

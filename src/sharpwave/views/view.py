@@ -11,6 +11,7 @@ import numpy.typing as npt
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
     from sharpwave.native import core
+    from sharpwave.ragged import Ragged
     from sharpwave.views.gather import Read, RowReader
     from sharpwave.views.layout import Arrays, BatchTarget, Column
 
@@ -185,8 +186,12 @@ class DividedView(View[Batch_co], Protocol[Batch_co]):
     decode_rows: int = 0
     ragged: tuple[str, ...] = ()
 
+    def no_rows(self, count: int) -> dict[str, Ragged]:
+        """Return empty rows of any length for a batch of ``count`` items, by name."""
+        raise NotImplementedError
+
     def fill_apart(self, target: BatchTarget) -> None:
-        """Read what is in no column, after ``locate``: rows of the fields ``ragged``, and ``target.late``."""
+        """Read what is in no column, after ``locate``: ``target.ragged``, and ``target.late``."""
         raise NotImplementedError
 
     def locate(self, target: BatchTarget) -> list[Read]:

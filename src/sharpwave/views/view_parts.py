@@ -411,10 +411,10 @@ class Parts(Generic[B]):
                     f"batches, {rows.dtype} {list(rows.shape[1:])} in another; expected the same in each"
                 )
             rows[...] = there[name]
-        for name in getattr(lender.view, "ragged", ()):
-            values, lengths = sent.batch.fields[name].taken()
+        for name, one in part.ragged.items():
+            values, lengths = sent.ragged[name].taken()
             first = part.begin * (len(lengths) // max(1, len(sent.ids)))
-            part.batch.fields[name].take_part(first, values, lengths, lender.source.log.batches.lend_more)
+            one.take_part(first, values, lengths, lender.source.log.batches.lend_more)
 
     def _reorder_apart(self, choice: Choice, target: BatchTarget, items: Ints, places: Ints) -> None:
         """Move rows of any length, and columns that only clusters have, as the arrays of a batch."""
@@ -424,8 +424,8 @@ class Parts(Generic[B]):
                 target.batch.fields[name][places] = target.batch.fields[name][items]
         order = np.arange(len(choice.source))
         order[places] = items
-        for name in getattr(lender.view, "ragged", ()):
-            target.batch.fields[name].reorder(order, lender.source.log.batches.lend_more)
+        for rows in target.ragged.values():
+            rows.reorder(order, lender.source.log.batches.lend_more)
 
 
 def shares_of(given_shares: Sequence[Share], samples: int) -> npt.NDArray[np.float64]:
