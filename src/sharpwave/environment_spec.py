@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from sharpwave.observations import PADS, refuse_choices, stacking
-from sharpwave.spaces import stored_space, variable_parts
+from sharpwave.spaces import row_field, stored_space, variable_parts
 from sharpwave.spec import Field, Spec
 from sharpwave.teams import ACTION_MASK
 
@@ -20,11 +20,12 @@ def step_spec(env: Any, **extra: Field) -> Spec:
 
     Args:
         env: a Gymnasium environment or vector, whose observations and actions are arrays or numbers, or nested dicts
-            and tuples of them (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple); or a VecEnv of
-            Stable-Baselines3.
+            and tuples of them (Box, Discrete, MultiDiscrete, MultiBinary, Dict, Tuple), texts (Text), or sequences
+            of arrays (Sequence); or a VecEnv of Stable-Baselines3.
         extra: further fields; a field with the name of an info replaces it.
 
-    Parts of a dict or tuple that are text, or of varying length (Text, Sequence, Graph), are left out, with a
+    A Text becomes ``Field(str)``, a Sequence of arrays a field with rows of any length, an observed Graph a dict of
+    such: ``nodes``, ``edges`` and ``edge_links``. Parts of an observation that are other sequences are left out, with a
     warning that names them: a store has no field for them, and a tuple is stored without their places. ``Recorder``
     leaves them out too.
 
@@ -46,8 +47,8 @@ def step_spec(env: Any, **extra: Field) -> Spec:
         )
     size, padding = found[0] if usable else (0, "")
     infos = {name: _fields(f"info {name!r}", one, 0, "") for name, one in info_spaces(env).items()}
-    left_out = variable_parts(space)
-    stored = stored_space(space)
+    left_out = variable_parts(space, rows=True)
+    stored = stored_space(space, rows=True)
     if left_out and stored is space:
         raise ValueError(
             f"step_spec: env observes {', '.join(left_out)} only, which no field holds; "
@@ -82,6 +83,10 @@ def _fields(what: str, space: Any, size: int, padding: str) -> Any:
     stack frames, by its name.
     """
     refuse_choices(f"step_spec: env has {what}", space)
+    if isinstance(space, Field):
+        return space
+    if (rows := row_field(space)) is not None:
+        return rows
     inner = getattr(space, "spaces", None)
     if isinstance(inner, Mapping):
         return {

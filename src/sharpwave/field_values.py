@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -118,3 +119,16 @@ def _text(name: str, value: Any, text: Text) -> npt.NDArray[np.uint8]:
     if not isinstance(value, (bytes, bytearray, memoryview)):
         raise TypeError(f"{name}: got {value!r:.60}, expected bytes")
     return np.frombuffer(bytes(value), np.uint8)
+
+
+def copied_rows(what: str, values: Any) -> npt.NDArray[np.object_]:
+    """Copy rows of any length, one a lane, into an array that lanes can be chosen from.
+
+    Raises: ValueError: one text or value, instead of a sequence; ``what`` names it.
+    """
+    if isinstance(values, (str, bytes, bytearray)) or not hasattr(values, "__len__"):
+        raise ValueError(f"{what} is {values!r:.60}, expected a sequence with a row for each lane")
+    rows = np.empty(len(values), object)
+    for place, value in enumerate(values):
+        rows[place] = copy.deepcopy(value)
+    return rows

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from sharpwave.arguments import as_array
 from sharpwave.environment_kinds import is_vec_env, is_vector
+from sharpwave.field_values import copied_rows
 from sharpwave.spaces import stored_space, stored_values, variable_parts
 from sharpwave.spec import Field, Spec
 
@@ -57,7 +58,7 @@ class Observations:
         self.spec, self.vector = spec, is_vector(env)
         single = self.vector and not is_vec_env(env)
         space = getattr(env, "single_observation_space" if single else "observation_space", None)
-        self._varying = space if variable_parts(space) else None
+        self._varying, self._rows = (space if variable_parts(space) else None), bool(spec.ragged_obs)
         self._parts = [self._part(env, name, one) for name, one in self._spaces(space).items()]
         self.stacked = any(part.stacked for part in self._parts)
 
@@ -127,7 +128,8 @@ class Observations:
     def _spaces(self, space: Any) -> dict[str, Any]:
         if space is None:
             return dict.fromkeys(self.spec.obs_names)
-        inner = getattr(space, "spaces", None)
+        stored = stored_space(space, self._rows)
+        inner = getattr(stored, "spaces", None)
         if self.spec.array_obs and isinstance(inner, Mapping):
             raise ValueError(
                 f"Recorder: the environment observes a dict, the spec declares one field; declare "
@@ -141,11 +143,13 @@ class Observations:
                 else f"tuple of the spec's {len(declared)} parts"
             )
             raise ValueError(f"Recorder: the environment observes {space}, expected a {parts}")
-        return self.spec.split_space(stored_space(space), "Recorder: the environment's observation")
+        return self.spec.split_space(stored, "Recorder: the environment's observation")
 
     def _part(self, env: Any, name: str, space: Any) -> _Part:
         field = self.spec.fields[name]
         refuse_choices(f"Recorder: {name} is", space)
+        if field.ragged:
+            return _Part(name, field, None)
         inner = getattr(space, "spaces", None)
         shape: tuple[int, ...] | None = getattr(space, "shape", None)
         parts = 0
@@ -200,9 +204,13 @@ class Observations:
 
     def _arrays(self, obs: Any, batched: bool) -> Iterator[tuple[str, _Part, npt.NDArray[Any]]]:
         """Yield the observations' arrays by field, with one leading axis, which ``batched`` ones have already."""
-        split = self.spec.split_obs(obs if self._varying is None else stored_values(self._varying, obs))
+        stored = obs if self._varying is None else stored_values(self._varying, obs, self._rows)
+        split = self.spec.split_obs(stored)
         for part in self._parts:
             value = split[part.name]
+            if part.field.ragged:
+                yield part.name, part, copied_rows(f"Recorder: {part.name}", value if batched else [value])
+                continue
             if part.parts and batched:
                 array = np.stack([np.asarray(one) for one in value], axis=1)
             else:

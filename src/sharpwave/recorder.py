@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 from collections.abc import Callable
 from typing import Any, NoReturn
 
@@ -14,6 +13,7 @@ from sharpwave.arguments import as_array, is_integer
 from sharpwave.environment_kinds import Result, framework_wrapper, is_vector, kind_of, steps_in_halves, wrapper_class
 from sharpwave.environment_spec import info_spaces
 from sharpwave.errors import not_to_be_copied
+from sharpwave.field_values import copied_rows
 from sharpwave.nesting import map_leaves
 from sharpwave.observations import Frames, Observations
 from sharpwave.sampling.limiters import check_timeout
@@ -334,7 +334,7 @@ class Recorder:
         values = {}
         for name, value in given.items():
             if name in self._ragged:
-                copied = _rows(name, value if self._vector else [value])
+                copied = copied_rows(f"Recorder.step: {name}", value if self._vector else [value])
             else:
                 copied = np.array(as_array(name, value))
                 copied = copied if self._vector else copied[None]
@@ -535,16 +535,3 @@ class Recorder:
 def _of_lanes(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Return values with an axis of lanes, which a single environment's values lack."""
     return values if values.ndim else values[None]
-
-
-def _rows(name: str, values: Any) -> npt.NDArray[np.object_]:
-    """Copy rows of any length, one a lane, into an array that lanes can be chosen from.
-
-    Raises: ValueError: one text or value, instead of a sequence.
-    """
-    if isinstance(values, (str, bytes, bytearray)) or not hasattr(values, "__len__"):
-        raise ValueError(f"Recorder.step: {name} is {values!r:.60}, expected a sequence with a row for each lane")
-    rows = np.empty(len(values), object)
-    for place, value in enumerate(values):
-        rows[place] = copy.deepcopy(value)
-    return rows

@@ -56,7 +56,7 @@ class Field:
     Args:
         shape: shape of one step's value; for pixels one frame, without the stack. With ``None`` as its first axis,
             ``(None,)`` or ``(None, 768)``, each step's value has its own length, 0 included; ``str`` and ``bytes`` are
-            text of any length. Not for observations.
+            text of any length.
         dtype: a numpy boolean, integer or floating dtype; not given with ``str`` and ``bytes``.
         stack: number of consecutive frames that a batch carries on an axis before ``shape``; ``None``: no such axis.
             Only for observations.
@@ -319,11 +319,6 @@ class Spec:
                 raise ValueError(
                     f"Spec: {name} has every={field.every}; only fields beside obs and action may be sparse"
                 )
-            if field.ragged and name in roots["obs"].ends:
-                raise ValueError(
-                    f"Spec: {name} has rows of any length, {field.shape} {field.dtype}; observations may not: pad it "
-                    "to one length, or declare it beside them"
-                )
             if field.shared and (name in roots["obs"].ends or name in roots["action"].ends):
                 raise ValueError(
                     f"Spec: {name} has shared=True; only fields beside obs and action may share values: declare it "
@@ -378,6 +373,24 @@ class Spec:
     def columns(self) -> dict[str, Field]:
         """What a segment's columns have, by the field's name (``Field.column``)."""
         return {name: field.column for name, field in self.fields.items()}
+
+    @cached_property
+    def kinds(self) -> dict[str, Kind]:
+        """Kinds of the rows of ragged columns, by the field's name.
+
+        A segment has room for three rows of an observation: the one of a step, the one after it, and one that the step
+        was to have, but had not.
+        """
+        found = {name: column.kind for name, column in self.columns.items() if column.ragged}
+        for name in found.keys() & set(self.obs_names):
+            kind = found[name]
+            found[name] = kind._replace(room_bytes=max(kind.room_bytes, 3 * kind.most_items * kind.item_bytes))
+        return found
+
+    @cached_property
+    def ragged_obs(self) -> tuple[str, ...]:
+        """Names of the observation's fields with rows of any length."""
+        return tuple(name for name in self.obs_names if self.fields[name].ragged)
 
     def check_fixed(self, what: str, cure: str) -> None:
         """Refuse fields with rows of any length.  Raises: ValueError: naming the first one, and the ``cure``."""

@@ -51,7 +51,8 @@ def final_frames(
     finals = {}
     for name, frames in last.items():
         dtype = np.result_type(*(found[row][name].dtype for row in there)) if there else frames.dtype
-        finals[name] = frames.astype(dtype) if absent.any() else np.zeros(frames.shape, dtype)
+        repeated = absent.any() or frames.dtype.kind == "O"  # rows of any length, which are all checked
+        finals[name] = frames.astype(dtype) if repeated else np.zeros(frames.shape, dtype)
         for row in there:
             finals[name][row] = found[row][name][0]
     return finals, absent

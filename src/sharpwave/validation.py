@@ -105,8 +105,7 @@ def checked_rows(
     extra: Mapping[str, npt.ArrayLike],
 ) -> tuple[npt.NDArray[np.int64], Steps]:
     """Return lane numbers int64 [rows], and ``checked_steps`` of one step for each lane."""
-    first = obs if spec.array_obs else next(iter(spec.split_obs(obs).values()))
-    count = len(first) if np.ndim(first) else 0
+    count = _count(spec, spec.obs_names[0], obs if spec.array_obs else next(iter(spec.split_obs(obs).values())))
     numbers = lane_numbers(lanes, count)
     steps = checked_steps(spec, count, obs, action, reward, terminated, truncated, final_obs, next_obs, extra)
     return numbers, steps
@@ -127,9 +126,10 @@ def checked_block(
     """Return lane numbers int64 [N], T, and ``checked_steps`` of T * N steps, time by time, from arrays [T, N, ...]."""
     times, count = np.shape(reward)
 
-    def merged(name: str, value: Any) -> Any:
+    def merged(name: str, value: Any, what: str = "") -> Any:
         if name in spec.ragged_names:
-            return _rows_of_block(name, value, times, count)
+            return _rows_of_block(what or name, value, times, count)
+        name = what or name
         array = as_array(name, value)
         if array.shape[:2] != (times, count):
             raise ValueError(
@@ -141,7 +141,8 @@ def checked_block(
     def observed(what: str, value: Any) -> Any:
         if value is None:
             return None
-        return spec.join_obs({name: merged(what + name[3:], one) for name, one in spec.split_obs(value, what).items()})
+        split = spec.split_obs(value, what).items()
+        return spec.join_obs({name: merged(name, one, what + name[3:]) for name, one in split})
 
     numbers = lane_numbers(lanes, count)
     steps = checked_steps(

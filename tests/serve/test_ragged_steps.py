@@ -13,6 +13,7 @@ from tests.serve.serving import Kind, served
 from tests.store.test_ragged_steps_machine import PARTS, check, joined, part_of
 
 ACTIONS = sw.Spec(obs=sw.Field((40,), "uint8"), action=PARTS)
+OBSERVATIONS = sw.Spec(obs=PARTS, action=PARTS)
 Numbers = dict[tuple[int, int], int]
 
 
@@ -52,7 +53,7 @@ def check_transitions(batch: Any, spec: sw.Spec, written: Numbers) -> None:
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])
-@pytest.mark.parametrize("spec", [ACTIONS], ids=["actions"])
+@pytest.mark.parametrize("spec", [ACTIONS, OBSERVATIONS], ids=["actions", "observations"])
 def test_clusters_draw_the_rows_of_their_stores(spec: sw.Spec, kind: Kind, tmp_path: Path) -> None:
     with served(2, tmp_path, kind, spec=spec) as there:
         local = sw.Store(spec, capacity=1000)
@@ -82,7 +83,7 @@ def test_clusters_draw_the_rows_of_their_stores(spec: sw.Spec, kind: Kind, tmp_p
                 check(batch.obs)
 
 
-@pytest.mark.parametrize("spec", [ACTIONS], ids=["actions"])
+@pytest.mark.parametrize("spec", [ACTIONS, OBSERVATIONS], ids=["actions", "observations"])
 def test_a_shard_lost_in_the_middle_costs_no_row(spec: sw.Spec, tmp_path: Path) -> None:
     with served(2, tmp_path, "unix", spec=spec) as there:
         for shard in range(2):

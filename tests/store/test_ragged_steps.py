@@ -14,6 +14,7 @@ import sharpwave as sw
 from tests.store.test_ragged_steps_machine import PARTS, check, joined, part_of
 
 ACTIONS = sw.Spec(obs=PARTS["number"], action=PARTS)
+OBSERVATIONS = sw.Spec(obs=PARTS, action=PARTS)
 
 
 def obs_of(spec: sw.Spec, number: int) -> Any:
@@ -47,7 +48,7 @@ def numbers_of(store: Any) -> list[list[int]]:
     return found
 
 
-SPECS = pytest.mark.parametrize("spec", [ACTIONS], ids=["actions"])
+SPECS = pytest.mark.parametrize("spec", [ACTIONS, OBSERVATIONS], ids=["actions", "observations"])
 
 
 @SPECS
@@ -261,3 +262,188 @@ def test_a_recorder_takes_actions_of_any_length(kind: str) -> None:
     recorder.reset()
     with pytest.raises((TypeError, ValueError), match="action"):
         recorder.step(3)
+
+
+@pytest.mark.parametrize("mode", [None, "NEXT_STEP", "SAME_STEP"])
+def test_environments_of_texts_are_recorded_with_their_true_final_observations(mode: str | None) -> None:
+    gym: Any = pytest.importorskip("gymnasium")
+
+    class Story(gym.Env):
+        """Observes the episode, the step and its last action as text, in one array of tokens as well."""
+
+        observation_space = gym.spaces.Dict(
+            text=gym.spaces.Text(99), tokens=gym.spaces.Sequence(gym.spaces.Discrete(99), stack=True)
+        )
+        action_space = gym.spaces.Text(20)
+        episodes = 0
+
+        def seen(self, action: str) -> Any:
+            tokens = np.array([self.episode, *range(self.number)], np.int64)
+            return {"text": f"{self.episode} {self.number} {action}", "tokens": tokens}, 1.0
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            Story.episodes += 1
+            self.episode, self.number = Story.episodes, 0
+            return self.seen("")[0], {}
+
+        def step(self, action: str) -> Any:
+            self.number += 1
+            return *self.seen(action), self.number == 3, False, {}
+
+    lanes = 1 if mode is None else 2
+    env: Any = Story()
+    if mode is not None:
+        env = gym.vector.SyncVectorEnv([Story] * lanes, autoreset_mode=gym.vector.AutoresetMode[mode])
+    spec = sw.step_spec(env)
+    assert spec.fields["action"] == sw.Field(str) == spec.fields["obs.text"]
+    assert spec.fields["obs.tokens"] == sw.Field((None,), "int64")
+    store = sw.Store(spec, capacity=500, segment_steps=5)
+    recorder = sw.Recorder(env, store)
+    recorder.reset()
+    for step in range(40):
+        actions = [f"a{step}" * (step % 3) + str(lane) for lane in range(lanes)]
+        result = recorder.step(actions[0] if mode is None else tuple(actions))
+        if mode is None and result[2]:
+            recorder.reset()
+    checked = 0
+    for one in store.episodes():
+        texts, tokens, actions = one.obs["text"].strings(), one.obs["tokens"], one.action.strings()
+        episode = texts[0].split()[0]
+        assert texts[0] == f"{episode} 0 " and (one.length == 3 or one.ended is None)
+        for number in range(1, len(texts)):
+            assert texts[number] == f"{episode} {number} {actions[number - 1]}"
+            assert tokens[number].tolist() == [int(episode), *range(number)]
+        checked += one.length
+    assert checked == len(store) >= 30 * lanes - 2
+
+
+def test_graphs_of_arrays_are_recorded_as_rows() -> None:
+    gym: Any = pytest.importorskip("gymnasium")
+
+    class Net(gym.Env):
+        observation_space = gym.spaces.Graph(gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(5))
+        action_space = gym.spaces.Discrete(2)
+
+        def seen(self) -> Any:
+            count, links = self.number + 1, np.array([[k, k + 1] for k in range(self.number)], np.int64)
+            nodes = np.full((count, 2), self.number / 10, np.float32)
+            edges = np.arange(self.number) if self.number else None
+            return gym.spaces.GraphInstance(nodes, edges, links if self.number else None)
+
+        def reset(self, *, seed: Any = None, options: Any = None) -> Any:
+            self.number = 0
+            return self.seen(), {}
+
+        def step(self, action: int) -> Any:
+            self.number += 1
+            return self.seen(), 0.0, self.number == 4, False, {}
+
+    env = Net()
+    store = sw.Store(sw.step_spec(env), capacity=100, segment_steps=4)
+    assert store.spec.fields["obs.edge_links"] == sw.Field((None, 2), "int64")
+    recorder = sw.Recorder(env, store)
+    for _ in range(3):
+        recorder.reset()
+        for _ in range(4):
+            recorder.step(1)
+    for one in store.episodes():
+        assert one.obs["nodes"].lengths.tolist() == [1, 2, 3, 4, 5]
+        assert one.obs["edges"].lengths.tolist() == one.obs["edge_links"].lengths.tolist() == [0, 1, 2, 3, 4]
+        assert one.obs["edge_links"][3].tolist() == [[0, 1], [1, 2], [2, 3]]
+
+
+def test_an_episode_is_broken_off_where_the_next_text_is_another() -> None:
+    store = sw.Store(sw.Spec(obs=sw.Field(str), action=sw.Field((), "int64")), capacity=100, segment_steps=3)
+    said = ["a", "b", "c", "", "", "other", "é", "é"]
+    for k, (obs, after) in enumerate(zip(said, [*said[1:5], "so", "é", "é", "end"], strict=True)):
+        store.append(obs=obs, action=k, reward=0, terminated=False, truncated=False, next_obs=after)
+    first, second = store.episodes()
+    assert first.obs.strings() == ["a", "b", "c", "", "", "so"] and first.ended == "truncated"
+    assert second.obs.strings() == ["other", "é", "é"] and second.ended is None
+    assert store.stats()["broken_episodes"] == 1
+
+
+@pytest.mark.parametrize("block", [False, True])
+def test_numbers_that_are_equal_by_value_do_not_break_an_episode(block: bool) -> None:
+    store = sw.Store(sw.Spec(obs=sw.Field((None,), "float32"), action=sw.Field((), "int64")), capacity=100)
+    after, again = np.array([0.0, np.nan, 2.0], np.float32), np.array([-0.0, np.nan, 2.0], np.float32)
+    obs, nexts = [[1.0], again, after, after], [after, after, after, [3.0]]
+    none = np.zeros(4, np.bool_)
+    if block:
+        store.extend(
+            obs=[[one] for one in obs], action=none[:, None] + 0, reward=none[:, None] + 0.0,
+            terminated=none[:, None], truncated=none[:, None], next_obs=[[one] for one in nexts],
+        )  # fmt: skip
+    else:
+        for one, following in zip(obs, nexts, strict=True):
+            store.append(obs=one, action=0, reward=0, terminated=False, truncated=False, next_obs=following)
+    (episode,) = store.episodes()
+    assert episode.length == 4 and store.stats()["broken_episodes"] == 0
+    assert np.signbit(episode.obs[1][0]) and not np.signbit(episode.obs[2][0])
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_rows_of_the_greatest_length_fit_everywhere(on_disk: bool, tmp_path: Path) -> None:
+    most = 1 << 20
+    spec = sw.Spec(obs=sw.Field(bytes, max_length=most), action=sw.Field(bytes, max_length=most))
+    where: dict[str, Any] = {"disk": tmp_path / "store"} if on_disk else {}
+    store = sw.Store(spec, capacity=60, segment_steps=4, **where)
+    rng = np.random.default_rng(0)
+    given = [rng.bytes(most - k % 2 if k % 5 else k) for k in range(26)]
+    for k in range(25):
+        known: dict[str, Any] = {"next_obs": given[k + 1]} if k % 3 == 0 else {}
+        final: dict[str, Any] = {"final_obs": given[0]} if k % 7 == 6 else {}
+        store.append(
+            obs=given[k], action=given[k + 1], reward=0, terminated=k % 7 == 6, truncated=False, **(final or known)
+        )
+    store.end_episode(0, given[3])
+    if on_disk:
+        store.close()
+        store = sw.Store.open(tmp_path / "store")
+        assert store.recovery is not None and not store.recovery.damages
+    rows = [row for one in store.episodes() for row in one.obs]
+    expected = list[bytes]()
+    for k in range(25):
+        expected += [given[k], given[0]] if k % 7 == 6 else [given[k]]
+    assert rows == [*expected, given[3]]
+    batch = store.transitions().sample(16)
+    for i, k in enumerate(batch.step.tolist()):
+        after = given[0] if k % 7 == 6 else given[3] if k == 24 else given[k + 1]
+        assert (batch.obs[i], batch.action[i], batch.next_obs[i]) == (given[k], given[k + 1], after)
+    with pytest.raises(ValueError, match=r"next_obs: row 0 has 1,048,577 bytes"):
+        store.append(obs=b"", action=b"", reward=0, terminated=False, truncated=False, next_obs=bytes(most + 1))
+    store.close()
+
+
+def test_wrong_observations_are_refused_by_name() -> None:
+    store = sw.Store(OBSERVATIONS, capacity=100)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"obs": part_of(9) | {"text": 3}}, "obs.text.*expected a str"),
+        ({"obs": part_of(9) | {"tokens": ([1], np.zeros((1, 3)))}}, "obs.tokens.1.*shape"),
+        ({"next_obs": part_of(9) | {"text": b"a"}}, "next_obs.text.*expected a str"),
+        ({"obs": {"number": 3, "text": ""}}, "obs"),
+    ]
+    for given, why in wrong:
+        step: dict[str, Any] = {"obs": part_of(1), "action": part_of(2), "reward": 0.0}
+        with pytest.raises((ValueError, TypeError, KeyError), match=why):
+            store.append(**step | given, terminated=False, truncated=False)
+    goals = {"achieved_goal": sw.Field(str), "desired_goal": sw.Field(str)}
+    texts = sw.Store(sw.Spec(obs=goals, action=sw.Field((), "int64")), capacity=100)
+    with pytest.raises(ValueError, match="relabel with achieved_goal of rows of any length"):
+        texts.transitions(relabel=sw.Future(reward_fn=lambda *_: 0))
+    with pytest.raises(ValueError, match="stack=4 of rows of any length"):
+        sw.Spec(obs=sw.Field(str, stack=4), action=sw.Field((), "int64"))
+    assert not len(store)
+
+
+def test_texts_beside_stacks_go_on_from_segment_to_segment() -> None:
+    obs = {"frame": sw.Field((2,), "uint8", stack=4), "text": sw.Field(str)}
+    store = sw.Store(sw.Spec(obs=obs, action=sw.Field((), "int64")), capacity=500, segment_steps=4)
+    for k in range(101):
+        ends: dict[str, Any] = {"final_obs": {"frame": [k + 1] * 2, "text": f"t{k + 1}"}} if k % 30 == 29 else {}
+        seen = {"frame": [k] * 2, "text": f"t{k}"}
+        store.append(obs=seen, action=k, reward=0, terminated=bool(ends), truncated=False, **ends)
+    for view in (store.transitions(), store.transitions(n_step=3, name="far")):
+        batch = view.sample(64)
+        for obs_of_batch in (batch.obs, batch.next_obs):
+            assert obs_of_batch["text"].strings() == [f"t{k}" for k in obs_of_batch["frame"][:, -1, 0].tolist()]

@@ -333,6 +333,16 @@ class ReservoirSteps(RaggedSteps):
     retention = sw.Reservoir
 
 
+class RaggedObservations(RaggedSteps):
+    spec = sw.Spec(obs=PARTS, action=PARTS)
+
+
+class ReservoirObservations(RaggedObservations):
+    retention = sw.Reservoir
+
+
 SETTINGS = settings(stateful_step_count=25, deadline=None)
 TestActions, TestActionsInAReservoir = RaggedSteps.TestCase, ReservoirSteps.TestCase
+TestObservations, TestObservationsInAReservoir = RaggedObservations.TestCase, ReservoirObservations.TestCase
 TestActions.settings = TestActionsInAReservoir.settings = SETTINGS
+TestObservations.settings = TestObservationsInAReservoir.settings = SETTINGS

@@ -270,15 +270,13 @@ class Mission(gym.Env[dict[str, Any], np.int64]):
 
 
 @pytest.mark.parametrize("mode", [None, "NEXT_STEP", "SAME_STEP"])
-def test_text_and_what_has_another_length_each_time_is_left_out_with_a_word(mode: str | None) -> None:
+def test_text_and_sequences_are_recorded(mode: str | None) -> None:
     env: Any = Mission()
     if mode is not None:
         env = gym.vector.SyncVectorEnv([Mission] * 2, autoreset_mode=gym.vector.AutoresetMode[mode])
-    with pytest.warns(
-        UserWarning, match=r"obs\['mission'\] \(Text\), obs\['inner'\]\['seen'\] \(Sequence\): .* not st"
-    ):
-        spec = step_spec(env)
-    assert sorted(spec.obs_names) == ["obs.image", "obs.inner.number"]
+    spec = step_spec(env)
+    assert spec.fields["obs.mission"] == sw.Field(str)
+    assert spec.fields["obs.inner.seen"] == sw.Field((None, 2), "float32")
     with sw.Store(spec, capacity=1000) as store:
         recorder = sw.Recorder(env, store)
         obs, _ = recorder.reset()
@@ -291,32 +289,41 @@ def test_text_and_what_has_another_length_each_time_is_left_out_with_a_word(mode
         assert len(batch) > 10
         np.testing.assert_array_equal(batch.next_obs["inner"]["number"], batch.obs["inner"]["number"] + 1)
         np.testing.assert_array_equal(batch.next_obs["image"][:, 0, 0], batch.obs["inner"]["number"] + 1)
+        for obs in (batch.obs, batch.next_obs):
+            assert obs["mission"].strings() == ["go " * number for number in obs["inner"]["number"].tolist()]
+            assert obs["inner"]["seen"].lengths.tolist() == obs["inner"]["number"].tolist()
         np.testing.assert_array_equal(batch.terminated, batch.obs["inner"]["number"] == 3)
 
 
+def pairs() -> Any:
+    """Return a space that no field holds."""
+    return gym.spaces.Sequence(gym.spaces.Tuple([gym.spaces.Discrete(3), gym.spaces.Discrete(3)]))
+
+
 class Said(Mission):
-    """The same as a tuple: a text, the picture, and a tuple with a sequence."""
+    """The same as a tuple: sequences of tuples, the picture, and a tuple with such a sequence."""
 
     observation_space: Any = gym.spaces.Tuple(
         [
-            gym.spaces.Text(30),
+            pairs(),
             gym.spaces.Box(0, 255, (3, 3), np.uint8),
-            gym.spaces.Tuple([gym.spaces.Sequence(gym.spaces.Discrete(3)), gym.spaces.Discrete(9)]),
-            gym.spaces.Dict(word=gym.spaces.Text(3)),
+            gym.spaces.Tuple([pairs(), gym.spaces.Discrete(9)]),
+            gym.spaces.Dict(word=pairs()),
         ]
     )
 
     def _obs(self) -> Any:
         said = super()._obs()
-        return said["mission"], said["image"], ((1,) * self.steps, said["inner"]["number"]), {"word": "go"}
+        some = ((np.int64(1), np.int64(2)),) * self.steps
+        return some, said["image"], (some, said["inner"]["number"]), {"word": some}
 
 
 @pytest.mark.parametrize("mode", [None, "NEXT_STEP", "SAME_STEP"])
-def test_a_tuple_is_stored_without_the_places_of_its_texts(mode: str | None) -> None:
+def test_a_tuple_is_stored_without_the_places_that_no_field_holds(mode: str | None) -> None:
     env: Any = Said()
     if mode is not None:
         env = gym.vector.SyncVectorEnv([Said] * 2, autoreset_mode=gym.vector.AutoresetMode[mode])
-    left_out = r"obs\[0\] \(Text\), obs\[2\]\[0\] \(Sequence\), obs\[3\]\['word'\] \(Text\): .* not stored"
+    left_out = r"obs\[0\] \(Sequence\), obs\[2\]\[0\] \(Sequence\), obs\[3\]\['word'\] \(Sequence\): .* not stored"
     with pytest.warns(UserWarning, match=left_out) as warned:
         spec = step_spec(env)
     assert len(warned) == 1 and spec.obs_names == ("obs.0", "obs.1.0")

@@ -22,7 +22,7 @@ def store(**settings: Any) -> sw.Store:
 
 def of_texts() -> gym.Env[Any, Any]:
     env = gym.make("CartPole-v1")
-    env.observation_space = gym.spaces.Tuple([gym.spaces.Text(8)])
+    env.observation_space = gym.spaces.Tuple([gym.spaces.Sequence(gym.spaces.Tuple([gym.spaces.Text(8)]))])
     return env
 
 
@@ -45,7 +45,7 @@ def of_texts() -> gym.Env[Any, Any]:
         (lambda: sw.Recorder(gym.make("CartPole-v1"), None), TypeError, "Recorder: store is None"),  # type: ignore[arg-type]
         (lambda: sw.Recorder(gym.make("CartPole-v1"), store(), first_lane=-1), ValueError, "Recorder: first_lane=-1"),
         (lambda: step_spec("CartPole-v1"), ValueError, "step_spec: env has observations None"),
-        (lambda: step_spec(of_texts()), ValueError, "step_spec: env observes obs[0] (Text) only"),
+        (lambda: step_spec(of_texts()), ValueError, "step_spec: env observes obs[0] (Sequence) only"),
     ],
 )
 def test_the_argument_is_named(

@@ -388,7 +388,7 @@ def check(
             if spec.columns.get(name) is not spec.fields.get(name) and column.dictionary:
                 raise DamagedError("keys of shared values, which take no dictionary")
             if field.ragged:
-                (ragged.verify if decode else ragged.check)(packed, field.kind)
+                (ragged.verify if decode else ragged.check)(packed, spec.kinds[name])
                 continue
             codec = by_number(column.codec)
             (codec.verify if decode else codec.check)(packed)
@@ -446,7 +446,7 @@ def unpack(
             _check_codec(field, column.codec)
             packed = Packed(payload, column.rows, size, shared, field.line_bytes)
             if field.ragged:
-                arrays[name] = ragged.decode(packed, field.kind, limit)
+                arrays[name] = ragged.decode(packed, spec.kinds[name], limit)
                 limit -= sum(row.nbytes for row in arrays[name])
                 continue
             rows = by_number(column.codec).decode(packed)

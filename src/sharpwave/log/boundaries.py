@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from sharpwave.errors import level_of_caller
 from sharpwave.log.open_segments import Lanes, Rows
-from sharpwave.log.same_values import compare
+from sharpwave.log.same_values import compare, equal_rows
 from sharpwave.native import core
 from sharpwave.spec import ENDED
 
@@ -109,6 +109,8 @@ class Boundaries(core.Boundaries):
         Raises: ValueError: if ``strict``; nothing was appended.
         """
         opened = self._opened
+        if opened.framed_values:  # how far does a text jump?
+            return
         where = opened.fields, opened.index.arrays, opened.arrays, opened.arena.memory
         while (found := self.find(*where, lanes, flags, rows, nexts)) is not None:
             self._say_found(*found)
@@ -124,7 +126,7 @@ class Boundaries(core.Boundaries):
         """
         opened, layout = self._opened, self._opened.layout
         names = [layout.names[c] for c in layout.obs_columns]
-        begin = 0 if finals is not None else flags.size
+        begin = 0 if finals is not None and not opened.framed_values else flags.size
         while begin < flags.size and (
             found := self.find_within(opened.fields, opened.arrays, lanes, flags, broken, rows, finals, begin)
         ):
@@ -147,8 +149,14 @@ class Boundaries(core.Boundaries):
         The former is [size] by column, the latter [1, *shape] by field.
         """
         names = self._opened.layout.names
-        pairs = ((one, observed[names[c]]) for c, one in known.items())
-        return not any(compare(one.view(row.dtype).reshape(row.shape), row)[1][0] for one, row in pairs)
+        for c, one in known.items():
+            row = observed[names[c]]
+            if row.dtype == object:
+                if not equal_rows(one, row[0])[1]:
+                    return False
+            elif compare(one.view(row.dtype).reshape(row.shape), row)[1][0]:
+                return False
+        return True
 
     def broke(self, lane: int, step: int, one_step: bool, nearly: bool) -> None:
         """Note that the lane's episode is about to be broken off before a step.

@@ -85,6 +85,8 @@ class OpenColumns:
             first = int(index.context[slot] + starts[-1] + np.count_nonzero(flags[: starts[-1]] & ENDED))
         keep = min(layout.spec.context, frames - first)
         found = {c: self.of(c, slot, frames)[frames - keep :].copy() for c in layout.obs_columns}
+        for c in found.keys() & set(layout.ragged_columns):
+            found[c][:] = 0  # no row: there is no stack of them
         for c, rows, every in self._sparse():
             if self.next_episode_step(slot) % every:
                 found[c] = self.of(c, slot, rows[slot])[-1:].copy()

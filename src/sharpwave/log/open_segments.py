@@ -17,7 +17,7 @@ from sharpwave.format.segment import FLAGS, SegmentColumn
 from sharpwave.format.segment_header import COLUMN_CHECKSUMS, Header, features_of
 from sharpwave.log.episode_annotations import EpisodeAnnotations
 from sharpwave.log.open_columns import OpenColumns, unshared_column
-from sharpwave.log.same_values import compare
+from sharpwave.log.same_values import compare, equal_rows
 from sharpwave.memory.arena import Arena
 from sharpwave.memory.segment_index import SegmentIndex
 from sharpwave.memory.segment_layout import SegmentLayout
@@ -58,7 +58,7 @@ class Lanes:
         watch: uint8 [lanes], lanes that ``Boundaries`` must check (``JUST_ENDED``). ``fresh``: int64 [lanes],
             episodes that began with another observation than the one before had ended with.
         annotations: of the episodes in open segments. ``columns``: their columns, read. ``sparse``: whether there
-            are sparse fields.
+            are sparse fields. ``framed_values``: columns of observations of any length.
         fields, arrays: the columns, and the arrays by lane, for the core.
     """
 
@@ -76,6 +76,7 @@ class Lanes:
         self.fresh = np.zeros(0, np.int64)
         self.annotations = EpisodeAnnotations()
         self.sparse = bool(layout.sparse_columns)
+        self.framed_values = [c for c in layout.obs_columns if c in layout.ragged_columns]
         self.columns = OpenColumns(layout, arena, index)
         self.staggered = True
         self.fields = core.Columns(
@@ -198,11 +199,14 @@ class Lanes:
             self.any_known = True
 
     def successor(self, lane: int) -> dict[int, Bytes] | None:
-        """Return a copy of the observation that the lane's next step must have, [size] by column; ``None``: unknown."""
+        """Return a copy of the observation that the lane's next step must have, [size] by column, of any length a row's
+        bytes; ``None``: unknown."""
         if not self.successor_known[lane]:
             return None
         slot = int(self.slots[lane])
-        return {c: self.columns.of(c, slot)[self.index.frames[slot]].copy() for c in self.layout.obs_columns}
+        frame = int(self.index.frames[slot])
+        found = {c: self.columns.of(c, slot)[frame].copy() for c in self.layout.obs_columns}
+        return found | {c: self.columns.values.row(c, slot, frame) for c in self.framed_values}
 
     def _open(self, lanes: Ints, slots: Ints, steps: Ints, staging: Ints) -> None:
         """Describe empty segments in ``slots`` [n], which nothing refers to yet."""
@@ -239,7 +243,10 @@ class Lanes:
         values, names = self.columns.values, self.columns.values.names
         values.release(slot)
         values.reserve_run(slot, arrays)
-        return values.put(np.full(len(arrays[names[0]]), slot), {name: arrays[name] for name in names})[0]
+        found: dict[str, npt.NDArray[Any]] = {}
+        for name in names:
+            found |= values.put(np.full(len(arrays[name]), slot), {name: arrays[name]})[0]
+        return found
 
     def pack(
         self, lane: int, slot: int, columns: Sequence[SegmentColumn], *, sealed: bool = True
@@ -312,20 +319,44 @@ class Lanes:
         Args:
             rows: observations of the coming steps by field [n, *shape].
         """
-        found = core.find_breaks(self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, rows)
+        given = rows
+        for c in self.framed_values:
+            name = self.layout.names[c]
+            given = {**given, name: self._successor_references(c, lanes, rows[name])}
+        found = core.find_breaks(self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, given)
         return [i for i in found if not self._equals_successor(int(lanes[i]), i, rows)]
 
     def _equals_successor(self, lane: int, i: int, rows: Rows) -> bool:
         """Return whether observation i of ``rows`` equals the lane's successor by value, which takes its bits then."""
         slot, known = int(self.slots[lane]), list[tuple[npt.NDArray[Any], npt.NDArray[Any]]]()
+        frame, replaced = int(self.index.frames[slot]), dict[int, npt.NDArray[Any]]()
         for c in self.layout.obs_columns:
             row = rows[self.layout.names[c]][i : i + 1]
-            known.append((self.columns.of(c, slot)[self.index.frames[slot]].view(row.dtype).reshape(row.shape), row))
+            if c in self.framed_values:
+                replaced[c] = row[0]
+                if not equal_rows(self.columns.values.row(c, slot, frame), row[0])[0]:
+                    return False
+                continue
+            known.append((self.columns.of(c, slot)[frame].view(row.dtype).reshape(row.shape), row))
             if compare(*known[-1])[0][0]:
                 return False
+        for c, one in replaced.items():
+            self.columns.of(c, slot)[frame] = self.columns.values.add(c, slot, one, frame).view(np.uint8)
         for there, row in known:
             there[...] = row
         return True
+
+    def _successor_references(self, c: int, lanes: Ints, rows: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+        """Return references [n] that equal those of the lanes' known successors where ``rows`` [n] do."""
+        found = np.zeros(len(lanes), np.uint64)
+        for i, lane in enumerate(lanes.tolist()):
+            if self.successor_known[lane]:
+                slot = int(self.slots[lane])
+                frame = int(self.index.frames[slot])
+                content = rows[i].reshape(-1).view(np.uint8)
+                reference = self.columns.of(c, slot)[frame].view(np.uint64)[0]
+                found[i] = reference if np.array_equal(self.columns.values.row(c, slot, frame), content) else ~reference
+        return found
 
     def write(self, lanes: Ints, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> None:
         """Append one step to each of ``lanes`` [n] (distinct), none of them full.
@@ -340,8 +371,13 @@ class Lanes:
             nexts: observations after the steps by field [n, *shape], read only for rows that did not end.
         """
         self.any_known |= nexts is not None  # first: a signal's handler may raise after the call
-        values = self.columns.values
-        given, before = values.put(self.slots[lanes], rows) if values else (rows, {})
+        values, before = self.columns.values, dict[tuple[int, int], int]()
+        given: Rows = rows
+        if values:
+            after, known = self.after(flags, rows, finals, nexts), self.successor_known[lanes]
+            given, following, before = values.put(self.slots[lanes], rows, after, known)
+            finals = None if finals is None else {**finals, **following}
+            nexts = None if nexts is None else {**nexts, **following}
         try:
             self.any_known = core.write_steps(
                 self.fields, self.index.arrays, self.arrays, self.arena.memory, lanes, flags, given, finals, nexts,
@@ -350,6 +386,21 @@ class Lanes:
         except BaseException:
             values.take_back(before)
             raise
+
+    def after(self, flags: Bytes, rows: Rows, finals: Rows | None, nexts: Rows | None) -> dict[str, npt.NDArray[Any]]:
+        """Return the observations of any length after steps, as ``write`` has them: by field [n], ``None`` where there
+        is none, or the step's own is repeated."""
+        found: dict[str, npt.NDArray[Any]] = {}
+        for c in self.framed_values:
+            name = self.layout.names[c]
+            following = np.full(len(flags), None, object)
+            for i, flag in enumerate(flags.tolist()):
+                source = (nexts if finals is None else finals) if flag & ENDED else nexts
+                if source is not None:
+                    following[i] = source[name][i]
+            if finals is not None or nexts is not None:
+                found[name] = following
+        return found
 
     def room(self, lane: int, max_rows: int) -> int:
         """Return how many steps of one episode fit into the lane's open segment before it must be sealed.
@@ -371,8 +422,12 @@ class Lanes:
 
         Cost: a copy.
         """
-        values = self.columns.values
-        given, before = values.put(np.full(len(flags), self.slots[lane]), rows) if values else (rows, {})
+        values, before = self.columns.values, dict[tuple[int, int], int]()
+        given: Rows = rows
+        if values:
+            after = {name: last_only(one, len(flags)) for name, one in (final or {}).items() if one.dtype == object}
+            given, following, before = values.put(np.full(len(flags), self.slots[lane]), rows, after)
+            final = None if final is None else {**final, **{name: one[-1:] for name, one in following.items()}}
         try:
             core.write_run(self.fields, self.index.arrays, self.arrays, self.arena.memory, lane, flags, given, final)
         except BaseException:
@@ -416,6 +471,8 @@ class Lanes:
             self.shares[lane] = SEALED_NEXT
         else:
             index.renew(slot)
+            if began:
+                self.columns.values.forget(slot)
 
     def begin_episode(self, lane: int) -> None:
         """Mark the lane's next step, the first of its open segment, as beginning an episode."""
@@ -423,13 +480,19 @@ class Lanes:
         self.index.begins[slot] = True
         self.index.context[slot] = self.index.frames[slot] = self.index.episode_step[slot] = 0
         self.index.sparse[:, slot] = 0
+        self.columns.values.forget(int(slot))
         self.successor_known[lane] = False
         self.forget_end(lane)
         self.annotations.keep_from(lane, int(self.steps[lane]))
 
     def _add_frame(self, lane: int, rows: Rows) -> None:
         """Append a frame, of one row by field, to the lane's open segment."""
-        core.add_frame(self.fields, self.index.arrays, self.arena.memory, int(self.slots[lane]), rows)
+        given, slot = dict(rows), int(self.slots[lane])
+        for c in self.framed_values:
+            name = self.layout.names[c]
+            row = rows[name][0] if rows[name].dtype == object else rows[name]
+            given[name] = self.columns.values.add(c, slot, row, int(self.index.frames[slot]))
+        core.add_frame(self.fields, self.index.arrays, self.arena.memory, slot, given)
 
     def ended(self, lane: int) -> bool:
         """Return whether the lane's next step begins an episode."""
@@ -437,6 +500,13 @@ class Lanes:
         if not (rows := index.rows.item(slot)):
             return bool(index.begins.item(slot))
         return bool(self.arena.memory.item(index.offset.item(FLAGS, slot) + rows - 1) & ENDED)
+
+
+def last_only(row: npt.NDArray[Any], count: int) -> npt.NDArray[Any]:
+    """Return rows of any length [count], of which only the last is there."""
+    rows = np.full(count, None, object)
+    rows[-1] = row[0]
+    return rows
 
 
 def first_shares(lanes: Ints) -> npt.NDArray[np.int32]:

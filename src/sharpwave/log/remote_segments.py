@@ -84,7 +84,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int], v
     try:
         sparse_rows = np.array([header.placed[c].rows for c in log.layout.sparse_columns], np.int32)
         log.make_room_for_steps(rows)
-        following = log.sealing.prepare_next(lane)
+        following, _ = log.sealing.prepare_next(lane)
         kept = log.admission.admits(slot)
         log.shared.hold(slot, values)
         if values:
@@ -206,8 +206,8 @@ def _unshared(packed: bytes, log: StepLog, dictionary: Callable[[int], bytes]) -
     """Return the same segment with raw columns, where a table has no place for its dictionaries."""
     header, arrays = segment.unpack(packed, log.spec, dictionary, limit=2 * log.layout.chunk_bytes)
     columns = [
-        ragged_column(RaggedRows.of(log.spec.columns[name].kind, rows))
-        if name in log.spec.columns and log.spec.columns[name].ragged
+        ragged_column(RaggedRows.of(log.spec.kinds[name], rows))
+        if name in log.spec.kinds
         else SegmentColumn(RAW, len(rows), np.ascontiguousarray(rows).tobytes())
         for name, rows in arrays.items()
     ]

@@ -22,6 +22,9 @@ def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArr
     NaN equals itself, and -0.0 equals 0.0. Rounding is at most ``TOLERANCE`` of the larger of both values, or of 16
     times the component's median in ``others``: small values computed from larger ones are off by as much.
     """
+    if some.dtype == object:  # rows of any length
+        pairs = np.array([equal_rows(*pair) for pair in zip(some, others, strict=True)], np.bool_).reshape(-1, 2)
+        return ~pairs[:, 0], ~pairs[:, 1]
     one, other = (x.reshape(len(x), -1) for x in (some, others))
     rows: npt.NDArray[np.bool_] = (one != other).any(axis=1)
     if one.dtype.kind != "f" or not rows.any():
@@ -36,6 +39,15 @@ def compare(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArr
         beyond[rows] = (differ & ~within).any(axis=1)
         rows[rows] = differ.any(axis=1)
     return rows, beyond
+
+
+def equal_rows(some: npt.NDArray[Any], other: npt.NDArray[Any]) -> tuple[bool, bool]:
+    """Return whether two rows of any length are equal, and whether they are up to rounding. ``some`` may be bytes."""
+    one, two = (x.reshape(-1).view(other.dtype) for x in (some, other))
+    if len(one) != len(two):
+        return False, False
+    unlike, beyond = compare(one[None], two[None])
+    return not unlike[0], not beyond[0]
 
 
 def _typical(values: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -112,19 +112,30 @@ class Sealing:
         """Evict the rows of the lane's open segment, though it is not sealed."""
         going_on = not self._opened.ended(lane)
         context = self._opened.columns.context_behind(int(self._opened.slots[lane])) if going_on else {}
-        successor = self._opened.successor(lane)
-        following = self.prepare_next(lane)
+        following, successor = self.prepare_next(lane, self._opened.successor(lane) if going_on else None)
         self.go_on(lane, following, False, context, going_on, successor)
 
-    def prepare_next(self, lane: int) -> int:
-        """Return a slot for the lane's next segment.  Raises: MemoryError; then none is taken."""
+    def prepare_next(
+        self, lane: int, successor: Mapping[int, Bytes] | None = None
+    ) -> tuple[int, Mapping[int, Bytes] | None]:
+        """Return a slot for the lane's next segment, and the ``successor`` for ``go_on``.
+
+        Args:
+            successor: observation of the next step, by column; of any length a row's bytes.
+
+        Raises: MemoryError; then no slot is taken.
+        """
         slot = self._admission.take_slot()
         try:
             self._opened.prepare(lane, slot)
+            return slot, None if successor is None else self._opened.columns.values.carry(slot, successor)
         except BaseException:
-            self._index.give_back(slot)
+            self._give_back(slot)
             raise
-        return slot
+
+    def _give_back(self, slot: int) -> None:
+        self._opened.columns.values.release(slot)
+        self._index.give_back(slot)
 
     def go_on(
         self,
@@ -161,23 +172,26 @@ class Sealing:
         going_on = not self._opened.ended(lane)
         context = self._opened.columns.context_behind(slot) if going_on else {}
         known = {c: np.ascontiguousarray(row).reshape(-1).view(np.uint8) for c, row in successor.items()}
+        values = self._opened.columns.values
+        used = values.used(slot)
         if going_on:
             self._opened.write_successor(lane, successor)
             self._inventory.changes += 1
-        following = -1
+        following, carried = -1, None
         try:
-            following = self.prepare_next(lane)
+            following, carried = self.prepare_next(lane, known if going_on else None)
             self._try_codecs(lane)
             kept = self.seal(lane, slot, following)
         except BaseException as error:  # out of memory, disk full, or an interrupt by the user
             if following < 0 or not self.drops_for(error):
                 index.frames[slot] -= going_on  # the successor was not appended after all
+                values.take_back(used)
                 if following >= 0:
-                    index.give_back(following)
+                    self._give_back(following)
                 raise
             kept = False
             self._inventory.dropped_steps += int(index.rows[slot])
-        self.go_on(lane, following, kept, context, going_on, known)
+        self.go_on(lane, following, kept, context, going_on, carried)
 
     def _try_codecs(self, lane: int) -> bool:
         """Take the outcome of a trial of codecs that is due before the lane's segment is sealed, or begin a later one.

@@ -170,6 +170,8 @@ def different(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> npt.NDArray[n
     found = np.zeros((times, lanes), np.bool_)
     if not some.size:
         return found
+    if some.dtype == object:  # rows of any length
+        return compare(some.reshape(-1), others.reshape(-1))[0].reshape(times, lanes)
     at_a_time = max(1, COMPARED_BYTES * times // some.nbytes)
     for begin in range(0, times, at_a_time):
         a, b = (np.ascontiguousarray(x[begin : begin + at_a_time]) for x in (some, others))

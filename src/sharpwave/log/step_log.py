@@ -366,7 +366,7 @@ class StepLog:
                 self.break_off(int(lanes[i]), {name: rows[name][i : i + 1] for name in self.spec.obs_names})
         self.make_room(lanes, lambda: rows, rows)
         values = opened.columns.values
-        if values and values.reserve(opened.slots[lanes], rows):
+        if values and values.reserve(opened.slots[lanes], rows, opened.after(flags, rows, finals, nexts)):
             self.admission.fit_memory()
         with self._sharing(opened.slots[lanes], rows) as given:
             opened.write(lanes, flags, given, finals, nexts)
@@ -437,7 +437,7 @@ class StepLog:
             count = min(count, values.fits(slot, {name: rows[name][:count] for name in values.names}))
         self.make_room_for_steps(count)
         part = {name: values[:count] for name, values in rows.items()}
-        if values and values.reserve_run(slot, part):
+        if values and values.reserve_run(slot, part, {} if final is None else final):
             self.admission.fit_memory()
         with self._sharing(np.full(count, slot), part) as given:
             opened.write_run(lane, flags[:count], given, final if count == len(flags) else None)

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from sharpwave.codecs.ragged import OVERHEAD_BYTES
 from sharpwave.format import segment
 from sharpwave.format.annotations import MAX_METADATA_BYTES
+from sharpwave.format.segment import FIRST_FIELD
 from sharpwave.memory.address_space import PAGE
 from sharpwave.memory.arena import ALIGNMENT, rounded
 from sharpwave.memory.segment_index import LEAF_MASK
@@ -140,17 +141,20 @@ def row_room(field: Field) -> int:
     return field.most_items * field.item_bytes if field.ragged else 0
 
 
-def value_room(field: Field, stride: int) -> int:
-    """Return the limit of the bytes of a ragged field's values in a segment; 0 for other fields."""
-    return min(field.room_bytes, stride * row_room(field))
+def value_room(spec: Spec, name: str, rows: int) -> int:
+    """Return the limit of the bytes of a ragged field's values in a segment, whose column has so many rows."""
+    return min(spec.kinds[name].room_bytes, rows * row_room(spec.fields[name]))
 
 
 def max_segment_bytes(spec: Spec, stride: int) -> int:
     """Return the limit of a segment's bytes, decoded, with the shared values that it refers to."""
     sizes = (1, 4, *(field.row_bytes for field in spec.columns.values()))
-    values = sum(value_room(field, stride) for field in spec.columns.values())
+    limits = column_limits(spec, stride)
+    values = sum(
+        value_room(spec, name, limits[c]) for c, name in enumerate(spec.fields, FIRST_FIELD) if name in spec.kinds
+    )
     values += stride * sum(spec.fields[name].kind.most_bytes for name in spec.shared_names)
-    return values + sum(rows * size for rows, size in zip(column_limits(spec, stride), sizes, strict=True))
+    return values + sum(rows * size for rows, size in zip(limits, sizes, strict=True))
 
 
 def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
@@ -162,9 +166,9 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
     limits = column_limits(spec, stride)
     starts = np.cumsum([0, *(rounded(n * int(size), 64) for n, size in zip(limits, sizes, strict=True))])
     overhead = segment.HEADER.size + 64 * len(names) + MAX_METADATA_BYTES
-    ragged = [name for name, column in spec.columns.items() if column.ragged]
-    rooms = tuple(value_room(spec.fields[name], stride) for name in ragged)
-    ragged_bytes = sum(rooms) + len(rooms) * (OVERHEAD_BYTES + 16 * stride)
+    ragged = [names.index(name) for name in spec.kinds]
+    rooms = tuple(value_room(spec, names[c], limits[c]) for c in ragged)
+    ragged_bytes = sum(rooms) + sum(OVERHEAD_BYTES + 16 * limits[c] for c in ragged)
     return SegmentLayout(
         spec=spec,
         stride=stride,
@@ -176,7 +180,7 @@ def layout_of(spec: Spec, stride: int, on_disk: bool) -> SegmentLayout:
         step_columns=[names.index(name) for name in spec.step_names if name not in spec.sparse_names],
         sparse_columns=[names.index(name) for name in spec.sparse_names],
         every=tuple(spec.fields[name].every or 1 for name in spec.sparse_names),
-        ragged_columns=[names.index(name) for name in ragged],
+        ragged_columns=ragged,
         rooms=rooms,
         shared_columns=[names.index(name) for name in spec.shared_names],
         column_starts=starts[:-1].astype(np.int64),

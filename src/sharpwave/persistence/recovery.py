@@ -268,9 +268,8 @@ class Adoption:
         columns: list[SegmentColumn] = []
         for name, size in zip(self.log.layout.names, self.log.layout.sizes.tolist(), strict=True):
             rows: np.ndarray[Any, Any] = arrays[name][: self._rows_left(name, header, flags[:steps], frames)]
-            field = self.log.spec.columns.get(name)
-            if field is not None and field.ragged:
-                columns.append(ragged_column(RaggedRows.of(field.kind, rows)))
+            if name in self.log.spec.kinds:
+                columns.append(ragged_column(RaggedRows.of(self.log.spec.kinds[name], rows)))
                 continue
             columns.append(unshared_column(np.ascontiguousarray(rows).reshape(-1).view(np.uint8).reshape(-1, size)))
         assert (FLAGS, REWARD, FIRST_FIELD) == (0, 1, 2)

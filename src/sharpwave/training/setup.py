@@ -95,6 +95,7 @@ def player(recipe: Recipe, env: Env, policy: Mapping[str, torch.Tensor]) -> Agen
 def step_spec(env: Env, agent: Agent) -> sw.Spec:
     """Return the spec of a stored step: the environment's fields and the agent's own."""
     spec = envs.step_spec(env)
+    spec.check_fixed("train: the environment", "wrap it so that it gives arrays of one shape")
     own = agent.step_fields()
     if not own:
         return spec

@@ -163,7 +163,8 @@ class Batch(Arrays):
         obs, next_obs: [B, stack, *shape] where the field has a stack, else [B, *shape]; in dicts and tuples, as the
             spec has them. ``next_obs`` is the observation after the last step that ``reward`` sums, the true final one
             where that step ended the episode.
-        action: [B, *shape]; in dicts and tuples, as the spec has them.
+        action: [B, *shape]; in dicts and tuples, as the spec has them. Observations and actions of any length are a
+            ``Ragged``.
         reward: float32 [B], the discounted sum of up to n rewards, clipped to float32's largest value.
         discount: float32 [B], ``gamma**n_used * (1 - terminated)``: factor of the value of ``next_obs``.
         weights: float32 [B], importance weights, 1 for uniform sampling.
@@ -211,7 +212,8 @@ class SequenceBatch(Arrays):
         obs: [B, T + n_step, *shape], or [B, T + n_step, stack, *shape] where the field has a stack; in dicts
             and tuples, as the spec has them. Each step's observation, then the observations that returns bootstrap
             from; after an episode's last step its true final one; zeros beyond.
-        action: [B, T, *shape]; in dicts and tuples, as the spec has them.
+        action: [B, T, *shape]; in dicts and tuples, as the spec has them. Observations and actions of any length are a
+            ``Ragged`` of shape (B, T + n_step) or (B, T).
         reward: float32 [B, T], n-step returns: the discounted sum of up to n rewards, as of ``Batch``.
         step_reward: float32 [B, T], of each step alone.
         discount: float32 [B, T], ``gamma**n_used * (1 - terminated)``: factor of the value of the observation in column

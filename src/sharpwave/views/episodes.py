@@ -175,14 +175,14 @@ class EpisodeReader:
 
     def read(self, name: str, first: int, count: int, *, final: bool = False) -> Any:
         """Decode a field of steps: [count, *shape]; with ``final`` also the observation after the last one. Of a ragged
-        field return a ``Ragged`` of count rows.
+        field return a ``Ragged`` of as many rows.
 
         Raises:
             KeyError: steps were evicted.  DamagedError: a segment cannot be read.  MemoryError: no room to read one.
         """
         kind = self.log.late.spec.fields[name]
         if kind.ragged:
-            return self._read_ragged(name, first, count)
+            return self._read_ragged(name, first, count, final)
         out = np.empty((count + final, *kind.shape), kind.np_dtype)
         data = out.reshape(-1).view(np.uint8).reshape(count + final, 1, kind.row_bytes)
         chunk = max(1, CHUNK_BYTES // kind.row_bytes)
@@ -202,7 +202,7 @@ class EpisodeReader:
             done += ready
         return out
 
-    def _read_ragged(self, name: str, first: int, count: int) -> Ragged:
+    def _read_ragged(self, name: str, first: int, count: int, final: bool) -> Ragged:
         """Decode a ragged field of steps, some at a time."""
         kind, parts, done = self.spec.fields[name], list[Ragged](), 0
         chunk = max(1, CHUNK_BYTES // kind.typical_bytes)
@@ -211,7 +211,8 @@ class EpisodeReader:
                 slots, rows = (places[done : done + chunk] for places in self._locate(first, count))
                 ready = self._ready(name, slots)
                 try:
-                    part = self._steps.read_rows(name, slots[:ready], rows[:ready])
+                    last = final and done + ready == count
+                    part = self._steps.read_rows(name, slots[:ready], rows[:ready], final=last)
                 except UndecodableError as error:
                     error.set_aside(self.log)
                     raise
@@ -334,12 +335,12 @@ class StoredEpisode:
         spec = self._reader.spec
         return spec.join_obs({name: self.observations(name) for name in spec.obs_names})
 
-    def observations(self, name: str) -> npt.NDArray[Any]:
-        """Return a field of ``obs`` by its flat name, such as "obs" or "obs.camera": [T + 1, *shape] or [T, *shape]."""
+    def observations(self, name: str) -> Any:
+        """Return a field of ``obs`` by its flat name, such as "obs" or "obs.camera": [T + 1, *shape] or [T, *shape];
+        one of any length as a ``Ragged``."""
         if name not in self._reader.spec.obs_names:
             raise KeyError(f"episode: {name!r}, expected a field of the observation: {self._reader.spec.obs_names}")
-        found: npt.NDArray[Any] = self._reader.read(name, *self._where, final=self.ended is not None)
-        return found
+        return self._reader.read(name, *self._where, final=self.ended is not None)
 
     @property
     def action(self) -> Any:
@@ -380,7 +381,8 @@ class StoredEpisode:
         total = np.cumsum(self.reward, dtype=np.float64)
         chart = line_chart({"return so far": list(enumerate(total.tolist()))}, "steps")
         some = max(1, self.length // MAX_PICTURES)
-        sheets = [contact_sheet(self.observations(name)[::some]) for name in self.spec.obs_names]
+        fixed = [name for name in self.spec.obs_names if not self.spec.fields[name].ragged]
+        sheets = [contact_sheet(self.observations(name)[::some]) for name in fixed]
         return titled(f"episode of {self.length:,} steps", *sheets, chart, table(("", ""), rows))
 
     def __getitem__(self, name: str) -> Any:

@@ -269,6 +269,11 @@ def _check_goals(goals: Goals, spec: Spec) -> None:
             f"transitions: relabel with {goals.achieved_goal} of {achieved.shape} {achieved.dtype} and "
             f"{goals.desired_goal} of {desired.shape} {desired.dtype}, expected the same: one takes the other's place"
         )
+    if achieved.ragged:
+        raise ValueError(
+            f"transitions: relabel with {goals.achieved_goal} of rows of any length, {achieved.shape} "
+            f"{achieved.dtype}, expected goals of one shape"
+        )
     if achieved.stack is not None or desired.stack is not None:
         raise ValueError(
             f"transitions: relabel with stacks of {goals.achieved_goal} or {goals.desired_goal}, expected fields "

@@ -258,7 +258,7 @@ class Windows(StepView[SequenceBatch]):
         steps = steps[:, : core.step_pieces(runs, count, self._columns, steps)].copy()
         reads, frames = [], dict[int, Ints]()
         if self.ragged or target.late is not None:
-            self._steps_read = steps
+            self._steps_read, self._steps_found = steps, count
         for number, name, field in self.fields():
             if name in self._spec.obs_names:
                 stack, window = field.frames, target.columns[name].shape[1]
@@ -279,17 +279,26 @@ class Windows(StepView[SequenceBatch]):
 
     def no_rows(self, count: int) -> dict[str, Ragged]:
         """Return empty rows of each column of windows."""
-        return {name: empty_rows(self._spec.fields[name], count, self._columns) for name in self.ragged}
+        return {name: empty_rows(self._spec.fields[name], count, self._width(name)) for name in self.ragged}
+
+    def _width(self, name: str) -> int:
+        """Return the rows that a window has of a field without a stack."""
+        return self._columns + (self.n_step if name in self._spec.obs_names else 0)
 
     def places(self, target: BatchTarget, part: str = STEP) -> tuple[Ints, Ints, Ints | None, int]:
-        """Return the steps of the windows that ``locate`` found, one by one."""
-        slot, newest, _, length, to = self._steps_read
+        """Return the steps of the windows that ``locate`` found, one by one, or the observations."""
+        width, pieces = self._columns, self._steps_read
+        if part != STEP:
+            count = self._steps_found
+            width, pieces = self._columns + self.n_step, np.empty((PIECE_ROWS, count), np.int64)
+            core.frame_pieces(self._arrays.current(), self._runs, target.scratch, 1, width, 0, pieces)
+        slot, newest, _, length, to = pieces
         piece = np.repeat(np.arange(len(slot)), length)
         within = np.arange(len(piece)) - np.repeat(np.cumsum(length) - length, length)
         places = to[piece] + within
         order = np.argsort(places, kind="stable")
         row = newest[piece] - length[piece] + 1 + within
-        return slot[piece][order], row[order], places[order], self._columns
+        return slot[piece][order], row[order], places[order], width
 
     def decode(self, target: BatchTarget, reads: Sequence[Read], readers: Sequence[RowReader]) -> None:
         """Decode fields, spread stacks, and clear padding."""

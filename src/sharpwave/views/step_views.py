@@ -200,7 +200,8 @@ class StepView(DividedView[B], Generic[B]):
 
     def no_rows(self, count: int) -> dict[str, Ragged]:
         """Return empty rows for ``take_part`` by the fields' names, of observations after a step with ``AFTER``."""
-        return {name: empty_rows(self._spec.fields[name], count) for name in self.ragged}
+        after = [name + AFTER for name in self.ragged if name in self._spec.obs_names]
+        return {name: empty_rows(self._spec.fields[name.removesuffix(AFTER)], count) for name in (*self.ragged, *after)}
 
 
 def empty_rows(field: Field, *shape: int) -> Ragged:
@@ -335,8 +336,11 @@ class NStep(StepView[Batch]):
         return reads
 
     def places(self, target: BatchTarget, part: str = STEP) -> tuple[Ints, Ints, Ints | None, int]:
-        """Return the steps themselves."""
-        return target.rows[0], target.rows[1], None, 1
+        """Return the steps themselves, or their observations."""
+        slot, row, frame, _, next_slot, next_frame, _ = target.rows
+        if part == NEXT:
+            return next_slot, next_frame, None, 1
+        return slot, row if part == STEP else frame, None, 1
 
     def _locate(self, items: Ints, columns: Mapping[str, npt.NDArray[Any]], located: Ints) -> None:
         filled: list[Any] = [columns[name] for name in NUMBERS]

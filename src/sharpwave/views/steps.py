@@ -56,9 +56,16 @@ class Steps:
         before = int(index.previous[slot])
         return -1 if before < 0 or index.gap[before] else before
 
-    def read_rows(self, name: str, slots: Ints, rows: Ints) -> Ragged:
-        """Decode a field with rows of any length of the steps ``rows`` [n] of ``slots`` [n]."""
+    def read_rows(self, name: str, slots: Ints, rows: Ints, *, final: bool = False) -> Ragged:
+        """Decode a field with rows of any length of the steps ``rows`` [n] of ``slots`` [n].
+
+        With ``final`` the observation after the last step follows.
+        """
         reader: Any = self._arrays.readers()[list(self._log.spec.fields).index(name)]
+        if name in self._log.spec.obs_names:
+            newest, first = np.empty((2, len(rows)), np.int64)
+            core.frames_of(self._arrays.current(), slots, rows, newest, first)
+            slots, rows = (np.append(slots, slots[-1]), np.append(newest, newest[-1] + 1)) if final else (slots, newest)
         values, lengths = reader.take(slots, rows)
         return Ragged(values, np.concatenate([[0], np.cumsum(lengths)]), text=self._log.spec.fields[name].text)
 
