@@ -87,6 +87,7 @@ from sharpwave.views.episodes import (
     checked_lanes,
     checked_order,
     find,
+    find_again,
     ordered,
     step_ids,
     unfinished,
@@ -947,24 +948,26 @@ class Store:
             ValueError, TypeError: an invalid argument, an unfinished episode, or a store that must not change;
                 nothing was changed.  OSError: the disk is full or fails.  MemoryError: nothing was changed.
 
-        Cost: with a disk a flush, and a file of a bit a step; O(items) for each view.
+        Cost: by ``episodes=`` the steps of their segments, and these segments' items for each view; by ``where=`` all
+        steps. With a disk a flush, and a file of a bit a step held.
         """
         if (where is None) == (episodes is None):
             raise TypeError("delete: expected either where= or episodes=")
         with self._lock:
             self._log.check_writable("delete")
-            table = find(self._log, range(self._log.lanes))
-            table = table.some(~unfinished(self._log, table, self._writing.fed))
         reader = EpisodeReader(self._log, self._lock, self._life)
         if where is not None:
             from sharpwave.data.tables import matching  # pyarrow, which few programs have
 
+            with self._lock:
+                table = find(self._log, range(self._log.lanes))
+                table = table.some(~unfinished(self._log, table, self._writing.fed))
             chosen = table.some(matching(table, reader, where))
         else:
             chosen = self._given(episodes)
         with self._log.saving, self._lock:  # a checkpoint that has the deletion also requires readers that know it
             self._log.check_writable("delete")
-            table = find(self._log, range(self._log.lanes), with_totals=False)
+            table = find_again(self._log, chosen)
             running = unfinished(self._log, table, self._writing.fed)
             there = within(table, chosen)
             if episodes is not None and (there & running).any():
@@ -983,16 +986,16 @@ class Store:
         given = [episodes] if isinstance(episodes, StoredEpisode) else episodes
         if isinstance(given, str) or not isinstance(given, Iterable):
             raise TypeError(f"delete: episodes={episodes!r:.100}, expected episodes as episodes() gives them")
-        parts = list[tuple[int, int, int]]()
+        parts = list[tuple[int, int, int, int]]()
         for one in given:
             if not isinstance(one, StoredEpisode):
                 raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
             if one._reader.log is not self._log:
                 raise ValueError(f"delete: {one!r:.200} is of another store, or of this one before it was opened again")
-            parts.append((one.lane, one.first_step, one.length))
-        lane, first, length = np.array(parts, np.int64).reshape(-1, 3).T
+            parts.append((one.lane, one.first_step, one.length, one._first_id))
+        lane, first, length, id_ = np.array(parts, np.int64).reshape(-1, 4).T
         none = np.zeros(len(parts))
-        return Table(lane, first, length, none, none.astype(np.uint8), none.astype(np.bool_), np.zeros_like(lane))
+        return Table(lane, first, length, none, none.astype(np.uint8), none.astype(np.bool_), id_)
 
     def _require_deleted(self) -> None:
         disk, writer = self._log.disk, self._log.late.writer

@@ -24,7 +24,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
     sealed_steps = int(index.rows[sealed].sum())
     found = {
         "steps": log.steps,
-        "deleted_steps": log.late.deleted_steps,
+        "deleted_steps": log.deleted_steps,
         "total_steps": inventory.total_steps,
         "evicted_steps": inventory.evicted_steps,
         "evicted_segments": inventory.evicted_segments,

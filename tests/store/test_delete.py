@@ -33,6 +33,7 @@ from sharpwave.offline import scan
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import Following, survey
 from sharpwave.persistence import opening
+from sharpwave.views import conditions, steps
 from tests.support.faults import killed, on
 from tests.support.faulty import CUTS, ERRORS, KINDS, Died, Faulty
 
@@ -632,3 +633,90 @@ def test_a_query_reads_a_folder_again_whose_files_vanish(tmp_path: Path, monkeyp
     done = CliRunner().invoke(app, ["sql", str(tmp_path / "d"), "select count(*) n from steps", "--csv"])
     assert (done.exit_code, done.stdout.split()) == (0, ["n", "400"]), done.output
     store.close()
+
+
+@pytest.mark.parametrize("fed", [False, True])
+def test_no_part_of_a_running_episode_can_be_deleted(fed: bool) -> None:
+    """Also where others of its segments were evicted, between its first steps and its last."""
+    pytest.importorskip("duckdb")
+    store = made(None, capacity=80, retention=sw.Reservoir(seed=1))
+    add(store, 0, 20)
+    obs = np.zeros(2, np.float32)
+
+    target: Any = store
+    if fed:
+        take = lambda one: store.add_segment(one.packed, one.dictionaries)  # noqa: E731
+        target = sw.SegmentWriter(SPEC, 1, take, first_lane=1, segment_steps=8)
+    for k in range(200):
+        target.extend(
+            obs=obs[None], action=np.array([1000 + k]), reward=np.ones(1), terminated=[False], truncated=[False]
+        )
+    running = [one for one in store.episodes() if int(one.action[0]) >= 1000]
+    assert len(running) > 1
+    others = len(store) - sum(one.length for one in running)
+    assert store.delete(where="length between 0 and 1000000") == others
+    assert sum(one.length for one in running) == len(store)
+    for one in running:
+        with pytest.raises(ValueError, match="has not ended"):
+            store.delete(episodes=one)
+
+
+@pytest.mark.parametrize("disk", [False, True])
+def test_the_lowest_priority_is_by_steps_that_are_there(tmp_path: Path, disk: bool) -> None:
+    store = made(tmp_path / "d" if disk else None, capacity=160, segment_steps=16, retention=sw.LowestPriority())
+    view = store.transitions(sampler=sw.Prioritized(alpha=1))
+    add(store, 0, 15)
+    add(store, 20, 1)  # in one segment with the first
+    for first in range(100, 700, 100):
+        add(store, first, 16)
+    priority = {int(id_): 1.0 for id_ in view.sampleable_ids()}
+    priority |= {int(id_): 1.5 for id_ in store.episodes()[0].ids}
+    priority |= {int(id_): 9.0 for id_ in store.episodes()[1].ids}
+    view.update_priorities(np.array([*priority]), np.array([*priority.values()]))
+    store.delete(episodes=store.episodes()[0])
+    for first in range(1000, 1400, 100):
+        add(store, first, 16)
+    assert 20 in {int(one.action[0]) for one in store.episodes()}
+    store.close()
+
+
+def test_deleting_an_episode_looks_at_its_segments_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(None)
+    for first in range(0, 1000, 10):
+        add(store, first, 10)
+    views = [store.transitions(name="t"), store.sequences(4, burn_in=2, stride=2)]
+    episodes = list(store.episodes())
+    store.delete(episodes=episodes[10])
+    looked = list[int]()
+    flags, judged = steps.Steps.flags, conditions.Judge.deleted_of
+
+    def count_flags(self: Any, slot: int) -> Any:
+        looked.append(slot)
+        return flags(self, slot)
+
+    def count_items(self: Any, items: Any) -> Any:
+        assert len(items) <= 4 * 8
+        return judged(self, items)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(steps.Steps, "flags", count_flags)
+        patch.setattr(conditions.Judge, "deleted_of", count_items)
+        store.delete(episodes=episodes[50])
+        for view in views:
+            assert not set(range(500, 510)) & set(view.sample(200).action.ravel().tolist())
+    assert 0 < len(looked) < 10
+    assert seen(store) == [*range(100), *range(110, 500), *range(510, 1000)]
+
+
+def test_the_number_of_steps_counts_deleted_ones_through_evictions() -> None:
+    store = made(None, capacity=100)
+    view = store.transitions()
+    for first in range(0, 600, 5):
+        add(store, first)
+        if first % 20 == 0:
+            store.delete(episodes=store.episodes(order="newest")[0])
+        assert len(store) == sum(one.length for one in store.episodes())
+        assert store.stats()["deleted_steps"] == store._log.inventory.held_steps - len(store)
+        assert not {k for k in range(first + 5) if k % 20 < 5} & set(view.fetch(view.sampleable_ids()).action.tolist())
+    store.clear()
+    assert len(store) == 0

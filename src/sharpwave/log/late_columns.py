@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,6 +35,8 @@ WRITTEN = ".written"
 CHUNK_BYTES = 1 << 22
 """Bytes of a late column that are written to its files together."""
 MAX_NAME_CHARACTERS = 100
+RECENT = 64
+"""Number of last deletions whose slots are known; views that followed none of them look at all slots."""
 
 
 class ColumnWriter(Protocol):
@@ -82,6 +85,7 @@ class LateColumns(LogListener):
         room: returns the bytes that a column may take, without evicting steps.
         deleted: bool [leaves], whether a held step was deleted; ``None``: none ever was. ``deletions``: incremented
             with each deletion.
+        marked: slots that have deleted steps, or had. ``unsettled``: those among them that may have become free.
     """
 
     def __init__(self, spec: Spec, index: SegmentIndex) -> None:
@@ -93,6 +97,9 @@ class LateColumns(LogListener):
         self.room: Callable[[], float] = lambda: math.inf
         self.deleted: Bools | None = None
         self.deletions = 0
+        self.marked, self.unsettled = set[int](), set[int]()
+        self._recent = deque[Ints](maxlen=RECENT)  # slots of the last deletions
+        self._counted = ((0, 0), 0)
 
     @property
     def followers(self) -> list[core.Items]:
@@ -198,10 +205,20 @@ class LateColumns(LogListener):
 
     # deleted steps
 
-    @property
-    def deleted_steps(self) -> int:
-        """Number of steps that are held and deleted. Cost: O(slots), where any step was deleted."""
-        return 0 if self.deleted is None else int(np.count_nonzero(self.deleted))
+    def deleted_steps(self, evicted_steps: int) -> int:
+        """Return the number of steps that are held and deleted.
+
+        Args:
+            evicted_steps: the log's number; as long as it and the deletions stay, so does the result. Otherwise it
+                costs O(slots), where any step was deleted.
+        """
+        if self.deleted is None:
+            return 0
+        now, (then, count) = (self.deletions, evicted_steps), self._counted
+        if now != then:
+            count = int(np.count_nonzero(self.deleted[: self._index.highest * self._index.stride]))
+            self._counted = now, count
+        return count
 
     def expect_deletions(self) -> None:
         """Provide memory for marks of deleted steps.  Raises: MemoryError; then nothing changed."""
@@ -214,6 +231,17 @@ class LateColumns(LogListener):
         assert self.deleted is not None
         self.deleted[leaves] = True
         self.deletions += 1
+        slots = np.unique(leaves // self._index.stride)
+        self._recent.append(slots)
+        self.marked.update(slots.tolist())
+        self.unsettled.update(slots.tolist())
+
+    def slots_deleted_since(self, deletions: int) -> Ints | None:
+        """Return the slots in which steps were deleted since that number of deletions; ``None``: any."""
+        count = self.deletions - deletions
+        if not 0 < count <= len(self._recent):
+            return None
+        return np.unique(np.concatenate([*self._recent][-count:]))
 
     def is_deleted(self, leaves: Ints) -> Bools:
         """Return whether each step was deleted: bool [n]."""

@@ -208,7 +208,12 @@ class StepLog:
     @property
     def steps(self) -> int:
         """Number of held steps that were not deleted, open segments included."""
-        return self.inventory.held_steps - self.late.deleted_steps
+        return self.inventory.held_steps - self.deleted_steps
+
+    @property
+    def deleted_steps(self) -> int:
+        """Number of steps that were deleted, and are in segments with others."""
+        return self.late.deleted_steps(self.inventory.evicted_steps)
 
     def max_rows(self, lanes: int) -> int:
         """Return the steps at which a segment is sealed: the stride, or fewer where open segments would fill

@@ -46,12 +46,15 @@ def delete(log: StepLog, ids: Ints, describe: Callable[[], None]) -> int:
 
 def free_deleted(log: StepLog) -> None:
     """Evict sealed segments all of whose steps are deleted. Others keep theirs until they are evicted."""
-    index, deleted = log.index, log.late.deleted
-    if deleted is None:
+    index, late = log.index, log.late
+    if late.deleted is None:
         return
-    counts = np.count_nonzero(deleted[: index.highest * index.stride].reshape(-1, index.stride), axis=1)
-    rows = index.rows[: index.highest]
-    for slot in np.flatnonzero((counts == rows) & (rows > 0) & (index.sealed[: index.highest] > 0)).tolist():
-        log.admission.evict_one(slot)
+    for slot in sorted(late.unsettled):
+        first, rows = slot * index.stride, int(index.rows[slot])
+        if rows and not index.sealed[slot]:
+            continue  # until it is sealed
+        if rows and late.deleted[first : first + rows].all():
+            log.admission.evict_one(slot)
+        late.unsettled.discard(slot)
     if log.disk is not None:
         log.disk.try_note()

@@ -29,6 +29,7 @@ Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
 Bools = npt.NDArray[np.bool_]
 Undo = Callable[[], None]
+NO_ITEMS = np.empty(0, np.int64)
 
 
 class Items(core.Items):
@@ -72,13 +73,14 @@ class Items(core.Items):
         self._in_core = uses is None and draws_by_tree(sampler) and view.lost_by() is not None
         self.sampling: core.Sampling | None = None
         self.kept: Any = None
-        self.deletions = log.late.deletions
+        self.deletions, self._unchecked = log.late.deletions, log.late.deleted is not None
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
         if self.seen == self._log.inventory.changes:
             return
         if self.deletions != self._log.late.deletions:
+            self._unchecked = True  # items may be found of steps that came and were deleted since the last call
             self._refuse_deleted()
         self._insert_found()
         found = MAX_RUNS
@@ -88,6 +90,7 @@ class Items(core.Items):
             if found:
                 self.found = runs
                 self._insert_found()
+        self._unchecked = False
         self.seen = self._log.inventory.changes
 
     def _insert_found(self) -> None:
@@ -139,6 +142,11 @@ class Items(core.Items):
     def _refused(self, runs: Ints) -> Ints:
         """Judge items of ended episodes; return those that do not match.  Raises: MemoryError."""
         assert self.judge is not None
+        if self.judge.condition is None and not self._unchecked:  # no deletion since the last call: all match
+            stride = self._log.stride
+            for slot, begin, end in runs.T.tolist():
+                self.judge.judged[slot * stride + begin : slot * stride + end] = MATCHES
+            return NO_ITEMS
         items = _items_of(runs, self._log.stride)
         self.judge.judge(items)
         refused: Ints = items[self.judge.judged[items] == REFUSED]
@@ -146,8 +154,11 @@ class Items(core.Items):
 
     def _refuse_deleted(self) -> None:
         """Exclude the items of steps deleted since the last call.  Raises: MemoryError; a later call continues."""
-        stride, every = self._log.stride, np.flatnonzero(self.spans[:, 1])
-        items = _items_of(np.stack([every, *self.spans[every].T.astype(np.int64)]), stride)
+        stride, slots = self._log.stride, self._log.late.slots_deleted_since(self.deletions)
+        if self.judge is None or slots is None:
+            slots = np.arange(len(self.spans))
+        slots = slots[self.spans[slots, 1] > 0]
+        items = _items_of(np.stack([slots, *self.spans[slots].T.astype(np.int64)]), stride)
         if self.judge is None:
             judge = Judge(self._log, None, self._view)
             judge.judged[items] = MATCHES
@@ -349,7 +360,27 @@ class Items(core.Items):
             return None
         self.follow()
         known = self.spans[slots, 1] - self.spans[slots, 0]
-        return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), np.inf)
+        empty = np.inf if self.judge is None or not self._log.late.marked else self._without_deleted(slots, known)
+        return np.where(known > 0, self.sampler.masses(slots) / np.maximum(known, 1), empty)
+
+    def _without_deleted(self, slots: Ints, known: Int32s) -> npt.NDArray[np.float64]:
+        """Take items of deleted steps off the numbers ``known`` [n] in slots.
+
+        Returns the priorities of slots that have no items: 0 where all steps were deleted.
+        """
+        assert self.judge is not None
+        late, stride, places = (
+            self._log.late,
+            self._log.stride,
+            dict(zip(slots.tolist(), range(len(slots)), strict=True)),
+        )
+        empty = np.full(len(slots), np.inf)
+        for slot in late.marked & places.keys():
+            place, (begin, end), rows = places[slot], self.spans[slot].tolist(), int(self._log.index.rows[slot])
+            known[place] -= len(self.judge.deleted_of(np.arange(slot * stride + begin, slot * stride + end)))
+            if late.is_deleted(np.arange(slot * stride, slot * stride + rows)).all():
+                empty[place] = 0
+        return empty
 
     def binds(self) -> bool:
         """Bind the arrays by which the core drops a segment's items, as they are until the log grows; return whether it
