@@ -684,7 +684,7 @@ def test_deleting_an_episode_looks_at_its_segments_only(monkeypatch: pytest.Monk
     store = made(None)
     for first in range(0, 1000, 10):
         add(store, first, 10)
-    views = [store.transitions(name="t"), store.sequences(4, burn_in=2, stride=2)]
+    views: list[Any] = [store.transitions(name="t"), store.sequences(4, burn_in=2, stride=2)]
     episodes = list(store.episodes())
     store.delete(episodes=episodes[10])
     looked = list[int]()
@@ -720,3 +720,70 @@ def test_the_number_of_steps_counts_deleted_ones_through_evictions() -> None:
         assert not {k for k in range(first + 5) if k % 20 < 5} & set(view.fetch(view.sampleable_ids()).action.tolist())
     store.clear()
     assert len(store) == 0
+
+
+def taken(folder: Path) -> int:
+    return sum(path.stat().st_blocks * 512 for path in (folder / "regions").iterdir())
+
+
+def large(folder: Path) -> sw.Store:
+    """A store of 8 MiB that cannot be compressed: 250 episodes, a segment each."""
+    rng = np.random.default_rng(0)
+    spec = sw.Spec(obs=sw.Field((256,), "int64"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=100_000, disk=folder, segment_steps=16)
+    for k in range(250):
+        obs = rng.integers(0, 1 << 60, (17, 256))
+        store.add_episode(lane=0, obs=obs, action=np.full(16, k), reward=np.ones(16), terminated=True)
+    store.flush()
+    return store
+
+
+def test_files_shrink_with_a_deletion(tmp_path: Path) -> None:
+    store = large(tmp_path / "d")
+    before, kept = taken(tmp_path / "d"), [one.obs for one in store.episodes()[::10]]
+    gone = [one for k, one in enumerate(store.episodes()) if k % 10]
+    store.delete(episodes=gone)
+    assert taken(tmp_path / "d") < 0.25 * before
+    for again in range(2):
+        for one, obs in zip(store.episodes(), kept, strict=True):
+            assert np.array_equal(one.obs, obs), again
+        store.transitions(name=str(again)).sample(64)
+        store.close()
+        store = sw.Store.open(tmp_path / "d")
+        assert not store.recovery.damages  # type: ignore[union-attr]
+        assert taken(tmp_path / "d") < 0.25 * before
+    store.close()
+
+
+def test_files_of_a_version_are_not_copied(tmp_path: Path) -> None:
+    store = large(tmp_path / "d")
+    store.snapshot("v")
+    files = {path.name for path in (tmp_path / "d" / "regions").iterdir()}
+    store.delete(episodes=store.episodes()[20:])
+    left = {path.name: path.stat().st_nlink for path in (tmp_path / "d" / "regions").iterdir()}
+    assert {name for name, links in left.items() if links > 1} & files
+    assert taken(tmp_path / "d") < 10 << 20
+    with sw.Store.open(tmp_path / "d", version="v") as version:
+        assert len(version) == 4000
+    assert len(store) == 320
+    store.close()
+
+
+def test_a_full_disk_is_named_by_the_deletion(tmp_path: Path) -> None:
+    store = made(tmp_path / "d")
+    add(store, 0)
+    disk = store._log.disk
+    assert disk is not None
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    for name in ("pwrite", "replace"):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(disk.files, name, full)
+            with pytest.raises(OSError, match=r"delete: .*nothing was deleted.*clear\(\)") as caught:
+                store.delete(episodes=store.episodes())
+        assert caught.value.errno == errno.ENOSPC
+        assert seen(store) == [*range(5)]
+    assert store.delete(episodes=store.episodes()) == 5
+    store.close()

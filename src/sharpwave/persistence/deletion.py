@@ -6,15 +6,23 @@ that a crash leaves all steps of one deletion or none.
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.disk.disk_budget import MIN_COPY_BYTES
+from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.region_files import FULL
 from sharpwave.log.step_log import StepLog
 from sharpwave.persistence.snapshot import flush
 
 Ints = npt.NDArray[np.int64]
+
+MAX_COPIED_SHARE = 0.5
+"""Limit of the held share of a region that is copied so that its file can be deleted."""
 
 
 def delete(log: StepLog, ids: Ints, describe: Callable[[], None]) -> int:
@@ -27,6 +35,18 @@ def delete(log: StepLog, ids: Ints, describe: Callable[[], None]) -> int:
         OSError, MemoryError: nothing is deleted; but see ``ColumnFiles.write_deleted``.
     """
     log.sealing.settle()
+    try:
+        return _delete(log, ids, describe)
+    except OSError as error:
+        if log.disk is None or error.errno not in FULL:
+            raise
+        what = "nothing was deleted. Make room; clear() evicts all steps, also on a full disk"
+        raise OSError(
+            error.errno, f"delete: {log.disk.folder} could not be written to ({os.strerror(error.errno)}): {what}"
+        ) from error
+
+
+def _delete(log: StepLog, ids: Ints, describe: Callable[[], None]) -> int:
     if log.disk is not None:
         # First: a crash could give ids that are not on disk to other steps, and bring back evicted ones, whose marks
         # are in the file no more.
@@ -45,7 +65,8 @@ def delete(log: StepLog, ids: Ints, describe: Callable[[], None]) -> int:
 
 
 def free_deleted(log: StepLog) -> None:
-    """Evict sealed segments all of whose steps are deleted. Others keep theirs until they are evicted."""
+    """Evict sealed segments all of whose steps are deleted, and shrink files. Other segments keep theirs until they are
+    evicted."""
     index, late = log.index, log.late
     if late.deleted is None:
         return
@@ -58,3 +79,24 @@ def free_deleted(log: StepLog) -> None:
         late.unsettled.discard(slot)
     if log.disk is not None:
         log.disk.try_note()
+        _shrink_files(log, log.disk)
+
+
+def _shrink_files(log: StepLog, disk: DiskTier) -> None:
+    """Copy the held records of regions that are at least half free, and delete these.
+
+    So less is copied than becomes free. Files that a version or a checkpoint has, too, stay: deleting them frees
+    nothing. Errors are ignored: the next deletion or opening tries again.
+    """
+    assert log.compaction is not None
+    with contextlib.suppress(OSError):
+        newest = disk.regions.newest
+        if newest is not None and not newest.finished:
+            dead = newest.used - disk.budget.needed_bytes(newest.number)
+            if dead > max((1 - MAX_COPIED_SHARE) * newest.used, MIN_COPY_BYTES):
+                disk.regions.finish()
+        before = disk.regions.next_number
+        if disk.budget.emptiest(MAX_COPIED_SHARE) is not None:
+            linked = disk.linked()
+            while log.compaction.compact(MAX_COPIED_SHARE, linked, before):
+                pass

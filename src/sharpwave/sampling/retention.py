@@ -154,8 +154,8 @@ class LowestPriority:
     """Retention that evicts the segment of the lowest mean priority (``p^alpha``), of equal segments the oldest.
 
     By the priorities of the store's first view with ``Prioritized``; without one, it evicts the oldest. Steps that were
-    sampled ``max_times_sampled`` times count 0; a segment none of whose steps can be sampled yet is kept longest. Steps
-    whose n-step return reaches into an evicted segment can no longer be sampled.
+    sampled ``max_times_sampled`` times count 0, deleted steps not at all; a segment none of whose steps can be sampled
+    yet is kept longest. Steps whose n-step return reaches into an evicted segment can no longer be sampled.
     """
 
     in_order: ClassVar[bool] = False
