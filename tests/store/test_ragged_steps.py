@@ -93,6 +93,8 @@ def test_single_parts_are_sampled_and_fetched(spec: sw.Spec) -> None:
         assert batch.obs is None and batch.action["tokens"][0] is None
         for place in np.ndindex(*batch.action["number"].shape):
             assert batch.action["text"][place] == part_of(int(batch.action["number"][place]))["text"]
+        assert "action" in repr(replay.sample(2)) and "<table" in replay.sample(2)._repr_html_()
+    assert "<table" in store.episodes()[0]._repr_html_()
     ids = view.sampleable_ids()
     some = view.fetch(ids[::5], fields=("action.tokens.0",))
     whole = view.fetch(ids[::5])
@@ -163,6 +165,9 @@ def test_files_queries_and_exports_have_them(spec: sw.Spec, tmp_path: Path) -> N
     store.close()
     steps = query(survey(tmp_path / "store"), 'select "action.number", "action.text" from steps').to_pydict()
     assert steps["action.text"] == [part_of(number)["text"] for number in steps["action.number"]]
+    if not spec.array_obs:
+        steps = query(survey(tmp_path / "store"), 'select "obs.number", "obs.text" from steps').to_pydict()
+        assert steps["obs.text"] == [part_of(number)["text"] for number in steps["obs.number"]]
     for command in ("inspect", "verify"):
         said = subprocess.run(
             [sys.executable, "-m", "sharpwave.cli", command, str(tmp_path / "store")], capture_output=True, text=True

@@ -109,12 +109,12 @@ def _batch(pa: Any, schema: Any, found: Survey, names: list[str], episode: Episo
     ]
     arrays += [flags & START != 0, part.arrays["reward"][rows], flags & TERMINATED != 0, flags & TRUNCATED != 0]
     for name in names:
-        values = part.arrays[name]
+        values = part.arrays[name][part.frames[rows] if name in found.described.spec.obs_names else rows]
         if name in found.described.spec.ragged_names:
             field = found.described.spec.fields[name]
-            arrays.append(Ragged.of(values[rows].tolist(), np.empty((0, *field.inner), field.np_dtype), field.text))
+            arrays.append(Ragged.of(values.tolist(), np.empty((0, *field.inner), field.np_dtype), field.text))
             continue
-        arrays.append(values[part.frames[rows]] if name in found.described.spec.obs_names else values[rows])
+        arrays.append(values)
     columns = [arrow_values(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
     return pa.record_batch(columns, schema=schema)
 

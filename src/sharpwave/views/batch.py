@@ -63,7 +63,8 @@ class Arrays:
         return f"<{self._title}: {', '.join(f'{name} {described(value)}' for name, value in self._parts())}>"
 
     def _repr_html_(self) -> str:
-        sheets = [contact_sheet(value) for name, value in self._parts() if name.startswith("obs")]
+        seen = [value for name, value in self._parts() if name.startswith("obs") and not isinstance(value, Ragged)]
+        sheets = [contact_sheet(value) for value in seen]
         arrays = table(("", ""), ((name, described(value)) for name, value in self._parts()))
         return titled(self._title, *sheets, arrays)
 
