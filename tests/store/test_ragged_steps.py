@@ -390,7 +390,7 @@ def test_numbers_that_are_equal_by_value_do_not_break_an_episode(block: bool) ->
 @pytest.mark.parametrize("on_disk", [False, True])
 def test_rows_of_the_greatest_length_fit_everywhere(on_disk: bool, tmp_path: Path) -> None:
     most = 1 << 20
-    spec = sw.Spec(obs=sw.Field(bytes, max_length=most), action=sw.Field(bytes, max_length=most))
+    spec = sw.Spec(obs=sw.Field(bytes, max_length=most), action=sw.Field((), "int64"))
     where: dict[str, Any] = {"disk": tmp_path / "store"} if on_disk else {}
     store = sw.Store(spec, capacity=60, segment_steps=4, **where)
     rng = np.random.default_rng(0)
@@ -398,9 +398,7 @@ def test_rows_of_the_greatest_length_fit_everywhere(on_disk: bool, tmp_path: Pat
     for k in range(25):
         known: dict[str, Any] = {"next_obs": given[k + 1]} if k % 3 == 0 else {}
         final: dict[str, Any] = {"final_obs": given[0]} if k % 7 == 6 else {}
-        store.append(
-            obs=given[k], action=given[k + 1], reward=0, terminated=k % 7 == 6, truncated=False, **(final or known)
-        )
+        store.append(obs=given[k], action=k, reward=0, terminated=k % 7 == 6, truncated=False, **(final or known))
     store.end_episode(0, given[3])
     if on_disk:
         store.close()
@@ -414,9 +412,9 @@ def test_rows_of_the_greatest_length_fit_everywhere(on_disk: bool, tmp_path: Pat
     batch = store.transitions().sample(16)
     for i, k in enumerate(batch.step.tolist()):
         after = given[0] if k % 7 == 6 else given[3] if k == 24 else given[k + 1]
-        assert (batch.obs[i], batch.action[i], batch.next_obs[i]) == (given[k], given[k + 1], after)
+        assert (batch.obs[i], batch.action[i], batch.next_obs[i]) == (given[k], k, after)
     with pytest.raises(ValueError, match=r"next_obs: row 0 has 1,048,577 bytes"):
-        store.append(obs=b"", action=b"", reward=0, terminated=False, truncated=False, next_obs=bytes(most + 1))
+        store.append(obs=b"", action=0, reward=0, terminated=False, truncated=False, next_obs=bytes(most + 1))
     store.close()
 
 
