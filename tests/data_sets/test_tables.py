@@ -240,7 +240,7 @@ def test_names_that_conditions_share_with_nothing() -> None:
 @pytest.mark.parametrize("disk", [False, True])
 def test_annotations_of_all_times_are_in_the_table(disk: bool, tmp_path: Path) -> None:
     """Episodes of one step up to many segments, annotated before, while and after their steps are written; a later
-    value replaces an earlier one, in any order of episodes."""
+    value replaces an earlier one, and None removes it, in any order of episodes; so a folder's tables have them."""
     store = sw.Store(SPEC, capacity=4000, segment_steps=16, disk=tmp_path / "s" if disk else None)
     rng, told = np.random.default_rng(1), dict[tuple[int, int], dict[str, Any]]()
     zeros = np.zeros((3, 2, 3), np.float32)
@@ -251,6 +251,9 @@ def test_annotations_of_all_times_are_in_the_table(disk: bool, tmp_path: Path) -
                 said = {"grade": int(rng.integers(9)), f"by {rng.integers(3)}": f"step {t}"}
                 store.annotate(lane, said, episode=True)
                 open_[lane] |= said
+            if rng.random() < 0.05:
+                store.annotate(lane, {"grade": None}, episode=True)
+                open_[lane].pop("grade", None)
         ends = rng.random(3) < (0.5, 0.05, 0.01)
         store.extend(
             obs=zeros, action=np.zeros(3, int), mode=np.zeros(3, np.uint8), reward=rng.random(3), terminated=ends,

@@ -127,7 +127,8 @@ def matching(table: Table, reader: EpisodeReader, where: Any) -> Ints:
     with suppress(ValueError):  # it names an annotation, or is wrong
         if not isinstance(where, str) or _names_facts_only(where):
             return rows_where(found, where)
-    return rows_where(episode_table(table, reader), where)
+    order = np.lexsort((table.first_step, table.lane))  # as in Store.table: annotations' columns are named in it
+    return np.sort(order[rows_where(episode_table(table.some(order), reader), where)])
 
 
 def _names_facts_only(where: str) -> bool:

@@ -412,6 +412,6 @@ def _episodes(lane: int, chain: Chain, pieces: Mapping[Record, list[Piece]]) -> 
                 total=before.total + piece.total,
                 end=end,
                 written=one.record.sequence,
-                annotations={**before.annotations, **piece.annotations},
+                annotations=piece.annotations,  # which has those made before, too
             )
     return found

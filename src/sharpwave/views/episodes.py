@@ -240,19 +240,16 @@ class EpisodeReader:
         return int(begins[there])
 
     def annotations(self, first: int, count: int) -> dict[str, Any]:
-        """Return the annotations of the episode that steps are of, as far as their segments have them."""
+        """Return the annotations of the episode that steps are of, as the last one's segment has them."""
         with self.lock:
             slots, rows = self._locate(first, count)
-            begins = np.concatenate([[0], np.flatnonzero(np.diff(slots)) + 1])
-            ids = self.log.index.generation[slots[begins]] << LEAF_BITS | slots[begins] * self.log.stride + rows[begins]
-            merged: dict[str, Any] = {}
-            for values in self.log.annotations_of(ids.tolist()):
-                merged.update(values)
-        decoded: dict[str, Any] = decode(merged)
-        return decoded
+            last = self.log.index.generation[slots[-1]] << LEAF_BITS | slots[-1] * self.log.stride + rows[-1]
+            decoded: dict[str, Any] = decode(self.log.annotations_of([int(last)])[0])
+            return decoded
 
     def annotations_of(self, table: Table) -> list[dict[str, Any]]:
-        """Return the annotations of episodes, as far as their segments have them; of those evicted meanwhile none.
+        """Return the annotations of episodes, as the segment of the last step held has them: it has those made before,
+        too. Of episodes evicted meanwhile there are none.
 
         Raises: DamagedError: a segment cannot be read.  Cost: some us an episode, and a parse of each segment's.
         """
@@ -262,27 +259,25 @@ class EpisodeReader:
                 self.log.check_open()
                 known: dict[int, dict[int, dict[str, Any]]] = {}  # by slot
                 for place in range(len(found), min(len(found) + EPISODES, len(table.id))):
-                    merged: dict[str, Any] = {}
-                    for slot, row in self._parts(int(table.id[place]), int(table.length[place])):
-                        if slot not in known:
-                            known[slot] = self.log.annotations_in(slot)
-                        merged.update(known[slot].get(row, {}))
-                    found.append(decode(merged))
+                    slot, row = self._last_part(int(table.id[place]), int(table.length[place]))
+                    if slot >= 0 and slot not in known:
+                        known[slot] = self.log.annotations_in(slot)
+                    found.append(decode(known[slot].get(row, {})) if slot >= 0 else {})
         return found
 
-    def _parts(self, first: int, count: int) -> Iterator[tuple[int, int]]:
-        """Yield the slots of ``count`` steps from the one with the id ``first``, each with the first one's row, up to
-        an evicted step."""
+    def _last_part(self, first: int, count: int) -> tuple[int, int]:
+        """Return the slot of the last held one of ``count`` steps from the one with the id ``first``, and the first
+        one's row there; -1: there is none."""
         index = self.log.index
         slot, row = divmod(first & LEAF_MASK, self.log.stride)
-        if index.generation[slot] != first >> LEAF_BITS:
-            return
-        while row < index.rows[slot]:
-            yield slot, row
-            count -= int(index.rows[slot]) - row
-            if count <= 0 or index.gap[slot] or index.next[slot] < 0:
-                return
-            slot, row = int(index.next[slot]), 0
+        if index.generation[slot] != first >> LEAF_BITS or row >= index.rows[slot]:
+            return -1, -1
+        while (count := count - (int(index.rows[slot]) - row)) > 0:
+            following = int(index.next[slot])
+            if index.gap[slot] or following < 0 or not index.rows[following]:
+                break
+            slot, row = following, 0
+        return slot, row
 
 
 @dataclass(frozen=True)
