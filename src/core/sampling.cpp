@@ -62,7 +62,8 @@ class Sampling {
           arrays_(arrays),
           residents_(residents),
           stride_(stride) {
-        if (!held_judged_.is_none()) judged_ = nb::cast<ConstBytes>(held_judged_);
+        if (!held_judged_.is_none()) judged_ = nb::cast<Bytes>(held_judged_);
+        judges_ = nb::cast<bool>(objects["judges"]);
         for (nb::handle one : nb::borrow<nb::list>(objects["same"])) {
             same_.push_back({nb::borrow(one[0]), Name(one[1]), nb::borrow(one[2])});
         }
@@ -146,7 +147,7 @@ class Sampling {
         const int64_t now = arrays_.counts[changes], limit = filler_.runs.columns;
         for (int64_t found = limit; found == limit;) {
             found = filler_.find();
-            if (are_lost(found) || (found && !judged_.empty())) {  // in part, or to be judged: the view goes on
+            if (are_lost(found) || (found && judges_)) {  // in part, or to be judged: the view goes on
                 items.found = runs_[nb::make_tuple(nb::slice(nb::none(), nb::none(), nb::none()), nb::slice(found))];
                 return false;
             }
@@ -182,6 +183,10 @@ class Sampling {
             value = std::pow(largest, nb::cast<double>(alpha_.of(sampler_)));
         }
         leaves_.insert(slots, begins, ends, value);
+        for (std::size_t i = 0; i < some && !judged_.empty(); ++i) {
+            const auto first = static_cast<std::size_t>(slots[i] * stride_ + begins[i]);
+            std::ranges::fill(judged_.subspan(first, static_cast<std::size_t>(ends[i] - begins[i])), matches);
+        }
         return came;
     }
 
@@ -194,7 +199,8 @@ class Sampling {
     Arrays arrays_;
     Residents residents_;
     int64_t stride_;
-    ConstBytes judged_;             // empty: the view has no condition
+    Bytes judged_;                  // empty: all items match
+    bool judges_ = false;           // new items are to be judged
     std::vector<int64_t> updated_;  // items of an update, their errors, as given and one each, and which ids name one
     std::vector<double> errors_, mixed_;
     std::vector<uint8_t> there_;
@@ -447,7 +453,8 @@ void define_sampling(nb::module_& module) {
         cache: with ``damaged`` and ``hits``; None: all segments are in memory.
         same: list of an object, an attribute's name, and its value: with another one this is stale.
         expected: dict: with anything in it, items are found by the view.
-        judged: uint8 [items], where those with 1 can be sampled, and new ones are judged by the view; None: all can.
+        judged: uint8 [items], where those with 1 can be sampled; None: all can. ``judges``: whether the view judges
+            new ones; otherwise they can be sampled.
     counts: int64 [6], the third counts changes of the log.
     generation, resident: by slot. ``stride``: of the log.)")
         .def_prop_ro("stale", &Sampling::is_stale, "Whether another is to take its place.")

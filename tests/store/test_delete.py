@@ -33,7 +33,7 @@ from sharpwave.offline import scan
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import Following, survey
 from sharpwave.persistence import opening
-from sharpwave.views import conditions, steps
+from sharpwave.views import conditions, items, steps
 from tests.support.faults import killed, on
 from tests.support.faulty import CUTS, ERRORS, KINDS, Died, Faulty
 
@@ -787,3 +787,33 @@ def test_a_full_disk_is_named_by_the_deletion(tmp_path: Path) -> None:
         assert seen(store) == [*range(5)]
     assert store.delete(episodes=store.episodes()) == 5
     store.close()
+
+
+@pytest.mark.parametrize("prioritized", [False, True])
+def test_draws_after_a_deletion_are_by_the_core_again(prioritized: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = made(None, capacity=120)
+    view = store.transitions(sampler=sw.Prioritized(alpha=1) if prioritized else sw.Uniform())
+    for first in range(0, 50, 5):
+        add(store, first)
+    store.delete(episodes=store.episodes()[2:4])
+    gone, drawn = {*range(10, 20)}, set[int]()
+    with monkeypatch.context() as patch:
+        for first in range(50, 70, 5):
+            if first == 60:  # batches of this size have their memory by then
+                patch.setattr(items.Items, "_insert", None)
+            add(store, first)
+            batch = view.sample(256)
+            drawn |= set(batch.action.tolist())
+            if prioritized:
+                assert view.update_priorities(batch.ids, np.full(256, 2.0)) == 0  # stale ones
+    assert drawn == {*range(70)} - gone
+    for first in range(70, 300, 5):  # the slots of deleted steps have others
+        add(store, first)
+        drawn = set(view.sample(256).action.tolist())
+        assert not drawn & gone
+        if first == 100:
+            store.delete(episodes=[one for one in store.episodes() if int(one.action[0]) == 100])
+            gone |= {*range(100, 105)}
+    known = view.sampleable_ids()
+    assert set(view.fetch(known).action.tolist()) == {int(a) for one in store.episodes() for a in one.action}
+    assert view.source.items.count == len(known) == len(store)

@@ -193,7 +193,7 @@ class BatchSource:
         filled = self.filler()
         if filled is None or view.foresees or not draws_by_tree(sampler):  # type: ignore[attr-defined]
             return
-        if items.uses is not None or sampler.keeps_order:
+        if items.uses is not None or sampler.keeps_order or items.unchecked:
             return
         log, index = self.log, self.log.index
         _, _, filler, runs, same = filled
@@ -211,10 +211,12 @@ class BatchSource:
                 (log.arena, "memory", log.arena.memory),
                 (index, "offset", index.offset),
                 (log.late, "version", log.late.version),
+                (log.late, "deletions", items.deletions),
                 *((owner, name, getattr(owner, name)) for owner, name in same),
             ],
             "expected": view.expected if items.starts is None else Unfollowed(items, log),  # type: ignore[attr-defined]
             "judged": None if items.judge is None else items.judge.judged,
+            "judges": items.judge is not None and items.judge.condition is not None,
         }
         resident = None if log.segment_cache is None else index.resident
         items.sampling = core.Sampling(objects, log.inventory.counts, index.generation, resident, log.stride)

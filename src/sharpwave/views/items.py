@@ -50,6 +50,7 @@ class Items(core.Items):
         count: items that can be sampled. ``samples``: number of items drawn so far.
         grew: items were inserted since someone set this to False.
         seen: the log's changes at the last call of ``follow``. ``deletions``: of the log then.
+        unchecked: items that are found next may be of deleted steps.
         found: runs of items that await memory in the sampler. ``losing``: items that await exclusion, for lack of it.
         arrays: the log's, for the core.
         sampling: draws of whole batches by the core; ``None`` until their arrays were bound.
@@ -73,14 +74,14 @@ class Items(core.Items):
         self._in_core = uses is None and draws_by_tree(sampler) and view.lost_by() is not None
         self.sampling: core.Sampling | None = None
         self.kept: Any = None
-        self.deletions, self._unchecked = log.late.deletions, log.late.deleted is not None
+        self.deletions, self.unchecked = log.late.deletions, log.late.deleted is not None
 
     def follow(self) -> None:
         """Find the items that became known since the last call.  Raises: MemoryError; a later call continues."""
         if self.seen == self._log.inventory.changes:
             return
         if self.deletions != self._log.late.deletions:
-            self._unchecked = True  # items may be found of steps that came and were deleted since the last call
+            self.unchecked = True  # items may be found of steps that came and were deleted since the last call
             self._refuse_deleted()
         self._insert_found()
         found = MAX_RUNS
@@ -90,7 +91,7 @@ class Items(core.Items):
             if found:
                 self.found = runs
                 self._insert_found()
-        self._unchecked = False
+        self.unchecked = False
         self.seen = self._log.inventory.changes
 
     def _insert_found(self) -> None:
@@ -142,7 +143,7 @@ class Items(core.Items):
     def _refused(self, runs: Ints) -> Ints:
         """Judge items of ended episodes; return those that do not match.  Raises: MemoryError."""
         assert self.judge is not None
-        if self.judge.condition is None and not self._unchecked:  # no deletion since the last call: all match
+        if self.judge.condition is None and not self.unchecked:  # no deletion since the last call: all match
             stride = self._log.stride
             for slot, begin, end in runs.T.tolist():
                 self.judge.judged[slot * stride + begin : slot * stride + end] = MATCHES
