@@ -14,7 +14,7 @@ from tests.support.stand_ins import locking
 ROOT = Path(__file__).parents[2]
 BARE = [sys.executable, "-m", "pytest", "-p", "tests.support.bare", "-p", "no:cacheprovider", "-p", "no:xdist", "-q"]
 PART = [
-    "tests/persistence/test_checkpoint.py::test_every_sampler_goes_on_as_if_nothing_had_been[proportional-twice-disk]",
+    "tests/persistence/test_checkpoint.py::test_every_sampler_goes_on_as_if_nothing_had_been[True-None-proportional]",
     "tests/persistence/test_checkpoint.py::test_in_other_limits",
     "tests/persistence/test_checkpoint.py::test_a_store_in_memory_goes_on_disk",
     "tests/persistence/test_checkpoint.py::test_a_checkpoint_of_a_store_on_disk_takes_no_second_copy_and_outlives_it",
