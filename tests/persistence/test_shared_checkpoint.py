@@ -201,6 +201,35 @@ def test_a_checkpoint_to_a_slow_disk_keeps_few_copies(
     assert len(opened) == total and opened.recovery is not None and not opened.recovery.damages
 
 
+def test_segments_that_are_evicted_meanwhile_are_copied_with_their_values(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = sw.Field((None,), "int32", shared=True)
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), prompt=prompt)
+    store = sw.Store(spec, capacity=1000, segment_steps=8)
+    values = [np.random.default_rng(k).integers(0, 1 << 30, 100).astype(np.int32) for k in range(250)]
+    for k in range(1000):
+        store.append(obs=[k, 0], action=k, reward=0.0, terminated=k % 5 == 4, truncated=False, prompt=values[k // 4])
+    run = checkpoint_module.SegmentCopier.run
+    copied: list[int] = []
+
+    def late(self: Any, *args: Any) -> None:
+        store.resize(capacity=100)
+        copied.append(self.nbytes)
+        run(self, *args)
+
+    with mock.patch.object(checkpoint_module.SegmentCopier, "run", late):
+        store.checkpoint(tmp_path)
+    assert copied[0] > 220 * 400  # the values that only the copies hold
+    opened = sw.Store.open(tmp_path)
+    assert len(opened) == 1000 and opened.recovery is not None and not opened.recovery.damages
+    replay = opened.transitions()
+    batch = replay.fetch(replay.sampleable_ids())
+    assert len(batch.action) >= 999
+    for i, k in enumerate(batch.action.tolist()):
+        assert (batch["prompt"][i] == values[k // 4]).all()
+
+
 def test_an_error_while_an_evicted_segment_is_written_is_the_checkpoints(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

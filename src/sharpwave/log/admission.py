@@ -118,8 +118,12 @@ class Admission:
         self._interrupted = -1
         return Made.ROOM
 
-    def _evict(self, slot: int) -> None:
+    def _announce(self, slot: int) -> None:
         self.inventory.announce(slot)
+        self.sealed.shared.release(slot)  # last: a checkpoint copies the segment with its values
+
+    def _evict(self, slot: int) -> None:
+        self._announce(slot)
         if self.release is not None and self.release(slot):
             return
         if self.disk is not None:  # first: a file without held segments is deleted at once
@@ -146,7 +150,7 @@ class Admission:
 
     def drop(self, slot: int) -> None:
         """Remove a segment from the store, but not its bytes. A call that raised can be repeated."""
-        self.inventory.announce(slot)
+        self._announce(slot)
         self._remove(slot)
         self._note_not_kept()
 

@@ -90,7 +90,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int], v
         if values:
             log.fit_values()
     except BaseException:
-        log.shared.evicting(slot)
+        log.shared.release(slot)
         log.sealed.drop_dictionaries(places)
         raise
     try:
@@ -101,7 +101,7 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int], v
             log.sealed.drop_dictionaries(places)
     except BaseException as error:
         if not log.sealing.drops_for(error):
-            log.shared.evicting(slot)
+            log.shared.release(slot)
             index.give_back(following)
             raise
         kept = False

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from sharpwave.codecs import shared
 from sharpwave.codecs.ragged import Kind
 from sharpwave.codecs.shared import KEY_BYTES
-from sharpwave.log.inventory import LogListener
 from sharpwave.memory.segment_layout import SegmentLayout
 
 Ints = npt.NDArray[Any]
@@ -32,7 +31,7 @@ class _Value:
         self.key, self.packed, self.uses = key, packed, 0
 
 
-class SharedValues(LogListener):
+class SharedValues:
     """Counted values of shared fields, by column and key, and the segments that refer to them.
 
     A segment holds a value from the first step that has it until the segment is evicted.
@@ -62,11 +61,6 @@ class SharedValues(LogListener):
 
     def __contains__(self, key: object) -> bool:
         return key in self._values
-
-    @property
-    def followers(self) -> None:
-        """``None``: evictions free values."""
-        return None
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return by field how many values there are, and their bytes.  Cost: O(values)."""
@@ -114,7 +108,7 @@ class SharedValues(LogListener):
         """Release the values that a segment refers to no more."""
         self._keep(slot, [value for value in self._held.get(slot, ()) if value.key in keys])
 
-    def evicting(self, slot: int) -> None:
+    def release(self, slot: int) -> None:
         """Release the values of a segment."""
         self._keep(slot, [])
 

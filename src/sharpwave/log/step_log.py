@@ -136,7 +136,6 @@ class StepLog:
         self.opened = Lanes(layout, self.arena, self.index)
         self.shared = shared = SharedValues(layout)
         if shared:
-            self.inventory.tell(shared)
             ledger.enter("shared_values", lambda: shared.nbytes)
             if disk is not None:
                 shared.freed = disk.regions.forget_value

@@ -15,6 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.disk.disk_budget import MIN_REGION_BYTES, REGION_BYTES
 from sharpwave.disk.ownership import check_apart, make_part, remove_part, remove_partial_manifests, remove_parts
 from sharpwave.disk.region_files import RegionFiles
@@ -159,7 +160,7 @@ class SegmentCopier(LogListener):
 
     def __init__(self, log: StepLog, regions: RegionFiles, tails: list[Packed]) -> None:
         self.log, self._regions, self._tails = log, regions, tails
-        self.nbytes = sum(len(content) for _, content, _ in tails)
+        self.nbytes = sum(map(_size, tails))
         self._slots: dict[int, None] = {}
         self._rescued: list[Packed] = []
         self._rescued_bytes = 0
@@ -193,10 +194,11 @@ class SegmentCopier(LogListener):
             return
         del self._slots[slot]
         packed = self.log.sealed.packed(slot)
-        self.nbytes += len(packed[1])
-        if self._rescued_bytes + len(packed[1]) <= 2 * AT_A_TIME:
+        nbytes = _size(packed)
+        self.nbytes += nbytes
+        if self._rescued_bytes + nbytes <= 2 * AT_A_TIME:
             self._rescued.append(packed)
-            self._rescued_bytes += len(packed[1])
+            self._rescued_bytes += nbytes
             return
         try:
             self._write(packed)
@@ -227,14 +229,20 @@ class SegmentCopier(LogListener):
             slot = next(iter(self._slots))
             del self._slots[slot]
             some.append(self.log.sealed.packed(slot))
-            size += len(some[-1][1])
+            size += _size(some[-1])
         self.nbytes += size
         return some
 
     def _write(self, packed: Packed) -> None:
         id_, content, dictionaries = packed
+        nbytes = _size(packed)
         try:
             with self._turn:
                 self._regions.append(SEGMENT, id_, content, id_ >> 32, dictionaries)
         finally:
-            self.nbytes -= len(content)
+            self.nbytes -= nbytes
+
+
+def _size(packed: Packed) -> int:
+    """Return the bytes of a segment and of its shared values, which nothing else may hold by now."""
+    return len(packed[1]) + sum(len(data) for (_, key), data in packed[2].items() if key & IS_SHARED)

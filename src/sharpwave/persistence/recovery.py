@@ -181,7 +181,7 @@ class Adoption:
         index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
         log.shared.hold(slot, values)
         if not log.adopt(slot, np.frombuffer(data, np.uint8)):
-            log.shared.evicting(slot)
+            log.shared.release(slot)
             log.sealed.drop_dictionaries(index.dictionary[:, slot])
             self.full = True
             return False
