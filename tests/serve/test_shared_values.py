@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import queue
 import socket
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,13 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.log.remote_segments import Copy
+from sharpwave.serve import value_parts, wire
 from sharpwave.serve.merging import merge
+from sharpwave.serve.remote_writer import put_request
+from sharpwave.serve.replicas import append_once, message, segments_of
+from sharpwave.serve.value_parts import KEYS, LENGTHS, MAX_VALUES, VALUES
+from sharpwave.serve.wire import Request
 from sharpwave.training.actors.transport import Arrival, Inbox, Outbox
 from tests.serve.serving import Kind, served
 
@@ -116,3 +124,96 @@ def test_actors_send_values_with_their_segments() -> None:
     assert len(store) == 300 and store.stats()["shared"]["prompt"]["values"] == 19
     replay = store.transitions()
     check(replay.fetch(replay.sampleable_ids()))
+
+
+def test_a_segment_may_have_many_small_values(tmp_path: Path) -> None:
+    """Their names would not fit into the head of a message."""
+    tasks = {name: sw.Field(str, shared=True, max_length=64) for name in ("a", "b", "c")}
+    spec, steps = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), **tasks), 4000
+    with sw.Store(spec, capacity=100_000, segment_steps=4096) as local:
+        sealed: list[sw.SealedSegment] = []
+        writer = sw.SegmentWriter(spec, 1, sealed.append, segment_steps=4096)
+        for k in range(steps):
+            writer.extend(
+                obs=np.zeros((1, 2)), action=[k], reward=[0.0], terminated=[k == steps - 1], truncated=[False],
+                **{name: [f"task {name} {k}"] for name in tasks},
+            )  # fmt: skip
+        writer.seal()
+        (one,) = sealed
+        assert len(one.dictionaries) == 3 * steps
+        head, parts = put_request(one, None, set())
+        frame = sent(Request.PUT, head, parts)
+        assert len(json.dumps(frame.head)) < 1000
+        assert value_parts.values_of(frame.parts) == one.dictionaries
+        local.add_segment(one.packed, one.dictionaries)
+        # A replica: this segment, and others with the same values.
+        copies = [Copy(one.packed, one.dictionaries), Copy(one.packed, dict(list(one.dictionaries.items())[:5]))]
+        frame = sent(Request.REPLICATE, *message(copies))
+        assert len(frame.parts[VALUES]) == sum(map(len, one.dictionaries.values()))
+        (found, _) = segments_of(frame.parts, frame.head["keys"])
+        with sw.Store(spec, capacity=100_000, segment_steps=4096) as replica:
+            append_once(replica, *found)
+            assert len(replica) == steps and replica.stats()["shared"] == local.stats()["shared"]
+
+
+def sent(kind: Request, head: dict[str, Any], parts: dict[str, Any]) -> wire.Frame:
+    """Return a message as the other end of a connection receives it."""
+    ends = socket.socketpair()
+    with ends[0], ends[1]:
+        thread = threading.Thread(target=wire.send, args=(ends[0], kind, 1, head, parts))
+        thread.start()
+        frame = wire.receive(ends[1])
+        thread.join()
+    assert frame is not None
+    return frame
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({KEYS: b"1"}, "value_keys: expected uint8"),
+        ({KEYS: np.zeros((2, 15), np.uint8)}, "value_keys: expected uint8"),
+        ({KEYS: np.zeros((2, 16), np.int8)}, "value_keys: expected uint8"),
+        ({KEYS: np.zeros((3, 16), np.uint8)}, "value_bytes: expected int64 .3."),
+        ({LENGTHS: np.array([8.0, 10.0])}, "value_bytes: expected int64"),
+        ({LENGTHS: np.array([[8, 10]])}, "value_bytes: expected int64"),
+        ({LENGTHS: np.array([-8, 26])}, "value_bytes: from -8 to 26"),
+        ({LENGTHS: np.array([7, 11])}, "value_bytes: from 7 to 11"),
+        ({LENGTHS: np.array([1 << 62, 1 << 62])}, "value_bytes: from"),
+        ({LENGTHS: np.array([9, 10])}, "values: 18 bytes, expected 19"),
+        ({VALUES: np.zeros(18, np.uint8)}, "values: expected bytes"),
+        ({VALUES: memoryview(bytes(20))}, "values: 20 bytes, expected 18"),
+        ({KEYS: np.broadcast_to(np.zeros((1, 16), np.uint8), (MAX_VALUES + 1, 16))}, "1,048,577 shared values"),
+    ],
+)
+def test_malformed_parts_of_values_are_refused(wrong: dict[str, Any], why: str) -> None:
+    right = {KEYS: np.zeros((2, 16), np.uint8), LENGTHS: np.array([8, 10]), VALUES: memoryview(bytes(18))}
+    right[KEYS][1] = 1
+    assert [len(data) for data in value_parts.values_of(right).values()] == [8, 10]
+    with pytest.raises(wire.WireError, match=why):
+        value_parts.values_of(right | wrong)
+    for name in (LENGTHS, VALUES):
+        with pytest.raises(wire.WireError, match=name):
+            value_parts.values_of({other: part for other, part in right.items() if other != name})
+
+
+def test_strangers_values_are_refused_and_change_nothing(tmp_path: Path) -> None:
+    with served(1, tmp_path, spec=SPEC) as there:
+        link = there.cluster.links[0]
+        assert link is not None
+        sealed: list[sw.SealedSegment] = []
+        writer = sw.SegmentWriter(SPEC, 1, sealed.append, segment_steps=8)
+        write(writer, 1, 9)
+        head, parts = put_request(sealed[0], None, set())
+        lengths = parts[LENGTHS]
+        assert isinstance(lengths, np.ndarray)
+        for wrong in (
+            {VALUES: bytes(len(parts[VALUES]))},
+            {KEYS: np.zeros((len(lengths), 16), np.uint8)},
+            {LENGTHS: lengths[::-1].copy()},
+        ):
+            with pytest.raises((ValueError, RuntimeError, LookupError)):
+                link.call(Request.PUT, head, parts | wrong)
+            assert len(there.stores[0]) == 0 and not len(there.stores[0]._log.shared)
+        link.call(Request.PUT, head, parts)
+        assert len(there.stores[0]) == 8

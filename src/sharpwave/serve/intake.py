@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import LEASES, write_whole
 from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases
 from sharpwave.serve.server import MAX_WAIT_S, Client, Holder, Reply
+from sharpwave.serve.value_parts import values_of
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, max_lanes
@@ -164,18 +164,15 @@ class Intake:
         """Append segments in order, each once; reply when all are in the store.
 
         ``steps``: numbers of steps. ``keys``: the keys of each segment's dictionaries; dictionaries that the connection
-        has not sent yet are parts "dictionary:KEY", and so are all shared values. ``noticed``: each writer's counts
-        (``Boundaries.counts``).
+        has not sent yet are parts "dictionary:KEY". Shared values are sent with each segment that refers to them
+        (``value_parts``). ``noticed``: each writer's counts (``Boundaries.counts``).
         ``durable``: reply only when the segments are on the disk.
         """
         head, parts = frame.head, frame.parts
-        values: dict[int, bytes] = {}
+        values = values_of(parts)
         for name, part in parts.items():
             if name.startswith("dictionary:"):
                 key = int(name.removeprefix("dictionary:"), 16)
-                if key & IS_SHARED:  # sent with each segment that refers to it
-                    values[key] = bytes(part)
-                    continue
                 if len(client.dictionaries) >= MAX_DICTIONARIES:
                     raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
                 if sum(map(len, client.dictionaries.values())) + len(part) > MAX_DICTIONARY_BYTES:
@@ -203,7 +200,7 @@ class Intake:
             packed = bytes(parts[f"segment:{number}"])
             errors = parts.get(f"td_error:{number}")
             numbers = [int(key, 16) for key in keys]
-            shared = {key: values[key] if key & IS_SHARED else client.dictionaries[key] for key in numbers}
+            shared = {key: client.dictionaries[key] for key in numbers} | values
             self._admit(client)
             with client.holder.lock:
                 if client.turn != client.holder.turn:

@@ -13,10 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.errors import DuplicateError
 from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.serve.cluster_folder import write_whole
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
+from sharpwave.serve.value_parts import parts_of, values_of
 from sharpwave.serve.wire import Frame, Part, Request, WireError
 from sharpwave.store import Store
 
@@ -176,18 +178,25 @@ def lacking(store: Store, lane_steps: Ints) -> list[Copy]:
 
 
 def message(segments: Sequence[Copy]) -> tuple[dict[str, Any], dict[str, Part]]:
-    """Return the head and the parts of a message of segments, each dictionary once."""
+    """Return the head and the parts of a message of segments, each dictionary and shared value once."""
     parts: dict[str, Part] = {f"segment:{k}": one.packed for k, one in enumerate(segments)}
+    dictionaries: dict[int, bytes] = {}
     for one in segments:
-        parts |= {f"dictionary:{key:x}": data for key, data in one.dictionaries.items()}
-    return {"keys": [[f"{key:x}" for key in one.dictionaries] for one in segments]}, parts
+        dictionaries |= one.dictionaries
+    parts |= {f"dictionary:{key:x}": data for key, data in dictionaries.items() if not key & IS_SHARED}
+    keys = [[f"{key:x}" for key in one.dictionaries if not key & IS_SHARED] for one in segments]
+    return {"keys": keys}, parts | parts_of(dictionaries)
 
 
 def segments_of(parts: Mapping[str, Any], keys: Sequence[Sequence[str]]) -> list[Copy]:
-    """Return the segments of a message, with their dictionaries.  Raises: WireError."""
+    """Return the segments of a message, with their dictionaries and all its shared values.  Raises: WireError."""
+    values = values_of(parts)
     try:
         return [
-            Copy(bytes(parts[f"segment:{k}"]), {int(key, 16): bytes(parts[f"dictionary:{key}"]) for key in those})
+            Copy(
+                bytes(parts[f"segment:{k}"]),
+                {int(key, 16): bytes(parts[f"dictionary:{key}"]) for key in those} | values,
+            )
             for k, those in enumerate(keys)
         ]
     except (KeyError, TypeError, ValueError) as error:

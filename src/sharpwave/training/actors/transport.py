@@ -16,13 +16,14 @@ from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve import wire
 from sharpwave.serve.remote_writer import put_request
+from sharpwave.serve.value_parts import values_of
 from sharpwave.serve.wire import Frame
 from sharpwave.training.scores import EpisodeScore
 
 ARRIVAL, EPISODE, FAILURE = 1, 2, 3
 """Kinds of frames."""
 PREFIX = "dictionary:"
-"""Of the names of parts that are dictionaries, or shared values, by key."""
+"""Of the names of parts that are dictionaries, by key."""
 MAX_DICTIONARIES = 64
 """Limit of dictionaries that both ends remember. Beyond it, both forget all of them before the next segment."""
 
@@ -139,10 +140,10 @@ class Inbox:
             return Arrival(head["steps"], head["version"])
         if len(self._dictionaries) >= MAX_DICTIONARIES:
             self._dictionaries.clear()
-        given = {int(name[len(PREFIX) :], 16): bytes(part) for name, part in parts.items() if name.startswith(PREFIX)}
-        self._dictionaries |= {key: data for key, data in given.items() if not key & IS_SHARED}
-        there = given | self._dictionaries
-        shared = {int(key, 16): there[int(key, 16)] for key in head["keys"][0]}
+        for name, part in parts.items():
+            if name.startswith(PREFIX):
+                self._dictionaries[int(name[len(PREFIX) :], 16)] = bytes(part)
+        shared = {int(key, 16): self._dictionaries[int(key, 16)] for key in head["keys"][0]} | values_of(parts)
         packed, noticed = bytes(parts["segment:0"]), tuple(head["noticed"][0])
         segment = SealedSegment(head["lane"], head["first_step"], head["steps"], packed, shared, noticed)
         return Arrival(segment.steps, head["version"], segment, parts.get("td_error:0"))
