@@ -187,8 +187,8 @@ def sent(kind: Request, head: dict[str, Any], parts: dict[str, Any]) -> wire.Fra
     ],
 )
 def test_malformed_parts_of_values_are_refused(wrong: dict[str, Any], why: str) -> None:
-    right = {KEYS: np.zeros((2, 16), np.uint8), LENGTHS: np.array([8, 10]), VALUES: memoryview(bytes(18))}
-    right[KEYS][1] = 1
+    keys = np.arange(32, dtype=np.uint8).reshape(2, 16)
+    right: dict[str, Any] = {KEYS: keys, LENGTHS: np.array([8, 10]), VALUES: memoryview(bytes(18))}
     assert [len(data) for data in value_parts.values_of(right).values()] == [8, 10]
     with pytest.raises(wire.WireError, match=why):
         value_parts.values_of(right | wrong)

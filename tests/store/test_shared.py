@@ -199,6 +199,96 @@ def test_memory_limits_evict_until_values_fit() -> None:
     assert batch["image"].shape == (8, 64, 1024) and batch.action.min() > 250
 
 
+@pytest.mark.parametrize("steps", [None, 16])
+@pytest.mark.parametrize("kind", ["items", "str", "bytes"])
+def test_memory_limits_seal_segments_of_new_values_early(kind: str, steps: int | None) -> None:
+    """Values of one open segment would fill the memory."""
+    ram, size = 8 << 20, 1 << 19
+    fields = {
+        "items": sw.Field((None,), "uint8", shared=True, max_length=size),
+        "str": sw.Field(str, shared=True, max_length=size),
+        "bytes": sw.Field(bytes, shared=True, max_length=size),
+    }
+
+    def value(number: int) -> Any:
+        items = np.random.default_rng(number).integers(0, 256, size // (2 if kind == "str" else 1)).astype(np.uint8)
+        return {"items": items, "str": items.tobytes().hex(), "bytes": items.tobytes()}[kind]
+
+    store = sw.Store(spec_of(value=fields[kind]), ram=ram, segment_steps=steps)
+    for number in range(60):
+        append(store, number, value=value(number))
+        assert store.stats()["total_bytes"] <= ram
+    assert 6 < len(store) < 30 and len(store) >= held(store)
+    replay = store.transitions()
+    numbers = []
+    for id_ in replay.sampleable_ids():
+        batch = replay.fetch([id_])
+        numbers.append(int(batch.action[0]))
+        assert np.array_equal(batch["value"][0], value(numbers[-1]))
+    assert sorted(numbers)[-1] >= 58
+
+
+def test_a_run_of_new_values_takes_several_segments() -> None:
+    ram, count = 8 << 20, 200
+    image = sw.Field((64, 1024), "uint8", shared=True)
+    store = sw.Store(spec_of(image=image), ram=ram, segment_steps=128)
+    images = np.random.default_rng(0).integers(0, 256, (count, 1, 64, 1024)).astype(np.uint8)
+    ended = np.zeros((count, 1), bool)
+    store.extend(
+        obs=np.zeros((count, 1, 2)), action=np.arange(count)[:, None], reward=np.zeros((count, 1)), terminated=ended,
+        truncated=ended, image=images,
+    )  # fmt: skip
+    assert store.stats()["total_bytes"] <= ram and 50 < len(store) < 120
+    batch = store.transitions().sample(16)
+    assert (batch["image"] == images[batch.action, 0]).all()
+
+
+def test_segments_of_few_values_are_not_sealed_early() -> None:
+    store = sw.Store(spec_of(prompt=PROMPT), ram=8 << 20, segment_steps=64)
+    values = [prompt(k, 50_000) for k in range(4)]  # 800 KB
+    for number in range(640):
+        append(store, number, number % 16 == 15, prompt=values[number // 16 % 4])
+    assert store.stats()["segments"] <= 11
+
+
+def test_a_value_that_memory_has_no_room_for_is_refused_and_others_go_on() -> None:
+    size = 8 << 20
+    spec = spec_of(value=sw.Field((None,), "uint8", shared=True, max_length=size))
+    store = sw.Store(spec, ram=6 << 20, segment_steps=16)
+    append(store, 0, value=np.zeros(3, np.uint8))
+    noise = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
+    for _ in range(2):
+        with pytest.raises(MemoryError, match=r"shared values of open segments take .* raise ram="):
+            append(store, 1, value=noise)
+    for number in range(1, 100):
+        append(store, number, value=noise[:number])
+        assert store.stats()["total_bytes"] <= 6 << 20
+    assert len(store) == 100 and held(store) == 100
+
+
+def test_less_memory_opens_as_many_steps_as_their_values_let(tmp_path: Path) -> None:
+    spec = spec_of(value=sw.Field((None,), "uint8", shared=True, max_length=1 << 17))
+    rng = np.random.default_rng(0)
+
+    def fill(store: sw.Store, numbers: range) -> None:
+        for number in numbers:
+            append(store, number, value=rng.integers(0, 256, 1 << 17).astype(np.uint8))
+
+    with sw.Store(spec, ram=64 << 20, segment_steps=8) as store:
+        fill(store, range(100))
+        store.checkpoint(tmp_path / "a")
+    with sw.Store.open(tmp_path / "a", ram=8 << 20) as store:
+        assert 30 < len(store) < 64 and store.stats()["total_bytes"] <= 8 << 20
+        assert store.recovery is not None and not store.recovery.damages
+        assert store.transitions(name="b").sample(16).action.min() >= 100 - len(store)
+        fill(store, range(100, 150))
+        assert store.stats()["total_bytes"] <= 8 << 20
+    with sw.Store(spec, capacity=1000, segment_steps=8, disk=tmp_path / "d") as store:
+        fill(store, range(100))
+    with pytest.raises(MemoryError, match=r"bytes of shared values; raise"):
+        sw.Store.open(tmp_path / "d", ram=8 << 20)
+
+
 def test_values_of_a_store_on_disk_that_fill_memory_are_refused_by_name(tmp_path: Path) -> None:
     spec, rng = spec_of(image=sw.Field((64, 1024), "uint8", shared=True)), np.random.default_rng(0)
     images = rng.integers(0, 256, (200, 64, 1024), np.uint8)

@@ -58,8 +58,10 @@ class SharedStore(RaggedStore):
                 what = f"{kind.text or kind.dtype.name}{list(kind.inner)}".encode()
                 held.add((c, hashlib.blake2b(what + content, digest_size=16).hexdigest()))
         assert {(c, text_of(key)) for c, key in shared} == held
-        references = [value for values in shared._held.values() for value in values]
-        assert len({(slot, id(one)) for slot, some in shared._held.items() for one in some}) == len(references)
+        references = [value for segment in shared._held.values() for value in segment.values]
+        assert len({(slot, id(one)) for slot, segment in shared._held.items() for one in segment.values}) == len(
+            references
+        )
         assert Counter(value.key for value in references) == {key: one.uses for key, one in shared._values.items()}
         packed = [(shared.kinds[c], one.packed) for (c, _), one in shared._values.items()]
         assert all(pack(unpack(one, kind), kind) == one for kind, one in packed)

@@ -206,8 +206,8 @@ class Admission:
             need, left = space.open_bytes(staged) + arena.chunk_bytes, arena.limit_bytes
             if need > left:
                 raise MemoryError(
-                    f"store: {space.staged + staged} lanes need {need:,} bytes for open segments, ram leaves {left:,}; "
-                    f"raise it, use fewer lanes or lower segment_steps= (now {space.layout.stride})"
+                    f"store: {space.staged + staged} lanes need {need:,} bytes for open segments, ram leaves {left:,}"
+                    f"{self._beside()}; raise it, use fewer lanes or lower segment_steps= (now {space.layout.stride})"
                 )
         # For the next power of two, so that memory is moved only a few times where lanes are added one by one.
         disk_limit, to_come = (
@@ -335,10 +335,20 @@ class Admission:
             if made is Made.NOTHING:
                 raise MemoryError(
                     f"store: ram leaves {space.arena.limit_bytes:,} bytes for data, too few for the open segments of"
-                    f" {space.staged} lanes and one sealed one; raise ram=, or lower segment_steps= "
+                    f" {space.staged} lanes and one sealed one{self._beside()}; raise ram=, or lower segment_steps= "
                     f"(now {space.layout.stride})"
                 )
+            self._limit_arena()  # an eviction may have freed shared values, too
         return base
+
+    def _beside(self) -> str:
+        """Return what an error of memory says about shared values."""
+        nbytes = self.sealed.shared.nbytes
+        return f" beside {nbytes:,} bytes of shared values" if nbytes else ""
+
+    def _limit_arena(self) -> None:
+        if self.ledger.ram is not None:
+            self.space.arena.limit_bytes = self.ledger.arena_bytes(self.ledger.ram)
 
     def _write(
         self,
@@ -473,15 +483,27 @@ class Admission:
         ram, space, arena = self.ledger.ram, self.space, self.space.arena
         if ram is None:
             return True
-        arena.limit_bytes = self.ledger.arena_bytes(ram)
+        self._limit_arena()
         made = Made.ROOM
         if arena.committed_bytes > arena.limit_bytes:
             arena.trim()
             while arena.committed_bytes > arena.limit_bytes and made is Made.ROOM:
                 made = Made.ROOM if space.free_pages() else self.free_memory(newcomer)
                 arena.trim()
-                arena.limit_bytes = self.ledger.arena_bytes(ram)  # an eviction may have freed shared values, too
+                self._limit_arena()  # an eviction may have freed shared values, too
         return made is not Made.NOT_KEPT
+
+    def fits_values(self) -> bool:
+        """Return whether shared values leave room for the segments in memory. With a disk, none has to be there."""
+        if self.disk is not None or not self.sealed.shared:
+            return True
+        self._limit_arena()
+        return self.space.arena.committed_bytes <= self.space.arena.limit_bytes
+
+    def fits_open(self) -> bool:
+        """Return whether there is room for a sealed segment beside the open ones, now or after evictions."""
+        space = self.space
+        return len(self.retention) > 0 or space.open_bytes() + space.arena.chunk_bytes <= space.arena.limit_bytes
 
     def fit_disk(self) -> None:
         """Evict until the region files are within their limit. A full disk is no error: room is made when needed."""

@@ -81,6 +81,8 @@ class Sealing:
         """
         self.settle()
         full: Sequence[int] = self._opened.full(lanes, max_rows, coming)
+        if self._sealed.shared:
+            full = sorted({*full, *self._sealed.shared.full(self._opened.slots[lanes])})
         if not full:
             return
         rows = observed()

@@ -25,6 +25,7 @@ from sharpwave.log.column_encoder import SegmentEncoder
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.late_columns import LateColumns
 from sharpwave.log.open_segments import Lanes, Rows, appended
+from sharpwave.log.open_values import MIN_SHARE_BYTES
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
@@ -137,7 +138,9 @@ class StepLog:
         self.shared = shared = SharedValues(layout)
         if shared:
             ledger.enter("shared_values", lambda: shared.nbytes)
-            if disk is not None:
+            if disk is None:
+                shared.share = self._shared_share
+            else:  # values of sealed segments are in memory, too
                 shared.freed = disk.regions.forget_value
         if self.opened.columns.values:
             values = self.opened.columns.values
@@ -184,6 +187,11 @@ class StepLog:
         """Return the bytes of memory for the values of one ragged field in one open segment."""
         ram, columns = self.ledger.ram, len(self.layout.ragged_columns)
         return float("inf") if ram is None else ram // (8 * columns * max(1, self.lanes))
+
+    def _shared_share(self) -> float:
+        """Return the bytes of memory for the new values of shared fields in one open segment."""
+        ram = self.ledger.ram
+        return float("inf") if ram is None else max(MIN_SHARE_BYTES, ram // (8 * max(1, self.lanes)))
 
     @property
     def lanes(self) -> int:
@@ -394,7 +402,11 @@ class StepLog:
             raise
 
     def fit_values(self) -> None:
-        """Make room for shared values.  Raises: MemoryError: with a disk, they take more than their part of ``ram``."""
+        """Make room for shared values.
+
+        Raises: MemoryError: with a disk, they take more than their part of ``ram``; without, those of open segments
+            alone leave no room for a sealed one.
+        """
         ram, nbytes = self.ledger.ram, self.shared.nbytes
         if self.disk is not None and ram is not None and nbytes > MAX_VALUE_SHARE * ram:
             raise MemoryError(
@@ -403,6 +415,11 @@ class StepLog:
                 "fields whose values few steps have without shared=True"
             )
         self.admission.fit_memory()
+        if ram is not None and self.disk is None and not self.admission.fits_open():
+            raise MemoryError(
+                f"store: {len(self.shared):,} shared values of open segments take {nbytes:,} bytes of memory, which "
+                f"leaves too few for a sealed one; raise ram= (now {ram:,}), or use fewer lanes"
+            )
 
     def make_room(self, lanes: Ints, observed: Callable[[], Rows], coming: Rows | None = None) -> None:
         """Seal full segments before another step is appended to each of ``lanes`` [n], and evict.
@@ -439,6 +456,8 @@ class StepLog:
         values, slot = opened.columns.values, int(opened.slots[lane])
         if values:
             count = min(count, values.fits(slot, {name: rows[name][:count] for name in values.names}))
+        if self.shared:
+            count = min(count, self.shared.fits(slot, {name: rows[name][:count] for name in self.spec.shared_names}))
         self.make_room_for_steps(count)
         part = {name: values[:count] for name, values in rows.items()}
         if values and values.reserve_run(slot, part, {} if final is None else final):

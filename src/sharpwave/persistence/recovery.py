@@ -180,7 +180,8 @@ class Adoption:
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
         log.shared.hold(slot, values)
-        if not log.adopt(slot, np.frombuffer(data, np.uint8)):
+        if not (log.admission.fits_values() and log.adopt(slot, np.frombuffer(data, np.uint8))):
+            index.rows[slot] = 0
             log.shared.release(slot)
             log.sealed.drop_dictionaries(index.dictionary[:, slot])
             self.full = True
