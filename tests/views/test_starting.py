@@ -289,3 +289,96 @@ def test_a_view_that_does_not_tell_its_steps_refuses_by_name() -> None:
     store = sw.Store(SCORES, capacity=100)
     with pytest.raises(ValueError, match=r"by='score', but Pieces"):
         store.view(Pieces(3), sampler=sampler("score"))
+
+
+@pytest.mark.parametrize("length", [None, 2], ids=["transitions", "sequences"])
+@pytest.mark.parametrize(
+    "between",
+    ["limiter", "flush", "snapshot", "delete", "len", "append", "checkpoint", "reopen", "eviction"],
+)
+def test_values_written_before_the_first_draw_count_whatever_found_the_items(
+    between: str, length: int | None, tmp_path: Path
+) -> None:
+    on_disk = between in ("flush", "snapshot", "reopen")
+    played = Played(disk=tmp_path / "store" if on_disk else None, capacity=64 if between == "eviction" else 4000)
+    played.store.add_column("late", sw.Field((), "float32"))
+
+    def view() -> Any:
+        one: Any = sampler("late", alpha=1.0)
+        if between == "append":  # an order of insertions matters, so that each append finds its items
+            one = sw.Mixture([(1.0, one), (1e-300, sw.Fifo())], beta=0)
+        limiter = sw.MinSize(5) if between in ("limiter", "eviction") else None
+        if length is None:
+            return played.store.transitions(sampler=one, limiter=limiter)
+        return played.store.sequences(length, stride=length, sampler=one, limiter=limiter)
+
+    drawn, stride = view(), length or 1
+    expected: dict[Step, float] = {}
+    for k in range(12):
+        first = len(played.scores)
+        played.play(10)
+        if between == "flush":
+            played.store.flush()
+        elif between == "snapshot":
+            played.store.snapshot(f"version-{k}")
+        elif between == "delete":
+            played.store.delete(episodes=[])
+        elif between == "len":
+            assert len(drawn) > 0
+        elif between in ("checkpoint", "reopen"):
+            folder = tmp_path / f"{between} {k}"
+            if between == "checkpoint":
+                played.store.checkpoint(folder)
+            played.store.close()
+            played.store = sw.Store.open(tmp_path / "store" if on_disk else folder)
+            drawn = view()
+        value, steps = 0.1 * (1 + k % 5), range(first, first + 10, stride)
+        expected |= {(0, step): value + EPS if step < first + 8 else 1.0 for step in steps}
+        if k % 3 == 0:  # an error that is known before the value stays
+            newest = drawn.sampleable_ids()
+            newest = newest[drawn.fetch(newest).step == first]
+            drawn.update_priorities(newest, np.full((1, *drawn.view.error_shape), 0.25))
+            expected[0, first] = 0.25 + EPS
+        played.store.write_column("late", played.store.ids(0, np.arange(first, first + 8)), np.full(8, value))
+        if k % 3 == 2:
+            held = {step for episode in played.store.episodes() for step in _steps(episode)}
+            expected = {step: priority for step, priority in expected.items() if step in held}
+            assert (len(held) < len(played.scores)) == (between == "eviction" and k > 5)
+            check(drawn, expected, 1.0)
+            later = played.store.ids(0, np.arange(first, first + 10))
+            played.store.write_column("late", later, np.full(10, 9.0))  # too late
+            check(drawn, expected, 1.0)
+
+
+def test_a_step_in_the_place_of_an_evicted_one_that_was_never_drawn_starts_by_its_own_value() -> None:
+    played = Played(capacity=32)
+    played.store.add_column("late", sw.Field((), "float32"))
+    view = played.store.transitions(sampler=sampler("late", alpha=1.0))
+    for k in range(20):
+        first = len(played.scores)
+        played.store.write_column("late", played.play(5 + k % 4), np.full(5 + k % 4, 1.0 + k))
+        assert len(view) > 0
+    expected = {}
+    for episode in played.store.episodes():
+        for step in _steps(episode):
+            values, _ = played.store.read_column("late", played.store.ids(*step))
+            expected[step] = values.item() + EPS
+    assert (0, first) in expected
+    check(view, expected, 1.0)
+
+
+def test_steps_found_before_a_draw_count_as_new_ones_in_a_state_that_other_settings_restore(tmp_path: Path) -> None:
+    played = Played()
+    played.store.add_column("late", sw.Field((), "float32"))
+    view = played.store.transitions(sampler=sampler("late", alpha=1.0))
+    first = played.play(4)
+    played.store.write_column("late", first, np.full(4, 3.0))
+    view.sample(4)
+    played.store.write_column("late", played.play(4), np.full(4, 2.0))
+    played.store.checkpoint(tmp_path / "checkpoint")
+    old, largest = {(0, k): 3 + EPS for k in range(4)}, {(0, k): 3 + EPS for k in range(4, 8)}
+    with sw.Store.open(tmp_path / "checkpoint") as store:
+        check(store.transitions(sampler=sampler(None, alpha=1.0)), old | largest, 1.0)
+    with sw.Store.open(tmp_path / "checkpoint") as store:
+        values = {(0, k): 2 + EPS for k in range(4, 8)}
+        check(store.transitions(sampler=sampler("late", alpha=1.0)), old | values, 1.0)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from sharpwave.arguments import is_number
 from sharpwave.native import core
@@ -17,6 +18,7 @@ from sharpwave.sampling.protocol import (
     check_exponents,
     check_unbound,
     checked_array,
+    extended,
 )
 from sharpwave.sampling.sum_tree import SumTree, TreeSampler
 
@@ -37,12 +39,14 @@ class Prioritized(TreeSampler):
         eps: keeps every item's priority positive.
         by: column that priorities start from: ``"reward"``, a further field or a column added later, of one number a
             step. A new item gets ``|value| + eps``, a window its steps' values mixed by ``eta`` as TD errors are. An
-            item with a value that is missing, NaN or infinite starts as without. It is read once, at the first
-            ``sample`` (``len``, ``checkpoint``) after the item can be sampled; from then on only ``update_priorities``
-            changes the priority. Like ``beta`` it may change when a view is restored.
+            item with a value that is missing, NaN or beyond float32 starts as without. It is read once, at the first
+            draw after the item can be sampled; from then on, and from ``update_priorities`` on, only that changes the
+            priority. Like ``beta`` it may change when a view is restored.
 
     Attributes:
-        unrestored: int64 [n], present items that had no priority in the state restored last; with ``by``.
+        unstarted: bool [items], items inserted since they were last ``start``ed that have no priority of their own yet,
+            also of items that are gone; ``None`` without ``by``.
+        unstarted_groups: groups of these.
 
     Raises:
         ValueError: naming the argument out of range.
@@ -52,7 +56,8 @@ class Prioritized(TreeSampler):
     beta: float = 0.4
     eps: float = 1e-6
     by: str | None = None
-    unrestored: Ints = field(default_factory=lambda: np.empty(0, np.int64), init=False, repr=False, compare=False)
+    unstarted: npt.NDArray[np.bool_] | None = field(default=None, init=False, repr=False, compare=False)
+    unstarted_groups: set[int] = field(default_factory=set, init=False, repr=False, compare=False)
     max_priority: float = field(default=1.0, init=False)
 
     def __post_init__(self) -> None:
@@ -68,17 +73,26 @@ class Prioritized(TreeSampler):
         check_unbound(self, self._tree)
         self._group_size = group_size
         self._place(SumTree(groups * group_size))
+        if self.by is not None:
+            self.unstarted = np.zeros(groups * group_size, np.bool_)
 
     def _place(self, tree: SumTree) -> None:
         self._tree, self._leaves = tree, core.Leaves(tree.sums, self._group_size, None)
 
     def grow(self, groups: int) -> None:
         """Enlarge the tree. Cost: O(items)."""
-        self._place(self._bound.grown(groups * self._group_size))
+        larger = self._bound.grown(groups * self._group_size)
+        if self.unstarted is not None:
+            self.unstarted = extended(self.unstarted, groups * self._group_size)
+        self._place(larger)
 
     def insert(self, groups: Ints, begins: Ints, ends: Ints) -> None:
         """Add items with the largest priority so far. Cost: O(items + runs log8 leaves)."""
         self._leaves.insert(groups, begins, ends, self.max_priority**self.alpha)
+        if self.unstarted is not None:
+            for group, begin, end in zip(groups.tolist(), begins.tolist(), ends.tolist(), strict=True):
+                self.unstarted[group * self._group_size + begin : group * self._group_size + end] = True
+            self.unstarted_groups.update(groups.tolist())
 
     def exclude(self, items: Ints) -> Callable[[], None]:
         """Set the items' priorities to 0. Cost: O(n log8 leaves)."""
@@ -105,14 +119,27 @@ class Prioritized(TreeSampler):
         """Set the items' priorities. Cost: O(n log8 leaves)."""
         largest = core.set_priorities(self._bound.sums, items, td_error, self.eps, self.alpha)
         self.max_priority = max(self.max_priority, largest)
+        if self.unstarted_groups and self.unstarted is not None:
+            self.unstarted[items] = False
+
+    def start(self, items: Ints, td_error: Floats) -> None:
+        """Set the first priorities of ``items``; all others that are unstarted keep theirs."""
+        self.update(items, td_error)
+        if self.unstarted is not None:
+            for group in self.unstarted_groups:
+                self.unstarted[group * self._group_size : (group + 1) * self._group_size] = False
+        self.unstarted_groups.clear()
 
     def settings(self) -> dict[str, Any]:
         """Return ``alpha`` and ``eps``; ``beta`` may change at any time."""
         return {"alpha": float(self.alpha), "eps": float(self.eps)}
 
     def state(self) -> dict[str, Any]:
-        """Return ``values`` float64 [items], p^alpha or 0 for absent items, and ``max_priority``."""
-        return {"max_priority": self.max_priority, "values": self._bound.leaves.copy()}
+        """Return ``values`` float64 [items], p^alpha or 0 for absent and unstarted items, and ``max_priority``."""
+        values = self._bound.leaves.copy()
+        if self.unstarted_groups and self.unstarted is not None:
+            values[self.unstarted[: len(values)]] = 0
+        return {"max_priority": self.max_priority, "values": values}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Restore priorities. Cost: O(items)."""
@@ -129,8 +156,10 @@ class Prioritized(TreeSampler):
         before[: len(values)] = values[: len(before)]
         self._bound.set(there, np.where(before[there] > 0, before[there], largest**self.alpha))
         self.max_priority = largest
-        if self.by is not None:
-            self.unrestored = there[before[there] == 0]
+        if self.unstarted is not None:
+            new = there[before[there] == 0]
+            self.unstarted = np.zeros(len(self.unstarted), np.bool_)
+            self.unstarted[new], self.unstarted_groups = True, set((new // self._group_size).tolist())
 
     def present(self) -> Ints:
         """Return the items that can be drawn: int64 [n], ascending. Cost: O(items)."""
@@ -139,4 +168,6 @@ class Prioritized(TreeSampler):
     @property
     def nbytes(self) -> int:
         """Bytes of memory in use."""
-        return self._tree.nbytes if self._tree else 0
+        if self._tree is None:
+            return 0
+        return self._tree.nbytes + (0 if self.unstarted is None else self._tree.sums.highest)

@@ -214,7 +214,7 @@ class BatchSource:
                 (log.late, "deletions", items.deletions),
                 *((owner, name, getattr(owner, name)) for owner, name in same),
             ],
-            "expected": view.expected if items.starts is None else Unfollowed(items, log),  # type: ignore[attr-defined]
+            "expected": view.expected if items.starts is None else Unfollowed(items, items.starts, log),  # type: ignore[attr-defined]
             "judged": None if items.judge is None else items.judge.judged,
             "judges": items.judge is not None and items.judge.condition is not None,
         }

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 Undo = Callable[[], None]
 NO_ITEMS = np.empty(0, np.int64)
@@ -65,7 +66,7 @@ class Items(core.Items):
         self.rng, self.process = np.random.default_rng(seed), path()
         view.bind(log)  # first: where it refuses the log, the sampler can serve another view
         starts = Starts(log, view, sampler)
-        self.starts = starts if starts.samplers else None
+        self.starts = starts or None
         sampler.bind(log.index.slots, log.stride)
         self._log, self._view, self.sampler, self.uses, self.judge = log, view, sampler, uses, judge
         self.spans = zeros((log.index.slots, 2), np.int32)
@@ -102,7 +103,7 @@ class Items(core.Items):
             self._exclude_lost()
 
     def _insert(self, runs: Ints, started: bool = True) -> None:
-        """Insert found items; with ``started`` at the priorities of their columns, if the sampler starts from any."""
+        """Insert found items; with ``started`` at the priorities of their fields, if the sampler starts from any."""
         groups, begins, ends = np.ascontiguousarray(runs)
         came = int(ends.sum() - begins.sum())
         refused = None if self.judge is None else self._refused(runs)
@@ -110,7 +111,7 @@ class Items(core.Items):
         starts = []
         if self.starts is not None and started:  # before anything changes: they may lack memory
             held = np.stack([groups, np.maximum(begins, gone), ends])
-            starts = [(one, *self.starts.errors(one, held)) for one in self.starts.samplers]
+            starts = [(one, *self.starts.errors(one, held)) for one in self.starts.at_once]
         lost = (
             _items_of(np.stack([groups, begins, np.maximum(begins, gone)]), self._log.stride)
             if (gone > begins).any()
@@ -123,22 +124,26 @@ class Items(core.Items):
         if self.uses is not None:
             self.uses.add(came)
         first = self._view.first_errors(runs)
-        for sampler, known, errors in [*starts, *([] if first is None else [(self.sampler, *first)])]:
-            matching = slice(None) if self.judge is None else self.judge.judged[known] == MATCHES
-            sampler.update(known[matching], errors[matching])
+        for one, known, errors in starts:
+            one.start(*self._matching(known, errors))
+        if first is not None:
+            self.sampler.update(*self._matching(*first))
         if self.losing:
             self._exclude_lost()
 
-    def _start_unrestored(self, runs: Ints) -> None:
-        """Start items of ``runs`` that a restored state does not know, as new ones."""
-        assert self.starts is not None
-        runs = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])
-        for one in self.starts.samplers:
-            of_these = runs[:, np.isin(runs[0], one.unrestored // self._log.stride)]
-            items, errors = self.starts.errors(one, of_these)
-            new = np.isin(items, one.unrestored) & self.remaining(items)
-            one.update(items[new], errors[new])
-            one.unrestored = np.empty(0, np.int64)
+    def _matching(self, items: Ints, errors: Floats) -> tuple[Ints, Floats]:
+        """Return the items that match the condition, and their errors."""
+        matching = slice(None) if self.judge is None else self.judge.judged[items] == MATCHES
+        return items[matching], errors[matching]
+
+    def _start(self, samplers: list[Prioritized]) -> None:
+        """Start the unstarted items of ``samplers`` at the priorities of their columns."""
+        for one in samplers:
+            if one.unstarted_groups:
+                assert self.starts is not None and one.unstarted is not None
+                items, errors = self.starts.errors(one, self.starts.unstarted(one, self.spans))
+                new = one.unstarted[items] & self.remaining(items)
+                one.start(items[new], errors[new])
 
     def _refused(self, runs: Ints) -> Ints:
         """Judge items of ended episodes; return those that do not match.  Raises: MemoryError."""
@@ -212,8 +217,6 @@ class Items(core.Items):
         try:
             if old.any():
                 self._insert(runs[:, old], started=False)
-            for one in [] if self.starts is None else self.starts.samplers:
-                one.unrestored = one.present()
             if self.uses is not None and given is not None:
                 held = np.stack([runs[0], np.maximum(runs[1], self.spans[runs[0], 0]), runs[2]])[:, old]
                 items = _items_of(held, self._log.stride)  # without lost items
@@ -223,8 +226,8 @@ class Items(core.Items):
                     self.count -= len(used_up)
             self.sampler.restore(state)
         finally:
-            if self.starts is not None:
-                self._start_unrestored(runs[:, old])
+            if self.starts is not None:  # items that the state does not know start as new ones
+                self._start(self.starts.at_once)
             if not old.all():
                 self._insert(runs[:, ~old])
         self.seen = self._log.inventory.changes
@@ -263,6 +266,8 @@ class Items(core.Items):
             self.rng, self.process, self.sampling = own_generator(self.rng), path(), None
         if self.kept is not None:
             self.kept.note()
+        if self.starts is not None:
+            self._start(self.starts.at_draws)
         rng, ended, unused = self.rng, 0, None
         generator = rng.bit_generator
         before = generator.state

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
 
 Ints = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
 Floats = npt.NDArray[np.float64]
 
 REWARD = "reward"
@@ -31,7 +32,8 @@ class Starts:
     The store's lock is held throughout.
 
     Attributes:
-        samplers: which start from a column.
+        at_once: samplers that start from a field of the steps, whose values came with them.
+        at_draws: samplers that start from a column added later: values may be written until the next draw.
 
     Raises:
         ValueError, TypeError: there is no such column, or the view cannot tell its items' steps.
@@ -39,9 +41,31 @@ class Starts:
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler) -> None:
         self._log, self._view, self._steps = log, view, Steps(log)
-        self.samplers = _by_column(sampler)
-        for one in self.samplers:
+        samplers = _by_column(sampler)
+        for one in samplers:
             self._check(one.by)
+        late = log.late.columns
+        self.at_once = [one for one in samplers if one.by not in late]
+        self.at_draws = [one for one in samplers if one.by in late]
+
+    def __bool__(self) -> bool:
+        return bool(self.at_once or self.at_draws)
+
+    @property
+    def pending(self) -> bool:
+        """Whether items start at the next draw."""
+        return any(one.unstarted_groups for one in self.at_draws)
+
+    def unstarted(self, sampler: Prioritized, spans: Int32s) -> Ints:
+        """Return runs [3, n] within ``spans`` that hold all unstarted items of a sampler, and others in between."""
+        stride, runs = self._log.stride, []
+        assert sampler.unstarted is not None
+        for slot in sorted(sampler.unstarted_groups):
+            begin, end = spans[slot].tolist()
+            places = begin + np.flatnonzero(sampler.unstarted[slot * stride + begin : slot * stride + end])
+            if len(places):
+                runs.append((slot, int(places[0]), int(places[-1]) + 1))
+        return np.array(runs, np.int64).reshape(-1, 3).T
 
     def _check(self, by: Any) -> None:
         if not isinstance(by, str):
@@ -140,14 +164,14 @@ class Starts:
 
 class Unfollowed:
     """Stand-in for a view's expected TD errors towards the core, which finds new items itself while these are empty:
-    not empty while the view has to find some, and to start them."""
+    not empty while the view has to find or to start some."""
 
-    def __init__(self, items: core.Items, log: StepLog) -> None:
-        self._items, self._inventory = weakref.ref(items), log.inventory
+    def __init__(self, items: core.Items, starts: Starts, log: StepLog) -> None:
+        self._items, self._starts, self._inventory = weakref.ref(items), starts, log.inventory
 
     def __len__(self) -> int:
         items = self._items()
-        return int(items is not None and items.seen != self._inventory.changes)
+        return int(items is not None and (items.seen != self._inventory.changes or self._starts.pending))
 
 
 def _by_column(sampler: Any) -> list[Prioritized]:
