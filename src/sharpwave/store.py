@@ -1049,7 +1049,9 @@ class Store:
 
         Args:
             ids: int64 [n], ids of steps: ``batch.ids`` of transitions, ``episode.ids``, ``Store.ids``. Or a batch of
-                sequences, whose real steps are meant (where ``batch.mask``). Evicted steps are skipped.
+                sequences, whose real steps are meant (where ``batch.mask``). Evicted steps are skipped. Of a blend's
+                batch, pass ``batch.ids[batch.source == k]`` of this store's view ``k``: a blend's ids do not tell
+                their stores apart, and those of others name other steps here.
             values: [n, *shape], an array or a tensor; of sequences [B, T, *shape], or of their trained steps alone
                 [B, length, *shape]. Of repeated steps the last one's counts.
 

@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from hypothesis import strategies as st
 import sharpwave as sw
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.late_values import LateTaker
+from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request, WireError
@@ -623,3 +625,75 @@ def test_bools_of_a_peer_are_bools() -> None:
         LateTaker(store._log.late).take(target, Frame(0, 0, {"columns": about}, parts))
         assert target.batch["x"].tolist() == [False, True, True, True]
         assert target.batch["x"].view(np.uint8).tolist() == target.batch.mask_of("x").view(np.uint8).tolist()
+
+
+def test_ids_alone_are_refused_also_of_a_single_shard(tmp_path: Path) -> None:
+    """The shard is killed and begins anew, with other steps under the same ids."""
+    with sw.Cluster(SPEC, shards=1, capacity=400, segment_steps=4) as cluster:
+        written(cluster, 0, 60)
+        cluster.add_column("x", sw.Field((), "int64"))
+        view: Any = cluster.transitions(sampler=sw.Prioritized())
+        batch = view.sample(32)
+        for ids in (batch.ids, np.asarray(batch.ids)):
+            with pytest.raises(ValueError, match=r"write_column: ids alone .* shards=batch\.shards"):
+                cluster.write_column("x", ids, batch.action)
+            with pytest.raises(ValueError, match=r"update_priorities: ids alone .* shards=batch\.shards"):
+                view.update_priorities(ids, np.ones(32))
+        assert cluster.write_column("x", batch.ids, batch.action, batch.shards) == 32
+        assert view.update_priorities(batch.ids, np.ones(32), batch.shards) == 0
+        killed(cluster, 0)
+        written(cluster, 100, 60)
+        view.sample(4)
+        assert cluster.write_column("x", batch.ids, batch.action, batch.shards) == 0
+        assert cluster.write_column("x", batch, batch.action) == 0
+        assert view.update_priorities(batch.ids, np.ones(32), batch.shards) == 32
+        now = view.sample(8)
+        assert cluster.write_column("x", now, now.action) == 8
+        after = view.sample(64)
+        there = after.mask_of("x")
+        assert there.any() and (after["x"][there] == after.action[there]).all()
+
+
+def test_ids_of_a_blend_are_refused_without_shards(tmp_path: Path) -> None:
+    with served(1, tmp_path, spec=SPEC) as there, sw.Store(SPEC, capacity=1000) as own:
+        filled(there)
+        own.add_episode(obs=np.zeros((41, 3)), action=np.arange(1000, 1040), reward=np.ones(40), terminated=True)
+        for store in (own, there.stores[0]):
+            store.add_column("x", sw.Field((), "int64"))
+        views: list[Any] = [there.cluster.transitions(), own.transitions()]
+        batch = sw.Blend([(0.5, view) for view in views]).sample(32)
+        for ids in (batch, batch.ids):
+            with pytest.raises(ValueError, match=r"is of a blend|ids alone"):
+                there.cluster.write_column("x", ids, batch.action)
+        far, near = batch.shards != -1, batch.shards == -1
+        assert there.cluster.write_column("x", batch.ids, batch.action, batch.shards) == np.count_nonzero(far)
+        assert own.write_column("x", batch.ids[batch.source == 1], batch.action[near]) == np.count_nonzero(near)
+        for view in views:
+            seen = view.sample(100)
+            mask = seen.mask_of("x")
+            assert mask.any() and (seen["x"][mask] == seen.action[mask]).all()
+
+
+def written(cluster: sw.Cluster, first: int, steps: int, shard: int = 0) -> None:
+    """Write episodes of 5 steps to a shard; actions count from ``first`` on."""
+    writer = cluster.writer(shard=shard)
+    for k in range(steps):
+        writer.extend(
+            obs=np.zeros((1, 3)), action=[first + k], reward=[1], terminated=[k % 5 == 4], truncated=[False],
+            final_obs=np.zeros((1, 3)),
+        )  # fmt: skip
+    writer.close()
+
+
+def killed(cluster: sw.Cluster, shard: int) -> None:
+    """Kill a shard's process, and wait for the next one."""
+    assert cluster._processes is not None
+    before = cluster._processes.processes[shard]
+    os.kill(before, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with suppress(ShardLostError):
+            if cluster._members.links[shard].call(Request.DESCRIBE) and cluster._processes.processes[shard] != before:
+                return
+        time.sleep(0.1)
+    pytest.fail("the shard did not begin again")

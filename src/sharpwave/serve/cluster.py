@@ -429,21 +429,15 @@ class Cluster:
             number of ids, or steps of windows, whose steps are held: not evicted or deleted, nor of a shard that began
             anew since or does not answer. A shard that lacks a column which this object added gets it.
         Raises:
-            ValueError, TypeError: no such column, or values that do not fit; nothing was changed.
+            ValueError, TypeError: no such column, ids without shards, or values that do not fit; nothing was changed.
         """
         field = self._columns.get(name)
         if field is None and (field := (there := self.columns).get(name)) is None:
             names = ", ".join(map(repr, there)) or "none"
             raise ValueError(f"write_column: no column {name!r} was added; there are {names}; add_column() makes one")
         checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS))
-        links = list(self._members.now())
-        if checked.shards is None and len(links) != 1:
-            raise ValueError(
-                "write_column: ids alone do not say which shard they are of; pass the batch itself, or "
-                "shards=batch.shards"
-            )
         head = {"name": name, "field": described(field), "add": name in self._columns}
-        return sum(send_values(link, head, checked) for link in links)
+        return sum(send_values(link, head, checked) for link in list(self._members.now()))
 
     def delete(self, *, where: str | None = None, episodes: None = None) -> int:
         """Delete the ended episodes of all shards for which a condition holds: as ``Store.delete``.

@@ -32,6 +32,11 @@ Columns = dict[str, Field]
 
 REQUEST_BYTES = 4 << 20
 """Bytes of values of a request, unless a single one has more: a shard's memory for requests is limited."""
+IDS_ALONE = (
+    "ids alone do not say which shard they are of, nor whether it began anew since; pass the batch itself, or "
+    "shards=batch.shards"
+)
+"""Refusal of ids without shards, also of the only shard: one that began anew has other steps under these ids."""
 WRONG = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of a description that is none."""
 
@@ -124,12 +129,12 @@ class Written(NamedTuple):
     Attributes:
         rows: [n, *shape]. ``steps``: for each part of a request the array [n] that names the steps: ``ids``; or
             ``lanes`` and ``steps``.
-        shards: int64 [n], incarnations; ``None``: of the only shard.
+        shards: int64 [n], incarnations.
     """
 
     rows: npt.NDArray[Any]
     steps: dict[str, Ints]
-    shards: Ints | None
+    shards: Ints
 
     def requests(self, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Part]]:
         """Yield the parts of requests with some of the values: the later of repeated steps come later."""
@@ -159,10 +164,11 @@ def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any
     else:
         ids = checked_ids("write_column", items, tag)
         steps, rows = {"ids": ids}, field.rows(name, given, len(ids))
-    if shards is not None:
-        shards = on_host(shards)
-        if shards.shape != (len(rows),) or shards.dtype.kind not in "iu":
-            raise ValueError(f"shards: got shape {shards.shape} {shards.dtype}, expected int64 [{len(rows)}]")
+    if shards is None:
+        raise ValueError(f"write_column: {IDS_ALONE}")
+    shards = on_host(shards)
+    if shards.shape != (len(rows),) or shards.dtype.kind not in "iu":
+        raise ValueError(f"shards: got shape {shards.shape} {shards.dtype}, expected int64 [{len(rows)}]")
     return Written(rows, steps, shards)
 
 
@@ -175,8 +181,7 @@ def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
     for _ in range(2):
         with suppress(ShardLostError):
             link.connect()
-            count, shards = len(values.rows), values.shards
-            own = np.ones(count, np.bool_) if shards is None else shards == link.incarnation
+            own = values.shards == link.incarnation
             replies = [link.call(Request.WRITE_COLUMN, head, parts) for parts in values.requests(own)]
             return sum(int(reply.head["written"]) for reply in replies)
     return 0

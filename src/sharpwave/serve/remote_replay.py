@@ -15,7 +15,7 @@ from sharpwave.errors import EmptyError, LimiterTimeoutError, not_to_be_copied
 from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
-from sharpwave.serve.late_values import Columns
+from sharpwave.serve.late_values import IDS_ALONE, Columns
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
 from sharpwave.serve.remote_batches import PlannedBatch, RemoteBatches
@@ -286,16 +286,9 @@ class RemoteReplay(Generic[B]):
         if shards is None:
             shards = getattr(batch, "shards", None)
         ids = on_host(getattr(batch, "ids", batch)).astype(np.int64, copy=False)
-        links = self._of.links
         if shards is None:
-            if len(links) != 1:
-                raise ValueError(
-                    "update_priorities: ids alone do not say which shard they are of; pass the batch itself, or "
-                    "shards=batch.shards"
-                )
-            incarnations = np.full(len(ids), next(iter(links.values())).incarnation)
-        else:
-            incarnations = on_host(shards)
+            raise ValueError(f"update_priorities: {IDS_ALONE}")
+        links, incarnations = self._of.links, on_host(shards)
         errors = checked_errors(td_error, ids.shape + self.view.error_shape)
         sent: dict[int, int] = {}
 
