@@ -674,6 +674,42 @@ def test_ids_of_a_blend_are_refused_without_shards(tmp_path: Path) -> None:
             assert mask.any() and (seen["x"][mask] == seen.action[mask]).all()
 
 
+def test_metadata_of_columns_stops_no_draw(tmp_path: Path) -> None:
+    """Clients add a limited amount; a shard's owner may have added any."""
+    with served(1, tmp_path, spec=SPEC) as there:
+        filled(there)
+        large = sw.Field((), "int8", metadata={"names": ["v" * 100] * 1000})
+        there.cluster.add_column("m0", large)
+        for call in (
+            lambda: there.cluster.add_column("m1", large),
+            lambda: there.cluster.links[0].call(
+                Request.WRITE_COLUMN,
+                {"name": "m1", "field": {"shape": [], "dtype": "int8", "metadata": dict(large.metadata)}},
+                {"ids": np.zeros(1, np.int64), "values": np.zeros((1, 1), np.uint8)},
+            ),
+        ):
+            with pytest.raises(ValueError, match=r"column 'm1': names and metadata .* at most 131,072 in a shard"):
+                call()
+        view = there.cluster.transitions()
+        batch = view.sample(8)
+        assert there.cluster.write_column("m0", batch, np.ones(8, int)) == 8
+        assert there.cluster.columns["m0"].metadata == large.metadata
+        for k in range(20):  # by the owner, beyond what a message's head holds
+            there.stores[0].add_column(f"own{k}", large)
+        assert view.sample(8)["own3"].tolist() == [0] * 8
+        assert len(there.cluster) == len(there.stores[0])
+
+
+def test_names_of_columns_stop_no_draw(tmp_path: Path) -> None:
+    """Names of which a message's head has each character as six bytes."""
+    with served(1, tmp_path, spec=SPEC) as there:
+        filled(there)
+        with pytest.raises(ValueError, match=r"names and metadata .* at most 131,072"):
+            for k in range(1000):
+                there.cluster.add_column(f"{k:03}" + "\u00e9" * 97, COLUMNS["label"])
+        assert 150 < len(there.cluster.columns) == len(there.cluster.transitions().sample(8).fields) // 2
+
+
 def written(cluster: sw.Cluster, first: int, steps: int, shard: int = 0) -> None:
     """Write episodes of 5 steps to a shard; actions count from ``first`` on."""
     writer = cluster.writer(shard=shard)

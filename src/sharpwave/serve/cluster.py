@@ -391,7 +391,7 @@ class Cluster:
     @property
     def columns(self) -> Columns:
         """Columns added later that any shard has, by name.  Raises: ShardLostError."""
-        said = [one["columns"] for one in self._members.call(Request.DESCRIBE)]
+        said = [one["columns"] for one in self._members.call(Request.DESCRIBE, {"columns": True})]
         return {name: field_of(about) for columns in said for name, about in columns.items()}
 
     def add_column(self, name: str, field: Field) -> None:
@@ -402,7 +402,8 @@ class Cluster:
         so each learner may call this.
 
         Raises:
-            ValueError, TypeError: an invalid argument, or a shard has another column of that name.
+            ValueError, TypeError: an invalid argument, a shard has another column of that name, or names and metadata
+                of all its columns take too much.
             MemoryError: a shard has no room for it; those before have it.  ShardLostError: a shard cannot be reached.
         """
         self._local._log.late.check_new("add_column", name, field)

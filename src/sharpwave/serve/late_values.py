@@ -3,10 +3,12 @@
 The head of a reply to a draw names the shard's columns; each has two parts: ``late:NAME``, uint8 [rows, row bytes], and
 ``written:NAME``, bool [rows]. They are read under the lock under which their items are drawn, and lie apart from the
 batch's own columns: the memory of a batch that was requested before a column was added, or dropped, fits its reply.
+Draws leave the columns' metadata out, whatever its size.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -32,6 +34,8 @@ Columns = dict[str, Field]
 
 REQUEST_BYTES = 4 << 20
 """Bytes of values of a request, unless a single one has more: a shard's memory for requests is limited."""
+MAX_DESCRIBED_BYTES = 128 << 10
+"""Bytes of a shard's columns, as JSON, with which clients may add one: a message's head has room for them."""
 IDS_ALONE = (
     "ids alone do not say which shard they are of, nor whether it began anew since; pass the batch itself, or "
     "shards=batch.shards"
@@ -46,7 +50,8 @@ WRONG = (KeyError, TypeError, ValueError, AttributeError)
 
 def late_parts(read: LateRows) -> tuple[dict[str, Any], dict[str, Part]]:
     """Return the columns of a batch's items, and their values, as head and parts of a reply."""
-    head = {name: described(column.field) for name, (column, _, _) in read.rows.items()}
+    fields = {name: column.field for name, (column, _, _) in read.rows.items()}
+    head = {name: {"shape": list(field.shape), "dtype": field.dtype} for name, field in fields.items()}
     parts: dict[str, Part] = {}
     for name, (_, values, written) in read.rows.items():
         parts |= {f"late:{name}": values, f"written:{name}": written}
@@ -92,7 +97,7 @@ class LateTaker:
         known = self._known.get(name)
         if known is None or known[0] != about:
             try:
-                field = field_of(about)
+                field = field_of({**about, "metadata": {}})
                 self._late.check_new("columns", name, field)
             except WRONG as error:
                 raise WireError(f"column {name!r:.100} of a batch: {error}") from error
@@ -226,9 +231,20 @@ def add(store: Store, name: str, field: Field) -> None:
     with store._lock:  # of two clients that add it, one does
         there = store.columns.get(name)
         if there is None:
+            check_described(name, {**store.columns, name: field})
             store.add_column(name, field)
         else:
             check_same(name, there, field)
+
+
+def check_described(name: str, columns: Columns) -> None:
+    """Refuse a column with which the descriptions of all columns take too much.  Raises: ValueError."""
+    nbytes = len(json.dumps({one: described(field) for one, field in columns.items()}))
+    if nbytes > MAX_DESCRIBED_BYTES:
+        raise ValueError(
+            f"column {name!r:.100}: names and metadata of the columns added later take {nbytes:,} bytes as JSON with "
+            f"it, expected at most {MAX_DESCRIBED_BYTES:,} in a shard; give it less metadata"
+        )
 
 
 def check_same(name: str, there: Field, given: Field) -> None:

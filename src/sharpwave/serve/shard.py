@@ -99,8 +99,11 @@ class Shard:
         return {"shard": self.incarnation, "process": os.getpid()}
 
     def _describe(self, client: Client, frame: Frame) -> Reply:
-        columns = {name: described(field) for name, field in self.store.columns.items()}
-        return {"steps": len(self.store), "on_disk": self.store._log.disk is not None, "columns": columns}, {}
+        """Return the number of steps and whether they are on disk; and ``columns``, if they are asked for."""
+        said: dict[str, Any] = {"steps": len(self.store), "on_disk": self.store._log.disk is not None}
+        if frame.head.get("columns"):
+            said["columns"] = {name: described(field) for name, field in self.store.columns.items()}
+        return said, {}
 
     def _stats(self, client: Client, frame: Frame) -> Reply:
         replica = {} if self.keeper is None else {"replica": self.keeper.store.stats()}
