@@ -710,6 +710,35 @@ def test_names_of_columns_stop_no_draw(tmp_path: Path) -> None:
         assert 150 < len(there.cluster.columns) == len(there.cluster.transitions().sample(8).fields) // 2
 
 
+def test_a_column_outlives_a_kill_of_its_shard(tmp_path: Path) -> None:
+    """Without ``flush``; and a client that did not add it writes to shards that lack it."""
+    with sw.Cluster(SPEC, shards=2, capacity=400, segment_steps=4, disk=tmp_path / "d") as cluster:
+        for shard in range(2):
+            written(cluster, 100 * shard, 60, shard)
+        cluster.add_column("x", sw.Field((), "int64"))
+        with sw.Cluster.of(SPEC, [one[0] for one in cluster.where()["shards"]]) as other:
+            killed(cluster, 1)
+            assert [[*one["columns"]] for one in other._members.call(Request.DESCRIBE, {"columns": True})] == [
+                ["x"]
+            ] * 2
+            view = other.transitions()
+            batch = view.sample(64)
+            assert other.write_column("x", batch, batch.action) == 64
+
+
+def test_a_client_that_did_not_add_a_column_writes_to_shards_that_lack_it(tmp_path: Path) -> None:
+    with served(2, tmp_path, spec=SPEC) as there:
+        filled(there)
+        there.stores[0].add_column("x", sw.Field((), "int64"))
+        view = there.cluster.transitions()
+        batch = view.sample(64)
+        assert there.cluster.write_column("x", batch, batch.action) == 64
+        assert [*there.stores[1].columns] == ["x"]
+        seen = view.sample(200)
+        mask = seen.mask_of("x")
+        assert mask.any() and (seen["x"][mask] == seen.action[mask]).all()
+
+
 def written(cluster: sw.Cluster, first: int, steps: int, shard: int = 0) -> None:
     """Write episodes of 5 steps to a shard; actions count from ``first`` on."""
     writer = cluster.writer(shard=shard)

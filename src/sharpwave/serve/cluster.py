@@ -399,12 +399,14 @@ class Cluster:
 
         Batches of all clients have it from now on, and batches of this object's views also those of shards that lack
         it: ``batch[name]``, zeros where no value was written, and ``batch.mask_of(name)``. Shards that have it keep it,
-        so each learner may call this.
+        so each learner may call this. Each flushes its steps and the column's name, so that it has the column after a
+        kill.
 
         Raises:
             ValueError, TypeError: an invalid argument, a shard has another column of that name, or names and metadata
                 of all its columns take too much.
-            MemoryError: a shard has no room for it; those before have it.  ShardLostError: a shard cannot be reached.
+            MemoryError, OSError: a shard has no room for it; some may have it.  ShardLostError: a shard cannot be
+                reached.
         """
         self._local._log.late.check_new("add_column", name, field)
         self._members.call(Request.ADD_COLUMN, {"name": name, "field": described(field)})
@@ -428,16 +430,18 @@ class Cluster:
 
         Returns:
             number of ids, or steps of windows, whose steps are held: not evicted or deleted, nor of a shard that began
-            anew since or does not answer. A shard that lacks a column which this object added gets it.
+            anew since or does not answer. A shard that lacks the column gets it.
         Raises:
             ValueError, TypeError: no such column, ids without shards, or values that do not fit; nothing was changed.
+                A shard has another column of that name: others may have their values.
+            MemoryError: a shard that lacks the column has no room for it; others may have their values.
         """
         field = self._columns.get(name)
         if field is None and (field := (there := self.columns).get(name)) is None:
             names = ", ".join(map(repr, there)) or "none"
             raise ValueError(f"write_column: no column {name!r} was added; there are {names}; add_column() makes one")
         checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS))
-        head = {"name": name, "field": described(field), "add": name in self._columns}
+        head = {"name": name, "field": described(field)}
         return sum(send_values(link, head, checked) for link in list(self._members.now()))
 
     def delete(self, *, where: str | None = None, episodes: None = None) -> int:

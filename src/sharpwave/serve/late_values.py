@@ -195,9 +195,11 @@ def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
 def write_values(store: Store, head: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
     """Write the values of a request; return the number of its steps that are held.
 
+    A store that lacks the column gets it: it began anew, or after the others.
+
     Raises:
         WireError: no such request.
-        ValueError: there is no such column.
+        ValueError: there is another column of this name; and as ``add``.
     """
     given: list[Any] = [head.get("name"), *(parts.get(one) for one in ("values", "ids", "lanes", "steps"))]
     name, values, ids, lanes, steps = given
@@ -210,7 +212,7 @@ def write_values(store: Store, head: Mapping[str, Any], parts: Mapping[str, Any]
         by_id or (_is(lanes, np.int64, (count,)) and _is(steps, np.int64, (count,)))
     ):
         raise WireError(f"values of column {name!r:.100} without values and steps [n]")
-    if head.get("add") and name not in store.columns:  # this shard began anew, or after the others
+    if name not in store.columns:
         add(store, name, field)
     with store._lock:  # the column stays the one that was compared
         check_same(name, store._log.late.column("write_column", name).field, field)

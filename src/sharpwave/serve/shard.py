@@ -283,9 +283,13 @@ class Shard:
         return {}, {}
 
     def _add_column(self, client: Client, frame: Frame) -> Reply:
-        """Add a column, unless it is there: a client repeats a request whose reply was lost."""
+        """Add a column, unless it is there: a client repeats a request whose reply was lost.
+
+        It is in the store's folder before the reply, also where an earlier flush failed.
+        """
         name: Any = frame.head.get("name")  # which the store checks
         add(self.store, name, field_in(frame.head))
+        self.store.flush(views=False)
         return {}, {}
 
     def _write_column(self, client: Client, frame: Frame) -> Reply:
