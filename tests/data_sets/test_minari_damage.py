@@ -214,16 +214,3 @@ def test_observations_of_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write(tmp_path, monkeypatch, space, a=words, b={"c": words})
     with pytest.raises(ValueError, match="its observations are text, or of varying length, only; expected"):
         sw.load("minari:me/maze-v0")
-
-    class Words(gym.Env[Any, Any]):
-        observation_space, action_space = space, gym.spaces.Discrete(2)
-
-    with pytest.raises(
-        ValueError, match=r"env observes obs\['a'\] \(Text\), obs\['b'\]\['c'\] \(Text\) only, which no"
-    ):
-        sw.step_spec(Words())
-    space = gym.spaces.Dict({"a": gym.spaces.Box(0, 1, (2,)), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
-    Words.observation_space = space
-    with pytest.warns(UserWarning, match=r"obs\['b'\]\['c'\] \(Text\): of varying length"):
-        spec = sw.step_spec(Words())
-    assert spec.obs_names == ("obs.a",)

@@ -236,8 +236,12 @@ def test_trials_for_later_segments_decide_the_same_however_fast_the_thread_is(
     makers_late = by
     held_up.set()
     time.sleep(0.1)
-    early, by = filled(False)
-    assert early == late and len(by) == len(makers_late) and behind.NAME in by
+    for _ in range(20):  # on a busy machine the caller may be first each time
+        early, by = filled(False)
+        assert early == late and len(by) == len(makers_late)
+        if behind.NAME in by:
+            break
+    assert behind.NAME in by
     one, _ = filled(True)
     assert one.keys() == late.keys()
 

@@ -63,8 +63,8 @@ def test_rows_of_any_length_of_other_steps_are_found(monkeypatch: pytest.MonkeyP
     assert counts["items"] > 80
     places = NStep.places
 
-    def shifted(self: NStep, target: Any) -> Any:
-        slot, row, of, each = places(self, target)
+    def shifted(self: NStep, target: Any, *part: str) -> Any:
+        slot, row, of, each = places(self, target, *part)
         return slot, np.maximum(row - 1, 0), of, each
 
     monkeypatch.setattr(NStep, "places", shifted)  # inherited by the processes of lives
