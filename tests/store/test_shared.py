@@ -255,12 +255,14 @@ def test_a_value_that_memory_has_no_room_for_is_refused_and_others_go_on() -> No
     size = 8 << 20
     spec = spec_of(value=sw.Field((None,), "uint8", shared=True, max_length=size))
     store = sw.Store(spec, ram=6 << 20, segment_steps=16)
-    append(store, 0, value=np.zeros(3, np.uint8))
+    for number in range(50):
+        append(store, number, value=np.full(number, 3, np.uint8))
     noise = np.random.default_rng(0).integers(0, 256, size).astype(np.uint8)
     for _ in range(2):
         with pytest.raises(MemoryError, match=r"shared values of open segments take .* raise ram="):
-            append(store, 1, value=noise)
-    for number in range(1, 100):
+            append(store, 50, value=noise)
+        assert len(store) == 50 == held(store)  # none was evicted for it
+    for number in range(50, 100):
         append(store, number, value=noise[:number])
         assert store.stats()["total_bytes"] <= 6 << 20
     assert len(store) == 100 and held(store) == 100

