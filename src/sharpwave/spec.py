@@ -191,7 +191,7 @@ class Field:
 
     @cached_property
     def column(self) -> Field:
-        """What a segment's column has of each step: the field itself, or keys of shared values."""
+        """Field of a segment's column: the field itself, or of the keys of its shared values."""
         return Field((KEY_BYTES // 8,), "uint64") if self.shared else self
 
     @property

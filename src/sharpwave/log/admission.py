@@ -342,7 +342,7 @@ class Admission:
         return base
 
     def _beside(self) -> str:
-        """Return what an error of memory says about shared values."""
+        """Return the words of a memory error on the bytes of shared values; "" without any."""
         nbytes = self.sealed.shared.nbytes
         return f" beside {nbytes:,} bytes of shared values" if nbytes else ""
 

@@ -32,7 +32,7 @@ class _Value:
 
 
 class _Segment:
-    """Values that a segment refers to, and the bytes of those that were new with it."""
+    """Values that a segment refers to, and the bytes of the values that it was the first to have."""
 
     __slots__ = ("new", "values")
 
@@ -106,7 +106,7 @@ class SharedValues:
 
         Returns the rows by field with keys, uint64 [n, 2], in the place of values; and for ``take_back``.
 
-        Cost: a hash of each value; packing of those that are new: some 25 us a value of 400 bytes.
+        Cost: a hash of each value; each new value is packed, which takes some 25 us for 400 bytes.
         """
         found, taken = dict(rows), list[tuple[int, Key]]()
         for c, name in self._names.items():

@@ -394,7 +394,7 @@ class FolderScan:
             before.append(self._read_deletions(described))
             if before[-1].mark == before[-2].mark and all(_inode(path) >= 0 for path in self.files):
                 break
-        else:  # what was deleted before this call counts in any case
+        else:  # the marks keep changing: a step that was marked before this call is deleted in any case
             self.deletions = before[-1]._replace(ids=np.unique(np.concatenate([one.ids for one in before])), mark=None)
         return changed or self.deletions.mark != last
 

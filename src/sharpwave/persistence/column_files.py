@@ -160,7 +160,7 @@ class DeletedFile(NamedTuple):
 
     Attributes:
         state: its content; ``None``: there is none, or it is damaged.
-        damage: what is wrong with it; empty: nothing. ``whole``: otherwise the file is moved to ``quarantine``.
+        damage: the error, as text; empty: the file is sound. ``whole``: False: the file is moved to ``quarantine``.
     """
 
     state: dict[str, Any] | None = None

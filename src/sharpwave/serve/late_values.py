@@ -178,7 +178,7 @@ def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any
 
 
 def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
-    """Send a shard the values of its steps; return how many of these are held there.
+    """Send a shard the values of its steps; return how many of the steps the shard holds.
 
     They are sent again if a connection broke: writing twice is writing once. The steps of a shard that does not
     answer, or that began anew, count as not held.

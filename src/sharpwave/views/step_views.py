@@ -169,7 +169,7 @@ class StepView(DividedView[B], Generic[B]):
         raise NotImplementedError
 
     def fill_apart(self, target: BatchTarget) -> None:
-        """Read what is in no column into the batch."""
+        """Read late columns and ragged rows, which are in no column, into the batch."""
         if target.late is not None:
             slot, row, places, each = self.places(target)
             target.late.read(target.begin, slot * self._log.stride + row, places, each)
