@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ import numpy.typing as npt
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 import sharpwave as sw
+from tests.store.lives import Lives
 
 NUMBERS = ("int8", "uint16", "int32", "int64", "float16", "float32", "float64", "bool")
 FIELDS = {
@@ -53,7 +53,7 @@ def same(found: Any, expected: Any) -> bool:
     return found.dtype == expected.dtype and found.shape == expected.shape and bool((found == expected).all())
 
 
-class RaggedStore(RuleBasedStateMachine):
+class RaggedStore(Lives):
     """A store beside lists: each lane's steps by number, with their rows."""
 
     retention: type[Any] = sw.Fifo
@@ -159,45 +159,9 @@ class RaggedStore(RuleBasedStateMachine):
     def clear(self) -> None:
         self.store.clear()
 
-    @rule(capacity=st.sampled_from([80, 120, 200]))
-    def resize(self, capacity: int) -> None:
-        self.store.resize(capacity=capacity)
-
-    @rule(single=st.booleans())
-    def checkpoint(self, single: bool) -> None:
-        self.made += 1
-        path = self.folder / (f"{self.made}.sharpwave" if single else f"check-{self.made}")
-        self.store.checkpoint(path)
-        before = self.held()
-        self.store.close()
-        where: dict[str, Any] = {"disk": self.folder / f"opened-{self.made}"} if self.on_disk else {}
-        self.store = sw.Store.open(path, **where)
-        assert self.held() == before
-        self.begin_views()
-
-    @precondition(lambda self: self.on_disk)
-    @rule(killed=st.booleans())
-    def reopen(self, killed: bool) -> None:
-        """Open the store again, after it was closed; or a copy of its folder after a flush, as after SIGKILL."""
-        path = Path(self.store._log.disk.folder)  # type: ignore[union-attr]
-        if killed:
-            self.store.flush()
-            self.made += 1
-            copy = self.folder / f"copy-{self.made}"
-            shutil.copytree(path, copy)
-            (copy / "lock").unlink(missing_ok=True)
-            self.store.close()
-            path = copy
-        else:
-            self.store.close()
-        self.store = sw.Store.open(path)
+    def reopened(self) -> None:
         for lane in range(self.store.lanes):
             self.forget_dropped(lane)
-        assert not self.store.recovery.damages  # type: ignore[union-attr]
-        self.begin_views()
-
-    def held(self) -> set[tuple[int, int]]:
-        return {(e.lane, e.first_step + t) for e in self.store.episodes() for t in range(e.length)}
 
     @invariant()
     def batches_have_the_rows(self) -> None:
@@ -249,11 +213,6 @@ class RaggedStore(RuleBasedStateMachine):
         behind = self.store._log.sealing.behind
         opened |= {one.slot for one in behind.pending} if behind is not None else set()
         assert {slot for _, slot in values._buffers} <= opened
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
-            shutil.rmtree(self.folder)
 
 
 class ReservoirStore(RaggedStore):

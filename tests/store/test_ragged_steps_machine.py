@@ -6,7 +6,6 @@ number wherever both occur, and the numbers with a plain list of the steps.
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from hypothesis import settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import initialize, invariant, rule
 
 import sharpwave as sw
+from tests.store.lives import Lives
 
 LENGTHS = (0, 1, 3, 0, 17, 40, 400, 2000)
 MOST = 2000
@@ -58,7 +58,7 @@ def check(found: dict[str, Any]) -> None:
             np.testing.assert_array_equal(rows, expected["tokens"][k])
 
 
-class RaggedSteps(RuleBasedStateMachine):
+class RaggedSteps(Lives):
     """A store beside lists: each lane's steps by number, with the numbers of their observations and actions.
 
     Attributes:
@@ -208,45 +208,9 @@ class RaggedSteps(RuleBasedStateMachine):
         self.store.clear()
         self.after = dict.fromkeys(range(3))
 
-    @rule(capacity=st.sampled_from([80, 120, 200]))
-    def resize(self, capacity: int) -> None:
-        self.store.resize(capacity=capacity)
-
-    @rule(single=st.booleans())
-    def checkpoint(self, single: bool) -> None:
-        self.made += 1
-        path = self.folder / (f"{self.made}.sharpwave" if single else f"check-{self.made}")
-        self.store.checkpoint(path)
-        before = self.held()
-        self.store.close()
-        where: dict[str, Any] = {"disk": self.folder / f"opened-{self.made}"} if self.on_disk else {}
-        self.store = sw.Store.open(path, **where)
-        assert self.held() == before
-        self.begin_views()
-
-    @precondition(lambda self: self.on_disk)
-    @rule(killed=st.booleans())
-    def reopen(self, killed: bool) -> None:
-        """Open the store again, after it was closed; or a copy of its folder after a flush, as after SIGKILL."""
-        path = Path(self.store._log.disk.folder)  # type: ignore[union-attr]
-        if killed:
-            self.store.flush()
-            self.made += 1
-            copy = self.folder / f"copy-{self.made}"
-            shutil.copytree(path, copy)
-            (copy / "lock").unlink(missing_ok=True)
-            self.store.close()
-            path = copy
-        else:
-            self.store.close()
-        self.store = sw.Store.open(path)
-        assert not self.store.recovery.damages  # type: ignore[union-attr]
+    def reopened(self) -> None:
         for lane in range(self.lanes):
             self.note_break(lane)
-        self.begin_views()
-
-    def held(self) -> set[tuple[int, int]]:
-        return {(e.lane, e.first_step + t) for e in self.store.episodes() for t in range(e.length)}
 
     def check_obs(self, found: Any) -> npt.NDArray[np.int64]:
         """Return the numbers of observations, whose rows are compared with them."""
@@ -312,11 +276,6 @@ class RaggedSteps(RuleBasedStateMachine):
         behind = self.store._log.sealing.behind
         opened |= {one.slot for one in behind.pending} if behind is not None else set()
         assert {slot for _, slot in values._buffers} <= opened
-
-    def teardown(self) -> None:
-        if hasattr(self, "store"):
-            self.store.close()
-            shutil.rmtree(self.folder)
 
 
 def in_blocks(numbers: npt.NDArray[np.int64]) -> dict[str, Any]:
