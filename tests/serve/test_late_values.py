@@ -90,10 +90,13 @@ class World:
         if name not in self.columns:
             self.columns[name], self.history[name] = COLUMNS[name], defaultdict(lambda: [None])
 
-    def drop(self, name: str) -> None:
-        self.cluster._columns.pop(name, None)
-        for store in self.stores:
-            store.drop_column(name)
+    def drop(self, name: str, by_client: bool) -> None:
+        if by_client:
+            self.cluster.drop_column(name)
+        else:
+            self.cluster._columns.pop(name, None)
+            for store in self.stores:
+                store.drop_column(name)
         del self.columns[name], self.history[name]
 
     def write(self, name: str, items: list[Where], values: np.ndarray[Any, Any]) -> None:
@@ -173,7 +176,7 @@ def test_programs_over_served_stores(tmp_path_factory: pytest.TempPathFactory, o
             elif op == "add":
                 world.add(sorted(COLUMNS)[draw % 4], by_client)
             elif op == "drop" and name:
-                world.drop(name)
+                world.drop(name, by_client)
             elif op == "delete":
                 world.delete(1 + draw % 5, by_client)
             elif op in ("write", "windows", "own") and name and world.held:
@@ -724,6 +727,33 @@ def test_a_column_outlives_a_kill_of_its_shard(tmp_path: Path) -> None:
             view = other.transitions()
             batch = view.sample(64)
             assert other.write_column("x", batch, batch.action) == 64
+
+
+def test_a_dropped_column_does_not_come_back_with_a_kill(tmp_path: Path) -> None:
+    """Nor do its values with another of its name; and neither verb writes steps to the disk."""
+    with sw.Cluster(SPEC, shards=2, capacity=400, segment_steps=4, disk=tmp_path / "d") as cluster:
+        for shard in range(2):
+            written(cluster, 100 * shard, 60, shard)
+        for name in ("x", "kept"):
+            cluster.add_column(name, sw.Field((), "int64"))
+        view = cluster.transitions()
+        batch = view.sample(64)
+        for name in ("x", "kept"):
+            assert cluster.write_column(name, batch, batch.action) == 64
+        cluster.flush()
+        cluster.drop_column("x")
+        assert {*view.sample(4).fields} == {"kept", "kept.written"}
+        killed(cluster, 0)
+        assert [*cluster.columns] == ["kept"]
+        seen = view.sample(64)
+        mask = seen.mask_of("kept")
+        assert mask.any() and (seen["kept"][mask] == seen.action[mask]).all()
+        cluster.add_column("x", sw.Field((2,), "float32"))
+        killed(cluster, 0)
+        killed(cluster, 1)
+        assert cluster.columns["x"].shape == (2,) and not view.sample(64).mask_of("x").any()
+        with pytest.raises(ValueError, match=r"drop_column: no column 'y' was added; there are 'kept', 'x'"):
+            cluster.drop_column("y")
 
 
 def test_a_client_that_did_not_add_a_column_writes_to_shards_that_lack_it(tmp_path: Path) -> None:

@@ -42,8 +42,11 @@ RECENT = 64
 class ColumnWriter(Protocol):
     """Writer of late columns to the store's folder."""
 
+    def write_names(self) -> None:
+        """Write which columns there are.  Raises: OSError."""
+
     def write(self) -> None:
-        """Write values given since the last call.  Raises: OSError."""
+        """Write which columns there are, and values given since the last call.  Raises: OSError."""
 
     def write_deleted(self, more: Ints | None = None) -> None:
         """Write which steps were deleted, and the steps ``more`` with them.  Raises: OSError."""

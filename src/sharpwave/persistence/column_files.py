@@ -117,11 +117,8 @@ class ColumnFiles:
         """
         self._files.write(DELETED, {"name": DELETED} | self._late.deleted_state(more))
 
-    def write(self) -> None:
-        """Write names and chunks that changed since the last call.  Raises: OSError; a later call repeats it.
-
-        Cost: the bytes of the chunks with values given since.
-        """
+    def write_names(self) -> None:
+        """Write the columns' names, if they changed, and delete the files of dropped ones.  Raises: OSError."""
         late, index = self._late, self._log.index
         if self._named != late.columns:  # columns are compared by identity
             kept = {name: column for name, column in self._named.items() if late.columns.get(name) is column}
@@ -134,6 +131,14 @@ class ColumnFiles:
                 self._named = kept
             self._write_names(late.columns)
             self._named = dict(late.columns)
+
+    def write(self) -> None:
+        """Write names and chunks that changed since the last call.  Raises: OSError; a later call repeats it.
+
+        Cost: the bytes of the chunks with values given since.
+        """
+        late, index = self._late, self._log.index
+        self.write_names()
         for name, column in late.columns.items():
             for chunk in sorted(column.changed):
                 begin = chunk * column.chunk_slots

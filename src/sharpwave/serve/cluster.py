@@ -46,7 +46,7 @@ from sharpwave.views.view import STEPS
 
 LOCAL_CAPACITY = 64
 OF_STORES = {
-    "annotations", "branch", "delete_version", "derive", "drop_column", "drop_steps", "episodes", "export", "ids",
+    "annotations", "branch", "delete_version", "derive", "drop_steps", "episodes", "export", "ids",
     "read_column", "snapshot", "table", "versions",
 }  # fmt: skip
 """Verbs that only stores have, as they need all of an episode, or a folder."""
@@ -399,8 +399,7 @@ class Cluster:
 
         Batches of all clients have it from now on, and batches of this object's views also those of shards that lack
         it: ``batch[name]``, zeros where no value was written, and ``batch.mask_of(name)``. Shards that have it keep it,
-        so each learner may call this. Each flushes its steps and the column's name, so that it has the column after a
-        kill.
+        so each learner may call this. With a disk, the column is there after a kill of its shard.
 
         Raises:
             ValueError, TypeError: an invalid argument, a shard has another column of that name, or names and metadata
@@ -411,6 +410,26 @@ class Cluster:
         self._local._log.late.check_new("add_column", name, field)
         self._members.call(Request.ADD_COLUMN, {"name": name, "field": described(field)})
         self._columns[name] = field
+
+    def drop_column(self, name: str) -> None:
+        """Drop a column added later from the stores of all shards, with its values: as ``Store.drop_column``.
+
+        With a disk, it is dropped there, too. A client that still writes values of it adds it again; batches of its
+        views, if it called ``add_column``, have it without values.
+
+        Raises:
+            ValueError: no shard has such a column.
+            ShardLostError, OSError: some shards may have dropped it: call it again.
+        """
+        if name not in self._columns and name not in (there := self.columns):
+            raise self._no_column("drop_column", name, there)
+        self._members.call(Request.DROP_COLUMN, {"name": name})
+        self._columns.pop(name, None)
+
+    @staticmethod
+    def _no_column(what: str, name: Any, there: Columns) -> ValueError:
+        names = ", ".join(map(repr, there)) or "none"
+        return ValueError(f"{what}: no column {name!r} was added; there are {names}; add_column() makes one")
 
     def write_column(
         self,
@@ -438,8 +457,7 @@ class Cluster:
         """
         field = self._columns.get(name)
         if field is None and (field := (there := self.columns).get(name)) is None:
-            names = ", ".join(map(repr, there)) or "none"
-            raise ValueError(f"write_column: no column {name!r} was added; there are {names}; add_column() makes one")
+            raise self._no_column("write_column", name, there)
         checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS))
         head = {"name": name, "field": described(field)}
         return sum(send_values(link, head, checked) for link in list(self._members.now()))

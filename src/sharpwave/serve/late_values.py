@@ -229,7 +229,11 @@ def field_in(head: Mapping[str, Any]) -> Field:
 
 
 def add(store: Store, name: str, field: Field) -> None:
-    """Add a column, unless the store has it.  Raises: ValueError: it has another; and as ``Store.add_column``."""
+    """Add a column, unless the store has it, and write its name to the store's folder, also where an earlier call could
+    not.
+
+    Raises: ValueError: the store has another one.  OSError; and as ``Store.add_column``.
+    """
     with store._lock:  # of two clients that add it, one does
         there = store.columns.get(name)
         if there is None:
@@ -237,6 +241,24 @@ def add(store: Store, name: str, field: Field) -> None:
             store.add_column(name, field)
         else:
             check_same(name, there, field)
+        keep_names(store)
+
+
+def drop(store: Store, name: Any) -> None:
+    """Drop a column, if there is one, also from the store's folder.
+
+    Raises: OSError: a crash may bring it back; call it again.  And as ``Store.drop_column``.
+    """
+    with store._lock:
+        if name in store.columns:
+            store.drop_column(name)
+        keep_names(store)
+
+
+def keep_names(store: Store) -> None:
+    """Write which columns a store has to its folder. Values and steps are not written.  Raises: OSError."""
+    if store._log.late.writer is not None:
+        store._log.late.writer.write_names()
 
 
 def check_described(name: str, columns: Columns) -> None:

@@ -22,7 +22,7 @@ from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
-from sharpwave.serve.late_values import add, field_in, late_parts, write_values
+from sharpwave.serve.late_values import add, drop, field_in, late_parts, write_values
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardView, ShardViews
@@ -75,6 +75,7 @@ class Shard:
             Request.CLEAR: self._clear,
             Request.ANNOTATE: self._annotate,
             Request.ADD_COLUMN: self._add_column,
+            Request.DROP_COLUMN: self._drop_column,
             Request.WRITE_COLUMN: self._write_column,
             Request.DELETE: self._delete,
             Request.REPLICATE: lambda _, frame: self._keeper().keep(frame),
@@ -285,11 +286,15 @@ class Shard:
     def _add_column(self, client: Client, frame: Frame) -> Reply:
         """Add a column, unless it is there: a client repeats a request whose reply was lost.
 
-        It is in the store's folder before the reply, also where an earlier flush failed.
+        It is in the store's folder before the reply.
         """
         name: Any = frame.head.get("name")  # which the store checks
         add(self.store, name, field_in(frame.head))
-        self.store.flush(views=False)
+        return {}, {}
+
+    def _drop_column(self, client: Client, frame: Frame) -> Reply:
+        """Drop a column, if it is there, also from the store's folder before the reply."""
+        drop(self.store, frame.head.get("name"))
         return {}, {}
 
     def _write_column(self, client: Client, frame: Frame) -> Reply:

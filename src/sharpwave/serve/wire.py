@@ -298,6 +298,7 @@ class Request(IntEnum):
     FIND = 37
     REPLICATE = 40
     RESTORE = 41
+    DROP_COLUMN = 42
     DIRECTORY = 64
     RESIZE = 65
     JOIN = 80
