@@ -125,9 +125,9 @@ def test_layouts_and_shared_blocks_of_a_connection_are_bounded(tmp_path: Path, m
     made: list[client_module.Client] = []
     original = client_module.Client.layout
 
-    def layout(self: client_module.Client, view: int, size: int, make: object) -> object:
+    def layout(self: client_module.Client, *given: Any) -> object:
         made.append(self)
-        return original(self, view, size, make)  # type: ignore[arg-type]
+        return original(self, *given)
 
     monkeypatch.setattr(client_module.Client, "layout", layout)
     with served(1, tmp_path) as there:

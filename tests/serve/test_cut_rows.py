@@ -221,7 +221,7 @@ def message(there: Any, replay: Any) -> tuple[Frame, Any]:
     link: Link = there.cluster.links[0]
     points = (np.arange(16) + 0.5) / 16
     reply = link.call(Request.DRAW, {"view": 0, "max_priority": 1.0, "cut": True}, {"points": points})
-    source = replay._batches._shape.source
+    source = replay._batches.whole.source
     layout = source.layout(16)
     lent = [replay._batches.pool.lend(size, *root) for size, root in zip(layout.sizes, layout.roots, strict=True)]
     return reply, layout.over(lent, replay.view, source.tag)
@@ -235,7 +235,7 @@ def test_changed_messages_are_refused_or_decoded_but_do_no_harm(codec: str, kind
         written(there.stores[0], 80, 1)
         replay = getattr(there.cluster, view)(**asked)
         reply, target = message(there, replay)
-        arguments = (replay.view, replay._batches.fields, replay._batches.numbers)
+        arguments = (replay.view, replay._batches.fields, replay._batches.whole.numbers)
         cut_batches.read_into(target, reply, *arguments)
         rng, refused = np.random.default_rng(0), 0
         names = [name for name, part in reply.parts.items() if name.startswith(("rows:", "pieces:", "places"))]
@@ -273,7 +273,7 @@ def test_rows_without_their_dictionary_and_of_codecs_that_are_not_cut_are_refuse
             there.stores[0].extend(obs=still, action=[0], reward=[0.0], terminated=[False], truncated=[False])
         replay = there.cluster.transitions()
         reply, target = message(there, replay)
-        arguments = (replay.view, replay._batches.fields, replay._batches.numbers)
+        arguments = (replay.view, replay._batches.fields, replay._batches.whole.numbers)
         codecs = {int(one) for one in there.stores[0]._log.index.codec[2, :4]}
         assert registry.by_name("delta").number in codecs
         if any(name.startswith("dictionary:") for name in reply.parts):

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from sharpwave.arguments import is_integer
 from sharpwave.errors import not_to_be_copied
 from sharpwave.log.boundaries import NOTICED
-from sharpwave.log.late_columns import described, field_of
+from sharpwave.log.late_columns import described
 from sharpwave.persistence.settings import MAX_SEGMENT_STEPS
 from sharpwave.sampling.limiters import Limiter, check_timeout
 from sharpwave.sampling.protocol import Sampler
@@ -28,7 +28,7 @@ from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, cut, opening
 from sharpwave.serve.fleet import Fleet, ShardPlan
-from sharpwave.serve.late_values import Columns, checked_values, send_values
+from sharpwave.serve.late_values import Columns, checked_values, columns_in, send_values
 from sharpwave.serve.link import READY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.members import Members, ask_directory, turned
@@ -391,8 +391,7 @@ class Cluster:
     @property
     def columns(self) -> Columns:
         """Columns added later that any shard has, by name.  Raises: ShardLostError."""
-        said = [one["columns"] for one in self._members.call(Request.DESCRIBE, {"columns": True})]
-        return {name: field_of(about) for columns in said for name, about in columns.items()}
+        return columns_in(self._members.call(Request.DESCRIBE, {"columns": True}))
 
     def add_column(self, name: str, field: Field) -> None:
         """Add a column to the stores of all shards, for values that come after their steps: as ``Store.add_column``.

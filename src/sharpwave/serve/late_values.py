@@ -1,17 +1,17 @@
 """Columns added later, between shards and their clients: values in batches, and values that clients write.
 
-The head of a reply to a draw names the shard's columns; each has two parts: ``late:NAME``, uint8 [rows, row bytes], and
-``written:NAME``, bool [rows]. They are read under the lock under which their items are drawn, and lie apart from the
-batch's own columns: the memory of a batch that was requested before a column was added, or dropped, fits its reply.
-Draws leave the columns' metadata out, whatever its size.
+The head of a reply to a draw names the shard's columns, of those that were asked for; each has two parts:
+``late:NAME``, uint8 [rows, row bytes], and ``written:NAME``, bool [rows]. They are read under the lock under which
+their items are drawn, and lie apart from the batch's own columns: the memory of a batch that was requested before a
+column was added, or dropped, fits its reply. Draws leave the columns' metadata out, whatever its size.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,7 @@ from sharpwave.views.window_values import window_values
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 Columns = dict[str, Field]
+C = TypeVar("C")
 
 REQUEST_BYTES = 4 << 20
 """Bytes of values of a request, unless a single one has more: a shard's memory for requests is limited."""
@@ -43,6 +44,17 @@ IDS_ALONE = (
 """Refusal of ids without shards, also of the only shard: one that began anew has other steps under these ids."""
 WRONG = (KeyError, TypeError, ValueError, AttributeError)
 """Errors of a description that is none."""
+
+
+def columns_in(heads: Iterable[Mapping[str, Any]]) -> Columns:
+    """Return the columns that shards have, by the heads of their descriptions."""
+    return {name: field_of(about) for head in heads for name, about in head["columns"].items()}
+
+
+def chosen(columns: Mapping[str, C], names: frozenset[str] | None) -> dict[str, C]:
+    """Return the columns of batches with fields of these ``names`` only, which may be of values or marks; ``None``:
+    all."""
+    return {name: one for name, one in columns.items() if names is None or not names.isdisjoint((name, name + WRITTEN))}
 
 
 # values in batches

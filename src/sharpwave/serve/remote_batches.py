@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.errors import EmptyError, LimiterTimeoutError
+from sharpwave.log.late_columns import WRITTEN
 from sharpwave.memory.batch_pool import Pool
 from sharpwave.native.forks import path, precede
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into, take_ragged
-from sharpwave.serve.late_values import Columns, LateTaker, add_column
+from sharpwave.serve.late_values import Columns, LateTaker, add_column, chosen, columns_in
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_parts import ShardPart, ShardParts
 from sharpwave.serve.shared_memory import SharedBlocks
 from sharpwave.serve.wire import Request, WireError
+from sharpwave.views.batch_source import MAX_LAYOUTS, BatchSource
 from sharpwave.views.layout import BatchTarget
-from sharpwave.views.replay import Replay
+from sharpwave.views.replay import Replay, flat_names
 
 QUARANTINE_S = 120.0
 """Seconds for which memory is not used again that a lost shard may still be writing to."""
@@ -61,24 +64,51 @@ class Share:
             self.link.drop(self.ticket)
 
 
+@dataclass(frozen=True, eq=False)
+class BatchFields:
+    """Fields that batches have.
+
+    Attributes:
+        names: of the fields, as shards are asked for them; ``None``: all.
+        source: of batches of these fields, of an empty store.
+        columns: columns among them that other clients added, by name.
+    """
+
+    names: frozenset[str] | None
+    source: BatchSource
+    columns: Columns
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """Numbers of the fields with encoded rows, by the column's name."""
+        columns = self.source.view.columns().items()
+        return {name: column.field for name, column in columns if column.field is not None}
+
+
 @dataclass(eq=False)
 class PlannedBatch:
     """Requested batch.
 
     Attributes:
-        size: number of items. ``target``: its memory; ``None`` until it has some. ``shared``: blocks of that memory
-            that shards on this machine write to.
+        size: number of items. ``fields``: that it has.
+        target: its memory; ``None`` until it has some. ``shared``: blocks of that memory that shards on this machine
+            write to.
         shares: requested shares. ``came``: received ones. ``lacks``: shares whose shards had too few items, to be
             requested again. ``deletions``: of the client, when it was requested.
     """
 
     size: int
+    fields: BatchFields
     target: BatchTarget | None = None
     shared: list[Any] = field(default_factory=list)
     shares: list[Share] = field(default_factory=list)
     came: list[Share] = field(default_factory=list)
     lacks: list[Share] = field(default_factory=list)
     deletions: int = 0
+
+    def is_like(self, size: int, fields: BatchFields) -> bool:
+        """Return whether it has so many items, of the same fields."""
+        return self.size == size and self.fields.names == fields.names
 
     @property
     def lacking(self) -> int:
@@ -108,18 +138,20 @@ class RemoteBatches:
 
     Attributes:
         memory, pool: of batches.
-        fields: of the spec. ``numbers``: numbers of the fields with encoded rows, by the column's name.
+        fields: of the spec. ``whole``: all of them, as batches have them.
     """
 
     def __init__(self, parts: ShardParts, shape: Replay[Any], seed: int, columns: Columns) -> None:
-        self._of, self._shape, self._source, self._view = parts, shape, shape.source, shape.view
+        self._of, self.whole = parts, BatchFields(None, shape.source, {})
+        self._chosen: deque[BatchFields] = deque(maxlen=MAX_LAYOUTS)  # that batches had lately
+        self._heard: Columns = {}  # that other clients added, by what shards said
         self._seed, self._rng = seed, np.random.default_rng([seed, 0])
         self._in_shared_memory = all(link.is_local for link in parts.links.values())
         self._renew()
-        self._late, self._columns = LateTaker(self._source.log.late), columns
+        self._spec, self._columns = shape.source.log.spec, columns
+        self._late = LateTaker(shape.source.log.late)
         self._decoding = InterruptLock()  # kernels are not interrupted, nor their compiler
-        self.fields = list(self._source.log.spec.fields.values())
-        self.numbers = {name: column.field for name, column in self._view.columns().items() if column.field is not None}
+        self.fields = list(self._spec.fields.values())
         precede(self)
 
     def before_fork(self) -> None:
@@ -143,9 +175,33 @@ class RemoteBatches:
         self.pool = Pool(self.memory.make) if self._in_shared_memory else Pool()
         self._quarantined: deque[tuple[float, BatchTarget | None]] = deque()
 
-    def submitted(self, batch_size: int) -> PlannedBatch:
-        """Ask the shards for their shares of a batch.  Raises: EmptyError, MemoryError."""
-        plan = PlannedBatch(batch_size, deletions=self._of.members.deletions)
+    def of_names(self, fields: Sequence[str] | None) -> BatchFields:
+        """Return the fields that ``fields`` names, after asking the shards for columns that are not known here.
+
+        Raises: ValueError, TypeError: as ``Replay.sample``.  ShardLostError.
+        """
+        if fields is None:
+            return self.whole
+        try:
+            names = self._names(fields)
+        except ValueError:
+            self._heard = columns_in(self._of.members.call(Request.DESCRIBE, {"columns": True}))
+            names = self._names(fields)
+        columns = chosen({name: kind for name, kind in self._heard.items() if name not in self._columns}, names)
+        for one in self._chosen:
+            if one.names == names and one.columns == columns:
+                return one
+        source = self.whole.source.only(names.intersection(self._spec.fields))
+        self._chosen.append(BatchFields(names, source, columns))
+        return self._chosen[-1]
+
+    def _names(self, fields: Sequence[str]) -> frozenset[str]:
+        late = [part for name in {**self._heard, **self._columns} for part in (name, name + WRITTEN)]
+        return flat_names(fields, self._spec, [*self._spec.fields, *late])
+
+    def submitted(self, batch_size: int, fields: BatchFields | None = None) -> PlannedBatch:
+        """Ask the shards for their shares of a batch; ``fields``: by default all.  Raises: EmptyError, MemoryError."""
+        plan = PlannedBatch(batch_size, fields or self.whole, deletions=self._of.members.deletions)
         try:
             if self._in_shared_memory:
                 self._lend(plan)
@@ -168,11 +224,11 @@ class RemoteBatches:
         arrived: the memory of the batch before last is then in the processor's cache, and memory of all batches ahead
         would not fit there.
         """
-        source, size = self._source, plan.size
+        source, size = plan.fields.source, plan.size
         layout = source.layouts.get(size) or source.layouts.setdefault(size, source.layout(size))
         self.pool.collect()
         lent = [self.pool.lend(nbytes, *root) for nbytes, root in zip(layout.sizes, layout.roots, strict=True)]
-        plan.target = layout.over(lent, self._view, source.tag)
+        plan.target = layout.over(lent, source.view, source.tag)
         if self._in_shared_memory:
             plan.shared = [block.memory for block, _ in lent]
             for block in plan.shared:
@@ -184,7 +240,7 @@ class RemoteBatches:
         numbers = sorted(self._of.known)
         masses = np.array([self._of.known[number].mass for number in numbers])
         if not masses.sum() > 0:
-            raise EmptyError(f"sample: no shard has an item to sample; {self._view.waits_for}")
+            raise EmptyError(f"sample: no shard has an item to sample; {self.whole.source.view.waits_for}")
         for share in divide(masses, end - begin, self._rng):
             share.shard, share.begin, share.end = numbers[share.shard], begin + share.begin, begin + share.end
             plan.shares.append(share)
@@ -201,6 +257,8 @@ class RemoteBatches:
         link, head = shard.link, self._of.head(shard) | {"begin": share.begin, "batch": plan.size}
         if forgotten := list(taken(link.forgotten)):
             head["forget"] = forgotten
+        if plan.fields.names is not None:
+            head["fields"] = sorted(plan.fields.names)
         if not (link.is_local and plan.shared):
             return link.submit(Request.DRAW, head, {"points": share.points})
         head["blocks"] = [block.number for block in plan.shared]
@@ -242,7 +300,7 @@ class RemoteBatches:
                     raise kind(f"sample: asked {ATTEMPTS} times, and got no whole batch: {missing[0][1]}")
                 self._of.refresh()
                 if not keeps:  # the whole batch again, from the remaining shards, into other memory
-                    fresh = self.submitted(plan.size)
+                    fresh = self.submitted(plan.size, plan.fields)
                     plan.target, plan.shared, plan.shares, plan.came = fresh.target, fresh.shared, fresh.shares, []
                     continue
                 if wait is not None:
@@ -265,13 +323,24 @@ class RemoteBatches:
         for share in plan.came:
             target.draw.probabilities[share.begin : share.end] *= share.probability
             shards[share.begin : share.end] = share.incarnation
-        self._source.items.weigh(target.draw, beta)
+        self.whole.source.items.weigh(target.draw, beta)
         for memory in plan.shared:
             memory.awaited = False
-        for name, kind in dict(self._columns).items():  # also where it was requested before they were added
-            add_column(target.batch, name, kind)
+        self._add_columns(target.batch, plan.fields)
         target.batch.shards = shards
         return target
+
+    def _add_columns(self, batch: Any, fields: BatchFields) -> None:
+        """Add the columns to a batch that its shards lack, or lacked when it was requested."""
+        names, there = fields.names, batch.fields
+        for name, kind in chosen(dict(self._columns), names).items():
+            add_column(batch, name, kind)
+        for name in fields.columns.keys() - there.keys():
+            add_column(batch, name, fields.columns[name])
+            self._heard.pop(name, None)  # it may have been dropped: ask before the next batch
+        if names is not None:
+            for name in there.keys() - self._spec.fields.keys() - names:
+                del there[name]  # only the marks were asked for
 
     def _move(self, plan: PlannedBatch) -> None:
         """Move received shares of a batch to other memory: a lost shard may still write to the batch's own."""
@@ -301,14 +370,15 @@ class RemoteBatches:
                     raise ShardLostError("shard: its connection was made again")
                 reply = link.wait(share.ticket)
                 self._of.known[share.shard].hear(reply)
-                ragged = bool(getattr(self._view, "ragged", ()))
+                view = plan.fields.source.view
+                ragged = bool(getattr(view, "ragged", ()))
                 if wanted and (reply.parts or ragged):
                     target = self._lend(plan) if plan.target is None else plan.target
                     with self._decoding:
                         part = target.part(share.begin, share.end)
                         if not (link.is_local and plan.shared):
-                            read_into(part, reply, self._view, self.fields, self.numbers)
-                        take_ragged(part, reply, self._source.log.spec)
+                            read_into(part, reply, view, self.fields, plan.fields.numbers)
+                        take_ragged(part, reply, self._spec)
                         self._late.take(part, reply)
                 share.incarnation = link.incarnation
                 plan.came.append(share)

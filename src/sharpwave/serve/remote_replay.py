@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from sharpwave.sampling.protocol import described
 from sharpwave.serve.late_values import IDS_ALONE, Columns
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
-from sharpwave.serve.remote_batches import PlannedBatch, RemoteBatches
+from sharpwave.serve.remote_batches import BatchFields, PlannedBatch, RemoteBatches
 from sharpwave.serve.shard_parts import ShardParts
 from sharpwave.serve.wire import TRANSITIONS, Part, Request
 from sharpwave.views.batch import Arrays
@@ -164,32 +164,46 @@ class RemoteReplay(Generic[B]):
     # batches
 
     def sample(
-        self, batch_size: int, *, beta: float | None = None, timeout: float | None = None, lookahead: int = 0
+        self,
+        batch_size: int,
+        *,
+        beta: float | None = None,
+        timeout: float | None = None,
+        lookahead: int = 0,
+        fields: Sequence[str] | None = None,
     ) -> B:
         """Draw a batch from all shards: as ``Replay.sample``.
 
         ``batch.shards`` gives each item's shard; ``update_priorities`` takes the batch.
 
         Args:
-            lookahead: number of further batches to request, which the next calls with as many items return: shards
-                decode them meanwhile, and later priority changes affect later batches only.
+            lookahead: number of further batches to request, which the next calls with as many items and the same
+                fields return: shards decode them meanwhile, and later priority changes affect later batches only.
+            fields: names of the fields that the batch has, as for ``Replay.sample``: shards read and send no others.
 
         Raises:
             EmptyError, LimiterTimeoutError, ValueError: as ``Replay.sample``.
             ShardLostError: no shard can be reached.
         """
-        batch: B = self.sample_target(batch_size, beta=beta, timeout=timeout, lookahead=lookahead).batch
+        batch: B = self.sample_target(batch_size, beta=beta, timeout=timeout, lookahead=lookahead, fields=fields).batch
         return batch
 
     def sample_target(
-        self, batch_size: int, *, beta: float | None = None, timeout: float | None = None, lookahead: int = 0
+        self,
+        batch_size: int,
+        *,
+        beta: float | None = None,
+        timeout: float | None = None,
+        lookahead: int = 0,
+        fields: Sequence[str] | None = None,
     ) -> BatchTarget:
         """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend."""
         check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
-            if self._plans and self._plans[0].size != batch_size:
+            some = self._batches.of_names(fields)
+            if self._plans and not self._plans[0].is_like(batch_size, some):
                 self._batches.abandon(self._plans)
-            return self._next(self._plans, int(batch_size), int(lookahead), beta, timeout)
+            return self._next(self._plans, int(batch_size), some, int(lookahead), beta, timeout)
 
     @property
     def asked(self) -> int:
@@ -197,39 +211,55 @@ class RemoteReplay(Generic[B]):
         return len(self._plans)
 
     def stream(
-        self, batch_size: int, *, lookahead: int = 4, beta: float | None = None, timeout: float | None = None
+        self,
+        batch_size: int,
+        *,
+        lookahead: int = 4,
+        beta: float | None = None,
+        timeout: float | None = None,
+        fields: Sequence[str] | None = None,
     ) -> Iterator[B]:
         """Iterate over batches without end, each requested ``lookahead`` batches ahead: shards decode meanwhile.
 
-        Priority changes after a batch's request affect later batches only.
+        Priority changes after a batch's request affect later batches only. ``fields``: as for ``sample``.
 
         Raises: as ``sample``.
         """
         check_stream(batch_size, lookahead, beta, timeout)
-        return self._streamed(int(batch_size), int(lookahead), beta, timeout)
+        with self._lock:
+            some = self._batches.of_names(fields)
+        return self._streamed(int(batch_size), some, int(lookahead), beta, timeout)
 
-    def _streamed(self, batch_size: int, lookahead: int, beta: float | None, timeout: float | None) -> Iterator[B]:
+    def _streamed(
+        self, batch_size: int, fields: BatchFields, lookahead: int, beta: float | None, timeout: float | None
+    ) -> Iterator[B]:
         plans: deque[PlannedBatch] = deque()
         try:
             while True:
                 with self._lock:
-                    batch: B = self._next(plans, batch_size, lookahead, beta, timeout).batch
+                    batch: B = self._next(plans, batch_size, fields, lookahead, beta, timeout).batch
                 yield batch
         finally:  # the garbage collector may run this in any thread, which may hold any lock
             self._left.extend(plans)
 
     def _next(
-        self, plans: deque[PlannedBatch], batch_size: int, lookahead: int, beta: float | None, timeout: float | None
+        self,
+        plans: deque[PlannedBatch],
+        batch_size: int,
+        fields: BatchFields,
+        lookahead: int,
+        beta: float | None,
+        timeout: float | None,
     ) -> BatchTarget:
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
         deadline = time.monotonic() + check_timeout("sample", timeout)
-        self._take_left(plans, batch_size)
+        self._take_left(plans, batch_size, fields)
         self._batches.abandon_deleted(plans)
         if not plans:
             self.wait(batch_size, timeout=timeout)
-            plans.append(self._batches.submitted(batch_size))
+            plans.append(self._batches.submitted(batch_size, fields))
         while len(plans) <= lookahead and self._admits(batch_size, KNOWN_S if self.limiter is None else LOOK_S):
-            plans.append(self._batches.submitted(batch_size))
+            plans.append(self._batches.submitted(batch_size, fields))
         if len(plans) > 1 and self._of.limits_uses:
             for plan in tuple(plans):  # a complete batch may be behind one that cannot be filled
                 try:
@@ -262,12 +292,12 @@ class RemoteReplay(Generic[B]):
             if not plan.lacks:
                 plans.remove(plan)
 
-    def _take_left(self, plans: deque[PlannedBatch], batch_size: int) -> None:
+    def _take_left(self, plans: deque[PlannedBatch], batch_size: int, fields: BatchFields) -> None:
         """Take over batches that freed streams had requested, if no other learner gets their items; abandon others."""
         others: deque[PlannedBatch] = deque()
         while self._left:
             plan = self._left.popleft()
-            (plans if self._of.limits_uses and plan.size == batch_size else others).append(plan)
+            (plans if self._of.limits_uses and plan.is_like(batch_size, fields) else others).append(plan)
         self._batches.abandon(others)
 
     # priorities

@@ -37,6 +37,7 @@ MAX_MAPPED_TOGETHER = 16_384
 """Limit of blocks over all connections: a process of Linux may map 65,530, and its store and threads need some."""
 MAX_LAYOUTS = 64
 """Number of batch sizes whose layouts are kept for a connection."""
+LayoutKey = tuple[int, int, frozenset[str] | None]
 Reply = tuple[dict[str, Any], dict[str, Any]]
 """Head and parts of a reply."""
 
@@ -57,7 +58,7 @@ class Client:
         local: whether memory can be shared with it. ``budget``: the shard's. ``holding``: its part of the budget.
         dictionaries: received dictionaries, by key. ``sent``: dictionaries that were sent to it.
         blocks: its shared memory, by number. ``cutters``: of encoded rows, by view.
-        layouts: the latest layouts of batches in shared memory, by view and size.
+        layouts: the latest layouts of batches in shared memory, by view, size and fields.
         connection: carries the replies.
         holder, turn: of the writer's name, and this writer's turn.
         refused: error of a refused segment of a writer; its segments that are already under way are refused, too.
@@ -71,7 +72,7 @@ class Client:
     refused: Exception | None = None
     dictionaries: dict[int, bytes] = field(default_factory=dict)
     blocks: dict[int, Block] = field(default_factory=dict)
-    layouts: dict[tuple[int, int], BatchLayout] = field(default_factory=dict)
+    layouts: dict[LayoutKey, BatchLayout] = field(default_factory=dict)
     sent: Sent = field(default_factory=dict)
     cutters: dict[int, RowCutter] = field(default_factory=dict)
     _cutter_bytes: dict[int, int] = field(default_factory=dict)
@@ -88,18 +89,23 @@ class Client:
             return True
         return bool(poll.poll(0))
 
-    def layout(self, view: int, size: int, make: Callable[[int], BatchLayout]) -> BatchLayout:
-        """Return the layout of batches of a view, made if need be.  Raises: MemoryError."""
-        found = self.layouts.pop((view, size), None)
+    def layout(
+        self, view: int, size: int, names: frozenset[str] | None, make: Callable[[int], BatchLayout]
+    ) -> BatchLayout:
+        """Return the layout of batches of a view, of the fields ``names`` only, made if need be.
+
+        Raises: MemoryError.
+        """
+        found = self.layouts.pop((view, size, names), None)
         if found is None:
             found = make(size)
             self.budget.keep(self.holding, found.work_bytes, f"a batch of {size:,} items")
-        self.layouts[view, size] = found
+        self.layouts[view, size, names] = found
         if len(self.layouts) > MAX_LAYOUTS:
             self._drop_layout(next(iter(self.layouts)))
         return found
 
-    def _drop_layout(self, key: tuple[int, int]) -> None:
+    def _drop_layout(self, key: LayoutKey) -> None:
         gone = self.layouts.pop(key)
         self.budget.let_go(self.holding, gone.work_bytes)
         for block in self.blocks.values():

@@ -22,12 +22,13 @@ from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
 from sharpwave.serve.intake import Intake
-from sharpwave.serve.late_values import add, drop, field_in, late_parts, write_values
+from sharpwave.serve.late_values import add, chosen, drop, field_in, late_parts, write_values
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardView, ShardViews
 from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.store import Store
+from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.late_rows import LateRows, late_bytes
 from sharpwave.views.layout import BatchLayout
 from sharpwave.views.replay import MAX_BATCH_SIZE, Replay, checked_errors
@@ -140,10 +141,11 @@ class Shard:
     def _draw(self, client: Client, frame: Frame) -> Reply:
         """Draw items at points of the mass; decode them into shared memory, or send them with encoded rows.
 
-        ``points``: float64 [n]. ``batch``: the batch's number of items; ``begin``: its first item here. ``blocks``:
-        numbers of the batch's blocks of shared memory; new blocks arrive as file descriptors.
+        ``points``: float64 [n]. ``batch``: the batch's number of items; ``begin``: its first item here. ``fields``:
+        names of the fields that it has; without, all. ``blocks``: numbers of the batch's blocks of shared memory; new
+        blocks arrive as file descriptors.
         """
-        view, points = self.views.of(frame), _points(frame)
+        view, points, names = self.views.of(frame), _points(frame), _names(frame)
         begin, size = frame.head.get("begin", 0), frame.head.get("batch", len(points))
         if not (type(begin) is type(size) is int and 0 <= begin <= begin + len(points) <= size <= MAX_BATCH_SIZE):
             raise WireError(f"a draw of {len(points)} items from {begin!r} on, of a batch of {size!r}")
@@ -151,14 +153,14 @@ class Shard:
         layout = None
         if "blocks" in frame.head:
             client.budget.work(client.holding, len(points) * work_bytes, what)
-            layout = client.layout(view.number, size, view.replay.source.layout)
+            layout = client.layout(view.number, size, names, lambda size: self._layout(view, names, size))
         else:
             client.budget.work(client.holding, len(points) * (work_bytes + sent_bytes), what)
         room = RaggedRoom(client.budget, client.holding)
         for _ in range(ATTEMPTS):
             room.used = 0
             try:
-                head, parts = self._drawn(client, frame, view, points, begin, layout, room)
+                head, parts = self._drawn(client, frame, view, names, points, begin, layout, room)
                 return self._said(view) | head, parts
             except NoRaggedRoomError as short:  # the draw was undone, so waiting and refusing cost no item its use
                 client.budget.work(client.holding, short.nbytes, what)
@@ -173,6 +175,7 @@ class Shard:
         client: Client,
         frame: Frame,
         view: ShardView,
+        names: frozenset[str] | None,
         points: Points,
         begin: int,
         layout: BatchLayout | None,
@@ -182,17 +185,19 @@ class Shard:
 
         Columns added later are read under the same lock: all of the reply is of one moment.
         """
-        replay, source = view.replay, view.replay.source
+        replay = view.replay
         with replay.lock:
+            source = self._source(view, names)
+            columns = chosen(source.log.late.columns, names)
             self._note(replay, frame)
             source.items.follow()
             if not source.items.enough(max(1, len(points))):
                 raise EmptyError(f"shard: {source.items.count} items can be sampled, asked for were {len(points)}")
-            room(len(points) * view.rows * late_bytes(source.log.late))  # first: a draw without room is not begun
-            late = LateRows(source.log.late, begin, len(points))
+            room(len(points) * view.rows * late_bytes(columns))  # first: a draw without room is not begun
+            late = LateRows(columns, begin, len(points))
             exact = points if source.items.uses is None and draws_by_mass(replay.sampler) else None
             if layout is not None:
-                target = self._shared(client, layout, replay, frame)
+                target = self._shared(client, layout, source, frame)
                 target.grow, target.late = room, late
                 source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
                 head, parts = late_parts(late)
@@ -208,7 +213,15 @@ class Shard:
             parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
             return head, parts | ragged_parts(target)
 
-    def _shared(self, client: Client, layout: BatchLayout, replay: Replay[Any], frame: Frame) -> Any:
+    def _source(self, view: ShardView, names: frozenset[str] | None) -> BatchSource:
+        """Return the source of batches with the fields of these names; columns added later are read apart."""
+        return view.source(None if names is None else names.intersection(self.store.spec.fields))
+
+    def _layout(self, view: ShardView, names: frozenset[str] | None, size: int) -> BatchLayout:
+        with view.replay.lock:
+            return self._source(view, names).layout(size)
+
+    def _shared(self, client: Client, layout: BatchLayout, source: BatchSource, frame: Frame) -> Any:
         """Return the target over a batch's blocks of shared memory."""
         blocks = frame.head["blocks"]
         if not isinstance(blocks, list) or len(blocks) != len(layout.sizes):
@@ -219,7 +232,7 @@ class Shard:
             if block is None or block.nbytes != nbytes:
                 raise WireError(f"block {name!r} is not shared, or has not {nbytes:,} bytes")
             lent.append((block, np.ndarray(shape, dtype, block.memory)))
-        return layout.over(lent, replay.view, replay.source.tag)
+        return layout.over(lent, source.view, source.tag)
 
     def _update(self, client: Client, frame: Frame) -> Reply:
         view = self.views.of(frame)
@@ -344,6 +357,16 @@ class RaggedRoom:
             except NoRoomError as short:
                 raise NoRaggedRoomError(short.nbytes) from short
             self.taken = self.used
+
+
+def _names(frame: Frame) -> frozenset[str] | None:
+    """Return the names of the fields that a draw asks for; ``None``: of all."""
+    names = frame.head.get("fields")
+    if names is None:
+        return None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise WireError(f"fields {names!r:.100} of a draw, expected a list of names")
+    return frozenset(names)
 
 
 def _points(frame: Frame) -> Points:

@@ -18,6 +18,7 @@ from sharpwave.serve.intake import UNUSED_S, Intake
 from sharpwave.serve.server import Client
 from sharpwave.serve.wire import SEQUENCES, TRANSITIONS, Frame, ViewState
 from sharpwave.store import Store
+from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.layout import LARGE
 from sharpwave.views.replay import Replay
 
@@ -55,6 +56,13 @@ class ShardView:
         self.item_bytes = 8 * (view.scratch_rows + 3), sum(size for size in sizes if size < LARGE)
         self.rows = view.burn_in + view.length if self.asked["kind"] == SEQUENCES else 1
         self.steps_before = self.replay.source.pace.steps_before
+
+    def source(self, names: frozenset[str] | None) -> BatchSource:
+        """Return the source of batches with fields of these names only; ``None``: of all."""
+        if names is None:
+            return self.replay.source
+        with self.replay.lock:
+            return self.replay.source.only(names)
 
     def state(self, store: Store) -> ViewState:
         """Return the state that every reply has."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Self, TypeVar
 
 import numpy as np
@@ -26,6 +26,7 @@ from sharpwave.views.view_parts import Parts
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.spec import Spec
 
 Ints = npt.NDArray[np.int64]
 B = TypeVar("B")
@@ -121,23 +122,12 @@ class Replay(Generic[B]):
 
     def _only(self, fields: Sequence[str]) -> Self:
         """Return a replay of the same items whose batches have some fields only.  Raises: ValueError, TypeError."""
-        if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
-            raise TypeError(f"fields={fields!r}, expected a list of names of fields")
         spec = self._log.late.spec
-        groups = {"obs": spec.obs_names, "next_obs": spec.obs_names, "action": spec.action_names}
-        names = set[str]()
-        for name in fields:
-            if name in groups:
-                names.update(groups[name])
-            elif name in spec.fields:
-                names.update({name, name + WRITTEN} & spec.fields.keys())
-            elif name not in ALWAYS:
-                there = ", ".join(dict.fromkeys([*groups, *spec.fields, *ALWAYS]))
-                raise ValueError(f"fields: no field {name!r}, expected some of {there}")
+        names = flat_names(fields, spec, spec.fields)
         some = object.__new__(type(self))
         vars(some).update(vars(self))
         with self.lock:
-            some.source = self.source.only(frozenset(names))
+            some.source = self.source.only(names)
         some.view = some.source.view
         some._changing = self.lock.unsettled
         return some
@@ -317,6 +307,29 @@ class Replay(Generic[B]):
     def work_bytes(self) -> int:
         """Bytes of working memory for batches, with the draws of streams."""
         return self.source.work_bytes + self.source.unused.nbytes
+
+
+def flat_names(fields: Sequence[str], spec: Spec, there: Collection[str]) -> frozenset[str]:
+    """Return the flat names of the fields that an argument ``fields`` names, without parts that are always there.
+
+    Args:
+        there: flat names of all fields of batches, with columns added later and their marks.
+
+    Raises: ValueError, TypeError.
+    """
+    if isinstance(fields, str) or not all(isinstance(name, str) for name in fields):
+        raise TypeError(f"fields={fields!r}, expected a list of names of fields")
+    groups = {"obs": spec.obs_names, "next_obs": spec.obs_names, "action": spec.action_names}
+    names = set[str]()
+    for name in fields:
+        if name in groups:
+            names.update(groups[name])
+        elif name in there:
+            names.update(one for one in (name, name + WRITTEN) if one in there)
+        elif name not in ALWAYS:
+            every = ", ".join(dict.fromkeys([*groups, *there, *ALWAYS]))
+            raise ValueError(f"fields: no field {name!r}, expected some of {every}")
+    return frozenset(names)
 
 
 def check_batch_size(batch_size: int) -> None:
