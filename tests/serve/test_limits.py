@@ -243,11 +243,6 @@ def test_samplers_that_need_all_items_are_refused_by_name(tmp_path: Path) -> Non
         there.cluster.transitions(sampler=sw.RankPrioritized())
 
 
-def test_priorities_that_start_from_a_column_are_refused_by_name(tmp_path: Path) -> None:
-    with served(1, tmp_path) as there, pytest.raises(ValueError, match="by='reward'"):
-        there.cluster.sequences(3, sampler=sw.Prioritized(by="reward"))
-
-
 def test_a_view_is_shared_by_name_and_another_of_that_name_refused(tmp_path: Path) -> None:
     with served(2, tmp_path) as there:
         fill(there.stores[0], 1, 40, 0)

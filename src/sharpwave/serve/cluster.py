@@ -9,8 +9,8 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Self
@@ -42,6 +42,7 @@ from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, checked_folder
 from sharpwave.views.batch import Batch, SequenceBatch
 from sharpwave.views.ids import Tag
+from sharpwave.views.starting import check_by
 from sharpwave.views.view import STEPS
 
 LOCAL_CAPACITY = 64
@@ -206,7 +207,7 @@ class Cluster:
             name: a view of this name that another process made is shared with it; it must have the same settings.
             where: a condition in SQL, by which each shard judges its own episodes; it needs the extra ``sql`` there.
             sampler: ``Uniform()`` or ``Prioritized(...)``, drawn from as if all shards were one store; ``Fifo()`` and
-                ``Lifo()``, in each shard's own order.
+                ``Lifo()``, in each shard's own order. A shard without the column of ``Prioritized(by=)`` gets it.
 
         Raises:
             ValueError, TypeError: an invalid argument, or a view of that name with other settings.
@@ -214,9 +215,10 @@ class Cluster:
         self._members.check_open()
         sampler = _checked_sampler(sampler)
         given = _checked_where(where)
-        shape = self._local.transitions(
-            name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler, where=where
-        )
+        with self._starting(sampler):
+            shape = self._local.transitions(
+                name=f"{name}-{self._made}", n_step=n_step, gamma=gamma, sampler=sampler, where=where
+            )
         settings = {"n_step": shape.n_step, "gamma": shape.gamma, **given}
         return self._replay(shape, TRANSITIONS, name, settings, max_times_sampled, limiter, seed)
 
@@ -239,9 +241,32 @@ class Cluster:
         self._members.check_open()
         sampler = _checked_sampler(sampler)
         given = _checked_where(where)
-        shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, where=where, **settings)
+        with self._starting(sampler):
+            shape = self._local.sequences(length, name=f"{name}-{self._made}", sampler=sampler, where=where, **settings)
         asked = {**shape.view.settings(), **given}
         return self._replay(shape, SEQUENCES, name, asked, max_times_sampled, limiter, seed)
+
+    @contextmanager
+    def _starting(self, sampler: Any) -> Iterator[None]:
+        """Check the column that a sampler's priorities start from; make the sampler one that starts from none
+        meanwhile: the store here has no steps, nor columns added later.
+
+        Raises: ValueError, TypeError.  ShardLostError.
+        """
+        by = getattr(sampler, "by", None)
+        if by is None:
+            yield
+            return
+        try:
+            check_by(by, self.spec, self._columns)
+        except ValueError:  # another client may have added it
+            self._columns |= {name: kind for name, kind in self.columns.items() if name == by}
+            check_by(by, self.spec, self._columns)
+        sampler.by = None
+        try:
+            yield
+        finally:
+            sampler.by = by
 
     def _replay(
         self,
@@ -258,6 +283,9 @@ class Cluster:
         seed = self._seed + self._made if seed is None else int(seed)
         self._made += 1
         asked = {"name": name, "kind": kind, "settings": settings, "max_times_sampled": max_times_sampled, "seed": seed}
+        by = getattr(shape.sampler, "by", None)
+        if by in self._columns:
+            asked["column"] = {"name": by, "field": described(self._columns[by])}
         return RemoteReplay(self._members, shape, asked, limiter, seed, self._columns)
 
     # writers
@@ -664,11 +692,6 @@ def _checked_sampler(sampler: Sampler | None) -> Sampler:
     if type(sampler) not in SAMPLERS.values():
         raise ValueError(
             f"sampler={sampler!r}: shards have {', '.join(SAMPLERS)}; others need to know all items of all shards"
-        )
-    if getattr(sampler, "by", None) is not None:
-        raise ValueError(
-            f"sampler={sampler!r}: shards cannot start priorities from a column; leave by= out, and set them by "
-            "update_priorities()"
         )
     return sampler
 

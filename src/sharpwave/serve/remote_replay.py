@@ -63,7 +63,8 @@ class RemoteReplay(Generic[B]):
     ) -> None:
         self.name, self.view, self.limiter = str(asked["name"]), shape.view, limiter
         self.sampler, self.source, self.lock = shape.sampler, shape.source, shape.lock
-        whole = dict(asked) | {"sampler": described(self.sampler)}
+        by = getattr(self.sampler, "by", None)  # no setting of a view elsewhere: a checkpoint opens with another
+        whole = dict(asked) | {"sampler": described(self.sampler) | ({} if by is None else {"by": by})}
         self._of = ShardParts(shards, whole, limiter, self.view.kind != TRANSITIONS)
         self._batches = RemoteBatches(self._of, shape, seed, columns)
         self._plans: deque[PlannedBatch] = deque()  # asked for ahead

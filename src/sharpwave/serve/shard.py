@@ -114,6 +114,11 @@ class Shard:
     # views
 
     def _view(self, client: Client, frame: Frame) -> Reply:
+        """Make a view, or find it; the ``column`` that its priorities start from is added, unless it is there."""
+        column = frame.head.get("column")
+        if isinstance(column, dict):
+            name: Any = column.get("name")  # which the store checks
+            add(self.store, name, field_in(column))
         return self._said(self.views.ask(client, frame.head)), {}
 
     def _said(self, view: ShardView) -> dict[str, Any]:

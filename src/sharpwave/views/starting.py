@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from sharpwave.views.view import View
 
 if TYPE_CHECKING:
     from sharpwave.log.step_log import StepLog
+    from sharpwave.spec import Field, Spec
 
 Ints = npt.NDArray[np.int64]
 Int32s = npt.NDArray[np.int32]
@@ -41,10 +43,14 @@ class Starts:
 
     def __init__(self, log: StepLog, view: View[Any], sampler: Sampler) -> None:
         self._log, self._view, self._steps = log, view, Steps(log)
-        samplers = _by_column(sampler)
+        samplers, late = _by_column(sampler), log.late.columns
         for one in samplers:
-            self._check(one.by)
-        late = log.late.columns
+            check_by(one.by, log.spec, {name: column.field for name, column in late.items()})
+            if not hasattr(view, "expected"):
+                raise ValueError(
+                    f"{view.kind}: sampler has by={one.by!r}, but {type(view).__name__} does not tell the steps of an "
+                    "item; leave by= out, or derive the view from NStep, Hindsight or Windows"
+                )
         self.at_once = [one for one in samplers if one.by not in late]
         self.at_draws = [one for one in samplers if one.by in late]
 
@@ -66,32 +72,6 @@ class Starts:
             if len(places):
                 runs.append((slot, int(places[0]), int(places[-1]) + 1))
         return np.array(runs, np.int64).reshape(-1, 3).T
-
-    def _check(self, by: Any) -> None:
-        if not isinstance(by, str):
-            raise TypeError(f"Prioritized: by={by!r}, expected the name of a field, of a column or {REWARD!r}")
-        if not self._has(by):
-            fields = {**self._log.spec.fields, **{name: one.field for name, one in self._log.late.columns.items()}}
-            there = ", ".join(repr(name) for name in [REWARD, *fields] if self._has(name))
-            raise ValueError(
-                f"Prioritized: by={by!r}, expected {REWARD!r}, a further field or a column added later, of one number "
-                f"a step: {there}"
-            )
-        if not hasattr(self._view, "expected"):
-            raise ValueError(
-                f"{self._view.kind}: sampler has by={by!r}, but {type(self._view).__name__} does not tell the steps of "
-                "an item; leave by= out, or derive the view from NStep, Hindsight or Windows"
-            )
-
-    def _has(self, by: str) -> bool:
-        """Return whether there is a column ``by``, of one number a step."""
-        late = self._log.late.columns.get(by)
-        own = self._log.spec.fields[by] if by in self._log.spec.extra_names else None
-        field = own if late is None else late.field
-        if field is None:
-            return by == REWARD
-        single = not field.ragged and field.every is None and field.row_bytes == field.np_dtype.itemsize
-        return single and field.np_dtype.kind in "biuf"
 
     def errors(self, sampler: Prioritized, runs: Ints) -> tuple[Ints, Floats]:
         """Return the items of ``runs`` of which all steps have values in a sampler's column, and their TD errors.
@@ -121,9 +101,10 @@ class Starts:
         log = self._log
         rows = dict(zip(slots.tolist(), log.index.rows[slots].tolist(), strict=True))
         values = {slot: np.full(count, np.nan) for slot, count in rows.items()}
-        if not self._has(by):  # the column was dropped since
+        late = log.late.columns.get(by)
+        if not _starts(by, log.spec, {} if late is None else {by: late.field}):  # the column was dropped since
             return values
-        if (late := log.late.columns.get(by)) is not None:
+        if late is not None:
             for slot, own in values.items():
                 leaves = slice(slot * log.stride, slot * log.stride + len(own))
                 written = late.written[leaves]
@@ -160,6 +141,31 @@ class Starts:
             values = out.reshape(-1).view(field.np_dtype).astype(np.float64)
             found |= dict(zip(ready.tolist(), np.split(values, ends[:-1]), strict=True))
         return found
+
+
+def check_by(by: Any, spec: Spec, late: Mapping[str, Field]) -> None:
+    """Check the column that priorities start from.  Raises: ValueError, TypeError.
+
+    Args:
+        late: columns added later, by name.
+    """
+    if not isinstance(by, str):
+        raise TypeError(f"Prioritized: by={by!r}, expected the name of a field, of a column or {REWARD!r}")
+    if not _starts(by, spec, late):
+        there = ", ".join(repr(name) for name in [REWARD, *spec.fields, *late] if _starts(name, spec, late))
+        raise ValueError(
+            f"Prioritized: by={by!r}, expected {REWARD!r}, a further field or a column added later, of one number "
+            f"a step: {there}"
+        )
+
+
+def _starts(by: str, spec: Spec, late: Mapping[str, Field]) -> bool:
+    """Return whether there is a column ``by``, of one number a step."""
+    field = late[by] if by in late else spec.fields[by] if by in spec.extra_names else None
+    if field is None:
+        return by == REWARD
+    single = not field.ragged and field.every is None and field.row_bytes == field.np_dtype.itemsize
+    return single and field.np_dtype.kind in "biuf"
 
 
 class Unfollowed:
