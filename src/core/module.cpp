@@ -35,6 +35,7 @@ NB_MODULE(_core, module) {
     sharpwave::define_learning(module);
     sharpwave::define_ragged(module);
     sharpwave::define_rows(module);
+    sharpwave::define_shared_index(module);
     sharpwave::define_slots(module);
     sharpwave::define_turnover(module);
     sharpwave::define_cut(module);

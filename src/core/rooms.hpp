@@ -32,6 +32,7 @@ void define_learning(nanobind::module_& module);
 void define_ragged(nanobind::module_& module);
 void define_rows(nanobind::module_& module);
 void define_sampling(nanobind::module_& module);
+void define_shared_index(nanobind::module_& module);
 void define_slots(nanobind::module_& module);
 void define_turnover(nanobind::module_& module);
 void define_cut(nanobind::module_& module);

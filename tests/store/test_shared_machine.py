@@ -14,7 +14,7 @@ from hypothesis.stateful import invariant, rule
 
 import sharpwave as sw
 from sharpwave.codecs.shared import pack, text_of, unpack
-from sharpwave.log.shared_values import REFERENCE_BYTES, SEGMENT_BYTES, VALUE_BYTES
+from sharpwave.log.shared_values import VALUE_BYTES
 from tests.store.test_ragged_machine import RaggedStore, rows_of, same
 
 
@@ -58,15 +58,15 @@ class SharedStore(RaggedStore):
                 what = f"{kind.text or kind.dtype.name}{list(kind.inner)}".encode()
                 held.add((c, hashlib.blake2b(what + content, digest_size=16).hexdigest()))
         assert {(c, text_of(key)) for c, key in shared} == held
-        references = [value for segment in shared._held.values() for value in segment.values]
-        assert len({(slot, id(one)) for slot, segment in shared._held.items() for one in segment.values}) == len(
-            references
-        )
-        assert Counter(value.key for value in references) == {key: one.uses for key, one in shared._values.items()}
-        packed = [(shared.kinds[c], one.packed) for (c, _), one in shared._values.items()]
-        assert all(pack(unpack(one, kind), kind) == one for kind, one in packed)
-        values = VALUE_BYTES * len(shared) + sum(len(one) for _, one in packed)
-        assert shared.nbytes == values + SEGMENT_BYTES * len(shared._held) + REFERENCE_BYTES * len(references)
+        index = shared._index
+        references = [index.of(slot) for slot in range(self.store._log.index.highest)]
+        assert all(len(set(one)) == len(one) for one in references)
+        numbers = [shared._key(number) for one in references for number in one]
+        assert Counter(numbers) == {shared._key(number): index.uses(number) for number in index.numbers()}
+        packed = [(shared.kinds[key[0]], shared.packed(key)) for key in shared]
+        assert all(one is not None and pack(unpack(one, kind), kind) == one for kind, one in packed)
+        in_memory = shared._packed.values()
+        assert shared.nbytes == index.nbytes + VALUE_BYTES * len(in_memory) + sum(map(len, in_memory))
 
 
 class ReservoirStore(SharedStore):

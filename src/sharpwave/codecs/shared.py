@@ -34,16 +34,23 @@ KEY_BYTES = 16
 IS_SHARED = 1 << 8 * KEY_BYTES
 """Bit of the number of a shared value's key, which a column does not have: so no dictionary has such a number."""
 HEAD = struct.Struct("<BBHI")
+RECORD_BYTES = KEY_BYTES + 4
+"""Bytes of a value's record beside its own: its key, and a checksum."""
 MAX_SHARE = 7 / 8
 """Share of its content's bytes that a value may take packed, or else it is stored as it is, which is read faster."""
 
 
-def key_of(content: bytes | memoryview, kind: Kind) -> int:
-    """Return the key of a value: BLAKE2b over its kind and its content.  Cost: 3 us, and 1 us a KiB."""
+def digest_of(content: bytes | memoryview, kind: Kind) -> bytes:
+    """Return the 16 bytes of a value's key: BLAKE2b over its kind and its content.  Cost: 3 us, and 1 us a KiB."""
     what = f"{kind.text or kind.dtype.name}{list(kind.inner)}".encode()
     digest = hashlib.blake2b(what, digest_size=KEY_BYTES)
     digest.update(content)
-    return number_of(digest.digest())
+    return digest.digest()
+
+
+def key_of(content: bytes | memoryview, kind: Kind) -> int:
+    """Return the key of a value.  Cost: as ``digest_of``."""
+    return number_of(digest_of(content, kind))
 
 
 def number_of(key: bytes) -> int:

@@ -200,13 +200,13 @@ class DiskBudget:
     @property
     def _live_bytes(self) -> int:
         """Bytes of the held records, and of the dictionaries and shared values that they need."""
-        return self._held.total + sum(one.shared for one in self._regions.regions.values())
+        return self._held.total + sum(map(self._regions.shared_bytes, self._regions.regions))
 
     def needed_bytes(self, number: int) -> int:
         """Return an upper bound of the bytes that a copy of a region's held records and of its notes takes."""
         if not self._held.holds(number):
             return self.noted_bytes(number)
-        return self._held.nbytes(number) + self._regions.regions[number].shared + self.noted_bytes(number)
+        return self._held.nbytes(number) + self._regions.shared_bytes(number) + self.noted_bytes(number)
 
     def emptiest(self, max_share: float, left_out: frozenset[int] = frozenset()) -> int | None:
         """Return the region with the smallest held share, if that is at most ``max_share`` and it can be copied.

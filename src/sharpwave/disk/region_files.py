@@ -11,13 +11,14 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Callable, Container
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES
+from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES, RECORD_BYTES, bytes_of
 from sharpwave.disk.region_scan import Scan, scan_region
 from sharpwave.disk.store_folder import ANEW
 from sharpwave.errors import StoreInUseError
@@ -44,6 +45,7 @@ from sharpwave.format.region import (
     pack_shared,
     space,
 )
+from sharpwave.native import core
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 
@@ -69,6 +71,18 @@ FULL = (errno.ENOSPC, errno.EDQUOT)
 """Errors of a full disk, which deleting files may remedy."""
 MAX_DIRECT_REGIONS = 256
 """Limit of the regions with a second descriptor, for reads that bypass the page cache."""
+MAX_WRITE_BYTES = 1 << 20
+"""Limit of the records written at once, exceeded by the last one."""
+
+
+class _Record(NamedTuple):
+    """Record to be written; without a ``sequence`` it is a new one."""
+
+    kind: int
+    id: int
+    column: int
+    payload: bytes
+    sequence: int | None = None
 
 
 class RegionFiles:
@@ -80,6 +94,7 @@ class RegionFiles:
         check: called before a file is created; raises if the folder is no longer the store's.
 
     Attributes:
+        values: index of shared values, with their copies in these files.
         goes_on: whether another process began the newest.
         spare_bytes: disk space held in a file that is deleted when a full disk must take a note or a copy.
         scarce: the process may not open so many files; each is opened when it is read.
@@ -96,6 +111,7 @@ class RegionFiles:
         self.directory, self.identity, self.region_bytes, self.files = directory, identity, region_bytes, files
         self._check = check
         self.regions: dict[int, Region] = {}
+        self.values = core.SharedIndex()
         self.sequence = 0
         self.next_number = 0
         self.goes_on = self.scarce = False
@@ -123,6 +139,9 @@ class RegionFiles:
             if region is None:
                 continue
             self.regions[region.number] = region
+            for one in found.dictionaries:
+                if one.kind == SHARED:
+                    self.values.place(one.column, bytes_of(one.key), one.region, one.offset, one.nbytes)
             self.next_number = max(self.next_number, region.number + 1)
             self.sequence = max([self.sequence, *(record.sequence + 1 for record in found.records)])
         newest = self.newest
@@ -213,7 +232,7 @@ class RegionFiles:
         id_: int,
         payload: bytes,
         generation: int,
-        dictionaries: dict[tuple[int, int], bytes],
+        dictionaries: Mapping[tuple[int, int], bytes],
         sequence: int | None = None,
     ) -> tuple[int, int]:
         """Write a record, preceded by dictionaries and shared values that its region lacks; return (region, offset of
@@ -229,7 +248,7 @@ class RegionFiles:
         Raises:
             OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
         """
-        need = sum(space(KEY_BYTES + len(data) + 4) for data in dictionaries.values()) + space(len(payload))
+        need = sum(space(RECORD_BYTES + len(data)) for data in dictionaries.values()) + space(len(payload))
         need += 0 if kind == NOTE else self.note_room
         try:
             region = self._region_for(need, generation)
@@ -238,24 +257,30 @@ class RegionFiles:
             if not takes_spare or error.errno not in FULL or not self.release_spare():
                 raise
             region = self._region_for(need, generation)
+        records, nbytes = list[_Record](), 0
         for (column, key), data in dictionaries.items():
-            if (column, key) not in region.keys:
-                content = pack_shared(key, data) if key & IS_SHARED else data
-                of_record = (SHARED, 0) if key & IS_SHARED else (DICTIONARY, key)
-                self._write(region, *of_record, column, content)
-                region.hold(column, key, len(content))
-        return region.number, self._write(region, kind, id_, 0, payload, sequence)
+            if self.has(region.number, column, key):
+                continue
+            if key & IS_SHARED:
+                records.append(_Record(SHARED, 0, column, pack_shared(key, data)))
+            else:
+                records.append(_Record(DICTIONARY, key, column, data))
+            nbytes += len(data)
+            if nbytes > MAX_WRITE_BYTES:
+                self._write(region, records)
+                records, nbytes = [], 0
+        return region.number, self._write(region, [*records, _Record(kind, id_, 0, payload, sequence)])
 
-    def forget_value(self, column: int, key: int) -> None:
-        """Forget a shared value that no segment refers to any more: its bytes in the files are dead."""
-        for region in self.regions.values():
-            region.forget(column, key)
+    def has(self, number: int, column: int, key: int) -> bool:
+        """Return whether a region has a dictionary or a shared value."""
+        if not key & IS_SHARED:
+            return (column, key) in self.regions[number].keys
+        value = self.values.find(column, bytes_of(key))
+        return value >= 0 and self.values.has_copy(value, number)
 
-    def forget_values_but(self, held: Container[tuple[int, int]]) -> None:
-        """Forget all shared values but those that some segment refers to."""
-        for region in self.regions.values():
-            for column, key in [one for one in region.keys if one[1] & IS_SHARED and one not in held]:
-                region.forget(column, key)
+    def shared_bytes(self, number: int) -> int:
+        """Return the space of a region's dictionaries, and of its shared values in use."""
+        return self.regions[number].shared + self.values.bytes_in(number)
 
     def _region_for(self, need: int, generation: int) -> Region:
         """Return the region to append ``need`` bytes to, with disk space allocated for them.  Raises: OSError."""
@@ -310,7 +335,7 @@ class RegionFiles:
         region.finished = True
         if region.used + RECORD.size <= region.size:
             self._allocate(region, region.used + RECORD.size)
-            self._write(region, END, 0, 0, b"")
+            self._write(region, [_Record(END, 0, 0, b"")])
             self.files.truncate(region.descriptor, region.used)
             region.size = region.allocated = region.used
 
@@ -379,6 +404,11 @@ class RegionFiles:
     def delete(self, number: int) -> None:
         """Delete a region's file.  Raises: OSError; then it still exists."""
         self._unlink(self.regions[number].path.name, self.descriptor_of(self.regions[number]))
+        self.let_go(number)
+
+    def let_go(self, number: int) -> None:
+        """Close a region's file, which is no longer one of the store's."""
+        self.values.drop_region(number)
         self.regions.pop(number).close()
 
     def _unlink(self, name: str, descriptor: int) -> None:
@@ -478,21 +508,32 @@ class RegionFiles:
                 return upto
         raise AssertionError
 
-    def _write(
-        self, region: Region, kind: int, id_: int, column: int, payload: bytes, sequence: int | None = None
-    ) -> int:
-        number = self.sequence if sequence is None else sequence
-        if number >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
-            raise OverflowError(f"{region.path}: record {number}, id {id_}: this store's numbers are used up")
-        body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, number, column, 0)[:-4]
-        offset = region.used + RECORD.size
-        end = region.used + space(len(payload))
+    def _write(self, region: Region, records: Sequence[_Record]) -> int:
+        """Write records at once, and note what they hold; return the offset of the last one's payload.
+
+        Raises: OSError; then none counts.
+        """
+        parts, offsets, end, sequence = list[bytes](), list[int](), region.used, self.sequence
+        for kind, id_, column, payload, given in records:
+            number = sequence if given is None else given
+            if number >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
+                raise OverflowError(f"{region.path}: record {number}, id {id_}: this store's numbers are used up")
+            body = RECORD.pack(RECORD_MAGIC, kind, len(payload), id_, number, column, 0)[:-4]
+            parts += (body, struct.pack("<I", zlib.crc32(body)), payload, bytes(-len(payload) % ALIGNMENT))
+            offsets.append(end + RECORD.size)
+            end += space(len(payload))
+            sequence += given is None
         self._clean(region)
         region.spoiled = end
-        self.files.pwrite(region.descriptor, body + struct.pack("<I", zlib.crc32(body)) + payload, region.used)
-        region.spoiled, region.used = 0, end
-        self.sequence += sequence is None
-        return offset
+        self.files.pwrite(region.descriptor, b"".join(parts[:-1]), region.used)
+        region.spoiled, region.used, self.sequence = 0, end, sequence
+        for one, offset in zip(records, offsets, strict=True):
+            if one.kind == DICTIONARY:
+                region.hold(one.column, one.id, len(one.payload))
+            elif one.kind == SHARED:
+                key, nbytes = one.payload[:KEY_BYTES], len(one.payload)
+                self.values.place(one.column, key, region.number, offset, nbytes)
+        return offsets[-1]
 
     def _clean(self, region: Region) -> None:
         """Overwrite the remains of a failed write with zeros.  Raises: OSError."""

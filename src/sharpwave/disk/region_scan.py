@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.codecs.registry import max_dictionary_bytes
-from sharpwave.codecs.shared import HEAD, KEY_BYTES, checked, keys_of, number_of, text_of, unpack
+from sharpwave.codecs.shared import HEAD, RECORD_BYTES, checked, keys_of, number_of, text_of, unpack
 from sharpwave.disk.region_notes import MAX_NOTE_BYTES, Evicted, Evictions, Ints, unpack_ends, unpack_evicted
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
@@ -185,7 +185,7 @@ class SegmentReader:
         if (record := self._columns.get((c, key))) is None:
             raise DamagedError(f"{name} refers to shared value {text_of(key)}, which is missing")
         kind = self.layout.spec.fields[name].kind
-        limit = HEAD.size + KEY_BYTES + 4 + kind.most_bytes
+        limit = HEAD.size + RECORD_BYTES + kind.most_bytes
         if record.nbytes > limit:
             raise DamagedError(f"{name}: a shared value of {record.nbytes:,} bytes, expected at most {limit:,}")
         return checked(unpack_shared(self._content(record)), kind, key)

@@ -16,7 +16,7 @@ from functools import cached_property
 from pathlib import Path
 
 from sharpwave.codecs import dictionaries
-from sharpwave.codecs.shared import KEY_BYTES, bytes_of, number_of
+from sharpwave.codecs.shared import KEY_BYTES, RECORD_BYTES, bytes_of, number_of
 from sharpwave.errors import NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format import segment
@@ -89,8 +89,7 @@ class Region:
         synced: everything before this offset is on disk.
         spoiled: a failed write may have left bytes up to this offset.
         unsure: a sync failed: the system may then drop unwritten data, and report success for it later.
-        keys: space of its dictionaries and shared values, by (column, key); of the latter if a segment refers to them.
-        shared: space of all of them.
+        keys: space of its dictionaries, by (column, key). ``shared``: of all of them.
         allocated: bytes of disk space in use; the rest, up to ``size``, is a hole.
     """
 
@@ -114,13 +113,9 @@ class Region:
         return open_direct(self.descriptor)
 
     def hold(self, column: int, key: int, nbytes: int) -> None:
-        """Note a dictionary or a shared value in the file, by its payload's bytes."""
+        """Note a dictionary in the file, by its payload's bytes."""
         self.shared += space(nbytes) - self.keys.get((column, key), 0)
         self.keys[column, key] = space(nbytes)
-
-    def forget(self, column: int, key: int) -> None:
-        """Forget a shared value that no segment refers to any more."""
-        self.shared -= self.keys.pop((column, key), 0)
 
     def park(self) -> None:
         """Close the file until it is opened again; ``descriptor`` is -1 meanwhile."""
@@ -218,7 +213,7 @@ def _read_region(
         else:
             records.append(found)
             region.used = found.offset + found.nbytes
-            if found.kind in (DICTIONARY, SHARED):
+            if found.kind == DICTIONARY:
                 region.hold(found.column, found.key, found.nbytes)
     if size < said and not region.finished:
         damages.insert(0, Damage(path, size, said - size, f"the file ends here, expected {said:,} bytes"))
@@ -296,8 +291,8 @@ def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: in
     if end - begin < 4 or stored != found:
         what = f"segment {id_}" if kind != SHARED else f"shared value {head[:KEY_BYTES].hex()}"
         return f"{what}: checksum {found:08x}, expected {stored:08x}"
-    if kind == SHARED and end - begin < KEY_BYTES + 4:
-        return f"shared value: {end - begin} bytes, expected at least {KEY_BYTES + 4}"
+    if kind == SHARED and end - begin < RECORD_BYTES:
+        return f"shared value: {end - begin} bytes, expected at least {RECORD_BYTES}"
     if kind not in (NOTE, SHARED) and head.startswith(segment.MAGIC):
         segment.check_version(head, f"{path}: byte {begin:,}")
     return ""

@@ -91,6 +91,7 @@ class Sealed:
             index.codec[c, slot], index.dictionary[c, slot] = column.codec, of_dictionary
             index.offset[c, slot] = base + begin
         index.sealed[slot] = 1
+        self.shared.settle(slot)
         if segment_cache is not None:
             segment_cache.apart[slot] = segment.has_column_checksums(packed)
             self._fill_spine(slot, memory, rows)

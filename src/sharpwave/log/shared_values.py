@@ -10,35 +10,19 @@ import numpy.typing as npt
 
 from sharpwave.codecs import shared
 from sharpwave.codecs.ragged import Kind
-from sharpwave.codecs.shared import KEY_BYTES
+from sharpwave.codecs.shared import KEY_BYTES, RECORD_BYTES
 from sharpwave.memory.segment_layout import SegmentLayout
+from sharpwave.native import core
 
 Ints = npt.NDArray[Any]
 Rows = Mapping[str, npt.NDArray[Any]]
 Key = tuple[int, int]
 """A column, and the key of a value there."""
 
-VALUE_BYTES, SEGMENT_BYTES, REFERENCE_BYTES = 320, 216, 9
-"""Bytes of memory of a value beside its own, of a segment that refers to some, and of each reference, roughly."""
-
-
-class _Value:
-    """A packed value, and how many segments refer to it."""
-
-    __slots__ = ("key", "packed", "uses")
-
-    def __init__(self, key: Key, packed: bytes) -> None:
-        self.key, self.packed, self.uses = key, packed, 0
-
-
-class _Segment:
-    """Values that a segment refers to, and the bytes of the values that it was the first to have."""
-
-    __slots__ = ("new", "values")
-
-    def __init__(self) -> None:
-        self.values: list[_Value] = []
-        self.new = 0
+VALUE_BYTES = 180
+"""Bytes of memory of a packed value beside its own, and beside the index of values, roughly."""
+BEFORE, BY_OTHERS, BY_NONE = 0, 1, 2
+"""Outcomes of ``SharedIndex.hold``: who referred to the value before."""
 
 
 class SharedValues:
@@ -46,45 +30,53 @@ class SharedValues:
 
     A segment holds a value from the first step that has it until the segment is evicted.
 
+    Args:
+        index: of values, in which region files note their copies; ``None``: there are none.
+
     Attributes:
-        kinds: of the values, by column. ``freed``: called with the column and the key of a value that is freed.
+        kinds: of the values, by column.
         share: returns the bytes of new values from which on an open segment is sealed early, for the sake of ``ram``.
-        nbytes: bytes of memory.
     """
 
-    def __init__(self, layout: SegmentLayout) -> None:
+    def __init__(self, layout: SegmentLayout, index: core.SharedIndex | None = None) -> None:
         fields = layout.spec.fields
         self._names = {c: layout.names[c] for c in layout.shared_columns}
         self.kinds: dict[int, Kind] = {c: fields[name].kind for c, name in self._names.items()}
-        self._values: dict[Key, _Value] = {}
-        self._held: dict[int, _Segment] = {}  # by slot
+        self._index = core.SharedIndex() if index is None else index
+        self._packed: dict[int, bytes] = {}  # by number in the index
+        self._packed_bytes = 0
+        self._new: dict[int, int] = {}  # bytes of the values that the segment in a slot was the first to have
         self.share: Callable[[], float] = lambda: float("inf")
-        self.nbytes = 0
-        self.freed: Callable[[int, int], None] = lambda column, key: None
 
     def __bool__(self) -> bool:
         return bool(self.kinds)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self._index)
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._values)
+        return map(self._key, self._index.numbers())
 
-    def __contains__(self, key: object) -> bool:
-        return key in self._values
+    def __contains__(self, key: Key) -> bool:
+        return self._number(*key) >= 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory."""
+        return self._index.nbytes + self._packed_bytes + VALUE_BYTES * len(self._packed)
 
     def counts(self) -> dict[str, dict[str, int]]:
         """Return by field how many values there are, and their bytes.  Cost: O(values)."""
-        sizes: dict[int, list[int]] = {c: [] for c in self._names}
-        for (c, _), value in self._values.items():
-            sizes[c].append(len(value.packed))
-        return {name: {"values": len(sizes[c]), "bytes": sum(sizes[c])} for c, name in self._names.items()}
+        found = {}
+        for c, name in self._names.items():
+            values, nbytes = self._index.counts(c)
+            found[name] = {"values": values, "bytes": nbytes - RECORD_BYTES * values}
+        return found
 
     def full(self, slots: Ints) -> list[int]:
         """Return the positions in ``slots`` [n] of segments with so many new values that they are sealed early."""
         share = self.share()
-        return [i for i, slot in enumerate(slots.tolist()) if slot in self._held and self._held[slot].new >= share]
+        return [i for i, slot in enumerate(slots.tolist()) if self._new.get(slot, 0) >= share]
 
     def fits(self, slot: int, rows: Rows) -> int:
         """Return how many of the first ``rows`` [n], by field, keep the segment in ``slot`` within its share, if all
@@ -92,105 +84,102 @@ class SharedValues:
         share, count = self.share(), len(next(iter(rows.values())))
         if share == float("inf"):
             return count
-        sizes, held = np.zeros(count, np.int64), self._held.get(slot)
+        sizes = np.zeros(count, np.int64)
         for name in self._names.values():
             before: Any = None
             for i, row in enumerate(rows[name]):
                 sizes[i] += 0 if row is before else row.nbytes
                 before = row
-        room = share - (0 if held is None else held.new)
+        room = share - self._new.get(slot, 0)
         return max(1, int(np.searchsorted(np.cumsum(sizes), room, side="right")))
 
-    def put(self, slots: Ints, rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[int, Key]]]:
+    def put(self, slots: Ints, rows: Rows) -> tuple[dict[str, npt.NDArray[Any]], list[tuple[int, int]]]:
         """Hold the values of steps that are about to be written to segments in ``slots`` [n].
 
         Returns the rows by field with keys, uint64 [n, 2], in the place of values; and for ``take_back``.
 
         Cost: a hash of each value; each new value is packed, which takes some 25 us for 400 bytes.
         """
-        found, taken = dict(rows), list[tuple[int, Key]]()
-        for c, name in self._names.items():
-            keys = np.empty((len(slots), KEY_BYTES), np.uint8)
-            row: Any = None
-            key, content = (c, 0), np.zeros(0, np.uint8)
-            for i, (slot, next_row) in enumerate(zip(slots.tolist(), rows[name], strict=True)):
-                if next_row is not row:
-                    row, content = next_row, np.ascontiguousarray(next_row).reshape(-1).view(np.uint8)
-                    key = c, shared.key_of(content.data, self.kinds[c])
-                keys[i] = np.frombuffer(shared.bytes_of(key[1]), np.uint8)
-                there = self._values.get(key)
-                if there is None or not self._refers(slot, there):
-                    self._hold(slot, key, shared.pack(content.tobytes(), self.kinds[c]) if there is None else b"")
-                    taken.append((slot, key))
-            found[name] = keys.view("<u8")
+        found, taken = dict(rows), list[tuple[int, int]]()
+        try:
+            for c, name in self._names.items():
+                keys = np.empty((len(slots), KEY_BYTES), np.uint8)
+                row: Any = None
+                key, content = b"", np.zeros(0, np.uint8)
+                for i, (slot, next_row) in enumerate(zip(slots.tolist(), rows[name], strict=True)):
+                    if next_row is not row:
+                        row, content = next_row, np.ascontiguousarray(next_row).reshape(-1).view(np.uint8)
+                        key = shared.digest_of(content.data, self.kinds[c])
+                    keys[i] = np.frombuffer(key, np.uint8)
+                    number, held = self._index.hold(slot, c, key)
+                    if held != BEFORE:
+                        taken.append((slot, number))
+                    if held == BY_NONE:
+                        self._add(slot, number, shared.pack(content.tobytes(), self.kinds[c]))
+                found[name] = keys.view("<u8")
+        except BaseException:
+            self.take_back(taken)
+            raise
         return found, taken
 
-    def take_back(self, taken: Iterable[tuple[int, Key]]) -> None:
+    def take_back(self, taken: Iterable[tuple[int, int]]) -> None:
         """Undo ``put``."""
-        for slot, key in taken:
-            self._keep(slot, [value for value in self._held[slot].values if value.key != key])
+        for slot, number in reversed(list(taken)):
+            self._free(slot, self._index.release(slot, [number]))
 
     def hold(self, slot: int, values: Mapping[Key, bytes]) -> None:
         """Hold the packed values, which were checked, that a segment refers to."""
-        for key, packed in values.items():
-            there = self._values.get(key)
-            if there is None or not self._refers(slot, there):
-                self._hold(slot, key, packed)
+        for (c, key), packed in values.items():
+            number, held = self._index.hold(slot, c, shared.bytes_of(key))
+            if held == BY_NONE:
+                self._add(slot, number, packed)
+        self._index.settle(slot)
 
     def hold_only(self, slot: int, keys: Collection[Key]) -> None:
         """Release the values that a segment refers to no more."""
-        self._keep(slot, [value for value in self._of(slot) if value.key in keys])
+        gone = [number for number in self._index.of(slot) if self._key(number) not in keys]
+        self._free(slot, self._index.release(slot, gone))
+
+    def settle(self, slot: int) -> None:
+        """Free memory that a segment needs only while it is open."""
+        self._index.settle(slot)
+        self._new.pop(slot, None)
 
     def release(self, slot: int) -> None:
         """Release the values of a segment."""
-        self._keep(slot, [])
+        self._free(slot, self._index.release_all(slot))
+        self._new.pop(slot, None)
 
-    def _of(self, slot: int) -> list[_Value]:
-        return self._held[slot].values if slot in self._held else []
+    def _add(self, slot: int, number: int, packed: bytes) -> None:
+        """Keep a new value in memory."""
+        self._packed[number] = packed
+        self._packed_bytes += len(packed)
+        self._index.expect(number, RECORD_BYTES + len(packed))
+        self._new[slot] = self._new.get(slot, 0) + VALUE_BYTES + len(packed)
 
-    def _refers(self, slot: int, value: _Value) -> bool:
-        return value in self._of(slot)
+    def _free(self, slot: int, numbers: list[int]) -> None:
+        """Free values that nothing refers to now, the segment in ``slot`` last."""
+        for number in numbers:
+            if (packed := self._packed.pop(number, None)) is not None:
+                self._packed_bytes -= len(packed)
+                if slot in self._new:  # another may have had it first
+                    self._new[slot] = max(0, self._new[slot] - VALUE_BYTES - len(packed))
 
-    def _hold(self, slot: int, key: Key, packed: bytes) -> None:
-        if slot not in self._held:
-            self._held[slot] = _Segment()
-            self.nbytes += SEGMENT_BYTES
-        segment, value = self._held[slot], self._values.get(key)
-        if value is None:
-            value = self._values[key] = _Value(key, packed)
-            self.nbytes += VALUE_BYTES + len(packed)
-            segment.new += VALUE_BYTES + len(packed)
-        segment.values.append(value)
-        value.uses += 1
-        self.nbytes += REFERENCE_BYTES
+    def _key(self, number: int) -> Key:
+        return self._index.column(number), shared.number_of(self._index.key(number))
 
-    def _keep(self, slot: int, kept: list[_Value]) -> None:
-        """Release the values that a segment holds but those ``kept``."""
-        if slot not in self._held:
-            return
-        segment = self._held[slot]
-        before, segment.values = segment.values, kept
-        self.nbytes -= REFERENCE_BYTES * (len(before) - len(kept))
-        if not kept:
-            del self._held[slot]
-            self.nbytes -= SEGMENT_BYTES
-        for value in set(before) - set(kept):
-            value.uses -= 1
-            if not value.uses:
-                del self._values[value.key]
-                self.nbytes -= VALUE_BYTES + len(value.packed)
-                segment.new = max(0, segment.new - VALUE_BYTES - len(value.packed))  # another may have had it first
-                self.freed(*value.key)
+    def _number(self, c: int, key: int) -> int:
+        """Return the number of a value; -1: it is not held."""
+        return self._index.find(c, shared.bytes_of(key))
 
     def of(self, slot: int) -> dict[Key, bytes]:
         """Return the values that a segment refers to, packed."""
-        return {value.key: value.packed for value in self._of(slot)}
+        return {self._key(number): self._packed[number] for number in self._index.of(slot)}
 
     def packed(self, key: Key) -> bytes | None:
         """Return a value, packed; ``None``: it is not held."""
-        value = self._values.get(key)
-        return None if value is None else value.packed
+        return self._packed.get(self._number(*key))
 
     def content(self, c: int, key: int) -> bytes:
         """Return a value.  Raises: KeyError, DamagedError."""
-        return shared.content(self._values[c, key].packed, self.kinds[c])
+        return shared.content(self._packed[self._number(c, key)], self.kinds[c])

@@ -135,13 +135,11 @@ class StepLog:
         self.inventory.tell(late)
         ledger.enter("columns", lambda: late.nbytes)
         self.opened = Lanes(layout, self.arena, self.index)
-        self.shared = shared = SharedValues(layout)
+        self.shared = shared = SharedValues(layout, None if disk is None else disk.regions.values)
         if shared:
             ledger.enter("shared_values", lambda: shared.nbytes)
-            if disk is None:
+            if disk is None:  # with one, values of sealed segments are in memory, too
                 shared.share = self._shared_share
-            else:  # values of sealed segments are in memory, too
-                shared.freed = disk.regions.forget_value
         if self.opened.columns.values:
             values = self.opened.columns.values
             ledger.enter("open_values", lambda: values.nbytes)

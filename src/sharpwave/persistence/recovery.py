@@ -165,7 +165,7 @@ class Adoption:
         needed |= values
         number, offset = record.region, record.offset
         if self.disk is not None and (
-            record.kind != SEGMENT or needed.keys() - self.regions.regions[number].keys.keys()
+            record.kind != SEGMENT or not all(self.regions.has(number, *key) for key in needed)
         ):
             # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
             sequence = record.sequence if record.kind == SEGMENT else None
@@ -246,7 +246,7 @@ class Adoption:
                 elif not log.sealed.goes_on(slot, following) and log.sealed.truncate(slot):
                     self.broken.add(slot)
         if self.disk is not None:
-            self.regions.forget_values_but(log.shared)
+            self.regions.values.drop_unused()
         log.sealed.rewrite_truncated(sorted(self.broken))
 
     def _ended(self, record: Record) -> bytes:
@@ -338,7 +338,7 @@ def set_aside(disk: DiskTier, damages: Sequence[Damage]) -> None:
             raise
     for number in unused:
         if number in regions.regions and regions.regions[number].path in damaged:
-            regions.regions.pop(number).close()
+            regions.let_go(number)
     if full:
         return
     for name in unfinished(regions.directory, regions.identity):
