@@ -5,6 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import signal
+import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +15,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from tests.cli.conftest import COMMAND, ENVIRONMENT, SETTINGS
 
 pytest.importorskip("duckdb")
 SPEC = sw.Spec(
@@ -32,6 +36,12 @@ def written(tmp_path_factory: Any) -> tuple[Path, list[dict[str, Any]], list[dic
         obs = {"eye": rng.integers(0, 255, (steps + 1, 4, 3)), "joint": rng.random((steps + 1, 2)).astype(np.float32)}
         some: dict[str, Any] = {"action": np.arange(steps), "reward": rng.random(steps), "goal": np.zeros(steps)}
         store.add_episode(lane=lane, obs=obs, **some, terminated=k % 3 > 0)
+    store.add_column("advantage", sw.Field((), "float32"))
+    store.add_column("step", sw.Field((2,), "int16"))  # a fact has this name
+    for one in store.episodes()[::2]:
+        store.write_column("advantage", one.ids[1:], rng.random(one.length - 1))
+        store.write_column("step", one.ids, rng.integers(0, 99, (one.length, 2)).astype(np.int16))
+    assert store.delete(episodes=store.episodes()[2:4]) > 0
     episodes = store.table("episodes").read_all().drop(["first_id"]).to_pylist()
     steps_held = store.table("steps").read_all().drop(["id", "goal"]).to_pylist()
     store.close()
@@ -63,6 +73,60 @@ def test_the_tables_are_those_of_the_store(here: Any, written: Any) -> None:
     )
     assert [one["first_step"] for one in joined] == [one["first_step"] for one in episodes if one["task"] == "push"]
     assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+
+
+def test_columns_added_later_of_a_checkpoint_and_a_damaged_folder(here: Any, tmp_path: Path) -> None:
+    """A checkpoint has them as they were then; where their files cannot be read, the others are still told."""
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"))
+    with sw.Store(spec, capacity=100, disk=tmp_path / "replay") as store:
+        store.add_episode(obs=np.zeros(4), action=np.arange(3), reward=np.ones(3), terminated=True)
+        store.add_column("mark", sw.Field((), "int64"))
+        store.write_column("mark", store.ids(0, [0, 2]), [5, 7])
+        store.checkpoint(tmp_path / "saved")
+        store.write_column("mark", store.ids(0, [1]), [6])
+    for folder, marks in ((tmp_path / "saved", [5, None, 7]), (tmp_path / "replay", [5, 6, 7])):
+        found = told(here, folder, "select action, mark from steps order by step")
+        assert found == [{"action": k, "mark": mark} for k, mark in enumerate(marks)]
+    for path in (tmp_path / "replay" / "columns").iterdir():
+        path.write_bytes(path.read_bytes()[:-1])
+    result = here("sql", tmp_path / "replay", "select count(*) as steps from steps", "--csv")
+    assert result.code == 0 and "steps\n3\n" in result.text and "left out: columns added later: " in result.text
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_a_wide_result_is_printed_row_by_row(here: Any, written: Any, monkeypatch: Any, columns: int) -> None:
+    """Each column is printed whole, at any width of the terminal."""
+    query = "select *, repeat('x', 30) || step as mark from steps order by lane, step limit 2"
+    monkeypatch.setattr("tests.cli.conftest.SETTINGS", {**SETTINGS, "COLUMNS": str(columns)})
+    lines = here("sql", written[0], query).text.splitlines()
+    heads = [k for k, line in enumerate(lines) if line.startswith("row ")]
+    assert [lines[k] for k in heads] == ["row 1", "row 2"]
+    for k, step in zip(heads, told(here, written[0], query), strict=True):
+        values = dict(line.split(maxsplit=1) for line in lines[k + 1 : k + 1 + len(step)] if len(line.split()) > 1)
+        assert values["mark"] == step["mark"] and values["obs.eye"] == str(step["obs.eye"])
+        assert [line.split()[0] for line in lines[k + 1 : k + 1 + len(step)]] == [*step]
+    assert (
+        "first_step" in here("sql", written[0], "select first_step, length from episodes limit 1").text.splitlines()[1]
+    )
+
+
+def test_an_interrupt_ends_a_query(written: Any) -> None:
+    """Also one that finds no row for hours."""
+    query = "select 1 from range(2000000) a, range(2000000) b where a.range * b.range = -1"
+    with subprocess.Popen(
+        [*COMMAND, "sql", str(written[0]), query],
+        env=ENVIRONMENT | {"SHARPWAVE_TRACEBACK": "1"},
+        stderr=subprocess.PIPE,
+    ) as process:
+        threads = Path(f"/proc/{process.pid}/task")
+        while len(list(threads.iterdir())) < 3:  # those of DuckDB, and of the query
+            assert process.poll() is None
+            time.sleep(0.01)
+        time.sleep(1)
+        begun = time.monotonic()
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130, process.stderr
+        assert time.monotonic() - begun < 30
 
 
 def test_it_prints_a_table_and_comma_separated_values(here: Any, written: Any) -> None:

@@ -274,6 +274,22 @@ def test_rows_of_many_segments_join_from_disk(tmp_path: Path) -> None:
     store.close()
 
 
+def test_memory_too_small_for_rows_without_a_limit_names_the_cure() -> None:
+    """The error names the fields to declare with max_length=, and declaring them helps."""
+    for most in (None, 100):
+        spec = sw.Spec(
+            obs=sw.Field(str, max_length=most), action=sw.Field(str, max_length=9), x=sw.Field((None,), "int8")
+        )
+        store = sw.Store(spec, ram="8MiB")
+        step = {"obs": "o", "action": "a", "x": [1], "reward": 0.0, "terminated": False, "truncated": False}
+        if most is None:
+            with pytest.raises(MemoryError, match=r"declare 'obs', 'x' with max_length=$"):
+                store.append(**step)
+            assert len(store) == 0
+        else:
+            store.append(**step)
+
+
 def test_flushed_rows_survive_sigkill(tmp_path: Path) -> None:
     code = """
 import sys, time

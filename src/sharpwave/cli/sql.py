@@ -6,6 +6,7 @@ import csv
 import json
 import math
 import sys
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
@@ -31,8 +32,9 @@ def sql(
 
     The table episodes has a row an episode: lane, first_step, last_step, length, return, begun, ended and a column for
     each key of their annotations. The table steps has a row a step: lane, first_step (its episode's), step, first,
-    reward, terminated, truncated and the fields; only fields that the query names are decoded. Names that SQL has its
-    own meaning for are quoted: "return". Nothing is changed, and the store may be in use.
+    reward, terminated, truncated, the fields, and the columns added later, null where they were not written; only
+    columns that the query names are decoded. Names that SQL has its own meaning for are quoted: "return". A result
+    wider than the terminal is printed row by row, a column a line. Nothing is changed, and the store may be in use.
     """
     if as_json and as_csv:
         raise ValueError("sql: --json and --csv, expected one of them")
@@ -54,8 +56,9 @@ def sql(
             except VanishedError:
                 if not looks_left:
                     raise
-        for damage in found.damages[:1]:
-            more = f" and {len(found.damages) - 1:,} more" if len(found.damages) > 1 else ""
+        damages = [*map(str, found.damages), *filter(None, [found.late.damage])]
+        for damage in damages[:1]:
+            more = f" and {len(damages) - 1:,} more" if len(damages) > 1 else ""
             print(f"left out: {damage}{more}; see `sharpwave verify`", file=sys.stderr)
     rows = zip(*(column.to_pylist() for column in result.columns), strict=True)
     if as_json:
@@ -69,12 +72,25 @@ def sql(
         writer.writerow(result.column_names)
         writer.writerows(rows)
     else:
-        from rich.markup import escape
+        _show(result.column_names, [[_text(value) for value in row] for row in rows])
 
-        shown = table(*(escape(escaped(name)) for name in result.column_names))
-        for row in rows:
-            shown.add_row(*(escape(_text(value)) for value in row))
-        console().print(shown)
+
+def _show(names: Sequence[str], rows: list[list[str]]) -> None:
+    """Print rows as a table; where it is wider than the terminal, each row's columns one below the other."""
+    from rich.markup import escape
+
+    out, shown = console(), table(*(escape(escaped(name)) for name in names))
+    for row in rows:
+        shown.add_row(*map(escape, row))
+    unlimited = out.options.update(max_width=sys.maxsize)
+    if out.measure(shown, options=unlimited).maximum <= out.width:
+        out.print(shown)
+        return
+    width = max(len(escaped(name)) for name in names)
+    for number, row in enumerate(rows, 1):
+        out.print(f"row {number:,}", style="bold", highlight=False)
+        for name, text in zip(names, row, strict=True):
+            out.print(f"  {escaped(name):{width}}  {text}", highlight=False, markup=False, soft_wrap=True)
 
 
 def _plain(value: Any) -> Any:

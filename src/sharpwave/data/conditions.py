@@ -74,7 +74,7 @@ class TableCondition:
         self._connection: Any = None
         _made.add(self)
         self._by_step = self._warned = False
-        schema = step_schema(self._pa, spec, list(spec.fields), FACTS)
+        schema = step_schema(self._pa, spec.fields, list(spec.fields), FACTS)
         of_steps = {one: k for k, one in enumerate(schema.names) if one not in FACTS}
         try:
             named = self._names(of_steps, schema)
@@ -220,7 +220,7 @@ class TableCondition:
         self, some: Table, rows: Any, reader: EpisodeReader, absent: Sequence[str]
     ) -> Iterator[tuple[int, Ints]]:
         """Yield episodes, by their places, and numbers of steps of theirs for which it holds."""
-        schema = step_schema(self._pa, self._spec, self._fields, FACTS)
+        schema = step_schema(self._pa, self._spec.fields, self._fields, FACTS)
         for batch in step_reader(some, reader, self._fields):
             firsts, steps = (np.asarray(batch.column(name)) for name in ("first_step", "step"))
             here = np.flatnonzero(some.lane == batch.column("lane")[0].as_py())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from sharpwave.data.tables import (
     with_annotations,
 )
 from sharpwave.json_values import decode
-from sharpwave.offline.surveys import EpisodeSpan, Survey
+from sharpwave.offline.surveys import EpisodeSpan, Stretch, Survey
 from sharpwave.ragged import Ragged
 from sharpwave.spec import START, TERMINATED, TRUNCATED
 
@@ -28,19 +29,22 @@ if TYPE_CHECKING:
 
 MAX_BYTES = 4 << 30
 """Limit of the decoded bytes of the steps that a query reads."""
+INTERRUPT_S = 0.1
+"""Time between two attempts to end a query."""
 
 
 def query(found: Survey, sql: str) -> pyarrow.Table:
     """Return the result of one ``select`` over the tables ``episodes`` and ``steps`` of a store's folder.
 
-    Their columns are those of ``Store.table``, without ids, sparse fields and columns added later. Only fields that the
-    query names are decoded. It reads no other file and opens no connection.
+    Their columns are those of ``Store.table``, without ids and sparse fields. Only fields that the query names are
+    decoded. It reads no other file and opens no connection.
 
     Raises:
         ValueError: it is no such query, or needs more than ``MAX_BYTES`` of steps.
-        DamagedError: a segment was deleted meanwhile.  ModuleNotFoundError: the extra ``sql`` is not installed.
+        DamagedError: a segment was deleted meanwhile, or a column added later cannot be read.
+        ModuleNotFoundError: the extra ``sql`` is not installed.
     """
-    pa, spec = needed("pyarrow", "sql"), found.described.spec
+    pa, spec, late = needed("pyarrow", "sql"), found.described.spec, found.late
     with session({}) as connection, statements():
         try:
             said = parsed(connection, sql)
@@ -50,8 +54,9 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
             raise ValueError(f"sql: {len(said['statements'])} statements, expected one select")
         names, stars = columns_in(said)
         connection.register("episodes", episodes_of(sorted(found.episodes, key=lambda one: (one.lane, one.first_step))))
-        known = [name for name in spec.fields if name not in spec.sparse_names]
-        schema = step_schema(pa, spec, known)
+        fields = {name: field for name, field in spec.fields.items() if name not in spec.sparse_names} | late.fields
+        known = [*fields]
+        schema = step_schema(pa, fields, known)
         facts = len(schema) - len(known)
         wanted = [
             name
@@ -59,7 +64,7 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
             if stars or one.lower() in {other.lower() for other in names}
         ]
         if _reads(said, "steps"):
-            nbytes = found.steps * sum(spec.fields[name].typical_bytes for name in wanted)
+            nbytes = found.steps * sum(fields[name].typical_bytes for name in wanted)
             if nbytes > MAX_BYTES:
                 raise ValueError(
                     f"sql: {nbytes:,} bytes of steps, expected at most {MAX_BYTES:,}; name the columns that you need"
@@ -67,7 +72,20 @@ def query(found: Survey, sql: str) -> pyarrow.Table:
             kept = pa.schema([one for k, one in enumerate(schema) if k < facts or known[k - facts] in wanted])
             batches = list(_steps(pa, kept, found, wanted))
             connection.register("steps", pa.Table.from_batches(batches, kept).drop(["id"]))
-        return connection.sql(sql).to_arrow_table()
+        return _result(connection, sql)
+
+
+def _result(connection: Any, sql: str) -> pyarrow.Table:
+    """Return the result of a query, which an interrupt ends: in a thread of its own, for DuckDB looks at signals only
+    between the batches of a result."""
+    with ThreadPoolExecutor(1) as threads:
+        running: Future[Any] = threads.submit(lambda: connection.sql(sql).to_arrow_table())
+        try:
+            return running.result()
+        finally:
+            while not running.done():  # again: an interrupt before the query has begun is lost
+                connection.interrupt()
+                wait([running], INTERRUPT_S)
 
 
 def episodes_of(episodes: Sequence[EpisodeSpan]) -> pyarrow.Table:
@@ -92,30 +110,33 @@ def episodes_of(episodes: Sequence[EpisodeSpan]) -> pyarrow.Table:
 
 def _steps(pa: Any, schema: Any, found: Survey, names: list[str]) -> Iterator[Any]:
     """Yield the steps of all episodes, in order."""
+    own = [name for name in names if name not in found.late.fields]
     for episode in sorted(found.episodes, key=lambda one: (one.lane, one.first_step)):
-        for part in found.read(episode, names):
+        for part in found.read(episode, own):
             yield _batch(pa, schema, found, names, episode, part)
 
 
-def _batch(pa: Any, schema: Any, found: Survey, names: list[str], episode: EpisodeSpan, part: Any) -> Any:
-    flags, rows = part.arrays["flags"][part.rows], part.rows
-    count = rows.stop - rows.start
-    steps = episode.first_step + part.first + np.arange(rows.start, rows.stop)
-    arrays: list[Any] = [
-        np.full(count, episode.lane),
-        np.full(count, episode.first_step),
-        steps,
-        np.zeros(count, np.int64),
-    ]
+def _batch(pa: Any, schema: Any, found: Survey, names: list[str], episode: EpisodeSpan, part: Stretch) -> Any:
+    spec, flags = found.described.spec, part.arrays["flags"][part.rows]
+    rows = np.arange(part.rows.start, part.rows.stop)
+    ids = part.segment.record.id + rows
+    arrays: list[Any] = [np.full(len(rows), episode.lane), np.full(len(rows), episode.first_step)]
+    arrays += [part.segment.header.first_step + rows, ids]
     arrays += [flags & START != 0, part.arrays["reward"][rows], flags & TERMINATED != 0, flags & TRUNCATED != 0]
+    nulls: list[Any] = [None] * len(arrays)
     for name in names:
-        values = part.arrays[name][part.frames[rows] if name in found.described.spec.obs_names else rows]
-        if name in found.described.spec.ragged_names:
-            field = found.described.spec.fields[name]
-            arrays.append(Ragged.of(values.tolist(), np.empty((0, *field.inner), field.np_dtype), field.text))
-            continue
+        null = None
+        if name in found.late.fields:
+            values, written = found.late.read(name, ids)
+            null = ~written
+        else:
+            values = part.arrays[name][part.frames[rows] if name in spec.obs_names else rows]
+        if name in spec.ragged_names:
+            field = spec.fields[name]
+            values = Ragged.of(values.tolist(), np.empty((0, *field.inner), field.np_dtype), field.text)
         arrays.append(values)
-    columns = [arrow_values(pa, array, kind) for array, kind in zip(arrays, schema.types, strict=True)]
+        nulls.append(null)
+    columns = [arrow_values(pa, *one) for one in zip(arrays, schema.types, nulls, strict=True)]
     return pa.record_batch(columns, schema=schema)
 
 

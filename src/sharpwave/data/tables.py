@@ -18,7 +18,7 @@ from sharpwave.data.episode import needed
 from sharpwave.json_values import encode
 from sharpwave.log.late_columns import WRITTEN
 from sharpwave.ragged import Ragged
-from sharpwave.spec import START, TERMINATED, TRUNCATED, Field, Spec
+from sharpwave.spec import START, TERMINATED, TRUNCATED, Field
 from sharpwave.views.episodes import EpisodeReader, Table, find
 
 if TYPE_CHECKING:
@@ -235,19 +235,19 @@ def step_reader(table: Table, reader: EpisodeReader, names: Sequence[str]) -> py
     """
     pa = needed("pyarrow", "sql")
     spec = reader.log.late.spec
-    schema = step_schema(pa, spec, names)
+    schema = step_schema(pa, spec.fields, names)
     row_bytes = sum(spec.fields[name].typical_bytes for name in names)
     most = max(1, min(MAX_ROWS, MAX_BYTES // max(1, row_bytes)))
     return pa.RecordBatchReader.from_batches(schema, _batches(pa, schema, table, reader, names, most))
 
 
-def step_schema(pa: Any, spec: Spec, names: Sequence[str], taken: Sequence[str] = ()) -> Any:
-    """Return the columns of steps, of which fields have other names than those ``taken``."""
+def step_schema(pa: Any, fields: Mapping[str, Field], names: Sequence[str], taken: Sequence[str] = ()) -> Any:
+    """Return the columns of steps, of which those of fields have other names than those ``taken``."""
     kinds = [pa.int64()] * 4 + [pa.bool_(), pa.float32(), pa.bool_(), pa.bool_()]
     columns = [pa.field(name, kind) for name, kind in zip(STEP_FACTS, kinds, strict=True)]
     for name in names:
         free = unused(name, [*taken, *(one.name for one in columns)], "field.")
-        columns.append(_field(pa, free, spec.fields[name]))
+        columns.append(_field(pa, free, fields[name]))
     return pa.schema(columns)
 
 

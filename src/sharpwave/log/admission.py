@@ -207,7 +207,7 @@ class Admission:
             if need > left:
                 raise MemoryError(
                     f"store: {space.staged + staged} lanes need {need:,} bytes for open segments, ram leaves {left:,}"
-                    f"{self._beside()}; raise it, use fewer lanes or lower segment_steps= (now {space.layout.stride})"
+                    f"{self._beside()}; raise it, use fewer lanes, or {space.layout.remedy}"
                 )
         # For the next power of two, so that memory is moved only a few times where lanes are added one by one.
         disk_limit, to_come = (
@@ -335,8 +335,7 @@ class Admission:
             if made is Made.NOTHING:
                 raise MemoryError(
                     f"store: ram leaves {space.arena.limit_bytes:,} bytes for data, too few for the open segments of"
-                    f" {space.staged} lanes and one sealed one{self._beside()}; raise ram=, or lower segment_steps= "
-                    f"(now {space.layout.stride})"
+                    f" {space.staged} lanes and one sealed one{self._beside()}; raise ram=, or {space.layout.remedy}"
                 )
             self._limit_arena()  # an eviction may have freed shared values, too
         return base

@@ -81,6 +81,13 @@ class SegmentLayout:
             for name, field in fields.items()
         )
 
+    @property
+    def remedy(self) -> str:
+        """Words of a memory error: how segments would take less."""
+        fields = [name for name in self.spec.kinds if self.spec.fields[name].max_length is None]
+        longest = f", or declare {', '.join(map(repr, fields))} with max_length=" if fields else ""
+        return f"lower segment_steps= (now {self.stride}){longest}"
+
     def room(
         self, capacity: int | None, ram: int | None, disk_limit: int | None, lanes: int = 0, rows: int | None = None
     ) -> tuple[int, int]:

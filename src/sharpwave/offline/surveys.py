@@ -17,6 +17,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.format.annotations import read_metadata
 from sharpwave.format.region import DICTIONARY, SHARED, Damage, Record
 from sharpwave.format.segment_header import Header
+from sharpwave.offline.late_values import LateValues
 from sharpwave.offline.scan import (
     LOOKS,
     Chain,
@@ -151,6 +152,11 @@ class Survey:
     def steps(self) -> int:
         """Steps in the segments that count."""
         return sum(chain.steps for chain in self.lanes.values())
+
+    @cached_property
+    def late(self) -> LateValues:
+        """Columns added later."""
+        return LateValues(self.folder, self.described)
 
     def sizes(self) -> dict[str, float]:
         """Return the bytes of the segments that count, encoded and raw, and of the files, as JSON.

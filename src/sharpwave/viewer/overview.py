@@ -48,9 +48,9 @@ def _memory(snapshot: Snapshot) -> dict[str, Any]:
         "fields": field_rows(snapshot),
         "columns": [
             {"name": escaped(name), "shape": list(field.shape), "dtype": field.dtype}
-            for name, field in list(snapshot.late.fields.items())[:MAX_FIELDS]
+            for name, field in list(snapshot.survey.late.fields.items())[:MAX_FIELDS]
         ],
-        "columns_trouble": escaped(snapshot.late.damage)[:500],
+        "columns_trouble": escaped(snapshot.survey.late.damage)[:500],
         "fields_hidden": max(0, len(described.spec.fields) - MAX_FIELDS),
         "annotations": described.annotations.store,
         "lanes": [

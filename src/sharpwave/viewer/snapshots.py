@@ -15,7 +15,6 @@ import numpy.typing as npt
 
 from sharpwave.data.queries import episodes_of
 from sharpwave.data.tables import rows_where
-from sharpwave.offline.late_values import LateValues
 from sharpwave.offline.surveys import EpisodeSpan, Stretch, Survey
 from sharpwave.viewer.priorities import ViewItems
 
@@ -109,11 +108,6 @@ class Snapshot:
             some = high > low
             means[mine[some]] = (sums[high[some]] - sums[low[some]]) / (high - low)[some]
         return means
-
-    @cached_property
-    def late(self) -> LateValues:
-        """Columns added later."""
-        return LateValues(self.survey.folder, self.survey.described)
 
     @cached_property
     def table(self) -> pyarrow.Table:

@@ -38,7 +38,7 @@ def plotted(snapshot: Snapshot) -> tuple[list[tuple[str, Field]], list[tuple[str
     late: list[tuple[str, Field]] = []
     fields: list[tuple[str, Field]] = []
     left, room = MAX_CURVES, MAX_DECODED_BYTES // described.layout.max_frames
-    for found, those in ((late, snapshot.late.fields), (fields, described.spec.fields)):
+    for found, those in ((late, snapshot.survey.late.fields), (fields, described.spec.fields)):
         for name, field in those.items():
             if field.ragged or is_picture(field):
                 continue
@@ -121,9 +121,9 @@ def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, 
             shown = _row_of(value, row_of) if row_of.ragged else {"text": text_of(value)}
             told.append({"name": escaped(name), **shown})
     ids = snapshot.survey.ids(episode, step, step + 1)
-    for name, field in list(snapshot.late.fields.items())[:MAX_CURVES]:
+    for name, field in list(snapshot.survey.late.fields.items())[:MAX_CURVES]:
         if field.row_bytes <= 1 << 20:
-            values, written = snapshot.late.read(name, ids)
+            values, written = snapshot.survey.late.read(name, ids)
             told.append({"name": escaped(name), "text": text_of(values[0]) if written[0] else "–", "late": True})
     return {"step": step, "lane_step": episode.first_step + step, "values": told}
 
@@ -165,7 +165,7 @@ def _of_late(
     found = []
     ids = snapshot.survey.ids(episode, begin, end) if columns else np.zeros(0, np.int64)
     for name, field in columns:
-        values, written = snapshot.late.read(name, ids)
+        values, written = snapshot.survey.late.read(name, ids)
         for label, column in zip(_labels(name, field), _columns(values), strict=True):
             found.append((name, label, np.where(written, column, np.nan)))
     return found

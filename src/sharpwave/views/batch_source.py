@@ -388,7 +388,7 @@ class BatchSource:
         if ready == 0:
             raise MemoryError(
                 f"sample: ram leaves {self.log.arena.limit_bytes:,} bytes, too few to read a segment from disk; raise "
-                f"ram=, or lower segment_steps= (now {self.log.stride})"
+                f"ram=, or {self.log.space.layout.remedy}"
             )
         return ready
 
