@@ -27,6 +27,7 @@ def test_json_has_every_number(sharpwave, folder):
     assert told["limits"] == {"capacity": 1000, "ram": None, "disk_limit": None, "seed": 0}
     assert told["fields"]["obs.eye"] == {
         "shape": [20, 30], "dtype": "uint8", "stack": None, "every": None, "pad": "repeat", "codec": "auto",
+        "ragged": False, "max_length": None, "shared": False,
             "metadata": {},
     }  # fmt: skip
     assert [(lane["lane"], lane["first_step"], lane["last_step"], lane["gaps"]) for lane in told["lanes"]] == [
@@ -196,12 +197,45 @@ def test_columns_added_later_and_versions_are_listed(here, sharpwave, tmp_path):
     store.close()
     result = here("inspect", tmp_path / "d")
     assert result.code == 0, result.text
-    for part in ("Columns added later: to_go float32 ()\n", "v1 ", "v2 ", "who: [bold]Ada"):
+    for part in ("to_go", "v1 ", "v2 ", "who: [bold]Ada"):
         assert part in result.text, part
     told = json.loads(sharpwave("inspect", tmp_path / "d", "--json").text)
-    assert told["columns"] == {"to_go": {"shape": [], "dtype": "float32"}}
+    assert told["columns"] == {"to_go": {"shape": [], "dtype": "float32", "values": 20, "bytes": 80}}
+    v1 = json.loads(here("inspect", tmp_path / "d" / "versions" / "v1", "--json").text)
+    assert [*v1["columns"]] == ["to_go", "embedding"] and v1["columns"]["embedding"]["values"] == 0
     assert [(one["name"], one["steps"], one["parent"]) for one in told["versions"]] == [
         ("v1", 20, None),
         ("v2", 20, "v1"),
     ]
     assert told["versions"][0]["columns"] == ["to_go", "embedding"]
+
+
+def test_fields_tell_their_kind_and_deletions_are_counted(here, tmp_path):
+    """Values of deleted steps count no more; a damaged file of values is told, and the rest shown."""
+    spec = sw.Spec(
+        obs=sw.Field(str, max_length=9),
+        action=sw.Field((None, 3), "int8"),
+        goal=sw.Field((2,), "float32", shared=True),
+    )
+    with sw.Store(spec, disk=tmp_path / "d", capacity=99) as store:
+        for k in range(4):
+            goal = np.full((5, 2), k, np.float32)
+            rows = [np.zeros((k, 3), np.int8)] * 5
+            store.add_episode(obs=["o"] * 6, action=rows, goal=goal, reward=np.ones(5), terminated=True)
+        store.add_column("mark", sw.Field((2,), "int16"))
+        store.write_column("mark", store.ids(0, np.arange(8)), np.ones((8, 2), np.int16))
+        assert store.delete(episodes=store.episodes()[1:2]) == 5
+    text = here("inspect", tmp_path / "d").text
+    lines = [line.split() for line in text.splitlines()]
+    assert ["obs", "0-9", "str", "-", "-", "-", "auto", "-"] in lines
+    assert ["action", "anyx3", "int8", "-", "-", "-", "auto", "-"] in lines
+    assert ["goal", "2", "float32", "-", "-", "-", "auto", "yes"] in lines
+    assert ["mark", "2", "int16", "5", "20", "B"] in lines and "15 steps" in text and "5 further steps" in text
+    told = json.loads(here("inspect", tmp_path / "d", "--json").text)
+    assert (told["steps"], told["deleted_steps"]) == (15, 5)
+    kinds = [(one["ragged"], one["max_length"], one["shared"]) for one in told["fields"].values()]
+    assert kinds == [(True, 9, False), (True, None, False), (False, None, True)]
+    largest = max((tmp_path / "d" / "columns").iterdir(), key=lambda path: b"written" in path.read_bytes())
+    largest.write_bytes(largest.read_bytes()[:-1])
+    text = here("inspect", tmp_path / "d").text
+    assert "column 'mark'" in text and ["mark", "2", "int16", "?", "?"] in [line.split() for line in text.splitlines()]

@@ -13,6 +13,7 @@ import typer
 
 from sharpwave.cli.episode_pictures import check_out, image_field, write_picture
 from sharpwave.cli.output import bytes_bar, table
+from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped, quoted
 from sharpwave.json_values import decode, encode
 from sharpwave.showing import byte_text, number_text
@@ -156,12 +157,13 @@ def spread(values: list[float]) -> dict[str, Any]:
 
 def describe(found: Survey) -> dict[str, Any]:
     """Return everything known about the store, as JSON."""
-    from sharpwave.persistence.column_files import named_columns
     from sharpwave.persistence.versions import versions_in
 
-    described = found.described
-    store = described.identity.store.hex()
-    later = named_columns(found.folder, store)
+    described, later, trouble, sizes = found.described, found.late, found.late.damage, {}
+    try:
+        sizes = found.late_sizes()
+    except DamagedError as error:
+        trouble = str(error)
     whole = [one for one in found.episodes if one.whole]
     ends = [one.end for one in found.episodes]
     taken = {
@@ -184,9 +186,13 @@ def describe(found: Survey) -> dict[str, Any]:
     ]
     return {
         "path": str(found.folder),
-        "store": store,
+        "store": described.identity.store.hex(),
         "fields": described.fields(),
-        "columns": {name: {"shape": list(one.shape), "dtype": one.dtype} for name, one in later.items()},
+        "columns": {
+            name: {"shape": list(one.shape), "dtype": one.dtype, **sizes.get(name, {})}
+            for name, one in later.fields.items()
+        },
+        "columns_trouble": trouble,
         "versions": [
             asdict(one) | {"folder": str(one.folder), "note": encode(one.note, "note")}
             for one in versions_in(found.folder)
@@ -195,6 +201,7 @@ def describe(found: Survey) -> dict[str, Any]:
         "segment_steps": described.segment_steps,
         "limits": described.limits,
         "steps": found.steps,
+        "deleted_steps": found.deleted_steps,
         "segments": len(found.segments),
         "lanes": lanes,
         "episodes": {
@@ -230,22 +237,29 @@ def show(found: Survey) -> None:
     console.print(f"Made with {', '.join(limits)}; seed {told['limits']['seed']}; up to {told['segment_steps']} steps "
                   "a segment", highlight=False)  # fmt: skip
     _show_annotations(console, told["annotations"])
-    fields = table("field", "shape", "dtype", "stack", "pad", "every", "codec")
+    if told["deleted_steps"]:
+        console.print(f"{told['deleted_steps']:,} further steps were deleted, and their segments have other steps, too",
+                      highlight=False)  # fmt: skip
+    fields = table("field", "shape", "dtype", "stack", "pad", "every", "codec", "shared")
     for name, one in told["fields"].items():
-        shape = "x".join(map(str, one["shape"])) or "()"
+        shape = _shape(one)
         pad = one["pad"] if one["stack"] else "-"
         numbers = (str(one["stack"] or "-"), pad, str(one["every"] or "-"))
-        fields.add_row(escape(escaped(name)), shape, one["dtype"], *numbers, one["codec"])
+        shared = "yes" if one["shared"] else "-"
+        fields.add_row(escape(escaped(name)), shape, one["dtype"], *numbers, one["codec"], shared)
     console.print(fields)
     for name, one in told["fields"].items():
         if one["metadata"]:
             line = f"{escaped(name)}: {annotation_text(one['metadata'])}"
             console.print(line, highlight=False, markup=False, soft_wrap=True)
     if told["columns"]:
-        later = [f"{name} {one['dtype']} {tuple(one['shape'])}" for name, one in told["columns"].items()]
-        console.print(
-            escaped(f"Columns added later: {', '.join(later)}"), highlight=False, markup=False, soft_wrap=True
-        )
+        later = table("added later", "shape", "dtype", "values", "bytes")
+        for name, one in told["columns"].items():
+            sized = (f"{one['values']:,}", byte_text(one["bytes"])) if "values" in one else ("?", "?")
+            later.add_row(escape(escaped(name)), _shape(one), one["dtype"], *sized)
+        console.print(later)
+    if trouble := told["columns_trouble"]:
+        console.print(escaped(trouble), style="bold red", highlight=False, markup=False, soft_wrap=True)
     _show_versions(console, told["versions"])
     _show_bytes(console, told)
     _show_lanes(console, told)
@@ -259,6 +273,14 @@ def show(found: Survey) -> None:
             markup=False,
             soft_wrap=True,
         )
+
+
+def _shape(told: dict[str, Any]) -> str:
+    """Return the shape of a field as JSON in one word; rows of any length begin with "any", or with their limit."""
+    first, *inner = told["shape"] or ["()"]
+    if first is None:
+        first = "any" if told["max_length"] is None else f"0-{told['max_length']}"
+    return "x".join(map(str, (first, *inner)))
 
 
 def _show_annotations(console: Any, told: dict[str, Any]) -> None:

@@ -100,6 +100,9 @@ class Described:
                 "stack": field.stack,
                 "every": field.every,
                 "pad": field.pad,
+                "ragged": field.ragged,
+                "max_length": field.max_length,
+                "shared": field.shared,
                 "codec": self.codecs[name],
                 "metadata": encode(field.metadata, "metadata"),
             }

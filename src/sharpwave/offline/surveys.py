@@ -158,6 +158,27 @@ class Survey:
         """Columns added later."""
         return LateValues(self.folder, self.described)
 
+    @property
+    def deleted_steps(self) -> int:
+        """Steps in the segments that count that were deleted."""
+        return sum(one.header.steps for one in self.segments) - self.steps
+
+    def late_sizes(self) -> dict[str, dict[str, int]]:
+        """Return the numbers of values of columns added later, of steps that count, and their bytes, as JSON.
+
+        Raises: DamagedError: a file of values is damaged.  Cost: reading the columns.
+        """
+        counts = dict.fromkeys(self.late.fields, 0)
+        for chain in self.lanes.values():
+            parts = []
+            for one in chain.segments:
+                ids = one.record.id + np.arange(one.header.steps)
+                parts.append(ids[~chain.deleted[one.record]] if one.record in chain.deleted else ids)
+            for name in counts:
+                counts[name] += int(np.count_nonzero(self.late.read(name, np.concatenate(parts))[1]))
+        fields = self.late.fields
+        return {name: {"values": n, "bytes": n * fields[name].row_bytes} for name, n in counts.items()}
+
     def sizes(self) -> dict[str, float]:
         """Return the bytes of the segments that count, encoded and raw, and of the files, as JSON.
 

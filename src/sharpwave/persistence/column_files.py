@@ -7,22 +7,19 @@ dropped, so that a crash leaves files of values that no column has, and never ha
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.disk.state_files import StateFiles, file_name, read_named
+from sharpwave.disk.state_files import StateFiles
 from sharpwave.disk.store_folder import COLUMNS
-from sharpwave.errors import DamagedError, NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format.deleted_steps import unpacked
 from sharpwave.log.late_columns import LateColumn, LateColumns, described, field_of
 from sharpwave.log.step_log import StepLog
 from sharpwave.native.directory import IrregularError
 from sharpwave.persistence.recovery import to_quarantine
-from sharpwave.spec import Field
 
 NAMES = ".columns"
 """Name of the state that names the columns; none of theirs has a dot."""
@@ -195,15 +192,6 @@ def read_deleted(files: StateFiles, stride: int, required: bool) -> DeletedFile:
     except OSError as error:
         what = "it tells which steps were deleted, so the store was not opened, and nothing was changed; try again"
         raise OSError(error.errno, f"{path}: cannot be read ({error.strerror}); {what}") from error
-
-
-def named_columns(folder: Path, store: str) -> dict[str, Field]:
-    """Return the late columns that a folder's files name, without opening the store; none where they are damaged."""
-    try:
-        columns = read_named(folder / COLUMNS / file_name(NAMES, store)).get("columns")
-        return {name: field_of(about) for name, about in columns.items()} if isinstance(columns, dict) else {}
-    except (OSError, DamagedError, NewerVersionError, *WRONG):
-        return {}
 
 
 def chunk_name(column: str, chunk: int) -> str:

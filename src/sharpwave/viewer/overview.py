@@ -134,7 +134,7 @@ def field_rows(snapshot: Snapshot) -> list[dict[str, Any]]:
             picture = {
                 "height": height, "width": width, "count": count, "columns": frame_pictures.COLUMNS, "every": every,
             }  # fmt: skip
-        rows.append({"number": number, "name": escaped(name), **told[name], "picture": picture, "ragged": field.ragged})
+        rows.append({"number": number, "name": escaped(name), **told[name], "picture": picture})
     return rows
 
 
