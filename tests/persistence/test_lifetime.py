@@ -225,3 +225,24 @@ def test_what_a_store_gave_out_keeps_it_open(disk: bool, tmp_path: Path) -> None
         assert len(episodes[0].ids) == 50
         assert len(filled().transitions().sample(4)) == 4
         assert len(next(filled().transitions().stream(4))) == 4
+
+
+@pytest.mark.parametrize("where", ["task = 'push'", "action >= 30", "length > 3 and action < 30"])
+def test_episodes_are_judged_while_a_store_is_closed(where: str, tmp_path: Path) -> None:
+    """By their annotations and fields: closing kept them from every later draw, or raised that the store is closed."""
+    pytest.importorskip("duckdb")
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"))
+    store = sw.Store(spec, capacity=3000, disk=tmp_path / "store", segment_steps=8)
+    store.transitions(name="some", where=where)
+    for k in range(6):
+        store.annotate(0, {"task": "push" if k % 2 else "pull"}, episode=True)
+        store.add_episode(obs=np.zeros(11), action=10 * k + np.arange(10), reward=np.ones(10), terminated=True)
+    chosen = {
+        "task = 'push'": {action for action in range(60) if action // 10 % 2},
+        "action >= 30": set(range(30, 60)),
+    }.get(where, set(range(30)))
+    store.close()
+    store.close()
+    with sw.Store.open(tmp_path / "store") as again:
+        view = again.transitions(name="some", where=where)
+        assert len(view) == len(chosen) and set(view.sample(2000).action.tolist()) == chosen

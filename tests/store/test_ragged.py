@@ -281,7 +281,14 @@ def test_memory_too_small_for_rows_without_a_limit_names_the_cure() -> None:
             obs=sw.Field(str, max_length=most), action=sw.Field(str, max_length=9), x=sw.Field((None,), "int8")
         )
         store = sw.Store(spec, ram="8MiB")
-        step = {"obs": "o", "action": "a", "x": [1], "reward": 0.0, "terminated": False, "truncated": False}
+        step: dict[str, Any] = {
+            "obs": "o",
+            "action": "a",
+            "x": [1],
+            "reward": 0.0,
+            "terminated": False,
+            "truncated": False,
+        }
         if most is None:
             with pytest.raises(MemoryError, match=r"declare 'obs', 'x' with max_length=$"):
                 store.append(**step)

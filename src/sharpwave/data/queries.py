@@ -125,17 +125,16 @@ def _batch(pa: Any, schema: Any, found: Survey, names: list[str], episode: Episo
     arrays += [flags & START != 0, part.arrays["reward"][rows], flags & TERMINATED != 0, flags & TRUNCATED != 0]
     nulls: list[Any] = [None] * len(arrays)
     for name in names:
-        null = None
         if name in found.late.fields:
             values, written = found.late.read(name, ids)
-            null = ~written
-        else:
-            values = part.arrays[name][part.frames[rows] if name in spec.obs_names else rows]
-        if name in spec.ragged_names:
-            field = spec.fields[name]
-            values = Ragged.of(values.tolist(), np.empty((0, *field.inner), field.np_dtype), field.text)
-        arrays.append(values)
-        nulls.append(null)
+            arrays.append(values)
+            nulls.append(~written)
+            continue
+        values = part.arrays[name][part.frames[rows] if name in spec.obs_names else rows]
+        field = spec.fields[name]
+        empty = np.empty((0, *field.inner), field.np_dtype)
+        arrays.append(Ragged.of(values.tolist(), empty, field.text) if name in spec.ragged_names else values)
+        nulls.append(None)
     columns = [arrow_values(pa, *one) for one in zip(arrays, schema.types, nulls, strict=True)]
     return pa.record_batch(columns, schema=schema)
 

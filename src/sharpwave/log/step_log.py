@@ -102,6 +102,7 @@ class StepLog:
         tables: each column's dictionaries. ``shared``: values of shared fields. ``encoder``: encodes columns.
         tag: mark of this store's ids.
         annotations: of the store and of its lanes.
+        closed: whether nothing may be written or read. ``closing``: whether ``close`` was called.
         frozen: why nothing may be written; empty: it may. ``after_close``: called once files are closed.
         parent: the store, and its version, that this one was made from; ``None``: neither.
         keeping: writer of views' states beside the segments.
@@ -157,7 +158,7 @@ class StepLog:
         self.batches = BatchMemory(self.admission)
         if disk is not None:
             disk.begin(self.admission, stride, retention.in_order, on_full == "drop_oldest")
-        self.closed = False
+        self.closed = self.closing = False
         self.frozen = ""
         self.parent: dict[str, Any] | None = None
         self.after_close: Callable[[], object] = lambda: None

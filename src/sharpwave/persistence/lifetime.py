@@ -64,14 +64,14 @@ def close(log: StepLog) -> None:
     Raises:
         OSError: naming the steps that could not be written, and are lost.
     """
-    disk, closed = log.disk, log.closed
-    log.closed = True
-    log.inventory.changes += 1  # so that a step that is staged already is refused
-    if closed or disk is None or disk.forked:
+    disk, closing = log.disk, log.closing or log.closed
+    log.closing = True  # a signal handler amid this may call it again
+    if closing or disk is None or disk.forked:
+        _over(log)
         return
     try:
         try:
-            flush(log)
+            flush(log)  # of an open store: conditions of views read the episodes that they judge
         except StoreInUseError:
             raise
         except OSError:
@@ -86,10 +86,16 @@ def close(log: StepLog) -> None:
             f"lanes, {steps:,} at most, are lost, except those flushed before",
         ) from error
     finally:
+        _over(log)
         if log.keeping is not None:
             log.keeping.end()
         disk.close()
         log.after_close()
+
+
+def _over(log: StepLog) -> None:
+    log.closed = True
+    log.inventory.changes += 1  # so that a step that is staged already is refused
 
 
 def _end(log: StepLog, lock: Any, process: int) -> None:
