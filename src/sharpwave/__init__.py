@@ -33,6 +33,7 @@ from sharpwave.views.step_views import Transitions
 if TYPE_CHECKING:
     from sharpwave.loading import load
     from sharpwave.serve.cluster import Cluster, connect
+    from sharpwave.serve.store_server import StoreServer
 
 __version__ = "0.1.0"
 
@@ -43,6 +44,10 @@ def __getattr__(name: str) -> Any:
         from sharpwave.serve import cluster
 
         return getattr(cluster, name)
+    if name == "StoreServer":
+        from sharpwave.serve import store_server
+
+        return store_server.StoreServer
     if name in ("load", "loading"):
         import sharpwave.loading as loading
 
@@ -86,6 +91,7 @@ __all__ = [
     "Spec",
     "Store",
     "StoreInUseError",
+    "StoreServer",
     "Transitions",
     "Uniform",
     "UnknownCodecError",

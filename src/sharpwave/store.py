@@ -213,6 +213,7 @@ class Store:
         self._views = Views(self._log, self._lock, self._gate, settings.seed, self._life)
         self._step_tag = Tag(self._log.tag, STEPS)
         self._writing = Writing(self._log, self._lock, self._gate, self._views, self._step_tag)
+        self._servers: list[Any] = []  # a StoreServer, while there is one
         if left is None or not left.writers_go_on:
             settle(self._log)
         else:
@@ -1375,7 +1376,8 @@ class Store:
         return requiring(said, DELETED_STEPS) if any_deleted else said
 
     def close(self) -> None:
-        """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling.
+        """Flush (see ``flush``), unlock the folder, and refuse further writing and sampling. A ``StoreServer`` is
+        closed before.
 
         Memory is freed with the last reference to the store and its views. A store is also closed at the end of its
         ``with`` block, when it is garbage-collected, and when the interpreter exits; a write that fails in the latter
@@ -1384,6 +1386,8 @@ class Store:
         Raises:
             OSError: the disk is full or fails. The folder is unlocked; steps not flushed before are lost.
         """
+        for server in list(self._servers):
+            server.close()
         with self._lock.unsettled:
             try:
                 with suppress(MemoryError):  # for a segment that is being encoded: nobody reads it any more

@@ -118,12 +118,14 @@ class Writing:
     Attributes:
         appending: appends small steps by one call of the core each, if ``takes_small_steps``.
         fed: lanes whose last steps arrived by ``segment``.
+        lent: first lane, and number of lanes, of each writer elsewhere, by its name.
     """
 
     def __init__(self, log: StepLog, lock: InterruptLock, gate: Gate, views: Views, tag: Tag) -> None:
         self._log, self._lock, self._gate, self._views, self._tag = log, lock, gate, views, tag
         self.appending = SmallSteps(log, lock, Ids, tag)
         self.fed = set[int]()
+        self.lent: dict[str, tuple[int, int]] = {}
 
     def takes_small_steps(self) -> bool:
         """Return whether an append now has nothing to wait for, and nobody to tell."""
@@ -253,6 +255,12 @@ class Writing:
         return ended
 
     def _settle_all(self, lanes: Ints) -> None:
+        for name, (first, count) in list(self.lent.items()):
+            if len(taken := lanes[(lanes >= first) & (lanes < first + count)]):
+                raise ValueError(
+                    f"extend: lane {taken[0]} is that of writer {name!r:.50} of another process; give StoreServer "
+                    "own_lanes=, the number of lanes that this process writes to"
+                )
         if self.fed:
             for lane in self.fed.intersection(lanes.tolist()):
                 self.settle(lane)

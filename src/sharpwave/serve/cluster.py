@@ -31,7 +31,7 @@ from sharpwave.serve.fleet import Fleet, ShardPlan
 from sharpwave.serve.late_values import Columns, checked_values, columns_in, send_values
 from sharpwave.serve.link import READY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards
-from sharpwave.serve.members import Members, ask_directory, turned
+from sharpwave.serve.members import Members, ask_directory, members_of, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
@@ -163,7 +163,7 @@ class Cluster:
             raise ValueError(f"Cluster: {named[0]}= is for address='local'; {address} has shards and limits already")
         directory = Address.parse(address)
         said = ask_directory(directory, self.security, self.spec)
-        self._members = Members(self.security, directory=directory, said=said)
+        self._members = members_of(directory, self.security, said)
 
     @classmethod
     def of(
@@ -704,7 +704,8 @@ def _delete(folder: str, process: int) -> None:
 def connect(
     address: str, *, secret: str | bytes | None = None, tls_authority: str | None = None, seed: int = 0
 ) -> Cluster:
-    """Return the cluster that ``sharpwave serve`` serves at an address: "unix:PATH" or "HOST:PORT".
+    """Return the cluster that ``sharpwave serve``, or a ``StoreServer``, serves at an address: "unix:PATH" or
+    "HOST:PORT".
 
     Args:
         secret: shared secret; default: the environment variable SHARPWAVE_SECRET.
@@ -723,5 +724,5 @@ def connect(
         )
     made = Cluster.__new__(Cluster)
     made._begin(Spec.from_json(said["spec"]), security, seed)
-    made._members = Members(security, directory=directory, said=said)
+    made._members = members_of(directory, security, said)
     return made

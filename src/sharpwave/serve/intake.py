@@ -53,6 +53,12 @@ class Intake:
         self._holders: dict[str, Holder] = {}  # by the writer's name
         self._lanes = max([store.lanes, *(first + lanes for first, lanes in self._leased.values())])
 
+    def lend(self, own_lanes: int) -> None:
+        """Give writers lanes behind the first ``own_lanes``, to which the store's own process writes; it is refused
+        those of writers, which they have again wherever the store is served later."""
+        self._leased = self._store._writing.lent
+        self._lanes = max([self._store.lanes, own_lanes, *(first + lanes for first, lanes in self._leased.values())])
+
     def find(self, client: Client, frame: Frame) -> Reply:
         """Return the number of ``lanes`` of a writer's ``name`` here, or 0, and the ``turn`` of its latest writer.
 

@@ -199,6 +199,13 @@ class Members:
             link.close()
 
 
+def members_of(directory: Address, security: Security, said: Mapping[str, Any]) -> Members:
+    """Return links to the shards of a directory's answer, or to a store that its own process serves."""
+    if said.get("alone"):
+        return Members(security, addresses=nearest(said, directory))
+    return Members(security, directory=directory, said=said)
+
+
 def ask_directory(
     address: Address, security: Security, spec: Spec | None, patience_s: float = READY_S
 ) -> dict[str, Any]:

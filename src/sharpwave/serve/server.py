@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from sharpwave.errors import ShardFailedError
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.batch_pool import Block
+from sharpwave.native.forks import follow
 from sharpwave.serve import wire
 from sharpwave.serve.addresses import UNIX, Address, Security, accept, listen
 from sharpwave.serve.budget import Budget, Holding
@@ -214,6 +215,7 @@ class Server:
         self._greeting: dict[socket.socket, None] = {}  # in the order of coming
         self._thread = threading.Thread(target=self._accept, name="sharpwave-accept", daemon=True)
         self._thread.start()
+        follow(self)
 
     def _accept(self) -> None:
         while not self._closed.is_set():
@@ -316,6 +318,19 @@ class Server:
                 LOG.error("request %d failed: %s", frame.kind, failure(error))
             text = error.args[0] if isinstance(error, KeyError) and error.args else error
             return {"kind": type(error).__name__, "text": str(text)}, {}, FAILED
+
+    def forked(self) -> None:
+        """Let the parent's sockets go, which it goes on with."""
+        self._lock = threading.Lock()
+        self._socket.close()
+        for one in self._connections:
+            one.close()
+
+    def join(self, seconds: float) -> None:
+        """Wait, after ``close``, until no request is being answered, or ``seconds`` are over."""
+        deadline = time.monotonic() + seconds
+        while self._connections and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def close(self) -> None:
         """Stop listening, and end every connection."""
