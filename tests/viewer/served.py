@@ -8,7 +8,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlencode
@@ -56,13 +56,15 @@ class Server(NamedTuple):
 
 
 @contextlib.contextmanager
-def serving(*paths: Path, token: str | None = None, read: bool = True) -> Iterator[Server]:
-    """Serve ``paths``; ``read``: all that is there already."""
+def serving(
+    *paths: Path, token: str | None = None, read: bool = True, decode: Callable[[list[int]], str] | None = None
+) -> Iterator[Server]:
+    """Serve ``paths``; ``read``: all that is there already; ``decode``: of tokens."""
     watched = [Watched(one) for one in find_sources(paths)]
     for one in watched if read else []:
         one.update()
     listening = socket.create_server(("127.0.0.1", 0))
-    config = configured(Guard(make_app(watched), frozenset({"own-name"}), token))
+    config = configured(Guard(make_app(watched, decode), frozenset({"own-name"}), token))
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: server.run(sockets=[listening]), daemon=True)
     thread.start()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -83,6 +86,68 @@ def test_rows_of_any_length_are_shown_as_they_were_written(tmp_path: Path) -> No
         assert list(curves(server, 0)) == ["reward", "obs[0]", "obs[1]", "action"]
         answer = server.ask("/api/0/step", lane=0, first=0, step=4)
         assert answer.body.isascii()
+
+
+def test_tokens_are_decoded_by_a_tokenizer(tmp_path: Path) -> None:
+    """Rows of integers alone, as many as are shown; what the tokenizer refuses is told in their place."""
+    store, _ = written(tmp_path)
+    store.close()
+
+    def decode(tokens: list[int]) -> str:
+        if len(tokens) > 4000:
+            raise OverflowError("no such token \x1b[31m")
+        return "".join(f"<{token}>" if token % 10 else "\n\u202e" for token in tokens)
+
+    with serving(tmp_path, decode=decode) as server:
+        for serial in (0, 1, 5, 40, 54):
+            episode = int(np.searchsorted(np.cumsum(LENGTHS), serial, side="right"))
+            first = sum(LENGTHS[:episode])
+            values = shown(server, first, serial - first)
+            assert [name for name, one in values.items() if "decoded" in one] == ["tokens"]
+            tokens = list(range(-1, serial * 100 - 1))[: step_curves.MAX_NUMBERS]
+            assert values["tokens"]["text"] == " ".join(map(str, tokens))
+            told = values["tokens"]["decoded"]
+            if serial == 54:
+                assert told == "(no such token \\x1b[31m)"
+            else:
+                assert told == decode(tokens[1:])[: step_curves.MAX_CHARACTERS].replace("\u202e", "\\u202e")
+
+
+def test_a_file_of_a_tokenizer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the library, which is asked for special tokens, too; without it the extra is named."""
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    with pytest.raises(ModuleNotFoundError, match=r"--tokenizer needs tokenizers: pip install .*tokens"):
+        step_curves.tokenizer_of(tmp_path / "tokenizer.json")
+
+    class Tokenizer:
+        """Stands for the library's class of this name."""
+
+        @staticmethod
+        def from_file(path: str) -> Tokenizer:
+            if not Path(path).exists():
+                raise Exception("No such file or directory (os error 2)")
+            return Tokenizer()
+
+        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+            return f"{ids} {skip_special_tokens}"
+
+    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Tokenizer))
+    with pytest.raises(ValueError, match=r"--tokenizer '.*': No such file .*; expected a tokenizer.json"):
+        step_curves.tokenizer_of(tmp_path / "tokenizer.json")
+    (tmp_path / "tokenizer.json").touch()
+    assert step_curves.tokenizer_of(tmp_path / "tokenizer.json")([1, 2]) == "[1, 2] False"
+
+
+def test_a_tokenizer_decodes(tmp_path: Path) -> None:
+    """A real one, with words for tokens."""
+    pytest.importorskip("tokenizers", reason="needs the extra tokens: pip install 'sharpwave[tokens]'")
+    model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "push": 1, "the": 2, "box": 3}, "unk_token": "[UNK]"}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
+    assert step_curves.tokenizer_of(file)([1, 2, 3]) == "push the box"
+    file.write_text("{}")
+    with pytest.raises(ValueError, match=r"expected a tokenizer.json"):
+        step_curves.tokenizer_of(file)
 
 
 @pytest.mark.parametrize("kind", ["store", "closed", "version", "checkpoint"])

@@ -153,6 +153,9 @@ def view(
     ] = None,
     token: Annotated[bool, typer.Option("--token", help="ask for a token on this machine, too")] = False,
     browser: Annotated[bool, typer.Option(help="open the page in a browser")] = False,
+    tokenizer: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="a tokenizer.json, to show tokens as the text that they are of")
+    ] = None,
     export: Annotated[
         tuple[str, Path] | None,
         typer.Option(
@@ -190,4 +193,4 @@ def view(
     missing = [name for name in NEEDED if find_spec(name) is None]
     if missing:
         raise ValueError(f"view needs {' and '.join(missing)}: {install('view')}")
-    serve(paths, host, port, browser, token, say)
+    serve(paths, host, port, browser, token, say, tokenizer)

@@ -48,10 +48,14 @@ MAX_NAMES, MAX_ERROR_CHARACTERS = 100, 2000
 
 
 class Endpoints:
-    """Data of sources, by their numbers."""
+    """Data of sources, by their numbers.
 
-    def __init__(self, watched: list[Watched]) -> None:
-        self._watched = watched
+    Args:
+        decode: of tokens; ``None``: they are shown as numbers.
+    """
+
+    def __init__(self, watched: list[Watched], decode: step_curves.Decode | None = None) -> None:
+        self._watched, self._decode = watched, decode
         self._versions = VersionSources()
         self._turns = threading.BoundedSemaphore(AT_A_TIME)
         self._pictures: OrderedDict[tuple[Any, ...], bytes] = OrderedDict()
@@ -174,7 +178,7 @@ class Endpoints:
         _, _, snapshot = self._snapshot(request)
         _, episode = self._episode(request, snapshot)
         step = min(_number(request, "step", 1 << 40), episode.steps - 1)
-        return _json(self._decoded(lambda: step_curves.values_at(snapshot, episode, step)))
+        return _json(self._decoded(lambda: step_curves.values_at(snapshot, episode, step, self._decode)))
 
     def frames(self, request: Request) -> Response:
         """Draw ``count`` evenly spaced frames from step ``begin`` to step ``end``, both included."""
@@ -288,9 +292,9 @@ class Endpoints:
                 self._picture_bytes -= len(self._pictures.popitem(last=False)[1])
 
 
-def make_app(watched: list[Watched]) -> Starlette:
-    """Make the application that serves these sources, wrapped in ``Guard``."""
-    at = Endpoints(watched)
+def make_app(watched: list[Watched], decode: step_curves.Decode | None = None) -> Starlette:
+    """Make the application that serves these sources, wrapped in ``Guard``; ``decode``: as for ``Endpoints``."""
+    at = Endpoints(watched, decode)
     routes = [
         Route("/api/sources", at.sources),
         Route("/api/{source}/status", at.status),

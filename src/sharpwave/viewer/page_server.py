@@ -23,7 +23,13 @@ NEEDED = ("starlette", "uvicorn", "PIL")
 
 
 def serve(
-    paths: Sequence[Path], host: str, port: int | None, browser: bool, token: bool, say: Callable[[str], None]
+    paths: Sequence[Path],
+    host: str,
+    port: int | None,
+    browser: bool,
+    token: bool,
+    say: Callable[[str], None],
+    tokenizer: Path | None = None,
 ) -> None:
     """Serve a page on ``paths`` until interrupted.
 
@@ -33,15 +39,18 @@ def serve(
         browser: open the page in the user's browser.
         token: require a token at a loopback address, too.
         say: prints a line.
+        tokenizer: a ``tokenizer.json``, with which tokens are decoded.
 
     Raises:
-        ValueError: no source, or the address cannot be used.  ModuleNotFoundError.
+        ValueError: no source, no such file, or the address cannot be used.  ModuleNotFoundError.
     """
     import uvicorn
 
     from sharpwave.viewer.endpoints import make_app
     from sharpwave.viewer.guard import Guard
+    from sharpwave.viewer.step_curves import tokenizer_of
 
+    decode = None if tokenizer is None else tokenizer_of(tokenizer)
     with opened_sources(paths) as sources, contextlib.closing(_listening(host, port)) as listening:
         watched = [Watched(one) for one in sources]
         with contextlib.suppress(OSError, AttributeError):
@@ -51,7 +60,7 @@ def serve(
         name = f"[{address}]" if ":" in address else address
         url = f"http://{name}:{number}/" + (f"?token={secret}" if secret else "")
         names = frozenset({host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()})
-        app = Guard(make_app(watched), names, secret)
+        app = Guard(make_app(watched, decode), names, secret)
         for one in watched[:1]:
             one.ask()
         what = "1 source" if len(watched) == 1 else f"{len(watched)} sources"

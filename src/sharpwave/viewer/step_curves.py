@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.escaping import escaped
+from sharpwave.extras import install
 from sharpwave.offline.surveys import EpisodeSpan, TooLargeError
 from sharpwave.spec import Field
 from sharpwave.viewer.frame_pictures import is_picture
 from sharpwave.viewer.priorities import episode_numbers, numbers
 from sharpwave.viewer.snapshots import MAX_DECODED_BYTES, MAX_READ_STEPS, Snapshot
 
+Decode = Callable[[list[int]], str]
+"""Returns the text of tokens."""
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -101,9 +106,29 @@ def curves(snapshot: Snapshot, episode: EpisodeSpan, begin: int, end: int) -> di
     }
 
 
-def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, Any]:
+def tokenizer_of(path: Path) -> Decode:
+    """Return the decoder of a ``tokenizer.json``.
+
+    Raises: ModuleNotFoundError: the extra ``tokens`` is not installed.  ValueError: the file is none.
+    """
+    try:
+        from tokenizers import Tokenizer
+    except ModuleNotFoundError as error:
+        what = f"--tokenizer needs tokenizers: {install('tokens')}"
+        raise ModuleNotFoundError(what, name="tokenizers") from error
+    try:
+        tokenizer: Any = Tokenizer.from_file(str(path))
+    except Exception as error:  # it has no class of its own
+        raise ValueError(f"--tokenizer {str(path)!r}: {error}; expected a tokenizer.json") from error
+    return lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=False))
+
+
+def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int, decode: Decode | None = None) -> dict[str, Any]:
     """Return all values of one step, as text; rows of any length with their number of items (``count``), their
-    ``unit`` and what is ``left_out`` at their end.
+    ``unit`` and what is ``left_out`` at their end, and rows of integers with the text that they are of (``decoded``).
+
+    Args:
+        decode: of tokens; ``None``: no text.
 
     Raises:
         DamagedError: the segment was deleted meanwhile, or cannot be decoded.
@@ -119,6 +144,8 @@ def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, 
             at = part.frames[row] if name in spec.obs_names else row
             value, row_of = part.arrays[name][at], spec.fields[name]
             shown = _row_of(value, row_of) if row_of.ragged else {"text": text_of(value)}
+            if decode is not None and _is_of_tokens(row_of):
+                shown["decoded"] = _decoded(value, decode)
             told.append({"name": escaped(name), **shown})
     ids = snapshot.survey.ids(episode, step, step + 1)
     for name, field in list(snapshot.survey.late.fields.items())[:MAX_CURVES]:
@@ -128,12 +155,28 @@ def values_at(snapshot: Snapshot, episode: EpisodeSpan, step: int) -> dict[str, 
     return {"step": step, "lane_step": episode.first_step + step, "values": told}
 
 
+def _is_of_tokens(field: Field) -> bool:
+    return field.ragged and not field.inner and field.text is None and field.np_dtype.kind in "iu"
+
+
+def _decoded(tokens: npt.NDArray[Any], decode: Decode) -> str:
+    """Return the text of as many tokens as are shown; negative ones, which fill up rows, are left out."""
+    some = tokens[:MAX_NUMBERS]
+    try:
+        return _plain(decode(some[some >= 0].tolist()))
+    except Exception as error:  # of a library, or of numbers that are no tokens
+        return f"({_plain(str(error))})"
+
+
+def _plain(text: str) -> str:
+    return CONTROLS.sub(lambda one: escaped(one[0]), text[:MAX_CHARACTERS])
+
+
 def _row_of(value: npt.NDArray[Any], field: Field) -> dict[str, Any]:
     """Return a row of any length as JSON: text with its line breaks, bytes in hexadecimal, and numbers."""
     if field.text == "str":
         content = value.tobytes().decode(errors="replace")
-        shown = CONTROLS.sub(lambda one: escaped(one[0]), content[:MAX_CHARACTERS])
-        return _counted(shown, len(content), "characters", MAX_CHARACTERS)
+        return _counted(_plain(content), len(content), "characters", MAX_CHARACTERS)
     if field.text == "bytes":
         return _counted(value[:MAX_HEX].tobytes().hex(" "), len(value), "bytes", MAX_HEX)
     unit = f"rows of {' × '.join(map(str, field.inner))}" if field.inner else "numbers"

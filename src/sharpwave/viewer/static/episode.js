@@ -255,8 +255,11 @@ export async function show(context) {
   const unfolded = new Set();
   /** A row of any length: a text, bytes or numbers; a long one is folded. */
   function row(one) {
-    const long = one.text.length > FOLDED || one.text.split("\n").length > FOLDED_LINES;
-    const content = h("div", { class: `row-text ${one.unit === "characters" ? "" : "mono"}`, dir: "auto" }, one.text);
+    const text = one.decoded ?? one.text;
+    const long = text.length > FOLDED || text.split("\n").length > FOLDED_LINES || one.decoded !== undefined;
+    const mono = one.unit === "characters" || one.decoded !== undefined ? "" : "mono";
+    const content = h("div", { class: `row-text ${mono}`, dir: "auto" }, text);
+    const ids = one.decoded === undefined ? null : h("div", { class: "row-text mono quiet" }, one.text); // when unfolded
     const fold = h("button", {
       class: "button small",
       on: {
@@ -269,8 +272,9 @@ export async function show(context) {
     const folding = () => {
       const folded = long && !unfolded.has(one.name);
       content.classList.toggle("folded", folded);
+      if (ids) ids.hidden = folded;
       fold.setAttribute("aria-expanded", String(!folded));
-      fold.textContent = folded ? "show all" : "fold";
+      fold.textContent = folded ? (ids ? "show all, with ids" : "show all") : "fold";
     };
     folding();
     const shown = one.left_out ? `, the first ${whole(one.count - one.left_out)} shown` : "";
@@ -285,6 +289,7 @@ export async function show(context) {
         long ? fold : null,
       ),
       one.count ? content : null,
+      one.count ? ids : null,
     );
   }
   function extra() {
