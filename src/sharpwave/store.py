@@ -84,11 +84,12 @@ from sharpwave.views.episodes import (
     Order,
     StoredEpisode,
     Table,
+    ages,
     checked_lanes,
     checked_order,
     find,
     find_again,
-    ordered,
+    places_in,
     step_ids,
     unfinished,
     within,
@@ -829,7 +830,7 @@ class Store:
         with self._lock:
             self._log.check_open()
             found = find(self._log, checked_lanes(lanes, self._log.lanes))
-            found = ordered(found, checked, self._log.opened.steps)
+            found = found.some(places_in(checked, found, ages(found, self._log.opened.steps)))
         reader = EpisodeReader(self._log, self._lock, self._life)
         if where is not None:
             from sharpwave.data.tables import matching  # pyarrow, which few programs have
@@ -991,7 +992,7 @@ class Store:
         for one in given:
             if not isinstance(one, StoredEpisode):
                 raise TypeError(f"delete: got {one!r:.100} among the episodes, expected those that episodes() gives")
-            if one._reader.log is not self._log:
+            if not isinstance(one._reader, EpisodeReader) or one._reader.log is not self._log:
                 raise ValueError(f"delete: {one!r:.200} is of another store, or of this one before it was opened again")
             parts.append((one.lane, one.first_step, one.length, one._first_id))
         lane, first, length, id_ = np.array(parts, np.int64).reshape(-1, 4).T
@@ -1132,9 +1133,9 @@ class Store:
             ValueError, TypeError: an invalid argument, or the values do not fit; and errors of ``function``. Episodes
                 before have their values.
         """
-        from sharpwave.data.derived import derive  # which few programs use
+        from sharpwave.data.derived import StoreColumns, derive  # which few programs use
 
-        return derive(self, name, function, needs, field, by, again, unfinished, where, progress)
+        return derive(StoreColumns(self), name, function, needs, field, by, again, unfinished, where, progress)
 
     # annotations
 

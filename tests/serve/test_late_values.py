@@ -104,6 +104,55 @@ class World:
         for one, value in zip(items, values, strict=True):
             self.history[name][one].append(value)
 
+    def derive(self, name: str, number: int, by_client: bool) -> None:
+        """Compute a column of the episodes that lack values, from their actions."""
+        kind = self.columns[name]
+
+        def made(action: Any) -> Any:
+            return np.array([value_of(kind, number + int(one)) for one in action]).reshape(-1, *kind.shape)
+
+        lacking = [
+            (shard, lane, first + k)
+            for (shard, lane, first), length in self.episodes.items()
+            if any(self.history[name][shard, lane, first + k][-1] is None for k in range(length))
+            for k in range(length)
+        ]
+        if by_client:
+            assert self.cluster.derive(name, made, ["action"], by=("episode", "step")[number % 2]) == len(lacking)
+        else:
+            assert sum(store.derive(name, made, ["action"]) for store in self.stores) == len(lacking)
+        self.write(name, lacking, made([self.held[one] for one in lacking]))
+
+    def check_episodes(self) -> None:
+        """Read all episodes from the client."""
+        seen = dict[tuple[int, int, int], int]()
+        for one in self.cluster.episodes():
+            shard = self.shard_of(int(one.shards[0]))
+            place = shard, one.lane, one.first_step
+            seen[place] = one.length
+            assert one.action.tolist() == [self.held[shard, one.lane, one.first_step + k] for k in range(one.length)]
+            assert one.obs[:, 0].tolist() == [*one.action.tolist(), one.action[-1] + 1]
+            for name in self.columns:
+                known = [self.history[name][shard, one.lane, one.first_step + k][-1] for k in range(one.length)]
+                assert one[name + ".written"].tolist() == [value is not None for value in known]
+                for value, expected in zip(one[name], known, strict=True):
+                    assert np.array_equal(value, np.zeros_like(value) if expected is None else expected)
+        assert seen == self.episodes
+
+    def delete_some(self, draw: int) -> None:
+        """Delete some episodes that the client has found."""
+        some = [one for k, one in enumerate(self.cluster.episodes(order="length")) if (k + draw) % 4 == 0]
+        count = self.cluster.delete(episodes=some)
+        assert count == sum(one.length for one in some)
+        assert self.cluster.delete(episodes=some) == 0
+        for one in some:
+            shard = self.shard_of(int(one.shards[0]))
+            del self.episodes[shard, one.lane, one.first_step]
+            for k in range(one.length):
+                del self.held[shard, one.lane, one.first_step + k]
+            with pytest.raises(KeyError, match="since episodes"):
+                _ = one.action
+
     def delete(self, limit: int, by_client: bool) -> int:
         gone = {key: n for key, n in self.episodes.items() if n < limit}
         count = sum(gone.values())
@@ -151,7 +200,23 @@ class World:
 
 OPS = st.lists(
     st.tuples(
-        st.sampled_from(["play", "play", "add", "write", "windows", "own", "drop", "delete", "look", "ahead"]),
+        st.sampled_from(
+            [
+                "play",
+                "play",
+                "add",
+                "add",
+                "write",
+                "windows",
+                "own",
+                "drop",
+                "delete",
+                "look",
+                "ahead",
+                "derive",
+                "some",
+            ]
+        ),
         st.integers(0, 1 << 16),
         st.booleans(),
     ),
@@ -179,6 +244,10 @@ def test_programs_over_served_stores(tmp_path_factory: pytest.TempPathFactory, o
                 world.drop(name, by_client)
             elif op == "delete":
                 world.delete(1 + draw % 5, by_client)
+            elif op == "some":
+                world.delete_some(draw)
+            elif op == "derive" and name:
+                world.derive(name, draw, by_client)
             elif op in ("write", "windows", "own") and name and world.held:
                 field = world.columns[name]
                 if op == "own":
@@ -218,6 +287,7 @@ def test_programs_over_served_stores(tmp_path_factory: pytest.TempPathFactory, o
                 world.check(world.windows.sample(4))
             if len(world.long):
                 world.check(world.long.sample(4))
+        world.check_episodes()
         if not world.held:
             with pytest.raises(sw.EmptyError):
                 world.view.sample(1)
@@ -538,10 +608,19 @@ def test_a_blend_of_windows_has_columns_where_they_have_steps(kind: Kind, tmp_pa
         (lambda c, b: c.write_column("x", c.sequences(3).sample(2).ids, np.zeros((2, 2))), "windows of stride 3"),
         (lambda c, b: c.write_column("x", c.sequences(3).sample(2), np.zeros((2, 2))), r"expected \(2, 3, 2\)"),
         (lambda c, b: c.write_column("x", b, np.full((8, 2), "a")), "x"),
-        (lambda c, b: c.delete(), "expected a condition in SQL"),
-        (lambda c, b: c.delete(episodes=[1]), "expected where="),
+        (lambda c, b: c.delete(), "expected either where= or episodes="),
+        (lambda c, b: c.delete(where=3), "expected a condition in SQL"),
+        (lambda c, b: c.delete(episodes=[1]), "expected those that episodes"),
+        (lambda c, b: c.delete(episodes=b), "delete: got|expected episodes"),
         (lambda c, b: c.delete(where="nothing = 3"), "nothing"),
-        (lambda c, b: c.derive("x", len), "call it on Store.open"),
+        (lambda c, b: c.table("steps"), "call it on Store.open"),
+        (lambda c, b: c.episodes(where=3), "takes a condition in SQL"),
+        (lambda c, b: c.episodes(order="best"), "order='best'"),
+        (lambda c, b: c.episodes(where="nothing = 3"), "nothing"),
+        (lambda c, b: c.derive("x", len, "reward"), "expected a list of names"),
+        (lambda c, b: c.derive("x", 3, ["reward"]), "expected a function"),
+        (lambda c, b: c.derive("x", lambda r: r[:, None], ["reward"]), r"x: got shape|expected"),
+        (lambda c, b: c.derive("x", lambda r: r, ["reward"], field=sw.Field((), "int8")), "but the column 'x' is"),
     ],
 )
 def test_bad_input_is_refused_by_name(call: Any, said: str, refusing: Served) -> None:

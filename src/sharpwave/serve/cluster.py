@@ -9,7 +9,7 @@ import tempfile
 import time
 import uuid
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from sharpwave.serve.link import READY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.members import Members, ask_directory, members_of, turned
 from sharpwave.serve.ray_cluster import RayShards, is_ray
+from sharpwave.serve.remote_episodes import ClusterColumns, RemoteEpisodes, deleted, found
 from sharpwave.serve.remote_replay import RemoteReplay
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
 from sharpwave.serve.shard_views import SAMPLERS
@@ -41,16 +42,17 @@ from sharpwave.spec import Field, Spec
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, checked_folder
 from sharpwave.views.batch import Batch, SequenceBatch
+from sharpwave.views.episodes import Order, checked_order
 from sharpwave.views.ids import Tag
 from sharpwave.views.starting import check_by
 from sharpwave.views.view import STEPS
 
 LOCAL_CAPACITY = 64
 OF_STORES = {
-    "annotations", "branch", "delete_version", "derive", "drop_steps", "episodes", "export", "ids",
+    "annotations", "branch", "delete_version", "drop_steps", "export", "ids",
     "read_column", "snapshot", "table", "versions",
 }  # fmt: skip
-"""Verbs that only stores have, as they need all of an episode, or a folder."""
+"""Verbs that only stores have."""
 CHECKPOINT_S = 3600.0
 """Time in which a service must write a checkpoint."""
 
@@ -489,27 +491,83 @@ class Cluster:
         head = {"name": name, "field": described(field)}
         return sum(send_values(link, head, checked) for link in list(self._members.now()))
 
-    def delete(self, *, where: str | None = None, episodes: None = None) -> int:
-        """Delete the ended episodes of all shards for which a condition holds: as ``Store.delete``.
+    def episodes(self, *, order: Order = "oldest", where: str | None = None) -> RemoteEpisodes:
+        """Find the episodes of all shards: as ``Store.episodes``.
 
-        Each shard judges its own; it needs the extra ``sql`` there. Batches that this object's views had requested
-        ahead are requested anew, unless ``max_times_sampled`` limits their items' uses; other clients still receive
-        theirs. A shard that dies meanwhile deleted all of its episodes or none: call it again.
+        Their arrays are read from the shards on access. ``write_column`` takes an episode's ``ids`` and ``shards``.
+
+        Args:
+            order: over all shards; "oldest" and "newest" count the steps of an episode's own lane since.
+            where: a condition in SQL, by which each shard judges its own episodes; it needs the extra ``sql`` there.
+
+        Raises:
+            ValueError, TypeError: an invalid argument.  ShardLostError: a shard cannot be reached.
+        """
+        checked, given = checked_order(order), _checked_where(where).get("where")
+        return self._found(given, self.columns, checked)
+
+    def _found(self, where: str | None, columns: Columns, order: Order | None = None) -> RemoteEpisodes:
+        return found(self._members.now(), self.spec, columns, Tag(self._local._log.tag, STEPS), where, order)
+
+    def derive(
+        self,
+        name: str,
+        function: Callable[..., npt.ArrayLike],
+        needs: Sequence[str] | None = None,
+        *,
+        field: Field | None = None,
+        by: str = "episode",
+        again: bool = False,
+        unfinished: bool = False,
+        where: str | None = None,
+        progress: bool | Callable[[int, int], None] | None = None,
+    ) -> int:
+        """Compute a column from others, episode by episode, in this process: as ``Store.derive``, also its arguments.
+
+        Shards send the arrays that ``function`` needs of many episodes at a time, and get their values so. Episodes
+        that have all their values already are skipped, and only asked for these marks.
+
+        Args:
+            where: a condition in SQL, by which each shard judges its own episodes.
+
+        Returns:
+            number of steps whose values were computed, and are still held.
+        Raises:
+            ValueError, TypeError: as ``Store.derive``.  ShardLostError: a shard cannot be reached, or was started
+                again: call it again, and it goes on where it was.
+        """
+        from sharpwave.data.derived import derive  # which few programs use
+
+        given = _checked_where(where).get("where")
+        target = ClusterColumns(
+            self.columns, self._found, self.add_column, lambda: self._members.call(Request.FLUSH, {"views": False})
+        )
+        return derive(target, name, function, needs, field, by, again, unfinished, given, progress)
+
+    def delete(self, *, where: str | None = None, episodes: Any = None) -> int:
+        """Delete ended episodes of all shards: as ``Store.delete``.
+
+        Batches that this object's views had requested ahead are requested anew, unless ``max_times_sampled`` limits
+        their items' uses; other clients still receive theirs. A shard that dies meanwhile deleted all of its episodes
+        or none: call it again.
+
+        Args:
+            where: a condition, by which each shard judges its own episodes; it needs the extra ``sql`` there. Or:
+            episodes: one of ``episodes()``, or several. Those evicted or deleted meanwhile are passed over.
 
         Returns:
             number of steps deleted.
         Raises:
             ValueError, TypeError: an invalid argument, or a cluster with replicas.  ShardLostError, OSError: some
-            shards may have deleted theirs.
+            shards may have deleted theirs. With ``episodes=`` also: a shard was started again since they were found.
         """
-        if episodes is not None:
-            raise TypeError(
-                "delete: episodes= are those of a Store in its own process; expected where=, by which each shard of a "
-                "cluster judges its episodes"
-            )
-        if not isinstance(where, str):
+        if (where is None) == (episodes is None):
+            raise TypeError("delete: expected either where= or episodes=")
+        if where is not None and not isinstance(where, str):
             raise TypeError(f'delete: where={where!r}, expected a condition in SQL, as "length < 10"')
         try:
+            if where is None:
+                return deleted(self._members.now(), episodes)
             return sum(int(one["deleted"]) for one in self._members.call(Request.DELETE, {"where": where}))
         finally:
             self._members.deletions += 1

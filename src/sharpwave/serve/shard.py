@@ -18,6 +18,7 @@ from sharpwave.log.late_columns import described
 from sharpwave.persistence.settings import LIMITS
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import draws_by_mass
+from sharpwave.serve import shard_episodes
 from sharpwave.serve.budget import Budget, Holding, NoRoomError
 from sharpwave.serve.cluster_folder import LEASES
 from sharpwave.serve.cut_batches import ragged_parts, written
@@ -79,6 +80,9 @@ class Shard:
             Request.DROP_COLUMN: self._drop_column,
             Request.WRITE_COLUMN: self._write_column,
             Request.DELETE: self._delete,
+            Request.EPISODES: lambda client, frame: shard_episodes.table_of(self.store, client, frame),
+            Request.READ_EPISODES: lambda client, frame: shard_episodes.arrays_of(self.store, client, frame),
+            Request.EPISODE_INFO: lambda _, frame: shard_episodes.annotations_of(self.store, frame),
             Request.REPLICATE: lambda _, frame: self._keeper().keep(frame),
             Request.RESTORE: lambda _, frame: self._keeper().give(frame),
         }
@@ -270,7 +274,7 @@ class Shard:
 
     def _flush(self, client: Client, frame: Frame) -> Reply:
         for one in self._stores():
-            one.flush()
+            one.flush(views=frame.head.get("views") is not False)
         return {}, {}
 
     def _pause(self, client: Client, frame: Frame) -> Reply:
@@ -319,16 +323,19 @@ class Shard:
         return {"written": write_values(self.store, frame.head, frame.parts)}, {}
 
     def _delete(self, client: Client, frame: Frame) -> Reply:
-        """Delete the episodes for which the condition holds. The store writes the deletion down before it counts, so a
-        shard that dies before its reply has deleted all of them or none; a repeated request finds the rest."""
+        """Delete the episodes of a request, or those for which its condition holds. The store writes the deletion down
+        before it counts, so a shard that dies before its reply has deleted all of them or none; a repeated request
+        finds the rest."""
         where = frame.head.get("where")
-        if not isinstance(where, str):
+        if where is not None and not isinstance(where, str):
             raise WireError(f"a deletion where {where!r:.100}, expected a condition")
         if self.intake.neighbour is not None:
             raise ValueError(
                 "delete: this cluster has replicas, which would bring the steps back; delete from the folder of each "
                 "shard, opened as a Store, while it is not served, and leave the replicas out"
             )
+        if where is None:
+            return {"deleted": shard_episodes.delete(self.store, frame)}, {}
         return {"deleted": self.store.delete(where=where)}, {}
 
     def _clear(self, client: Client, frame: Frame) -> Reply:

@@ -299,6 +299,9 @@ class Request(IntEnum):
     REPLICATE = 40
     RESTORE = 41
     DROP_COLUMN = 42
+    EPISODES = 43
+    READ_EPISODES = 44
+    EPISODE_INFO = 45
     DIRECTORY = 64
     RESIZE = 65
     JOIN = 80

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args, overload
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, get_args, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,10 @@ CHUNK_BYTES = 1 << 24
 """Bytes that are decoded at a time, while the store's lock is held."""
 EPISODES = 256
 """Episodes whose annotations are read at a time, while the store's lock is held."""
+
+
+SINCE = "since episodes() found it; call it again"
+"""Error of episodes that are held no longer."""
 
 
 class Table(NamedTuple):
@@ -116,6 +120,28 @@ def find_in(log: StepLog, slots: Iterable[int], with_totals: bool = True) -> Tab
     return found if log.late.deleted is None else found.some(~log.late.is_deleted(found.id & LEAF_MASK))
 
 
+class RunReader(Protocol):
+    """Reader of runs of one lane's steps, each given by the id of its first step and its number of steps.
+
+    Attributes:
+        spec: of the steps. ``fields``: names of all fields: the spec's, and of columns added later.
+        shard: the shard that has the steps, as in ``batch.shards``; -1: this process has them.
+
+    Raises: KeyError: steps were evicted or deleted.
+    """
+
+    spec: Spec
+    shard: int
+
+    @property
+    def fields(self) -> Collection[str]: ...
+    def ids(self, first: int, count: int) -> Ids: ...
+    def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]: ...
+    def rewards(self, first: int, count: int) -> npt.NDArray[np.float32]: ...
+    def read(self, name: str, first: int, count: int, *, final: bool = False) -> Any: ...
+    def annotations(self, first: int, count: int) -> dict[str, Any]: ...
+
+
 class EpisodeReader:
     """Decoder of runs of one lane's steps, one part at a time under the store's lock.
 
@@ -123,10 +149,17 @@ class EpisodeReader:
         life: kept: the store is closed only after everything that it gave out is freed.
     """
 
+    shard = -1
+
     def __init__(self, log: StepLog, lock: Any, life: object) -> None:
         self.log, self.lock, self._life = log, lock, life
         self.spec: Spec = log.spec
         self._steps = Steps(log)
+
+    @property
+    def fields(self) -> Collection[str]:
+        """Names of all fields, also of columns added later."""
+        return self.log.late.spec.fields
 
     def ids(self, first: int, count: int) -> Ids:
         """Return the ids of steps.  Raises: KeyError: some were evicted."""
@@ -148,15 +181,15 @@ class EpisodeReader:
         while done < count:
             here = min(count - done, int(index.rows[slot]) - row)
             if here <= 0 or (not done and index.generation[slot] != first >> LEAF_BITS):
-                raise KeyError("episode: steps of it were evicted since episodes() found it; call it again")
+                raise KeyError(f"episode: steps of it were evicted {SINCE}")
             slots[done : done + here] = slot
             rows[done : done + here] = np.arange(row, row + here)
             done += here
             if done < count and (index.gap[slot] or index.next[slot] < 0):
-                raise KeyError("episode: steps of it were evicted since episodes() found it; call it again")
+                raise KeyError(f"episode: steps of it were evicted {SINCE}")
             slot, row = int(index.next[slot]), 0
         if self.log.late.is_deleted(slots * self.log.stride + rows).any():
-            raise KeyError("episode: it was deleted since episodes() found it; call it again")
+            raise KeyError(f"episode: it was deleted {SINCE}")
         return slots, rows
 
     def flags(self, first: int, count: int) -> npt.NDArray[np.uint8]:
@@ -299,7 +332,7 @@ class StoredEpisode:
     begun: bool
     ended: Literal["terminated", "truncated"] | None
     _first_id: int = field(repr=False)
-    _reader: EpisodeReader = field(repr=False, compare=False)
+    _reader: RunReader = field(repr=False, compare=False)
 
     @property
     def whole(self) -> bool:
@@ -314,7 +347,7 @@ class StoredEpisode:
     @property
     def columns(self) -> tuple[str, ...]:
         """Names of all fields: the spec's, and of columns added later."""
-        return tuple(self._reader.log.late.spec.fields)
+        return tuple(self._reader.fields)
 
     @property
     def _where(self) -> tuple[int, int]:
@@ -370,6 +403,11 @@ class StoredEpisode:
         """Ids of the steps, int64 [T], as ``batch.ids`` has them."""
         return self._reader.ids(*self._where)
 
+    @property
+    def shards(self) -> Ints:
+        """The steps' shard in a cluster, int64 [T], as ``batch.shards`` has it; -1: this process has them."""
+        return np.full(self.length, self._reader.shard, np.int64)
+
     def _repr_html_(self) -> str:
         facts = ("lane", "first_step", "length", "total_reward", "begun", "ended")
         rows = [(name, getattr(self, name)) for name in facts] + list(self.info.items())
@@ -397,8 +435,14 @@ class StoredEpisode:
 class Episodes(Sequence[StoredEpisode]):
     """Episodes that were in a store when ``Store.episodes`` was called, in its order."""
 
-    def __init__(self, table: Table, reader: EpisodeReader) -> None:
+    def __init__(self, table: Table, reader: RunReader) -> None:
         self._table, self._reader = table, reader
+
+    def _reader_of(self, place: int) -> RunReader:
+        return self._reader
+
+    def _some(self, places: slice) -> Episodes:
+        return Episodes(self._table.some(places), self._reader)
 
     def __len__(self) -> int:
         return len(self._table.lane)
@@ -409,10 +453,10 @@ class Episodes(Sequence[StoredEpisode]):
     def __getitem__(self, place: slice) -> Episodes: ...
     def __getitem__(self, place: int | slice) -> StoredEpisode | Episodes:
         if isinstance(place, slice):
-            return Episodes(self._table.some(place), self._reader)
+            return self._some(place)
         lane, first, length, total, flags, begun, id_ = (array[place].item() for array in self._table)
         ended: Any = "terminated" if flags & TERMINATED else "truncated" if flags & TRUNCATED else None
-        return StoredEpisode(lane, first, length, total, begun, ended, id_, self._reader)
+        return StoredEpisode(lane, first, length, total, begun, ended, id_, self._reader_of(place))
 
     def __iter__(self) -> Iterator[StoredEpisode]:
         return (self[place] for place in range(len(self)))
@@ -448,13 +492,16 @@ def checked_lanes(lanes: Any, count: int) -> list[int]:
     return list(dict.fromkeys(array.tolist()))
 
 
-def ordered(table: Table, order: Order, lane_steps: Ints) -> Table:
-    """Return a table in another order: the highest return or the longest first; or by the steps that each episode's
-    lane has made since, the most ("oldest") or the fewest ("newest") first."""
-    age = lane_steps[table.lane] - (table.first_step + table.length)
+def ages(table: Table, lane_steps: Ints) -> Ints:
+    """Return the number of steps that each episode's lane has made since."""
+    return lane_steps[table.lane] - (table.first_step + table.length)
+
+
+def places_in(order: Order, table: Table, age: Ints) -> Ints:
+    """Return the places of a table in another order: the highest return or the longest first; or by ``ages``, the most
+    ("oldest") or the fewest ("newest") first."""
     keys = {"oldest": -age, "newest": age, "return": -table.total, "length": -table.length}
-    places = np.argsort(keys[order], kind="stable")
-    return table.some(places)
+    return np.argsort(keys[order], kind="stable")
 
 
 def find_again(log: StepLog, chosen: Table) -> Table:
