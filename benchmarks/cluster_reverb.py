@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import reverb
 import tensorflow as tf
-from cluster_worker import ALPHA, BATCH, LOOKAHEAD, SHAPE, STACK, Step
+from cluster import ALPHA, BATCH, LOOKAHEAD, SHAPE, STACK, Step
 
 TABLE = "transitions"
 CHUNK_STEPS = 5

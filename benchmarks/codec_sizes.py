@@ -3,16 +3,22 @@
     python benchmarks/codec_sizes.py [--quick] [--out FOLDER] [--frames-cache FOLDER]
     python benchmarks/codec_sizes.py --segments 6000    # segments of 8 to 128 steps of games' frames
     python benchmarks/codec_sizes.py --floats 5120      # lossless codecs on MuJoCo's observations: pip install pcodec
+    python benchmarks/codec_sizes.py --tokens 7         # rows of any length
 
 Columns of 128 steps, as segments hold them; the dictionary is trained on the first and used for all. Times are the
 fastest of several passes, in processor time of all threads where it says CPU. ``--segments``: bytes a step, index
 included, and processor time to append one, and to take one in that an actor has encoded. ``--floats``: encoded size of
 real observations, column by column, and time to decode them; a sampled row needs its own bytes only if rows are raw,
-every other codec unpacks its whole column.
+every other codec unpacks its whole column. ``--tokens``: rows of 200 to 2,000 tokens below 50,000, how fast they are
+written and drawn, and how many bytes they take, beside numpy's object arrays of int32 arrays, from which a batch's rows
+are joined; medians of so many interleaved rounds. Then the bytes that batches of one small field, and of all fields,
+read from disk; and what steps of a prompt and an answer take where each prompt has 16 answers, in random order, with
+and without ``shared=True``.
 """
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -43,6 +49,7 @@ SETS = (
     ("Humanoid-v5", "float32"),
 )
 STACK = 4
+ROWS, TOKENS, ANSWERS = 2_000, 50_000, 16
 CODECS = ("patches", "delta", "zstd", "predict", "raw")
 
 Rows = npt.NDArray[Any]
@@ -278,6 +285,95 @@ def least_us(call: Callable[[], Any]) -> float:
     return 1e6 * min(times)
 
 
+# rows of any length
+
+
+def bytes_read(spec: sw.Spec, steps: dict[str, Any], rows: list[Any], fields: tuple[str, ...] | None) -> int:
+    """Return the bytes that batches of all steps read from disk."""
+    with tempfile.TemporaryDirectory(prefix="sharpwave-ragged-") as folder:
+        with sw.Store(spec, capacity=2 * ROWS, disk=folder) as store:
+            store.add_episode(**steps, terminated=True, tokens=rows)
+        with sw.Store.open(folder) as store:
+            view = store.transitions()
+            view.fetch(view.sampleable_ids(), fields=fields)
+            return int(store.stats()["disk"]["bytes_read"])
+
+
+def prompt_bytes(rows: list[Any], shared: bool, **where: Any) -> float:
+    """Return the bytes of memory, or with ``disk=`` of files, of a step with one of ``rows`` as its prompt."""
+    prompt, answer = sw.Field((None,), "int32", shared=shared), sw.Field((None,), "int32")
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), prompt=prompt, answer=answer)
+    order = np.random.default_rng(0).permutation(np.repeat(np.arange(len(rows)), ANSWERS)).tolist()
+    with sw.Store(spec, capacity=2 * len(order), **where) as store:
+        for at in order:
+            values = {"prompt": rows[at], "answer": rows[at][:50]}
+            store.append(obs=0, action=0, reward=0, terminated=True, truncated=False, **values)
+        taken, disk = store.stats()["bytes"], store._log.disk
+        if disk is not None:
+            return float(sum(region.used for region in disk.regions.regions.values()) / len(order))
+        return float(sum(taken.get(name, 0) for name in ("arena_used", "index", "shared_values")) / len(order))
+
+
+def tokens(rounds: int, batch: int = 256) -> None:
+    """Print bytes a token and speeds of a store and of arrays of objects, then bytes read and bytes of prompts."""
+    rng = np.random.default_rng(0)
+    rows = [rng.integers(0, TOKENS, rng.integers(200, 2001)).astype(np.int32) for _ in range(ROWS)]
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), tokens=sw.Field((None,), "int32"))
+    zeros = np.zeros(ROWS + 1, np.float32)
+    steps: dict[str, Any] = {"obs": zeros, "action": np.zeros(ROWS, np.int64), "reward": zeros[1:]}
+    stores: list[sw.Store] = []
+    arrays = np.empty(ROWS, object)
+
+    def write() -> None:
+        stores[:] = [sw.Store(spec, capacity=2 * ROWS)]
+        stores[0].add_episode(**steps, terminated=True, tokens=rows)
+
+    def write_arrays() -> None:
+        for i, row in enumerate(rows):
+            arrays[i] = row.copy()
+
+    def draw_arrays() -> None:
+        chosen = arrays[rng.integers(0, ROWS, batch)]
+        np.concatenate(chosen), np.cumsum([len(row) for row in chosen])
+
+    def seconds(call: Callable[[], object], calls: int) -> float:
+        begin = time.perf_counter()
+        for _ in range(calls):
+            call()
+        return (time.perf_counter() - begin) / calls
+
+    times: list[list[float]] = []
+    for _ in range(rounds):
+        written = seconds(write, 1), seconds(write_arrays, 1)
+        stores[0].stats()
+        view = stores[0].transitions()
+        view.sample(batch)
+        times.append([*written, seconds(partial(view.sample, batch), 20), seconds(draw_arrays, 20)])
+    median = np.median(times, axis=0).reshape(2, 2)
+    log, mean = stores[0]._log, sum(map(len, rows)) / ROWS
+    sealed = np.flatnonzero(log.index.sealed[: log.index.highest])
+    assert (log.index.codec[log.layout.ragged_columns[0], sealed] == 6).all()
+    nbytes = log.inventory.sealed_bytes / sum(len(row) for row in rows[: int(log.index.rows[sealed].sum())])
+    columns = ("bytes a token", "rows/s written", "Mtokens/s", "rows/s drawn", "Mtokens/s")
+    title = f"{ROWS:,} rows of {mean:,.0f} int32 tokens below {TOKENS:,}, batches of {batch}"
+    shown = runner.table(title, "", *columns)
+    for name, size, (write_s, draw_s) in zip(
+        ("sharpwave", "object arrays"), (nbytes, 4 + 112 / mean), median.T, strict=True
+    ):
+        speeds = (
+            text for one in (ROWS / write_s, batch / draw_s) for text in (f"{one:,.0f}", f"{one * mean / 1e6:,.0f}")
+        )
+        shown.add_row(name, f"{size:.2f}", *speeds)
+    runner.console(120).print(shown)
+    every, some = bytes_read(spec, steps, rows, None), bytes_read(spec, steps, rows, ("action",))
+    print(f"all steps from disk: {every:,} bytes; fields=('action',): {some:,}, {some / every:.3f} of them")
+    for shared in (False, True):
+        with tempfile.TemporaryDirectory(prefix="sharpwave-ragged-") as folder:
+            memory, files = prompt_bytes(rows[:100], shared), prompt_bytes(rows[:100], shared, disk=folder)
+        text = f"{memory:,.0f} bytes a step in memory, {files:,.0f} on disk"
+        print(f"{ANSWERS} answers a prompt, shared={shared}: {text}")
+
+
 def main() -> None:
     """Run the command line."""
     parser = runner.parser(__doc__)
@@ -286,10 +382,11 @@ def main() -> None:
     parser.add_argument("--frames-cache", type=Path, default=frames.CACHE, help="folder for played frames")
     parser.add_argument("--segments", type=int, metavar="STEPS", help="segments of several lengths instead")
     parser.add_argument("--floats", type=int, metavar="STEPS", help="codecs of other libraries on vectors instead")
+    parser.add_argument("--tokens", type=int, metavar="ROUNDS", help="rows of any length instead")
     arguments = parser.parse_args()
-    if arguments.segments or arguments.floats:
-        segments(arguments.segments) if arguments.segments else floats(arguments.floats)
-        return
+    for instead, rounds in ((segments, arguments.segments), (floats, arguments.floats), (tokens, arguments.tokens)):
+        if rounds:
+            return instead(rounds)
     steps, passes = (1024, 3) if arguments.quick else (8192, 7)
     results: dict[str, Any] = {}
     columns = ("raw bytes", "bytes", "of raw", "encode us", "decode us", "gather/s", "gather CPU us")

@@ -1,13 +1,14 @@
-"""Batches of views with and without a condition, in turn: ``python benchmarks/conditions.py [--steps N]``.
+"""Batches of views with and without a condition, and conditions over episodes beside DuckDB.
 
-Medians of microseconds a batch, of a million steps of which half match: sampled alone, and after 8 steps were appended,
-which end an episode now and then. Then conditions over 100,000 episodes of 10 steps (``--episodes N``), in memory and
+    python benchmarks/conditions.py [--steps 1000000] [--rounds 1000] [--episodes 100000]
+
+Medians of microseconds a batch, with and without in turn, of a million steps of which half match: sampled alone, and
+after 8 steps were appended, which end an episode now and then. Then conditions over episodes of 10 steps, in memory and
 on disk, beside DuckDB over a Parquet file that has a row an episode.
 """
 
 from __future__ import annotations
 
-import argparse
 import tempfile
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import runner
 
 import sharpwave as sw
 
@@ -103,7 +105,7 @@ def over_episodes(count: int, rounds: int = 5) -> None:
 
 def main() -> None:
     """Print a table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = runner.parser(__doc__)
     parser.add_argument("--steps", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=1000)
     parser.add_argument("--episodes", type=int, default=100_000)

@@ -1,4 +1,4 @@
-"""Data sets of Minari, LeRobot, RLDS and Parquet, and damages of them (``imports.py``)."""
+"""Data sets of Minari, LeRobot and RLDS, and damages of them (``imports.py``)."""
 
 # mypy: disable-error-code="func-returns-value, misc, var-annotated"
 from __future__ import annotations
@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 from imports import LENGTHS, Episode, Format
 
-import sharpwave as sw
 from sharpwave.data.tfrecord import masked_crc
 
 Change = Callable[..., Any]
@@ -568,119 +567,9 @@ RLDS["no features"] = both(lambda folder: (folder / "features.json").unlink())
 RLDS["no dataset_info"] = both(lambda folder: (folder / "dataset_info.json").unlink())
 
 
-# Parquet, written by export
-
-
-def write_parquet(folder: Path, episodes: list[Episode], change: Change) -> str:
-    spec = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
-    with sw.Store(spec, capacity=1000) as store:
-        for one in episodes:
-            store.add_episode(obs=one.obs, action=one.action, reward=one.reward, terminated=one.terminated)
-        store.export(f"parquet:{folder / 'x.parquet'}")
-    path = folder / "x.parquet"
-    if getattr(change, "of_files", False):
-        change(path)
-        return f"parquet:{path}"
-    file = parquet.ParquetFile(path)
-    groups = [file.read_row_group(number) for number in range(file.num_row_groups)]
-    made = Groups(groups)
-    change(made)
-    if made.changed:
-        with parquet.ParquetWriter(path, made.groups[0].schema) as writer:
-            for group in made.groups:
-                writer.write_table(group.cast(made.groups[0].schema), row_group_size=max(1, len(group)))
-    return f"parquet:{path}"
-
-
-class Groups:
-    """Row groups of an export, one an episode."""
-
-    def __init__(self, groups: list[pa.Table]) -> None:
-        self.groups, self.changed = groups, False
-
-    def column(
-        self, name: str, change: Callable[[list[Any]], list[Any]], numbers: Any = (HIT,), kind: Any = None
-    ) -> None:
-        self.changed = True
-        for number in numbers:
-            group = self.groups[number]
-            at = group.column_names.index(name)
-            field = group.schema.field(name) if kind is None else pa.field(name, kind)
-            array = pa.array(change(group.column(name).to_pylist()), field.type)
-            self.groups[number] = group.set_column(at, field, array)
-
-    def order(self, which: list[int]) -> None:
-        self.changed, self.groups = True, [self.groups[number] for number in which]
-
-    def keep(self, which: Any) -> None:
-        group, self.changed = self.groups[HIT], True
-        self.groups[HIT] = group.take(np.arange(len(group))[which])
-
-
-PARQUET: dict[str, Change] = {"": lambda data: None}
-
-
-def at(row: int, value: Any) -> Callable[[list[Any]], list[Any]]:
-    return lambda found: [value if i == row % len(found) else one for i, one in enumerate(found)]
-
-
-for name in ("obs", "action", "reward", "terminated", "truncated", "episode", "step", "is_last"):
-    PARQUET[f"null {name}"] = lambda data, name=name: data.column(name, at(2, None))
-    PARQUET[f"no {name}"] = lambda data, name=name: (
-        setattr(data, "changed", True),
-        setattr(data, "groups", [one.drop_columns([name]) for one in data.groups]),
-    )
-    PARQUET[f"{name} as text"] = lambda data, name=name: data.column(
-        name, lambda found: [str(one) for one in found], ALL, pa.string()
-    )
-PARQUET["NaN reward"] = lambda data: data.column("reward", at(2, float("nan")))
-PARQUET["NaN in observations"] = lambda data: data.column("info", lambda found: found)
-PARQUET["rewards as float64"] = lambda data: data.column("reward", lambda found: found, ALL, pa.float64())
-PARQUET["actions as int32"] = lambda data: data.column("action", lambda found: found, ALL, pa.int32())
-PARQUET["terminated within"] = lambda data: data.column("terminated", at(2, True))
-PARQUET["truncated within"] = lambda data: data.column("truncated", at(2, True))
-PARQUET["no end"] = lambda data: data.column("truncated", lambda found: [one and False for one in found])
-PARQUET["is_last within"] = lambda data: data.column("is_last", at(2, True))
-PARQUET["is_last nowhere"] = lambda data: data.column("is_last", at(-1, False))
-PARQUET["step jumps"] = lambda data: data.column("step", at(2, 9))
-PARQUET["episode of another number"] = lambda data: data.column("episode", lambda found: [1] * len(found))
-PARQUET["a row of another episode"] = lambda data: data.column("episode", at(2, 1))
-PARQUET["info is no JSON"] = lambda data: data.column("info", at(0, "{"))
-PARQUET["info is a list"] = lambda data: data.column("info", at(0, "[1]"))
-PARQUET["info in another row"] = lambda data: data.column("info", at(2, "{}"))
-PARQUET["a final action"] = lambda data: data.column("action", at(-1, 3))
-PARQUET["episodes in another order"] = lambda data: data.order([3, 1, 0, 2, 5, 4])
-PARQUET["an episode is missing"] = lambda data: data.order([0, 1, 2, 4, 5])
-PARQUET["the first episode is missing"] = lambda data: data.order([1, 2, 3, 4, 5])
-PARQUET["an episode comes twice"] = lambda data: data.order([0, 1, 2, 3, 3, 4, 5])
-PARQUET["no first row"] = lambda data: data.keep(slice(1, None))
-PARQUET["no third row"] = lambda data: data.keep(np.r_[0:2, 3:8])
-PARQUET["no last row"] = lambda data: data.keep(slice(None, -1))
-PARQUET["a row comes twice"] = lambda data: data.keep(np.r_[0:3, 2:8])
-PARQUET["rows reversed"] = lambda data: data.keep(slice(None, None, -1))
-PARQUET["two rows swapped"] = lambda data: data.keep(np.r_[0, 2, 1, 3:8])
-PARQUET["an episode of one row"] = lambda data: data.keep(slice(-1, None))
-PARQUET["an empty episode"] = lambda data: data.keep(slice(0, 0))
-PARQUET["no metadata"] = lambda data: (
-    setattr(data, "changed", True),
-    setattr(data, "groups", [one.replace_schema_metadata(None) for one in data.groups]),
-)
-PARQUET["two episodes in a row group"] = lambda data: (
-    setattr(data, "changed", True),
-    setattr(data, "groups", [*data.groups[:2], pa.concat_tables(data.groups[2:4]), *data.groups[4:]]),
-)
-PARQUET["all in one row group"] = lambda data: (
-    setattr(data, "changed", True),
-    setattr(data, "groups", [pa.concat_tables(data.groups)]),
-)
-for share in (0.05, 0.5, 0.9, 0.99):
-    PARQUET[f"cut at {share:.0%}"] = of_files(lambda path, share=share: cut(path, share))
-PARQUET["empty file"] = of_files(lambda path: path.write_bytes(b""))
-
 FORMATS = {
     "minari": Format(write_minari, MINARI),
     "lerobot v2.1": Format(lerobot("v2.1"), LEROBOT),
     "lerobot v3.0": Format(lerobot("v3.0"), LEROBOT),
     "rlds": Format(write_rlds, RLDS),
-    "parquet": Format(write_parquet, PARQUET),
 }

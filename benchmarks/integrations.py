@@ -3,6 +3,7 @@
     python benchmarks/integrations.py [sb3] [--steps 50000] [--rounds 3] [--env PongNoFrameskip-v4] [--out FILE]
     python benchmarks/integrations.py tianshou      # 20,000 steps
     python benchmarks/integrations.py torchrl       # 20,000 steps
+    python benchmarks/integrations.py hindsight [--rounds 3] [--steps 4000] [--env FetchReach-v4]
 
 Eight environments, stacks of four frames (uint8), random actions. Each buffer in a process of its own, in turn,
 ``--rounds`` times; medians, and the lowest and highest. Speeds are by processor time. Memory is the growth of what the
@@ -11,6 +12,14 @@ transitions are in it, without freed ones; "counted" is the total of the store's
 timed as the framework calls them (TorchRL: batches of 64 steps in time, as a collector returns them); an update is one
 of its DQN on a CPU with one thread, sampling included. sb3-extra-buffers is measured where it is installed. "NaN
 check": milliseconds of ``hasnull``, which Tianshou 2's trainer calls after every collection.
+
+``hindsight``: SAC with hindsight experience replay on FetchReach, our buffer beside SB3's own. It needs
+``pip install '.[sb3]' gymnasium-robotics 'mujoco<3.4'``. A robot's arm moves its gripper to a goal within 50 steps; the
+reward is -1 until it is there. Hyperparameters are of RL Baselines3 Zoo, with tau=0.05; observations are normalized.
+After every 500 steps the policy's mean action plays 50 episodes of another environment, whose goals are the same for
+all runs. "nothing relabelled": our buffer with n_sampled_goal=0. A round is a seed; each run has a process of its own
+with one thread. The table has the share of episodes that end at the goal, the mean of the seeds and in brackets the
+lowest and the highest; seconds are those of training.
 """
 
 from __future__ import annotations
@@ -372,35 +381,100 @@ class Pixels(torch.nn.Sequential):
         return super().forward(obs.float() / 255)  # type: ignore[no-untyped-call]
 
 
+# hindsight
+
+EVERY, EPISODES = 500, 50
+HINDSIGHT = {"SB3's HerReplayBuffer": 4, "ours": 4, "nothing relabelled": 0}
+"""Buffers by name, each with the number of relabelled transitions for each one as it was stored."""
+
+
+def success(model: Any, norm: Any, env: Any) -> float:
+    """Return the share of held-out episodes that end at the goal."""
+    reached = 0.0
+    for episode in range(EPISODES):
+        obs, _ = env.reset(seed=10_000 + episode)
+        ended = False
+        while not ended:
+            action, _ = model.predict(norm.normalize_obs(obs), deterministic=True)
+            obs, _, terminated, truncated, info = env.step(action)
+            ended = terminated or truncated
+        reached += float(info["is_success"])
+    return reached / EPISODES
+
+
+def trained(name: str, seed: int, env: str, steps: int) -> dict[str, Any]:
+    """Train once; return success by number of steps, and seconds of training without evaluation."""
+    import gymnasium as gym
+    import gymnasium_robotics  # type: ignore[import-not-found]
+    from stable_baselines3 import SAC, HerReplayBuffer
+    from stable_baselines3.common.vec_env import DummyVecEnv, VecNormalize
+
+    from sharpwave.integrations import sb3
+
+    gym.register_envs(gymnasium_robotics)
+    envs = VecNormalize(DummyVecEnv([lambda: gym.make(env)]), norm_reward=False)
+    model = SAC(
+        "MultiInputPolicy", envs, learning_rate=1e-3, buffer_size=100_000, learning_starts=1000, batch_size=256,
+        gamma=0.95, tau=0.05, policy_kwargs={"net_arch": [64, 64]}, device="cpu", seed=seed,
+        replay_buffer_class=HerReplayBuffer if name.startswith("SB3") else sb3.HerReplayBuffer,
+        replay_buffer_kwargs={"n_sampled_goal": HINDSIGHT[name], "goal_selection_strategy": "future"},
+    )  # fmt: skip
+    held_out, seconds, found = gym.make(env), 0.0, {}
+    for done in range(EVERY, steps + 1, EVERY):
+        began = time.perf_counter()
+        model.learn(EVERY, reset_num_timesteps=False)
+        seconds += time.perf_counter() - began
+        found[done] = success(model, envs, held_out)
+    return {"success": found, "seconds": seconds}
+
+
+def show_hindsight(env: str, steps: int, runs: dict[str, list[dict[str, Any]]]) -> None:
+    """Print a row for each buffer, and the mean, lowest and highest success after every ``EVERY`` steps."""
+    marks = [str(done) for done in range(EVERY, steps + 1, EVERY)]
+    title = f"{env}, success in {EPISODES} held-out episodes"
+    table = runner.table(title, "buffer", *(f"{int(mark):,}" for mark in marks), "seconds", left=("buffer",))
+    for name, seeds in runs.items():
+        scores = np.array([[run["success"][mark] for mark in marks] for run in seeds])
+        cells = [f"{s.mean():.0%} ({s.min():.0%}-{s.max():.0%})" for s in scores.T]
+        table.add_row(name, *cells, f"{np.median([run['seconds'] for run in seeds]):.0f}")
+    runner.console(120).print(table)
+
+
 FRAMEWORKS: dict[str, Framework] = {"sb3": SB3(), "tianshou": Tianshou(), "torchrl": TorchRL()}
 
 
 def main() -> None:
     """Measure each buffer in turn, print a table, and write all runs."""
     parser = runner.parser(__doc__)
-    parser.add_argument("framework", nargs="?", choices=FRAMEWORKS, default="sb3")
+    parser.add_argument("what", nargs="?", choices=[*FRAMEWORKS, "hindsight"], default="sb3")
     parser.add_argument("--steps", type=int, help="transitions in each buffer")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--env", default="PongNoFrameskip-v4")
+    parser.add_argument("--env", help="default: PongNoFrameskip-v4; of hindsight: FetchReach-v4")
     parser.add_argument("--out", type=Path, help="file of all runs; default: the framework's in results/")
-    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    of = FRAMEWORKS[given.framework]
-    steps = given.steps or of.steps
+    of = FRAMEWORKS.get(given.what)
+    steps = given.steps or (of.steps if of else 4_000)
+    env = given.env or ("PongNoFrameskip-v4" if of else "FetchReach-v4")
     if given.one:
+        name, turn = given.one
         torch.set_num_threads(1)
-        print(json.dumps(of.measure(given.one, given.env, steps)))
+        print(json.dumps(of.measure(name, env, steps) if of else trained(name, int(turn), env, steps)))
         return
     runner.check_idle()
-    runs: dict[str, list[Found]] = {name: [] for name in of.buffers()}
-    for _ in range(given.rounds):
+    runs: dict[str, list[Any]] = {name: [] for name in (of.buffers() if of else HINDSIGHT)}
+    for turn in range(given.rounds):
         for name, found in runs.items():
-            options = ["--one", name, "--steps", str(steps), "--env", given.env]
-            one = runner.last_line([sys.executable, __file__, given.framework, *options], name)
+            options = ["--one", name, str(turn), "--steps", str(steps), "--env", env]
+            one = runner.last_line([sys.executable, __file__, given.what, *options], name)
             found += [] if one is None else [one]
-        runner.write(given.out or runner.RESULTS / of.results, {"env": given.env, "steps": steps, "runs": runs})
+        out = given.out or runner.RESULTS / (of.results if of else "hindsight.json")
+        runner.write(out, {"env": env, "steps": steps, "runs": runs})
     there = {name: found for name, found in runs.items() if found}
-    show(f"{given.env}, {steps:,} transitions: median of {given.rounds} (lowest - highest)", there)
+    if of:
+        show(f"{env}, {steps:,} transitions: median of {given.rounds} (lowest - highest)", there)
+    else:
+        show_hindsight(env, steps, there)
 
 
 def show(title: str, runs: dict[str, list[Found]]) -> None:

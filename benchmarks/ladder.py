@@ -1,38 +1,285 @@
 """Speed of training Pong, from a textbook's DQN to recipe pong-dqn, one step of engineering at a time.
 
-python benchmarks/ladder.py --help
+    python benchmarks/ladder.py [--rungs baseline,n-envs,full] [--seeds 0 1 2] [--rounds 3] [--steps 1000]
+        [--warmup 5000] [--threads 2] [--finished FOLDER] [--out FOLDER] [--fresh]
 
-Every rung is measured in slices, each in a process of its own, in turn, so that noise affects all of them.
+Printed are, for each step: speed, where the time goes, memory, and the time to solve Pong. Every rung (``textbook.py``)
+is measured in slices, each in a process of its own, in turn, so that noise affects all of them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
+import numpy as np
+import psutil
+import runner
+import textbook
+import torch
 import training_runs as solved
-import typer
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 from runner import RESULTS, say, write
-from textbook import CAPACITY, RUNGS, TEXTBOOK, chosen
-from training_runs import BOUND, MEASURES, Results, begin, finished_runs, numbers, run_command
+from textbook import CAPACITY, RUNGS, TEXTBOOK, Rung, chosen
+from training_runs import BOUND, MEASURES, Results, begin, finished_runs
 
-from sharpwave.bench.trainer import PARTS
+from sharpwave.bench.trainer import PARTS, Clock, train_on_clock
 from sharpwave.showing import byte_text, number_text
+from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.recipes import load_recipe
 
 FILE = "ladder.json"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 TIME_LIMIT_S = 3600.0
 """Time limit of a slice, in seconds."""
+SLICE = "--slice"
+SETTLE_TURNS = 10
+"""Turns with updates between the warm-up and the start of the clock: first calls compile and allocate."""
+
+Slice = dict[str, Any]
+
+
+# a slice, in a process of its own
+
+
+class Window:
+    """Turns of a loop: those that fill the memory, SETTLE_TURNS more, and the measured ones.
+
+    Args:
+        warmup, steps: environment steps, rounded up to whole turns.
+        per_turn: environment steps of a turn.
+    """
+
+    def __init__(self, warmup: int, steps: int, per_turn: int) -> None:
+        self.warm = math.ceil(warmup / per_turn)
+        self.begin = self.warm + SETTLE_TURNS
+        self.end = self.begin + math.ceil(steps / per_turn)
+        self.steps = (self.end - self.begin) * per_turn
+
+
+class Usage:
+    """Memory and processor time of several processes since the start."""
+
+    def __init__(self) -> None:
+        self._processes = [psutil.Process()]
+        self._bytes = self._rss()
+        self._cpu = 0.0
+
+    def add(self, pid: int) -> None:
+        """Add a process that has just started; all of its memory counts."""
+        self._processes.append(psutil.Process(pid))
+
+    def restart(self) -> None:
+        """Restart the count of processor time; memory is still counted from the start."""
+        self._cpu = self._cpu_seconds()
+
+    def result(self) -> dict[str, float]:
+        """Return the growth of resident memory, and processor seconds of all threads."""
+        return {"memory_bytes": self._rss() - self._bytes, "cpu_seconds": self._cpu_seconds() - self._cpu}
+
+    def _rss(self) -> int:
+        return sum(process.memory_info().rss for process in self._processes)
+
+    def _cpu_seconds(self) -> float:
+        return float(sum(sum(process.cpu_times()[:2]) for process in self._processes))
+
+
+def measure_slice(name: str, seed: int, warmup: int, steps: int, threads: int) -> Slice:
+    """Measure a rung.
+
+    Args:
+        warmup: random steps that fill the memory first.
+        steps: steps to measure.
+        threads: torch's threads; two processes divide them.
+    Returns:
+        steps, seconds, updates; processes: time of each by part (of ``PARTS``); memory_bytes:
+        growth of all processes; stored, bytes_per_transition; cpu_seconds.
+    """
+    rung = RUNGS[name]
+    torch.set_num_threads(max(1, threads // 2) if rung.kind == "parallel" else threads)
+    torch.manual_seed(seed)
+    loops = {"textbook": one_process, "parallel": two_processes, "sharpwave": full, "sb3": peer}
+    return loops[rung.kind](rung, seed, warmup, steps * rung.times)
+
+
+def one_process(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Step every environment once, then make one update."""
+    usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
+    lanes = textbook.make_lanes(rung.lanes, rung.envs)
+    learner = textbook.Learner(lanes.stack, lanes.num_actions, rung.no_grad)
+    buffer = textbook.ListBuffer()
+    window = Window(warmup, steps, rung.envs)
+    states = lanes.reset(seed)
+    before = 0
+    for turn in range(window.end):
+        if turn == window.begin:
+            clock.restart()
+            usage.restart()
+            before = learner.updates
+        with clock.part("inference"):
+            if turn < window.warm:
+                actions = rng.integers(lanes.num_actions, size=rung.envs).tolist()
+            else:
+                epsilon = textbook.exploration(turn * rung.envs)
+                actions = textbook.act(learner.net, states, lanes.num_actions, epsilon, rng)
+        with clock.part("environment"):
+            outcomes = lanes.step(actions)
+        for state, action, outcome in zip(states, actions, outcomes, strict=True):
+            buffer.append(textbook.Transition(state, action, outcome.reward, outcome.done, outcome.next_state))
+        states = [outcome.state for outcome in outcomes]
+        if turn >= window.warm:
+            with clock.part("sampling"):
+                batch = textbook.tensors(buffer.sample(textbook.BATCH * rung.envs, rng))
+            with clock.part("learning"):
+                learner.learn(batch)
+    split = {"learner": clock.split()}
+    return result(window.steps, learner.updates - before, split, usage.result(), len(buffer), buffer.nbytes())
+
+
+def two_processes(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Take PER_UPDATE transitions from the acting process, then make one update of PER_UPDATE times the batch."""
+    usage, clock, rng = Usage(), Clock(), np.random.default_rng(seed)
+    learner = textbook.Learner(*textbook.shape(rung), rung.no_grad)
+    buffer = textbook.ListBuffer()
+    window = Window(warmup, steps, textbook.PER_UPDATE)
+    before = 0
+    with textbook.Player(rung, learner.net, seed, warmup) as player:
+        usage.add(player.pid)
+        played = player.seconds()
+        for turn in range(window.end):
+            if turn == window.begin:
+                clock.restart()
+                usage.restart()
+                before, played = learner.updates, player.seconds()
+            with clock.part("waiting"):
+                transitions = [player.get() for _ in range(textbook.PER_UPDATE)]
+            for transition in transitions:
+                buffer.append(transition)
+            if turn >= window.warm:
+                with clock.part("sampling"):
+                    batch = textbook.tensors(buffer.sample(textbook.BATCH * textbook.PER_UPDATE, rng))
+                with clock.part("learning"):
+                    learner.learn(batch)
+        split = clock.split()
+        now = player.seconds()
+        split_all = {"learner": split, "player": {part: now[part] - played[part] for part in now}}
+        return result(window.steps, learner.updates - before, split_all, usage.result(), len(buffer), buffer.nbytes())
+
+
+class Measured(Callback):
+    """Callback that measures the turns of a window, and ends training with it.
+
+    Attributes:
+        split: seconds by part.
+        updates: updates within the window.
+        used: result of ``Usage.result``.
+    """
+
+    def __init__(self, window: Window, clock: Clock, usage: Usage) -> None:
+        self.window, self._clock, self._usage = window, clock, usage
+        self._turn = self.updates = 0
+        self.split: dict[str, float] = {}
+        self.used: dict[str, float] = {}
+
+    def on_step(self, training: Training) -> None:
+        self._turn += 1
+        if self._turn == self.window.begin:
+            self._clock.restart()
+            self._usage.restart()
+        if self._turn == self.window.end:
+            self.split, self.used = self._clock.split(), self._usage.result()
+            self.updates = self._clock.calls["learning"]
+            training.stop("measured")
+
+
+def full(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Measure recipe ``pong-dqn`` in Sharpwave's own loop, with environment, agent and view on the clock."""
+    usage, clock = Usage(), Clock()
+    pong = load_recipe("pong-dqn")
+    recipe = pong.override(capacity=max(pong.replay.capacity, warmup),
+        seed=seed, warmup_steps=warmup, stop_reward=None, threads=torch.get_num_threads(), device="cpu",
+        steps=10**12, report_every=10**12, checkpoint_every=10**12, **rung.settings,
+    )  # fmt: skip
+    measured = Measured(Window(warmup, steps, recipe.env.num_envs), clock, usage)
+    last = train_on_clock(recipe, clock, measured)
+    split, window = {"learner": measured.split}, measured.window
+    stored = last["replay_steps"]
+    return result(window.steps, measured.updates, split, measured.used, stored, stored * last["bytes_per_step"])
+
+
+def peer(rung: Rung, seed: int, warmup: int, steps: int) -> Slice:
+    """Measure stable-baselines3's DQN with its zoo's settings for Atari; learning begins after ``warmup``."""
+    from stable_baselines3 import DQN
+    from stable_baselines3.common.env_util import make_atari_env
+    from stable_baselines3.common.vec_env import VecFrameStack
+
+    usage, clock = Usage(), Clock()
+    model = DQN(
+        "CnnPolicy", VecFrameStack(make_atari_env("PongNoFrameskip-v4", n_envs=1, seed=seed), 4),
+        buffer_size=100_000, learning_rate=1e-4, batch_size=32, learning_starts=warmup, target_update_interval=1000,
+        train_freq=4, gradient_steps=1, exploration_fraction=0.1, exploration_final_eps=0.01, seed=seed, device="cpu",
+    )  # fmt: skip
+    buffer: Any = model.replay_buffer
+    for owner, method, part in (
+        (model.env, "step", "environment"), (model, "_sample_action", "inference"), (buffer, "sample", "sampling"),
+        (model, "train", "learning"),
+    ):  # fmt: skip
+        setattr(owner, method, clock.timed(part, getattr(owner, method)))
+    window = Window(warmup, steps, 1)
+    split: dict[str, float] = {}
+    before = 0
+
+    def on_step(local: dict[str, Any], _: dict[str, Any]) -> bool:
+        nonlocal before
+        turn = local["self"].num_timesteps
+        if turn == window.begin:
+            clock.restart()
+            usage.restart()
+            before = model._n_updates
+        if turn == window.end:
+            split.update(clock.split())
+        return bool(turn < window.end)
+
+    model.learn(10_000_000, callback=on_step)  # the zoo's length, of which exploration takes a share
+    arrays = [array for array in vars(buffer).values() if isinstance(array, np.ndarray)]
+    nbytes = sum(array.nbytes for array in arrays) / buffer.buffer_size * buffer.size()
+    return result(window.steps, model._n_updates - before, {"learner": split}, usage.result(), buffer.size(), nbytes)
+
+
+def result(
+    steps: int, updates: int, processes: dict[str, dict[str, float]], used: dict[str, float], stored: int, nbytes: float
+) -> Slice:
+    """Make the result of ``measure_slice``. ``nbytes``: of all that is stored; ``used``: from ``Usage.result``."""
+    return {
+        "steps": steps,
+        "updates": updates,
+        "seconds": sum(processes["learner"].values()),
+        "processes": processes,
+        "stored": stored,
+        "bytes_per_transition": nbytes / stored,
+        **used,
+        "torch_threads": torch.get_num_threads(),
+    }
+
+
+def answer_slice(asked: str) -> None:
+    """Measure the slice that the argument describes; print a line of JSON, other output goes to stderr."""
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    answers.write(json.dumps(measure_slice(**json.loads(asked))) + "\n")
+    answers.close()
+
+
+# the ladder
 
 
 def measure(
@@ -57,9 +304,7 @@ def measure(
     number = 0
     for turn in range(rounds):
         for seed in seeds:
-            # Each turn begins with another rung, so that periodic disturbances affect all of them alike.
-            first = turn % max(len(there), 1)
-            for name in there[first:] + there[:first]:
+            for name in runner.in_turn(there, turn):
                 number += 1
                 done = slices.setdefault(name, [])
                 if any(one["seed"] == seed and one["round"] == turn for one in done):
@@ -76,22 +321,17 @@ def measure(
 
 def _slice(asked: dict[str, Any]) -> dict[str, Any]:
     environment = os.environ | dict.fromkeys(THREAD_VARIABLES, str(asked["threads"]))
-    command = [sys.executable, str(Path(__file__).with_name("ladder_slices.py")), json.dumps(asked)]
-    process = subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, __file__, SLICE, json.dumps(asked)]
+    how: dict[str, Any] = {"env": environment, "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
     try:
-        answers, said = process.communicate(timeout=TIME_LIMIT_S)
+        ran = subprocess.run(command, timeout=TIME_LIMIT_S, check=False, **how)
     except subprocess.TimeoutExpired as error:
         raise RuntimeError(
             f"{asked['name']}: {asked['steps']:,} steps took longer than {TIME_LIMIT_S:g} s; give fewer --steps"
         ) from error
-    finally:
-        process.kill()  # it has ended, or its slice has failed
-        process.wait()
-    if process.returncode != 0:
-        raise RuntimeError(f"{asked['name']}: the process ended with {process.returncode}:\n{said[-2000:]}")
-    answer: dict[str, Any] = json.loads(answers)
+    if ran.returncode:
+        raise RuntimeError(f"{asked['name']}: the process ended with {ran.returncode}:\n{ran.stderr[-2000:]}")
+    answer: dict[str, Any] = json.loads(ran.stdout)
     return answer
 
 
@@ -141,9 +381,7 @@ def _row(name: str, results: Results) -> dict[str, Any]:
         "frames": frames,
         "minutes": minutes,
         "frames_from": source,
-        "published": None
-        if rung.published is None
-        else {"steps_per_second": rung.published.steps_per_second, "minutes": rung.published.minutes},
+        "published": rung.published and asdict(rung.published),
     }
 
 
@@ -168,11 +406,8 @@ def _to_solve(
     if published is None:
         return nothing, nothing, None
     frames, minutes = published.frames, solved.minutes_for(published.frames, speed)
-    return (
-        {**nothing, "alpha": {"median": frames, "low": frames, "high": frames}},
-        {**nothing, "alpha": {"median": minutes, "low": minutes, "high": minutes}},
-        "published",
-    )
+    known = ({**nothing, "alpha": dict.fromkeys(("median", "low", "high"), one)} for one in (frames, minutes))
+    return *known, "published"
 
 
 COLOURS = dict(zip(PARTS, ("#1c7ed6", "#37b24d", "#f59f00", "#c92a2a", "#dee2e6", "#868e96"), strict=True))
@@ -180,10 +415,8 @@ COLOURS = dict(zip(PARTS, ("#1c7ed6", "#37b24d", "#f59f00", "#c92a2a", "#dee2e6"
 
 def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> None:
     """Print both tables, with explanations of their figures."""
-    speed = _table("The ladder: where the time of a step goes")
-    speed.add_column("")
-    for column in ("steps/s", *PARTS, "CPU", "memory", "transition", f"{CAPACITY // 1000}K of them"):
-        speed.add_column(column, justify="right", no_wrap=True)
+    heads = ("steps/s", *PARTS, "CPU", "memory", "transition", f"{CAPACITY // 1000}K of them")
+    speed = runner.table("The ladder: where the time of a step goes", "", *heads)
     for row in rows:
         for number, (process, milliseconds) in enumerate(row["milliseconds"].items()):
             times = [number_text(milliseconds[part]) if milliseconds[part] else "" for part in PARTS]
@@ -210,13 +443,9 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
         style="dim", highlight=False,
     )  # fmt: skip
 
-    solved = _table(f"To a mean reward of {BOUND:g}")
-    solved.add_column("")
-    for measure in MEASURES.values():
-        solved.add_column(f"frames, {measure}", justify="right", no_wrap=True)
-        solved.add_column(f"minutes, {measure}", justify="right", no_wrap=True)
-    solved.add_column("frames from", no_wrap=True)
-    solved.add_column("published", justify="right", no_wrap=True)
+    heads = tuple(f"{what}, {measure}" for measure in MEASURES.values() for what in ("frames", "minutes"))
+    title = f"To a mean reward of {BOUND:g}"
+    solved = runner.table(title, "", *heads, "frames from", "published", left=("", "frames from"))
     for row in rows:
         mark = "~" if row["frames_from"] == "published" else ""
         cells = []
@@ -347,44 +576,40 @@ def spread_text(value: dict[str, float | None] | None, digits: int, mark: str = 
     return f"{text} ({value['low']:,.{digits}f} to {high})"
 
 
-def _table(title: str) -> Table:
-    return Table(title=title, title_style="bold", title_justify="left", box=box.SIMPLE_HEAD)
-
-
 def _style(row: dict[str, Any]) -> str:
     return "bold cyan" if RUNGS[row["rung"]].kind == "sharpwave" else ""
 
 
-def ladder(
-    rungs: Annotated[
-        str, typer.Option("--rungs", help="rungs separated by commas, as baseline,n-envs,full; empty: all")
-    ] = "",
-    seeds: Annotated[str, typer.Option("--seeds", help="seeds separated by commas, as 0,1,2")] = "0",
-    rounds: Annotated[int, typer.Option(min=1, help="slices of each rung and seed")] = 3,
-    steps: Annotated[int, typer.Option(min=1, help="environment steps of a slice")] = 1_000,
-    warmup: Annotated[int, typer.Option(min=64, help="random steps that fill the memory before a slice")] = 5_000,
-    threads: Annotated[int, typer.Option(min=1, help="threads of torch and OpenMP; two processes divide them")] = 2,
-    finished: Annotated[
-        Path | None,
-        typer.Option(help="a folder of finished runs of recipe pong-dqn, or a JSON of summaries: frames to solve"),
-    ] = RESULTS / "ladder-pong.json",
-    out: Annotated[Path, typer.Option(help="folder for ladder.json and ladder.png")] = RESULTS,
-    fresh: Annotated[bool, typer.Option("--fresh", help="start over instead of continuing earlier results")] = False,
-) -> None:
-    """Measure each step from a textbook's DQN to recipe pong-dqn: speed, where the time goes, memory, time to solve."""
-    names, seed_list = chosen(rungs), numbers(seeds, "--seeds")
-    known = None if finished is None else finished_runs(finished)
-    results = measure(out, names, seed_list, rounds, steps, warmup, threads, fresh=fresh)
-    if known is not None:
-        results["finished"], results["finished_from"] = known, str(finished)
+def main() -> None:
+    """Measure, print and draw the ladder; invalid input is explained in a sentence."""
+    parser = runner.parser(__doc__)
+    parser.add_argument("--rungs", default="", help="with commas, as baseline,n-envs,full; default: all")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--rounds", type=int, default=3, help="slices of each rung and seed")
+    parser.add_argument("--steps", type=int, default=1_000, help="environment steps of a slice")
+    parser.add_argument("--warmup", type=int, default=5_000, help="random steps that fill the memory before a slice")
+    parser.add_argument("--threads", type=int, default=2, help="of torch and OpenMP; two processes divide them")
+    parser.add_argument(
+        "--finished", type=Path, default=RESULTS / "ladder-pong.json",
+        help="a folder of finished runs of recipe pong-dqn, or a JSON of summaries: frames to solve",
+    )  # fmt: skip
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for ladder.json and ladder.png")
+    parser.add_argument("--fresh", action="store_true", help="start over instead of continuing earlier results")
+    given = parser.parse_args()
+    try:
+        names, finished = chosen(given.rungs), finished_runs(given.finished)
+        slices = given.seeds, given.rounds, given.steps, given.warmup, given.threads
+        results = measure(given.out, names, *slices, fresh=given.fresh)
+    except (ValueError, OSError, KeyboardInterrupt) as error:
+        sys.exit(str(error) or "interrupted; what was measured is kept")
+    results["finished"], results["finished_from"] = finished, str(given.finished)
     rows = results["rows"] = rows_of(results)
-    write(out / FILE, results)
-    console = Console()
-    tables(results, rows, Console(width=max(console.width, 170)))  # a narrower one would cut figures off
+    write(given.out / FILE, results)
+    tables(results, rows, runner.console(170))
     if rows:
-        figure(results, rows, out / "ladder.png")
-        say(f"written: {out / FILE}, {out / 'ladder.png'}")
+        figure(results, rows, given.out / "ladder.png")
+        say(f"written: {given.out / FILE}, {given.out / 'ladder.png'}")
 
 
 if __name__ == "__main__":
-    run_command(ladder)
+    answer_slice(sys.argv[2]) if sys.argv[1:2] == [SLICE] else main()

@@ -67,6 +67,11 @@ def write(path: Path, results: Any) -> None:
     partial.replace(path)
 
 
+def read_lines(path: Path) -> list[Results]:
+    """Return the results of a file that has one a line, or none if it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 # processes
 
 

@@ -21,8 +21,7 @@ import frames
 import numpy as np
 import runner
 import simpy
-from cluster_ours import SPEC, Shards, Writer
-from cluster_worker import ALPHA, BETA, ITEM_BYTES, Steps, connection_bytes
+from cluster import ALPHA, BETA, ITEM_BYTES, SPEC, Shards, Steps, Writer, connection_bytes
 from runner import memory, processor_s
 
 import sharpwave as sw

@@ -50,7 +50,7 @@ class Rung:
     Attributes:
         change: description in a line.
         kind: training loop: "textbook", "parallel", "sharpwave" or "sb3".
-        lanes: environments of this package's loops: "gymnasium", "cheap" or "vector" (see ``lanes.py``).
+        lanes: environments of this package's loops: "gymnasium", "cheap" or "vector" (see ``make_lanes``).
         envs: environments stepped together.
         no_grad: whether the target network's pass is made without gradients.
         times: factor of a slice's steps, for quick rungs.

@@ -9,11 +9,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import typer
 from runner import say as say
 
 from sharpwave.bench.machine import environment
@@ -67,12 +66,16 @@ def ended(folder: Path) -> bool:
     return path.is_file() and not json.loads(path.read_text())["reason"].startswith("interrupted")
 
 
-def episodes(folder: Path) -> Episodes:
-    """Read the episodes of a run, oldest first; none if there is no run."""
+def events(folder: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the events of a kind that a run has written, oldest first; none if there is no run."""
     path = folder / METRICS
     lines = path.read_text().split("\n")[:-1] if path.is_file() else []  # a partial line may follow the last newline
-    events = [json.loads(line) for line in lines]
-    return [event for event in events if event["event"] == "episode"]
+    return (event for event in map(json.loads, lines) if event["event"] == kind)
+
+
+def episodes(folder: Path) -> Episodes:
+    """Read the episodes of a run, oldest first."""
+    return list(events(folder, "episode"))
 
 
 def _has_checkpoint(folder: Path) -> bool:
@@ -143,7 +146,7 @@ def _changes(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def finished_runs(path: Path) -> list[Finished]:
-    """Read the results of a folder of run folders, or of a file of summaries by seed that ``benchmarks/pong.py`` wrote.
+    """Read the results of a folder of run folders, or of a file of summaries by seed.
 
     A summary alone has only the last episode, so that it is unknown when a measure passed the bound earlier, unless it
     contains ``finished``, the result of ``finished_run``.
@@ -225,25 +228,3 @@ def begin(path: Path, settings: dict[str, Any], *, fresh: bool) -> Results:
             )
     results["environment"] = environment(PACKAGES)
     return results
-
-
-def numbers(text: str, option: str, minimum: int = 0) -> list[int]:
-    """Parse numbers: "0,1,2" -> [0, 1, 2].
-
-    Raises:
-        ValueError: not integers of at least ``least``, separated by commas.
-    """
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) >= minimum for part in parts):
-        raise ValueError(f"{option}: got {text!r}, expected integers of at least {minimum} with commas, as 10,20")
-    return list(dict.fromkeys(int(part) for part in parts))
-
-
-def run_command(command: Callable[..., None]) -> None:
-    """Run a benchmark by its command line and exit; invalid input is explained in a sentence."""
-    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-    app.command()(command)
-    try:
-        app()
-    except (ValueError, OSError) as error:
-        sys.exit(str(error))

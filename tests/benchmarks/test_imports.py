@@ -22,7 +22,7 @@ def imports(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(PROGRAMS))
     monkeypatch.setenv("MINARI_DATASETS_PATH", "")  # the program sets it
     yield importlib.import_module("imports")
-    for name in ("imports", "import_columns", "import_folders"):
+    for name in ("imports", "import_folders", "import_layouts"):
         sys.modules.pop(name, None)
 
 

@@ -15,7 +15,7 @@ import pytest
 import training_runs as trainings
 from rich.console import Console
 from textbook import RUNGS, LazyFrames, ListBuffer, Rung, Transition, VectorLanes, chosen, make_lanes, tensors
-from training_runs import begin, numbers, run_command
+from training_runs import begin
 
 from sharpwave.bench.trainer import PARTS, Clock
 from sharpwave.envs import AtariFrames, AtariSettings
@@ -24,14 +24,6 @@ from tests.cli.conftest import ENVIRONMENT
 
 pytestmark = pytest.mark.timeout(180)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
-
-
-def run_here(monkeypatch, script, *arguments):
-    """Do what a script does, without the seconds that a new process needs to import torch."""
-    monkeypatch.setattr("sys.argv", [f"{script.__name__}.py", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        run_command(script)
-    assert ended.value.code == 0
 
 
 def split(clock):
@@ -190,14 +182,11 @@ def test_python_lanes_push_one_frame_a_step(kind, stack):
     assert not np.array_equal(before[0], before[1])  # other actions, another picture
 
 
-def test_names_and_numbers():
+def test_names_of_rungs():
     assert chosen("full, n-envs,full") == ["full", *(f"n-envs-{count}" for count in range(2, 7))]
     assert chosen("") == list(RUNGS)
-    assert numbers("3,1,3", "--seeds") == [3, 1]
     with pytest.raises(ValueError, match="--rungs: got 'baselin', expected some of baseline,slow-grads"):
         chosen("baselin")
-    with pytest.raises(ValueError, match="--seeds: got '1,x', expected integers"):
-        numbers("1,x", "--seeds")
     missing = Rung("", needs=("json", "no_such_module")).missing()
     assert missing == "no_such_module not installed: pip install '.[bench]'"
 
@@ -241,7 +230,8 @@ def test_an_interrupted_ladder_goes_on(tmp_path, monkeypatch, capfd):
     first = json.loads(path.read_text())["slices"]
     assert list(first) == ["full"] and not (tmp_path / "ladder.png").exists()
 
-    run_here(monkeypatch, ladder.ladder, *arguments)
+    monkeypatch.setattr("sys.argv", ["ladder.py", *arguments])
+    ladder.main()
     text = capfd.readouterr().out
     results = json.loads(path.read_text())
     assert results["slices"]["full"] == first["full"]  # not measured again

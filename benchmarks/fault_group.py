@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from fault_homes import LANES, PATIENCE_S, Account, Home, audit, wrong
 from runner import memory
 
 import sharpwave as sw
-from faults.homes import LANES, PATIENCE_S, Account, Home, audit, wrong
 from sharpwave.bench.measured import private_bytes
 from sharpwave.serve.addresses import UNIX, Address
 from sharpwave.serve.wire import HEADER
@@ -246,7 +246,7 @@ class Group:
 
     def doomed(self, *arguments: str, stops: bool = False) -> list[str]:
         """Run another writer or learner, stop it for a while if it ``stops``, and kill it; return what it said."""
-        command = [sys.executable, str(HERE / "homes.py"), *arguments]
+        command = [sys.executable, str(HERE / "fault_homes.py"), *arguments]
         lines: list[str] = []
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
