@@ -27,11 +27,11 @@ LANES, BATCH = 8, 32
 PARTS = {
     "DQN": ("agents/dqn.py", ("agents",)),
     "SAC": ("agents/sac.py", ("agents",)),
-    "the delta codec": ("codecs/delta.py", ("codecs", "native")),
+    "the delta codec, without the core": ("codecs/delta.py", ("codecs", "native")),
     "recovery of a disk": ("persistence/opening.py", ("persistence", "disk", "format")),
     "a cluster's draw": ("serve/remote_replay.py", ("serve",)),
     "a run": ("training/run.py", ("training", "agents")),
-    "store.py and all that it imports": ("store.py", ()),
+    "`store.py` and all that it imports": ("store.py", ()),
 }
 """Entry file of each part, and the folders whose files count; ``()``: all."""
 
@@ -147,18 +147,21 @@ def imported(entry: Path, rooms: tuple[str, ...] = ()) -> set[Path]:
 
 
 def table() -> str:
-    """Return the reading needed, as a table: for each verb its calls, and for each part its files."""
-    rows = [f"{'to understand':36} {'calls':>6} {'files':>6} {'depth':>6} {'lines':>7}"]
+    """Return the reading needed, as a Markdown table: for each verb its calls, and for each part its files."""
+    rows = [("to understand", "calls", "files", "depth", "lines"), ("---", *["---:"] * 4)]
     for name, act in verbs().items():
         calls = traced(act)
         files = {call.where.partition(":")[0] for call in calls}
-        rows.append(f"{name:36} {len(calls):6} {len(files):6} {max(call.depth for call in calls):6}")
-    for name, (entry, rooms) in PARTS.items():
-        paths = imported(ROOT / entry, rooms)
-        rows.append(f"{name:36} {'':6} {len(paths):6} {'':6} {sum(map(_lines, paths)):7,}")
-    whole = sorted(ROOT.rglob("*.py"))
-    rows.append(f"{'src, Python':36} {'':6} {len(whole):6} {'':6} {sum(map(_lines, whole)):7,}")
-    return "\n".join(rows)
+        rows.append((f"`{name}`", str(len(calls)), str(len(files)), str(max(call.depth for call in calls)), ""))
+    parts = {name: imported(ROOT / entry, rooms) for name, (entry, rooms) in PARTS.items()}
+    for name, paths in (parts | {"all Python": set(ROOT.rglob("*.py"))}).items():
+        rows.append((name, "", str(len(paths)), "", f"{sum(map(_lines, paths)):,}"))
+    widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+    lines = (
+        [one.rjust(w) if k else one.ljust(w) for k, (one, w) in enumerate(zip(row, widths, strict=True))]
+        for row in rows
+    )
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 def _lines(path: Path) -> int:
