@@ -406,8 +406,8 @@ def _to_solve(
     if published is None:
         return nothing, nothing, None
     frames, minutes = published.frames, solved.minutes_for(published.frames, speed)
-    known = ({**nothing, "alpha": dict.fromkeys(("median", "low", "high"), one)} for one in (frames, minutes))
-    return *known, "published"
+    known = [{**nothing, "alpha": dict.fromkeys(("median", "low", "high"), one)} for one in (frames, minutes)]
+    return known[0], known[1], "published"
 
 
 COLOURS = dict(zip(PARTS, ("#1c7ed6", "#37b24d", "#f59f00", "#c92a2a", "#dee2e6", "#868e96"), strict=True))
@@ -443,9 +443,9 @@ def tables(results: Results, rows: list[dict[str, Any]], console: Console) -> No
         style="dim", highlight=False,
     )  # fmt: skip
 
-    heads = tuple(f"{what}, {measure}" for measure in MEASURES.values() for what in ("frames", "minutes"))
+    measured = tuple(f"{what}, {measure}" for measure in MEASURES.values() for what in ("frames", "minutes"))
     title = f"To a mean reward of {BOUND:g}"
-    solved = runner.table(title, "", *heads, "frames from", "published", left=("", "frames from"))
+    solved = runner.table(title, "", *measured, "frames from", "published", left=("", "frames from"))
     for row in rows:
         mark = "~" if row["frames_from"] == "published" else ""
         cells = []
