@@ -17,6 +17,7 @@ from sharpwave.data.episode import Episode, LastStep, Source, Totals
 from sharpwave.data.formats import Episodes, Selection, open_source, select
 from sharpwave.data.opened_files import REMEDY, explained
 from sharpwave.data.progress_bar import shown
+from sharpwave.data.varying import annotation_of
 from sharpwave.disk.store_folder import read_manifest
 from sharpwave.escaping import escaped
 from sharpwave.json_values import encode
@@ -216,8 +217,6 @@ def _read(source: Source, fit: Fit, number: int, note: dict[str, Any], skip_dama
         with explained(source.place(number), source.name):
             episode = source.read(number)
             fit.check(episode)
-        for one in (escaped(name) for name, text in episode.texts.items() if text is None):
-            note["varying"] = note["varying"] | {one: note["varying"].get(one, 0) + 1}
         _doubt(note, [escaped(one) for one in episode.doubts], source.place(number))
         return episode
     except (ValueError, FileNotFoundError) as error:
@@ -239,13 +238,10 @@ def _name_left_out(source: Source, note: dict[str, Any]) -> None:
     """Note doubts and omissions of episodes once all are read; warn of omissions once."""
     doubts = [f"{one}: {count:,} episodes, the first is {first}" for one, (count, first) in note["doubts"].items()]
     note["notes"] = _listed([*note["notes"], *(one for one in doubts if one not in note["notes"])])
-    found = {one: f"text that varies within {count:,} episodes" for one, count in note["varying"].items()}
-    if note["unsaid"]:
-        found["annotations"] = f"those of {note['unsaid']:,} episodes are too large"
-    new = [f"{one}: {said}" for one, said in found.items() if f"{one}: {said}" not in note["left_out"]]
-    if new:
-        note["left_out"] = [*note["left_out"], *new]
-        warnings.warn(f"{source.name}: {'; '.join(new)}; not imported", UserWarning, stacklevel=4)
+    said = f"annotations: those of {note['unsaid']:,} episodes are too large"
+    if note["unsaid"] and said not in note["left_out"]:
+        note["left_out"] = [*note["left_out"], said]
+        warnings.warn(f"{source.name}: {said}; not imported", UserWarning, stacklevel=4)
 
 
 class _Audit:
@@ -339,7 +335,7 @@ def _sums(episode: Episode) -> tuple[int, int, int]:
             for one in value.values() if isinstance(value, Mapping) else value:
                 found = add(one, found)
             return found
-        if isinstance(value, list):  # rows of any length
+        if isinstance(value, list) or value.dtype.kind == "O":  # rows of any length
             for one in value:
                 content = one.encode() if isinstance(one, str) else one
                 content = content if isinstance(content, bytes) else np.ascontiguousarray(content).tobytes()
@@ -371,7 +367,18 @@ class Fit:
                 raise ValueError(
                     f"{name}: {one} has shape {data.fields[one].shape}, expected {field.shape}, as the store's spec"
                 )
+            if data.fields[one].text != field.text:
+                raise ValueError(
+                    f"{name}: {one} has {data.fields[one].dtype} rows, expected {field.dtype}, as the store's spec"
+                )
         self.left_out = [f"{one}: the store has no such field" for one in data.fields if one not in store.fields]
+
+    def texts(self, episode: Episode) -> tuple[dict[str, str], dict[str, str]]:
+        """Return the texts of whole episodes by annotation: of the store's fields, and of others."""
+        held: tuple[dict[str, str], dict[str, str]] = {}, {}
+        for name, text in episode.texts.items():
+            held[name not in self._store.fields][escaped(annotation_of(self._data, name))] = text
+        return held
 
     def check(self, episode: Episode) -> None:
         """Check an episode as ``add_episode`` does.  Raises: ValueError: it does not fit."""
@@ -443,7 +450,6 @@ def _first_note(source: Source, number: int, lane: int, left_out: list[str], sel
         "steps": source.steps,
         "left_out": _listed([*unselected, *source.left_out, *left_out]),
         "notes": _listed(source.notes),
-        "varying": {},
         "doubts": {},
         "unsaid": 0,
         "skipped_episodes": 0,
@@ -503,20 +509,20 @@ def _mark(info: Mapping[str, Any]) -> tuple[int, int, int]:
 
 
 def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> bool:
-    """Append an episode; return whether all its metadata in the data set became annotations."""
+    """Append an episode; return whether all its metadata in the data set became annotations, or is in fields."""
     arrays = fit.arrays(episode)
-    said = {key: value for key, value in _plain(episode.info).items() if key != IMPORT}
-    said |= {escaped(key): text for key, text in episode.texts.items() if text is not None and key != IMPORT}
+    stored, others = fit.texts(episode)
+    said = _plain(episode.info) | others
     before = store.annotations(lane, episode=True)  # of an episode that could not be added
     store.annotate(lane, dict.fromkeys(before), episode=True)
-    whole = True
-    try:
-        store.annotate(lane, said | {IMPORT: mark}, episode=True)
-    except ValueError:  # too large
-        whole = False
-        store.annotate(lane, {IMPORT: mark}, episode=True)
+    for these in (said | stored, said, {}):
+        try:
+            store.annotate(lane, these | {IMPORT: mark}, episode=True)
+            break
+        except ValueError:  # too large
+            continue
     store.add_episode(lane=lane, whole=True, **arrays)
-    return whole
+    return not said or bool(these)
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:

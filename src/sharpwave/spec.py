@@ -7,7 +7,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, cast
@@ -392,9 +392,12 @@ class Spec:
         """Names of the observation's fields with rows of any length."""
         return tuple(name for name in self.obs_names if self.fields[name].ragged)
 
-    def check_fixed(self, what: str, cure: str) -> None:
-        """Refuse fields with rows of any length.  Raises: ValueError: naming the first one, and the ``cure``."""
-        for name in self.ragged_names:
+    def check_fixed(self, what: str, cure: str, taken: Container[str] = ()) -> None:
+        """Refuse fields with rows of any length, but those of ``taken``.
+
+        Raises: ValueError: naming the first one, and the ``cure``.
+        """
+        for name in (one for one in self.ragged_names if one not in taken):
             field = self.fields[name]
             raise ValueError(
                 f"{what}: field {name!r} has rows of any length ({field.dtype} {field.shape}), which it cannot take "

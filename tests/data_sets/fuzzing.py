@@ -27,14 +27,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 import sharpwave as sw
 from sharpwave.data.formats import open_source
 from tests.data_sets.data import d4rl
-from tests.data_sets.hostile import DATA, example, minari, rlds, sound, tfrecord
+from tests.data_sets.hostile import DATA, example, lerobot, minari, rlds, sound, tfrecord
 from tests.data_sets.test_hdf5_layouts import aloha, d3rlpy, maniskill, write_aloha, write_d3rlpy, write_maniskill
 from tests.data_sets.test_robomimic import demo
 from tests.data_sets.test_robomimic import write as write_robomimic
+from tests.data_sets.test_texts import TEXT, WORDS, integers, listed, ragged, tensor, with_column
+from tests.data_sets.test_varying_rows import robomimic
 from tests.data_sets.test_zarr import buffer
 from tests.data_sets.test_zarr import write as write_zarr
 
@@ -89,6 +92,21 @@ def toy_rlds(folder: Path) -> str:
     return rlds(folder, {"more": inner}, example(rows), example(rows))
 
 
+def lists_of_rlds(folder: Path) -> str:
+    rows = (
+        sound(3) | ragged("tokens", integers([5, 6, 7, 8]), [3, 0, 1]) | {"steps/said": (1, [b"go", b"", b"\xc3\xa4"])}
+    )
+    return rlds(folder, {"tokens": listed(tensor("int32")), "said": TEXT}, example(rows), example(rows))
+
+
+def texts_of_lerobot(folder: Path) -> str:
+    made = lerobot(folder, "images")
+    with_column(
+        made, "tokens", pa.array([[row] * (row % 4) for row in range(56)], pa.list_(pa.int32())), "int32", [None]
+    )
+    return with_column(made, "said", pa.array(WORDS))
+
+
 FORMATS: dict[str, Callable[[Path], str]] = {
     "npz": exported("npz"),
     "hdf5": exported("hdf5"),
@@ -97,6 +115,9 @@ FORMATS: dict[str, Callable[[Path], str]] = {
     "lerobot_video": copied("lerobot", "lerobot_video/v2.1"),
     "rlds": copied("rlds", "rlds"),
     "rlds_toy": toy_rlds,
+    "rlds_lists": lists_of_rlds,
+    "lerobot_texts": texts_of_lerobot,
+    "hdf5_texts": lambda folder: robomimic(folder / "x.hdf5"),
     "minari": lambda folder: minari(folder, lambda data: None),
     "hdf5_robomimic": lambda folder: write_robomimic(folder / "x.hdf5", [demo(4, n) for n in range(3)]),
     "hdf5_maniskill": lambda folder: write_maniskill(folder, [maniskill(4, n) for n in range(3)]),

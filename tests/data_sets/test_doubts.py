@@ -213,7 +213,7 @@ def test_shards_of_rlds(tmp_path: Path) -> None:
 def test_numbers_of_rlds_that_do_not_fit_and_episodes_that_end_early(tmp_path: Path) -> None:
     """The reward in the last row of an episode whose end is missing does not decide how all last rows are read."""
     half = sound(3) | {"steps/action": (2, np.full(3, 1.5, "<f4").tobytes())}
-    with pytest.raises(ValueError, match="a value of steps/action does not fit int64"):
+    with pytest.raises(ValueError, match="steps/action: a value does not fit int64"):
         sw.load(rlds(tmp_path, {}, example(half)))
     short = sound(4) | {"steps/is_last": (3, bytes(4)), "steps/is_terminal": (3, bytes(4))}
     short["steps/reward"] = (2, np.ones(4, "<f4").tobytes())

@@ -301,10 +301,12 @@ def test_an_aloha_file_may_number_its_rows(tmp_path: Path) -> None:
     store.close()
 
 
-def test_texts_of_each_step_among_alohas_observations_are_named(tmp_path: Path) -> None:
-    store = sw.load(write_aloha(tmp_path, [aloha(5, 0) | {"observations/said": np.array([b"go"] * 5)}]))
-    assert "obs.said" not in store.spec.fields
-    assert any(one.startswith("said (") for one in noted(store)["left_out"])
+def test_texts_of_each_step_among_alohas_observations(tmp_path: Path) -> None:
+    words = np.array([b"go", b"go", b"stop", b"go", "zur\u00fcck".encode()])
+    store = sw.load(write_aloha(tmp_path, [aloha(5, 0) | {"observations/said": words}]))
+    (one,) = store.episodes()
+    assert one.obs["said"].strings() == ["go", "go", "stop", "go", "zur\u00fcck"] and one.length == 4
+    assert not any(one.startswith("said (") for one in noted(store)["left_out"])
     store.close()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,8 @@ import sharpwave as sw
 from tests.data_sets.test_columns import noted
 
 minari = pytest.importorskip("minari")
+from minari.serialization import serialize_space  # noqa: E402
+
 STEPS = 5
 DAMAGES: dict[str, tuple[Callable[[Any], None], str]] = {}
 """What is done to an episode, by name, and what is said of it."""
@@ -167,50 +170,110 @@ def test_every_episode_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         sw.load("minari:me/maze-v0", skip_damaged=True)
 
 
-def test_text_parts_are_left_out_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def read_by_minari(name: str) -> list[Any]:
+    return list(minari.load_dataset(name).iterate_episodes())
+
+
+def test_texts_in_observations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = gym.spaces.Dict(x=gym.spaces.Text(20), y=gym.spaces.Discrete(3))
     space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "mission": gym.spaces.Text(20), "in": inner})
     words = ["go to the red ball"] * (STEPS + 1)
-    write(tmp_path, monkeypatch, space, mission=words, **{"in": {"x": words, "y": np.ones(STEPS + 1, np.int64)}})
+    said = ["", "a", "\u00e4\u4e2d", "b" * 999, "a", "z"]
+    write(tmp_path, monkeypatch, space, mission=words, **{"in": {"x": said, "y": np.ones(STEPS + 1, np.int64)}})
     store = sw.load("minari:me/maze-v0")  # without a warning
-    assert set(store.spec.obs_names) == {"obs.state", "obs.in.y"} and len(store.episodes()) == 4
-    for one in store.episodes():
-        assert one.info["observation.mission"] == words[0] == one.info["observation.in.x"]
+    assert set(store.spec.obs_names) == {"obs.state", "obs.mission", "obs.in.x", "obs.in.y"}
+    for one, other in zip(store.episodes(), read_by_minari("me/maze-v0"), strict=True):
+        assert one.info["observation.mission"] == words[0] and "observation.in.x" not in one.info
+        assert one.obs["mission"].strings() == other.observations["mission"] == words
+        assert one.obs["in"]["x"].strings() == other.observations["in"]["x"] == said
+        np.testing.assert_array_equal(one.obs["in"]["y"], other.observations["in"]["y"])
+        np.testing.assert_array_equal(one.reward, other.rewards.astype(np.float32))
     assert noted(store)["left_out"] == []
 
 
-def test_text_that_varies_is_left_out_with_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_that_vary_and_infos_that_some_episodes_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first episode defines the fields: ``late`` is none, an episode without ``word`` has empty ones."""
     space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "mission": gym.spaces.Text(20)})
     path = write(tmp_path, monkeypatch, space, mission=["go"] * (STEPS + 1))
     with h5py.File(path, "r+") as file:
         for number in (1, 3):
             file[f"episode_{number}/observations/mission"][4] = "stop"
-            file[f"episode_{number}/infos/word"] = ["a"] * (STEPS + 1)
-    said = "observation.mission: text that varies within 2 episodes"
-    with pytest.warns(UserWarning, match=f"maze-v0: {said}; not imported") as caught:
-        store = sw.load("minari:me/maze-v0")
-    assert len(caught) == 1 and noted(store)["left_out"] == [said]
+            file[f"episode_{number}/infos/late"] = ["a"] * (STEPS + 1)
+        for number in (0, 1, 2):
+            file[f"episode_{number}/infos/word"] = [f"{number}.{row}" for row in range(STEPS + 1)]
+        file["episode_2/infos/late"] = list("abcabc")
+    store = sw.load("minari:me/maze-v0")
     assert [one.info.get("observation.mission") for one in store.episodes()] == ["go", None, "go", None]
-    assert [one.info.get("infos.word") for one in store.episodes()] == [None, "a", None, "a"]
-    sw.load("minari:me/maze-v0", store)  # is said once
-    assert noted(store)["left_out"] == [said]
+    assert [one.obs["mission"][4] for one in store.episodes()] == ["go", "stop", "go", "stop"]
+    assert [one.info.get("infos.late") for one in store.episodes()] == [None, "a", None, "a"]
+    assert store.spec.fields["infos.word"] == sw.Field(str, shared=True)
+    expected = [[f"{number}.{row}" for row in range(1, STEPS + 1)] for number in range(3)] + [[""] * STEPS]
+    assert [one["infos.word"].strings() for one in store.episodes()] == expected
+    notes = "\n".join(noted(store)["notes"])
+    assert "infos word: a text that is missing; stored as empty texts: 1 episodes" in notes
+    assert "infos late: not in the episode that defines the fields; left out: 1 episodes" in notes
 
 
-def test_texts_in_a_tuple_are_left_out_as_in_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_in_a_tuple_and_in_actions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inner = gym.spaces.Tuple([gym.spaces.Text(20), gym.spaces.Discrete(9), gym.spaces.Dict(x=gym.spaces.Text(20))])
     space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "in": inner})
     words = ["go"] * (STEPS + 1)
-    write(tmp_path, monkeypatch, space, **{"in": (words, np.arange(STEPS + 1), {"x": ["to"] * (STEPS + 1)})})
+    path = write(tmp_path, monkeypatch, space, **{"in": (words, np.arange(STEPS + 1), {"x": ["to"] * (STEPS + 1)})})
+    said = json.loads((path.parent / "metadata.json").read_text())
+    said["action_space"] = serialize_space(gym.spaces.Text(99))
+    (path.parent / "metadata.json").write_text(json.dumps(said))
+    with h5py.File(path, "r+") as file:
+        for number in range(4):
+            put(file[f"episode_{number}"], "actions", [f"{number}!" * row for row in range(STEPS)])
     store = sw.load("minari:me/maze-v0")
-    assert set(store.spec.obs_names) == {"obs.state", "obs.in.0"} and len(store.episodes()) == 4
-    for one in store.episodes():
+    assert set(store.spec.obs_names) == {"obs.state", "obs.in.0", "obs.in.1", "obs.in.2.x"}
+    for one, other in zip(store.episodes(), read_by_minari("me/maze-v0"), strict=True):
         assert one.info["observation.in.0"] == "go" and one.info["observation.in.2.x"] == "to"
-        np.testing.assert_array_equal(one.obs["in"][0], np.arange(STEPS + 1))
+        assert one.obs["in"][0].strings() == other.observations["in"][0] == words
+        np.testing.assert_array_equal(one.obs["in"][1], np.arange(STEPS + 1))
+        assert one.action.strings() == other.actions
 
 
 def test_observations_of_text_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     space = gym.spaces.Dict({"a": gym.spaces.Text(20), "b": gym.spaces.Dict({"c": gym.spaces.Text(3)})})
     words = ["go"] * (STEPS + 1)
     write(tmp_path, monkeypatch, space, a=words, b={"c": words})
-    with pytest.raises(ValueError, match="its observations are text, or of varying length, only; expected"):
+    store = sw.load("minari:me/maze-v0")
+    assert store.episodes()[0].obs["b"]["c"].strings() == words
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            lambda group: put(group, "mission", np.array([b"go", b"\xff\xfe", b"", b"a", b"b", b"c"])),
+            "is no UTF-8.*byte 0",
+        ),
+        (lambda group: put(group, "mission", np.zeros(STEPS + 1)), "row 0 is .*0.0.*, expected a text"),
+        (lambda group: put(group, "mission", ["go"] * STEPS), "mission.*expected"),
+        (
+            lambda group: put(group, "mission", ["x" * 2_000_000] * (STEPS + 1)),
+            "row 0 has 2,000,000 bytes",
+        ),
+    ],
+    ids=["bytes", "numbers", "short", "long"],
+)
+def test_damaged_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: Any, message: str) -> None:
+    space = gym.spaces.Dict({"state": gym.spaces.Box(-9, 9, (3,)), "mission": gym.spaces.Text(20)})
+    path = write(tmp_path, monkeypatch, space, mission=["go"] * (STEPS + 1))
+    with h5py.File(path, "r+") as file:
+        change(file["episode_2/observations"])
+    with pytest.raises(ValueError, match=f"episode 2.*{message}"):
+        sw.load("minari:me/maze-v0")
+    store = sw.load("minari:me/maze-v0", skip_damaged=True)
+    assert len(store.episodes()) == 3 and noted(store)["skipped_episodes"] == 1
+
+
+def test_spaces_that_minari_cannot_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path, monkeypatch).parent / "metadata.json"
+    said = json.loads(path.read_text())
+    inner = json.loads(said["action_space"])
+    said["action_space"] = json.dumps({"type": "Sequence", "feature_space": inner})
+    path.write_text(json.dumps(said))
+    with pytest.raises(ValueError, match="a space of type Sequence, which minari's files cannot hold"):
         sw.load("minari:me/maze-v0")

@@ -26,7 +26,8 @@ from sharpwave.data.episode import (
 )
 from sharpwave.data.opened_files import ReadBudget
 from sharpwave.data.progress_bar import shown
-from sharpwave.log.same_values import TOLERANCE, compare
+from sharpwave.data.varying import differing, read_rows, row_kind, text_type_of, whole_texts
+from sharpwave.log.same_values import TOLERANCE
 from sharpwave.spec import Field, Spec
 
 CHUNK_BYTES = 1 << 24
@@ -266,7 +267,7 @@ class ColumnSource:
             if name in taken:
                 continue
             shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
-            if not shape or shape[0] != self._count or dtype.kind not in "buif" or 0 in shape:
+            if not shape or shape[0] != self._count or 0 in shape or row_kind(self._arrays[name]) is None:
                 self.left_out.append(f"{name} ({shape} {dtype}): not one value a step")
                 continue
             field = usable_name(standard.replace("/", "."))
@@ -277,8 +278,11 @@ class ColumnSource:
         return fields
 
     def _spec(self) -> Spec:
-        def one(name: str) -> Field:
-            return field_of(f"{self.name}: {name}", self._arrays[name].shape[1:], self._arrays[name].dtype)
+        def one(name: str, beside: bool = False) -> Field:
+            array = self._arrays[name]
+            shape, dtype = row_kind(array) or (array.shape[1:], array.dtype)
+            kind = text_type_of(array) if dtype is str else dtype
+            return field_of(f"{self.name}: {name}", shape, kind, beside=beside)
 
         for key, name in self._nexts.items():
             after, there = one(name), one(self._obs[key])
@@ -289,10 +293,12 @@ class ColumnSource:
                     f"{name}: {after.dtype}, where {self._obs[key]} is {there.dtype}; compared as "
                     f"{_common(after.np_dtype, there.np_dtype)}, and stored as {there.dtype}"
                 )
-        further: dict[str, Any] = {key: one(name) for key, name in self._fields.items()}
+        self._by_array = {name: one(name) for name in [*self._obs.values(), *self._actions.values()]}
+        self._by_array |= {name: one(name, beside=True) for name in self._fields.values()}
+        further: dict[str, Any] = {key: self._by_array[name] for key, name in self._fields.items()}
         return Spec(
-            obs=self._tree({key: one(name) for key, name in self._obs.items()}),
-            action=self._tree({key: one(name) for key, name in self._actions.items()}),
+            obs=self._tree({key: self._by_array[name] for key, name in self._obs.items()}),
+            action=self._tree({key: self._by_array[name] for key, name in self._actions.items()}),
             **further,
         )
 
@@ -327,11 +333,11 @@ class ColumnSource:
                     for key, name in self._nexts.items():
                         after = self._arrays[name].rows(begin, end)
                         there = self._arrays[self._obs[key]].rows(begin, end)
-                        if after.dtype != there.dtype:
+                        if after.dtype != there.dtype and there.dtype.kind in "buif":
                             with np.errstate(over="ignore"):
                                 after, there = (x.astype(_common(after.dtype, there.dtype)) for x in (after, there))
                         before = np.concatenate([last[key] if key in last else there[:1], after[:-1]])
-                        differ, beyond = compare(before, there)
+                        differ, beyond = differing(before, there)
                         inexact[:-1] |= differ
                         broken[:-1] |= beyond
                         last[key] = after[-1:].copy()
@@ -482,30 +488,38 @@ class ColumnSource:
         truncated = self._timeouts is not None and bool(self._flag(self._timeouts, rows - 1, rows)[0])
 
         def observed(key: str) -> npt.NDArray[Any]:
+            name, field = self._obs[key], self._by_array[self._obs[key]]
             if self._nexts:
-                before = self._arrays[self._obs[key]].rows(begin, end)
-                after = self._arrays[self._nexts[key]].rows(end - 1, end)
+                before = read_rows(name, self._arrays[name], begin, end, field)
+                after = read_rows(name, self._arrays[self._nexts[key]], end - 1, end, field)
                 with np.errstate(over="ignore", invalid="ignore"):
                     final = after.astype(before.dtype, copy=False)
-                if before.dtype.kind != "f" and (final != after).any():
+                if before.dtype.kind in "bui" and (final != after).any():
                     raise ValueError(
                         f"{self.place(number)}: {self._nexts[key]}[{end - 1}] has {after[final != after][0]}, which "
                         f"does not fit {before.dtype}, as {self._obs[key]} has"
                     )
                 return np.concatenate([before, final])
             if terminated:  # the row after a terminal step belongs to the next episode
-                before = self._arrays[self._obs[key]].rows(begin, end)
+                before = read_rows(name, self._arrays[name], begin, end, field)
                 return np.concatenate([before, before[-1:]])
-            return self._arrays[self._obs[key]].rows(begin, end + 1)
+            return read_rows(name, self._arrays[name], begin, end + 1, field)
 
-        obs = {key: observed(key) for key in self._obs}
+        def taken(names: dict[str, str]) -> dict[str, npt.NDArray[Any]]:
+            return {
+                key: read_rows(one, self._arrays[one], begin, end, self._by_array[one]) for key, one in names.items()
+            }
+
+        obs, action = self._tree({key: observed(key) for key in self._obs}), self._tree(taken(self._actions))
+        further = taken(self._fields)
         return Episode(
-            self._tree(obs),
-            self._tree({key: self._arrays[name].rows(begin, end) for key, name in self._actions.items()}),
+            obs,
+            action,
             self._numbers(self._reward, begin, end),
             terminated,
             truncated,
-            {key: self._arrays[name].rows(begin, end) for key, name in self._fields.items()},
+            further,
+            texts=whole_texts(self.spec, obs, action, further),
         )
 
     def length(self, number: int) -> int:

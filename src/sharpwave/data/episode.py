@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from types import MappingProxyType
@@ -76,11 +76,12 @@ class Episode:
     Attributes:
         obs: [T + 1, *shape], or dicts and tuples of such arrays; the last row is the final observation.
         action: [T, *shape], or dicts and tuples of such arrays. ``fields``: further ones by name, [T, *shape].
+            Of rows of any length these are lists, or arrays of objects [T]: of arrays, strings or bytes.
         reward: [T].
         terminated, truncated: the episode's end. If neither, the data end here: it counts as truncated.
         info: the data set's description of the episode: strings, numbers, and lists and dicts of those.
         doubts: evidence against it, in words that are the same for all such episodes, since they are counted.
-        texts: by name, the text of all its rows, which becomes an annotation; ``None``: the rows differ.
+        texts: by the name of a field, the text that all of its rows have: it becomes an annotation as well.
     """
 
     obs: Any
@@ -90,7 +91,7 @@ class Episode:
     truncated: bool
     fields: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
-    texts: Mapping[str, str | None] = field(default_factory=dict)
+    texts: Mapping[str, str] = field(default_factory=dict)
     doubts: Sequence[str] = ()
 
 
@@ -141,6 +142,7 @@ class Array(Protocol):
 Arrays = Mapping[str, Array]
 """Arrays by their paths, as ``arm/joints``; a single array has the path ""."""
 Found = TypeVar("Found")
+TextType = type[str] | type[bytes]
 
 
 def below(arrays: Mapping[str, Found], name: str) -> dict[str, Found]:
@@ -181,12 +183,25 @@ def nameless(what: str, name: str) -> ValueError:
 
 
 def field_of(
-    what: str, shape: tuple[int, ...], dtype: np.dtype[Any], metadata: Mapping[str, Any] = MappingProxyType({})
+    what: str,
+    shape: tuple[int | None, ...],
+    dtype: np.dtype[Any] | TextType,
+    metadata: Mapping[str, Any] = MappingProxyType({}),
+    beside: bool = False,
 ) -> Field:
-    """Return the field for values of ``shape`` and ``dtype``.  Raises: ValueError: they cannot be stored."""
-    if dtype.kind not in "buif" or any(n < 1 for n in shape):
+    """Return the field for values of ``shape``, whose first axis may be ``None``, and ``dtype``.
+
+    Args:
+        beside: the field lies beside obs and action, where texts share equal values.
+
+    Raises: ValueError: they cannot be stored.
+    """
+    if isinstance(dtype, type) and not shape:
+        return Field(dtype, metadata=metadata, shared=beside)
+    if isinstance(dtype, type) or dtype.kind not in "buif" or any(n is not None and n < 1 for n in shape):
+        said = f"{dtype.__name__}, expected one text a step" if isinstance(dtype, type) else str(dtype)
         raise ValueError(
-            f"{what}: shape {shape} {dtype} cannot be stored; expected booleans, integers or floats, of sizes above 0"
+            f"{what}: shape {shape} {said} cannot be stored; expected booleans, integers or floats, of sizes above 0"
         )
     try:
         return Field(tuple(shape), dtype.newbyteorder("=").name, metadata=metadata)
@@ -230,14 +245,3 @@ def with_tuples(tree: Any) -> Any:
 def usable_name(name: str) -> str:
     """Return a field's name as a spec accepts it: reserved names, such as weights, get a prefix."""
     return f"info.{name}" if name in RESERVED or name.split(".")[0] in ("obs", "action") else name
-
-
-def one_text(parts: Iterable[Any]) -> str | None:
-    """Return the common text of all values in some parts; None: they differ, or are missing."""
-    found: str | None = None
-    for one in (one for part in parts for one in part):
-        text = one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
-        if found is not None and text != found:
-            return None
-        found = text
-    return found

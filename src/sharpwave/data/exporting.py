@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data.episode import PARTIAL, Episode
@@ -17,6 +18,7 @@ from sharpwave.data.minari import MinariTarget
 from sharpwave.data.npz import NpzWriter
 from sharpwave.data.parquet import ParquetTarget
 from sharpwave.data.progress_bar import Shown, shown
+from sharpwave.data.varying import objects
 from sharpwave.nesting import name_path, path_name
 from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import Order, StoredEpisode
@@ -27,8 +29,7 @@ def export(
 ) -> int:
     """Write a store's whole episodes as a data set; return their number. See ``Store.export``."""
     kind, place = split(target, TARGETS, "export")
-    if kind != "parquet":
-        store.spec.check_fixed(f"export to {kind}", "export to parquet:FILE")
+    store.spec.check_fixed(f"export to {kind}", "export to parquet:FILE", _of_any_length(kind, store.spec))
     episodes = [one for one in store.episodes(order=order, lanes=lanes) if one.whole]
     if not episodes:
         raise ValueError(f"export: the store has no whole episodes ({len(store.episodes(lanes=lanes))} in part)")
@@ -37,7 +38,8 @@ def export(
             row_bytes = sum(one.row_bytes for one in store.spec.fields.values())
             nbytes = row_bytes * sum(one.length for one in episodes)
             with _explained(place):
-                _write(MinariTarget(place, store.spec, nbytes), episodes, store.spec, report)
+                texts = _texts_of(episodes, store.spec)
+                _write(MinariTarget(place, store.spec, nbytes, texts), episodes, store.spec, report)
         elif kind == "parquet":
             with _new_file(place, kind) as partial:
                 _write(ParquetTarget(partial, store.spec), episodes, store.spec, report)
@@ -46,7 +48,7 @@ def export(
             with _new_file(place, kind) as partial:
                 writer: NpzWriter | Hdf5Writer = NpzWriter(partial) if kind == "npz" else Hdf5Writer(partial)
                 try:
-                    _write_columns(writer, episodes, columns, report)
+                    _write_columns(kind, writer, episodes, columns, report)
                 finally:
                     writer.close()
     return len(episodes)
@@ -130,7 +132,7 @@ class _Column(NamedTuple):
 
     name: str
     field: Field
-    rows: Callable[[StoredEpisode], npt.NDArray[Any]]
+    rows: Callable[[StoredEpisode], Any]
 
 
 def _columns(spec: Spec) -> list[_Column]:
@@ -163,21 +165,73 @@ def _columns(spec: Spec) -> list[_Column]:
     return found
 
 
+def _of_any_length(kind: str, spec: Spec) -> set[str]:
+    """Return the fields with rows of any length that a format holds, or, as minari, leaves out with all such fields."""
+    strings = {name for name in spec.ragged_names if spec.fields[name].text == "str"}
+    if kind == "hdf5":
+        of_numbers = {name for name in spec.ragged_names if spec.fields[name].shape == (None,)}
+        return strings | {name for name in of_numbers if spec.fields[name].text is None}
+    return {"npz": strings, "minari": strings | set(spec.extra_names)}.get(kind, set(spec.ragged_names))
+
+
+class Texts(NamedTuple):
+    """Texts of a field: their characters, and the least and greatest number of these in one."""
+
+    characters: frozenset[str]
+    least: int
+    most: int
+
+
+def _texts_of(episodes: list[StoredEpisode], spec: Spec) -> dict[str, Texts]:
+    """Return what the texts of observations and actions have. Cost: they are decoded."""
+    found: dict[str, Texts] = {}
+    for name in (*spec.obs_names, *spec.action_names):
+        if spec.fields[name].text == "str":
+            every = {text for one in episodes for text in _rows(one, name).strings()}
+            lengths = [len(text) for text in every]
+            found[name] = Texts(frozenset("".join(every)), min(lengths), max(lengths))
+    return found
+
+
+def _rows(one: StoredEpisode, name: str) -> Any:
+    return one.observations(name) if name in one.spec.obs_names else one[name]
+
+
 def _write_columns(
-    writer: NpzWriter | Hdf5Writer, episodes: list[StoredEpisode], columns: list[_Column], report: Shown
+    kind: str, writer: NpzWriter | Hdf5Writer, episodes: list[StoredEpisode], columns: list[_Column], report: Shown
 ) -> None:
     """Write the D4RL layout, array by array: each field is decoded once, observations twice."""
     steps, done = sum(one.length for one in episodes), 0
 
-    def told(column: _Column) -> Iterator[npt.NDArray[Any]]:
+    def told(column: _Column, dtype: np.dtype[Any]) -> Iterator[npt.NDArray[Any]]:
         nonlocal done
         for one in episodes:
-            yield column.rows(one)
+            rows = column.rows(one)
+            if not column.field.ragged:
+                yield rows
+            elif column.field.text is None:
+                yield objects(list(rows))
+            else:
+                texts = rows.strings()
+                if any("\0" in text for text in texts):
+                    raise ValueError(
+                        f"export: {column.name} has a text with the character NUL, which ends texts in {kind} files; "
+                        "export to parquet:FILE"
+                    )
+                yield objects(texts).astype(dtype)
             before, done = done // len(columns), done + one.length
             report(done // len(columns) - before)
 
     for column in columns:
-        writer.write(column.name, (steps, *column.field.shape), column.field.np_dtype, told(column))
+        shape, dtype = (steps, *column.field.shape), column.field.np_dtype
+        if column.field.ragged:
+            shape = (steps,)
+            if kind == "npz":
+                lengths = (len(text) for one in episodes for text in column.rows(one).strings())
+                dtype = np.dtype(f"U{max(1, max(lengths))}")
+            else:
+                dtype = np.dtype(object, metadata={"vlen": str if column.field.text else dtype})
+        writer.write(column.name, shape, dtype, told(column, dtype))
 
 
 def _path(file_root: str, root: str, name: str, spec: Spec) -> str:

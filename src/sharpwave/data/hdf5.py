@@ -24,6 +24,8 @@ FREE_BYTES, MAX_RATIO = 1 << 26, 2000
 """Bytes that an array may declare beyond the stored ones: gzip reaches a ratio of 1,032."""
 PART_BYTES = 1 << 20
 """Bytes that are inflated at a time, to count them."""
+ROWS_AT_A_TIME = 64
+"""Rows of any length in memory at a time, before they are counted."""
 GZIP = 1
 FILTERS = {GZIP: "gzip", 2: "shuffle", 3: "fletcher32"}
 """Filters whose cost is bounded by an array's bytes. HDF5 trusts parameters of nbit and scaleoffset and may read beyond
@@ -202,6 +204,20 @@ class Hdf5File:
             found = np.asarray(array[rows])
             return found.astype(found.dtype.newbyteorder("="), copy=False)
 
+    def rows_of_any_length(self, array: Any, name: str, begin: int, end: int) -> npt.NDArray[np.object_]:
+        """Read rows that are texts, or arrays of any length; many may share the same bytes of the file.
+
+        Raises: ValueError.
+        """
+        found, nbytes = np.empty(end - begin, object), 0
+        for at in range(begin, end, ROWS_AT_A_TIME):
+            self._budget.check_time()
+            part = self.read(array, name, slice(at, min(at + ROWS_AT_A_TIME, end)))
+            nbytes += sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in part)
+            self._budget.check_bytes(f"{self._what}: {name}: rows {begin:,} to {end - 1:,}", nbytes)
+            found[at - begin : at - begin + len(part)] = part
+        return found
+
     def close(self) -> None:
         """Close the file."""
         self.root.close()
@@ -283,14 +299,24 @@ class Hdf5Writer:
             self._file: Any = h5py.File(self._output, "w")
 
     def write(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any], parts: Any) -> None:
-        """Write an array [N, ...] of ``shape`` from an iterable of its rows, in order."""
+        """Write an array [N, ...] of ``shape`` from an iterable of its rows, in order.
+
+        Args:
+            dtype: of objects for rows of any length, with ``str``, or the dtype of numbers, in its metadata ``vlen``.
+        """
         with self._uninterrupted:
             array = self._file.create_dataset(name, shape, dtype, chunks=True, compression="gzip", compression_opts=1)
-        at = 0
+        at, h5py = 0, needed("h5py", "data")
+        kind = h5py.h5t.py_create(dtype)
         try:
             for part in parts:
                 with self._uninterrupted:
-                    array[at : at + len(part)] = part
+                    if dtype.kind == "O":  # of rows of equal length h5py would make an array of numbers
+                        place = array.id.get_space()
+                        place.select_hyperslab((at,), (len(part),))
+                        array.id.write(h5py.h5s.create_simple((len(part),)), place, part, kind)
+                    else:
+                        array[at : at + len(part)] = part
                 at += len(part)
                 self._output.check()
         finally:

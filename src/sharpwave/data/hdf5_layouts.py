@@ -102,9 +102,12 @@ class Hdf5Array:
     def __init__(self, file: Hdf5File, array: Any, name: str) -> None:
         self._file, self._array, self._name = file, array, name
         self.shape: tuple[int, ...] = tuple(array.shape or ())
-        self.dtype: np.dtype[Any] = array.dtype.newbyteorder("=")
+        dtype = array.dtype
+        self.dtype: np.dtype[Any] = dtype if dtype.kind == "O" else dtype.newbyteorder("=")
 
     def rows(self, begin: int, end: int) -> npt.NDArray[Any]:
+        if self.dtype.kind == "O" and self.shape:
+            return self._file.rows_of_any_length(self._array, self._name, begin, min(end, self.shape[0]))
         return self._file.read(self._array, self._name, slice(begin, end) if self.shape else ())
 
 

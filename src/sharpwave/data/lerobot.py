@@ -17,6 +17,7 @@ from sharpwave.data import images, videos
 from sharpwave.data.episode import Episode, Totals, existing, field_of, finite_sum, needed, nested, usable_name
 from sharpwave.data.opened_files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
 from sharpwave.data.parquet_files import ParquetFile
+from sharpwave.data.varying import cut_rows, objects, text_rows, whole_texts
 from sharpwave.spec import Field, Spec
 
 EPISODE = "episode_index"
@@ -24,6 +25,8 @@ FRAME = "frame_index"
 COUNTERS = (FRAME, EPISODE, "index")
 """Columns whose values follow from a row's position."""
 DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "timestamp"
+TASK_NUMBER, TASK = "task_index", "task"
+"""Column of the numbers of tasks, and the field of their texts."""
 VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
 MAX_TASKS_BYTES, TIMES_IN_PYTHON = 1 << 28, 16
 """Limit of the description of episodes in a file of ``meta/episodes``; ratio of its texts' size as objects."""
@@ -62,7 +65,9 @@ class LeRobotSource:
 
     Features ``observation.*`` are the observation, nested at their dots; ``action`` the action; ``next.reward`` the
     reward (else 0); ``next.done`` at the last frame says that the episode terminated, unless ``next.truncated`` is
-    true. Others become further fields, tasks and texts annotations. Videos are decoded, one frame a row, without sound.
+    true. Others become further fields; texts, and lists whose size is said as -1 or null, rows of any length.
+    ``task`` is the text of ``task_index``. A text of a whole episode, and its tasks, are annotations as well. Videos
+    are decoded, one frame a row, without sound.
 
     An episode's rows are those with its number in ``episode_index``, even where the metadata name other rows.
 
@@ -89,6 +94,7 @@ class LeRobotSource:
                 self._read_info()
             with explained(f"{self.name}: is damaged, or no LeRobot data set", self.name):
                 self._places = self._read_episodes()
+                self._describe()
         except FileNotFoundError as error:
             raise FileNotFoundError(f"{self.name}: is not complete, or no LeRobot data set ({error})") from error
         self.steps = sum(place.steps for place in self._places)
@@ -106,11 +112,18 @@ class LeRobotSource:
             raise ValueError(f"{self.name}: meta/info.json: chunks_size {self._chunk}, expected at least 1")
         self._fields = self._read_features(info["features"])
         self._columns = [name for name in self._fields if name not in self._videos]
-        names = [name for name in self._fields if name.split(".")[0] not in ("observation", "action")]
-        self._further = {usable_name(name): name for name in names if name not in (REWARD, DONE, TRUNCATED)}
         if not self._under("observation") or not self._under("action"):
             raise ValueError(f"{self.name}: features {list(self._fields)[:12]}, expected observation.* and action")
+
+    def _describe(self) -> None:
+        """Make the spec, once the columns of the data are known."""
+        names = [name for name in self._fields if name.split(".")[0] not in ("observation", "action")]
+        self._further = {usable_name(name): name for name in names if name not in (REWARD, DONE, TRUNCATED)}
+        self._strings = [name for name, field in self._fields.items() if field.text is not None]
         further: dict[str, Any] = {name: self._fields[one] for name, one in self._further.items()}
+        self._tasks = {} if TASK in further or TASK_NUMBER not in further else self._read_tasks()
+        if self._tasks:
+            further[TASK] = field_of(TASK, (), str, beside=True)
         self.spec = Spec(
             obs=self._nested("observation", self._fields), action=self._nested("action", self._fields), **further
         )
@@ -124,15 +137,15 @@ class LeRobotSource:
 
     def _read_features(self, features: dict[str, Any]) -> dict[str, Field]:
         fields: dict[str, Field] = {}
-        self._texts: list[str] = []
         for name, said in features.items():
             if name in COUNTERS:
                 continue
-            dtype, shape = str(said["dtype"]), tuple(int(n) for n in said["shape"])
+            dtype, shape = str(said["dtype"]), tuple(-1 if n is None else int(n) for n in said["shape"])
             if dtype == "string":
-                self._texts.append(name)
+                beside = name.split(".")[0] not in ("observation", "action")
+                fields[name] = field_of(name, (), str, beside=beside)
                 continue
-            if dtype.startswith("audio"):
+            if dtype.startswith("audio") or dtype == "language":
                 self.left_out.append(f"{name}: {dtype}")
                 continue
             if dtype in ("image", "video"):
@@ -145,7 +158,8 @@ class LeRobotSource:
                     continue
                 fields[name] = field_of(name, shape, np.dtype("uint8"))
                 continue
-            fields[name] = field_of(name, shape, np.dtype(dtype))
+            sizes: tuple[int | None, ...] = (None, *shape[1:]) if shape[:1] == (-1,) else shape
+            fields[name] = field_of(name, sizes, np.dtype(dtype))
         self._images = [name for name in fields if features[name]["dtype"] == "image"]
         self._videos = [name for name in fields if features[name]["dtype"] == "video"]
         if self._videos and TIME not in fields:
@@ -153,6 +167,38 @@ class LeRobotSource:
         if REWARD not in fields:
             self.left_out.append("rewards: none in the data; they are 0")
         return fields
+
+    def _read_tasks(self) -> dict[int, str]:
+        """Return the tasks' texts by number; without their file, none, which is noted.  Raises: ValueError."""
+        name = "meta/tasks.parquet" if self._version.endswith("3.0") else "meta/tasks.jsonl"
+        try:
+            with explained(f"{self._folder.path / name}", self.name):
+                if name.endswith("jsonl"):
+                    lines = list(self._folder.json_lines(name))
+                    numbers, texts = [int(one[TASK_NUMBER]) for one in lines], [one[TASK] for one in lines]
+                else:
+                    numbers, texts = self._read_task_table(ParquetFile(self._folder.open(name), self._budget))
+                return dict(zip(numbers, text_rows(TASK, texts, str).tolist(), strict=True))
+        except (FileNotFoundError, ValueError) as error:
+            if REMEDY in str(error):
+                raise
+            self.left_out.append(f"{TASK}: {TASK_NUMBER} has the numbers only ({error})")
+            return {}
+
+    def _read_task_table(self, file: ParquetFile) -> tuple[list[int], list[Any]]:
+        """Read the columns of numbers and of texts, which may be pandas' index.  Raises: ValueError."""
+        types = self._arrow.types
+        kinds = {one.name: one.type for one in file.schema}
+        strings = [one for one, kind in kinds.items() if types.is_string(kind) or types.is_large_string(kind)]
+        if len(strings) != 1 or not types.is_integer(kinds.get(TASK_NUMBER, self._arrow.null())):
+            raise ValueError(f"{file.path}: columns {kinds}, expected {TASK_NUMBER} and one of texts")
+        numbers, texts = list[int](), list[Any]()
+        self._budget.closing.callback(file.close)
+        for group in range(len(file.rows)):
+            table = file.read(group, [TASK_NUMBER, *strings], MAX_TASKS_BYTES / TIMES_IN_PYTHON)
+            numbers += _values(table.column(TASK_NUMBER)).tolist()
+            texts += _texts(TASK, table.column(strings[0])).tolist()
+        return numbers, texts
 
     def _read_episodes(self) -> list[_Place]:
         """Return the places of the episodes with steps."""
@@ -191,8 +237,10 @@ class LeRobotSource:
                 how = "every one terminated, also at time limits" if ends == {True} else "none terminated"
                 self.notes.append(f"{DONE}: is {str(ends == {True}).lower()} at the last frame of all episodes; {how}")
             names = self._file(sound[0].name).schema.names
-            self.left_out += [f"{one}: the data do not have it" for one in self._texts if one not in names]
-            self._texts = [one for one in self._texts if one in names]
+            for one in [name for name, field in self._fields.items() if field.text is not None and name not in names]:
+                self.left_out.append(f"{one}: the data do not have it")
+                self._columns.remove(one)
+                del self._fields[one]
         if self._unlisted:
             self.left_out.append(f"{self._unlisted:,} rows of episodes that meta/episodes does not list")
         which = "that did not terminate" if DONE in self._fields else f"(without {DONE} none is known to terminate)"
@@ -383,7 +431,7 @@ class LeRobotSource:
             self._groups.pop(whole, None)  # two would need twice the memory
             for one in columns or self._columns:
                 self._check_type(file, one)
-            read = file.read(number, columns or [*self._columns, *self._texts, EPISODE, FRAME])
+            read = file.read(number, columns or [*self._columns, EPISODE, FRAME])
             self._groups[whole] = name, number, read
         return self._groups[whole][2]
 
@@ -396,7 +444,7 @@ class LeRobotSource:
         kind, size = file.schema.field(name).type, 1
         while self._arrow.types.is_fixed_size_list(kind):
             kind, size = kind.value_type, size * kind.list_size
-        if size > 1 and size > math.prod(self._fields[name].shape):
+        if size > 1 and size > math.prod(self._fields[name].inner):
             raise ValueError(f"{file.path}: {name} has lists of {size:,}, expected {self._fields[name].shape}")
 
     def __len__(self) -> int:
@@ -425,12 +473,17 @@ class LeRobotSource:
         taken = {name: arrays[name][:steps] for name in self._under("action")}
         reward = arrays[REWARD].reshape(-1)[:steps] if REWARD in arrays else np.zeros(steps, np.float32)
         fields = {name: arrays[one][:steps] for name, one in self._further.items()}
+        doubts = [f"{DONE} is true before the last frame"] if DONE in arrays and arrays[DONE][:-1].any() else []
+        doubts += [f"{name}: null in some rows; stored as empty texts" for name in self._strings if _nulls(table, name)]
+        if self._tasks:
+            numbers = fields[TASK_NUMBER].reshape(-1).tolist()
+            fields[TASK] = objects([self._tasks.get(one, "") for one in numbers])
+            unknown = sorted({*numbers} - self._tasks.keys())
+            doubts += [f"{TASK_NUMBER}: {one} is not in meta/tasks; its task is stored as ''" for one in unknown[:8]]
         info: dict[str, Any] = {"tasks": place.tasks} if place.tasks else {}
-        return Episode(
-            self._nested("observation", observed), self._nested("action", taken), reward, terminated, not terminated,
-            fields, info, {name: _constant(table, name) for name in self._texts},
-            (f"{DONE} is true before the last frame",) if DONE in arrays and arrays[DONE][:-1].any() else (),
-        )  # fmt: skip
+        obs, action = self._nested("observation", observed), self._nested("action", taken)
+        texts = whole_texts(self.spec, obs, action, fields)
+        return Episode(obs, action, reward, terminated, not terminated, fields, info, texts, doubts)
 
     def _check_rows(self, place: _Place, table: Any) -> None:
         """Check that the rows are the episode's, and that a file of its own has no others.  Raises: ValueError."""
@@ -464,6 +517,10 @@ class LeRobotSource:
                     raise ValueError(f"{name}: the image of row {row} is not in the file, expected a PNG or JPEG")
                 frames[row] = images.decode(content, field.shape, name)
             return frames
+        if field.text is not None:
+            return text_rows(name, _texts(name, column), str)
+        if field.ragged:
+            return _rows(name, column, field)
         values = _values(column)
         if values.dtype != field.np_dtype:
             raise ValueError(f"{name}: {values.dtype}, expected {field.dtype}")
@@ -505,18 +562,47 @@ def _values(column: Any) -> npt.NDArray[Any]:
     while hasattr(column.type, "value_type") and hasattr(column, "flatten"):
         if column.null_count:
             raise ValueError("a null where a list is expected")
+        if not hasattr(column.type, "list_size") and len(sizes := column.value_lengths().unique()) > 1:
+            raise ValueError(f"lists of {sizes[0]} and of {sizes[1]} values, expected one size")
         column = column.flatten()
     if column.null_count:
         raise ValueError("a null where a value is expected")
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _constant(table: Any, name: str) -> str | None:
-    """Return the text that is the same in all rows of a column, or of a column of lists of one; None: they differ."""
-    if name not in table.column_names:
-        return None
-    found = table.column(name).combine_chunks()
+def _nulls(table: Any, name: str) -> bool:
+    return bool(_flat_texts(table.column(name)).null_count)
+
+
+def _flat_texts(column: Any) -> Any:
+    """Return the texts in a column, of lists of one each."""
+    found = column.combine_chunks() if hasattr(column, "combine_chunks") else column
     while hasattr(found.type, "value_type") and hasattr(found, "flatten") and not hasattr(found, "dictionary"):
         found = found.flatten()
-    values = found.unique()
-    return str(values[0].as_py()) if len(values) == 1 and values[0].is_valid else None
+    return found
+
+
+def _texts(name: str, column: Any) -> npt.NDArray[np.object_]:
+    """Return the bytes of a column's texts; of null, none.  Raises: ValueError: not one in each row."""
+    found = _flat_texts(column)
+    if len(found) != len(column):
+        raise ValueError(f"{name}: {len(found):,} texts in {len(column):,} rows, expected one in each")
+    if not hasattr(found, "dictionary"):
+        found = found.dictionary_encode()
+    said = [*found.dictionary.cast("large_binary").to_pylist(), b""]
+    rows: npt.NDArray[np.object_] = objects(said)[found.indices.fill_null(len(said) - 1).to_numpy()]
+    return rows
+
+
+def _rows(name: str, column: Any, field: Field) -> npt.NDArray[np.object_]:
+    """Return the rows of any length in a column of lists.  Raises: ValueError."""
+    if column.null_count or hasattr(column.type, "list_size") or not hasattr(column, "value_lengths"):
+        raise ValueError(f"{name}: {column.type} with {column.null_count:,} nulls, expected a list in each row")
+    lengths, values = column.value_lengths().to_numpy(zero_copy_only=False), column.flatten()
+    flat = _values(values)
+    if flat.dtype != field.np_dtype:
+        raise ValueError(f"{name}: {flat.dtype}, expected {field.dtype}")
+    size = math.prod(field.inner)
+    if flat.size != len(values) * size:
+        raise ValueError(f"{name}: {flat.size:,} values in {len(values):,} items, expected {field.inner} in each")
+    return cut_rows(name, flat.reshape(len(values), *field.inner), lengths.astype(np.int64), len(column))

@@ -8,33 +8,33 @@ import math
 import os
 import re
 import shutil
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images
-from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, needed, nested, one_text, usable_name
+from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, needed, nested, usable_name
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.opened_files import REMEDY, Folder, ReadBudget, explained, parse_json
-from sharpwave.escaping import escaped
+from sharpwave.data.varying import Kind, objects, row_kind, text_rows, text_type, whole_texts
 from sharpwave.native.interrupts import InterruptLock
-from sharpwave.spaces import parts_of, stored_parts_of, stored_space, variable_parts
-from sharpwave.spec import Spec
+from sharpwave.ragged import Ragged
+from sharpwave.spaces import VARIABLE
+from sharpwave.spec import Field, Spec
 
 MAX_TRIED = 16
 """Limit of episodes that are read to find the fields."""
-OBSERVATION, TEXTS_AT_A_TIME = "observation.", 64
-"""Prefix of the names of texts in observations; number of texts in memory at a time."""
 GROUP = re.compile(r"episode_(0|[1-9]\d{0,17})")
 """Name of an episode's group."""
 MAX_MISFITS = 64
 """Limit of the names that are listed of infos that are left out."""
 MAX_BOUNDS = 256
 """Largest number of bounds of a space that a field's metadata keeps one by one."""
+NO_TEXTS: Mapping[str, tuple[frozenset[str], int, int]] = MappingProxyType({})
 OF_NAMESPACE = "namespace_metadata.json"
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]*(/[A-Za-z0-9_][A-Za-z0-9_.\-]*)*")
 
@@ -59,9 +59,9 @@ def folder_of(name: str) -> Path:
 class MinariSource:
     """Episodes of a Minari data set.
 
-    Observations and actions keep their dicts and tuples. Infos that are one number or array a step become further
-    fields: the infos of each step, without the reset's. Seeds, options and texts that are the same in all rows become
-    annotations. Parts of observations whose length varies are left out, with a warning.
+    Observations and actions keep their dicts and tuples, and texts in them. Infos that are one number, array or text a
+    step become further fields: the infos of each step, without the reset's. Seeds and options become annotations, and
+    so do texts that are the same in all rows.
 
     minari makes the spaces of ``metadata.json``. Arrays in HDF5 are read here, where they can be checked first; arrays
     in other formats are read by minari, and only if trusted.
@@ -87,20 +87,6 @@ class MinariSource:
                 f"{self.name}: its metadata.json has no spaces, expected observation_space and action_space"
             )
         self._spaces = [_parsed_space(said[key], self._budget) for key in ("observation_space", "action_space")]
-        self._varying = [one for one in variable_parts(self._spaces[0]) if not one.endswith("(Text)")]
-        self._texts = list(_text_paths(self._spaces[0]))
-        if self._varying:
-            warnings.warn(
-                escaped(f"{self.name}: {', '.join(self._varying)}: of varying length, and not imported"),
-                UserWarning,
-                stacklevel=2,
-            )
-        self._whole = self._spaces[0]
-        self._spaces[0] = stored_space(self._whole)
-        if (self._texts or self._varying) and self._spaces[0] is self._whole:
-            raise ValueError(
-                f"{self.name}: its observations are text, or of varying length, only; expected an array as well"
-            )
         self._jpeg = bool(said.get("jpeg_encoding", True))
         self._count, self.steps = int(said["total_episodes"]), int(said["total_steps"])
         if self._count < 0 or self.steps < 0:
@@ -127,7 +113,6 @@ class MinariSource:
         self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in first.infos}
         if not self._infos:
             self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
-        self.left_out += [f"{one}: of varying length" for one in self._varying]
         if self._file is not None:
             names = {str(one) for one in self._file.root}
             if others := sorted(one for one in names if not self._is_episode(one)):
@@ -135,10 +120,11 @@ class MinariSource:
                 self.left_out.append(f"episodes: {few}: not among the {self._count:,} that metadata.json counts")
             if len(names) != self._count:
                 self.left_out.append(f"episodes: metadata.json says {self._count:,}, main_data.hdf5 has {len(names):,}")
-        further: dict[str, Any] = {
-            field: field_of(f"{self.name}: infos {key}", first.infos[key].shape[1:], first.infos[key].dtype)
-            for field, key in self._infos.items()
-        }
+        further: dict[str, Field] = {}
+        for field, key in self._infos.items():
+            shape, dtype = first.infos[key].kind
+            kind = text_type(first.infos[key].rows) if dtype is str else dtype
+            further[field] = field_of(f"{self.name}: infos {key}", shape, kind, beside=True)
         self.spec = Spec(
             obs=_fields(f"{self.name}: observations", first.obs, self._spaces[0]),
             action=_fields(f"{self.name}: actions", first.action, self._spaces[1]),
@@ -176,26 +162,27 @@ class MinariSource:
         found = next(iter(self._data.iterate_episodes([self._data.episode_indices[number]])))
         said = next(iter(self._data.storage.get_episode_metadata([found.id])))
         return _Raw(
-            _arrays(found.observations, self._whole),
+            _arrays(found.observations, self._spaces[0]),
             _arrays(found.actions, self._spaces[1]),
             np.asarray(found.rewards),
             np.asarray(found.terminations, np.bool_),
             np.asarray(found.truncations, np.bool_),
-            _flat(found.infos or {}, len(found.rewards) + 1),
+            {key: _Info(kind, one) for key, kind, one in _flat(found.infos or {}, len(found.rewards) + 1)},
             bool(found.infos),
             said,
-            {_text_name(path): one_text([_at(found.observations, path)]) for path in self._texts},
         )
 
     def _read_group(self, file: Hdf5File, number: int) -> _Raw:
         group = file.group(file.root, f"episode_{number}")
         arrays = file.arrays(group, f"episode_{number}/")
         tree = nested(f"{self.name}: episode_{number}", arrays, "/")[f"episode_{number}"]
-        # Texts among the infos are not read.
+        # Texts are counted as they are read.
         plain = [one for one in arrays.values() if one.dtype.kind in "buif"]
         self._budget.check_bytes(f"{self.name}: episode {number}", sum(one.size * one.dtype.itemsize for one in plain))
 
-        def read(array: Any) -> npt.NDArray[Any]:
+        def read(array: Any, of_any_length: bool = False) -> npt.NDArray[Any]:
+            if of_any_length and row_kind(array) is not None and array.dtype.kind in "OS":
+                return file.rows_of_any_length(array, array.name, 0, len(array))
             if array.dtype.kind not in "buif":
                 field_of(f"{self.place(number)}: {array.name}", (), array.dtype)
             return file.read(array, array.name)
@@ -203,40 +190,28 @@ class MinariSource:
         rewards = read(tree["rewards"])
         infos = tree.get("infos", {})
         return _Raw(
-            self._values(tree["observations"], self._whole, read),
+            self._values(tree["observations"], self._spaces[0], read),
             self._values(tree["actions"], self._spaces[1], read),
             rewards,
             read(tree["terminations"]).astype(np.bool_),
             read(tree["truncations"]).astype(np.bool_),
-            {key: read(one) for key, one in _flat(infos, len(rewards) + 1).items()},
+            {key: _Info(kind, read(one, of_any_length=True)) for key, kind, one in _flat(infos, len(rewards) + 1)},
             bool(infos),
             _attributes(group),
-            self._read_texts(file, tree, len(rewards) + 1),
             tuple(_misfits(infos, len(rewards) + 1)),
         )
 
-    def _read_texts(self, file: Hdf5File, tree: Any, rows: int) -> dict[str, str | None]:
-        found = {_text_name(path): _at(tree["observations"], path) for path in self._texts}
-        found |= {
-            f"infos.{key.replace('/', '.')}": one for key, one in _flat(tree.get("infos", {}), rows, "OS").items()
-        }
-
-        def parts(array: Any) -> Iterator[Any]:
-            for begin in range(0, len(array), TEXTS_AT_A_TIME):
-                self._budget.check_time()
-                yield file.read(array, array.name, slice(begin, begin + TEXTS_AT_A_TIME))
-
-        return {name: one_text(parts(array)) for name, array in found.items()}
-
-    def _values(self, tree: Any, space: Any, read: Callable[[Any], npt.NDArray[Any]]) -> Any:
+    def _values(self, tree: Any, space: Any, read: Callable[..., npt.NDArray[Any]]) -> Any:
         """Return observations or actions, nested as their space."""
         from minari.dataset.minari_storage import is_image_space
 
         inner = getattr(space, "spaces", None)
         if isinstance(inner, dict):
-            return {key: self._values(tree[key], one, read) for key, one in stored_parts_of(space).items()}
+            return {key: self._values(tree[key], one, read) for key, one in inner.items()}
         if inner is not None:
-            return tuple(self._values(tree[f"_index_{n}"], one, read) for n, one in stored_parts_of(space).items())
+            return tuple(self._values(tree[f"_index_{n}"], one, read) for n, one in enumerate(inner))
+        if _is_text(space):
+            return text_rows(tree.name, read(tree, of_any_length=True), str)
         if not (self._jpeg and is_image_space(space)):
             return read(tree)
         shape = (*space.shape, 1)[:3]
@@ -251,12 +226,7 @@ class MinariSource:
         what = self.place(number)
         with explained(f"{what} cannot be read", self.name):
             raw = self._raw(number)
-            for key in self._infos.values():
-                if key not in raw.infos:
-                    raise ValueError(
-                        f"{what}: infos {key}: missing, or not a number for each observation, as in others"
-                    )
-            fields = {field: raw.infos[key][1:] for field, key in self._infos.items()}
+            fields = {field: self._info(raw, key, self.spec.fields[field])[1:] for field, key in self._infos.items()}
         steps, ends = len(raw.rewards), (raw.terminations, raw.truncations)
         if not steps or len(ends[0]) != steps or len(ends[1]) != steps or (ends[0] | ends[1])[:-1].any():
             raise ValueError(
@@ -267,13 +237,32 @@ class MinariSource:
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
         terminated, truncated = (bool(one[-1]) for one in ends)
         doubts = [] if terminated or truncated else ["neither terminated nor truncated at its end; counts as truncated"]
+        missing = [one for one in self._infos.values() if one not in raw.infos]
+        doubts += [f"infos {one}: a text that is missing; stored as empty texts" for one in missing]
+        others = {key: one for key, one in raw.infos.items() if key not in self._infos.values()}
+        for key, one in list(others.items()):
+            if one.kind[1] is str and len(set(one.rows)) == 1 and text_type(one.rows) is str:
+                info[f"infos.{key.replace('/', '.')}"] = text_rows(key, one.rows[:1], str)[0]
+                del others[key]
         for key, why in [(one, "not one value for each observation") for one in raw.others] + [
-            (one, "not in the episode that defines the fields") for one in raw.infos if one not in self._infos.values()
+            (one, "not in the episode that defines the fields") for one in others
         ]:
             if len(self._misfits) < MAX_MISFITS or key in self._misfits:
                 self._misfits.add(key)
                 doubts.append(f"infos {key}: {why}; left out")
-        return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, raw.texts, doubts)
+        texts = whole_texts(self.spec, raw.obs, raw.action, fields)
+        return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, texts, doubts)
+
+    def _info(self, raw: _Raw, key: str, field: Field) -> npt.NDArray[Any]:
+        """Return the values of an info, one more than steps.  Raises: ValueError."""
+        said = raw.infos.get(key)
+        if field.text is not None and said is None:
+            return objects(["" if field.text == "str" else b""] * (len(raw.rewards) + 1))
+        if said is None or (said.kind[1] is str) != (field.text is not None):
+            raise ValueError(f"infos {key}: missing, or not a number for each observation, as in others")
+        if field.text is not None:
+            return text_rows(f"infos {key}", said.rows, str if field.text == "str" else bytes)
+        return said.rows
 
     def _is_episode(self, name: str) -> bool:
         """Return whether a group is one of the episodes that metadata.json counts."""
@@ -299,6 +288,13 @@ class MinariSource:
         return f"{self.name}: {file}: episode {number}"
 
 
+class _Info(NamedTuple):
+    """Info of each observation: the kind of its rows, and these."""
+
+    kind: Kind
+    rows: npt.NDArray[Any]
+
+
 class _Raw(NamedTuple):
     """Episode as read from the file; ``said``: its metadata; ``others``: infos with another number of rows."""
 
@@ -307,10 +303,9 @@ class _Raw(NamedTuple):
     rewards: npt.NDArray[Any]
     terminations: npt.NDArray[np.bool_]
     truncations: npt.NDArray[np.bool_]
-    infos: dict[str, npt.NDArray[Any]]
+    infos: dict[str, _Info]
     has_infos: bool
     said: Mapping[str, Any]
-    texts: dict[str, str | None]
     others: tuple[str, ...] = ()
 
 
@@ -329,6 +324,8 @@ def _check_space(said: Any, budget: ReadBudget, depth: int) -> None:
     inner = said.get("subspaces", [])
     for one in inner.values() if isinstance(inner, dict) else inner:
         _check_space(one, budget, depth + 1)
+    if said.get("type") in VARIABLE and said["type"] != "Text":
+        raise ValueError(f"metadata.json: a space of type {said['type']}, which minari's files cannot hold")
     if "dtype" in said and np.dtype(said["dtype"]).kind not in "buif":
         raise ValueError(f"metadata.json: a space of dtype {said['dtype']!r}, expected booleans, integers or floats")
     shape = said.get("shape") or said.get("n") or ()
@@ -357,6 +354,8 @@ def _fits(value: Any, space: Any) -> bool:
         return all(_fits(one, space.spaces[key]) for key, one in value.items())
     if isinstance(value, tuple):
         return all(map(_fits, value, space.spaces))
+    if _is_text(space):
+        return True
     return bool(value.shape[1:] == space.shape)
 
 
@@ -364,10 +363,10 @@ def _arrays(value: Any, space: Any) -> Any:
     """Return observations or actions, nested as their space, as arrays of its dtypes."""
     inner = getattr(space, "spaces", None)
     if isinstance(inner, dict):
-        return {key: _arrays(value[key], one) for key, one in stored_parts_of(space).items()}
+        return {key: _arrays(value[key], one) for key, one in inner.items()}
     if inner is not None:
-        return tuple(_arrays(value[number], one) for number, one in stored_parts_of(space).items())
-    return np.asarray(value)
+        return tuple(_arrays(value[number], one) for number, one in enumerate(inner))
+    return text_rows("texts", list(value), str) if _is_text(space) else np.asarray(value)
 
 
 def _fields(what: str, value: Any, space: Any) -> Any:
@@ -378,6 +377,8 @@ def _fields(what: str, value: Any, space: Any) -> Any:
         return tuple(_fields(f"{what} {n}", one, space.spaces[n]) for n, one in enumerate(value))
     if value is None:
         raise ValueError(f"{what}: the data set has no episodes")
+    if _is_text(space):
+        return field_of(what, (), str, _description(space))
     return field_of(what, value.shape[1:], value.dtype, _description(space))
 
 
@@ -397,17 +398,15 @@ def _description(space: Any) -> dict[str, Any]:
     return said
 
 
-def _flat(infos: Any, rows: int, kinds: str = "buif", prefix: str = "") -> dict[str, Any]:
-    """Return the infos that are one number or array (or text) for each of ``rows`` observations, by their path."""
-    found: dict[str, Any] = {}
+def _flat(infos: Any, rows: int, prefix: str = "") -> Iterator[tuple[str, Kind, Any]]:
+    """Yield the infos that are one value for each of ``rows`` observations: path, kind and array of each."""
     for key, value in infos.items():
         if isinstance(value, dict):
-            found |= _flat(value, rows, kinds, f"{prefix}{key}/")
+            yield from _flat(value, rows, f"{prefix}{key}/")
             continue
         array = value if hasattr(value, "dtype") else np.asarray(value)  # else an unread array in a file
-        if array.shape and array.shape[0] == rows and array.dtype.kind in kinds and 0 not in array.shape:
-            found[prefix + key] = array
-    return found
+        if array.shape and array.shape[0] == rows and 0 not in array.shape and (kind := row_kind(array)) is not None:
+            yield prefix + key, kind, array
 
 
 def _misfits(infos: Any, rows: int, prefix: str = "") -> Iterator[str]:
@@ -419,22 +418,8 @@ def _misfits(infos: Any, rows: int, prefix: str = "") -> Iterator[str]:
             yield prefix + key
 
 
-def _text_paths(space: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
-    """Yield the paths of the texts in a space: keys of dicts, indices of tuples."""
-    for key, one in parts_of(space).items():
-        if type(one).__name__ == "Text":
-            yield (*path, key)
-        yield from _text_paths(one, (*path, key))
-
-
-def _text_name(path: Iterable[str | int]) -> str:
-    return OBSERVATION + ".".join(map(str, path))
-
-
-def _at(tree: Any, path: Iterable[str | int]) -> Any:
-    for key in path:
-        tree = tree[f"_index_{key}" if isinstance(key, int) and isinstance(tree, Mapping) else key]
-    return tree
+def _is_text(space: Any) -> bool:
+    return type(space).__name__ == "Text"
 
 
 class MinariTarget:
@@ -442,13 +427,16 @@ class MinariTarget:
 
     Args:
         nbytes: bytes of the future arrays, which minari does not compress.
+        texts: by the name of a field, the characters of its texts, and the least and greatest length of one.
 
     Raises:
         FileExistsError: the name is taken.
         OSError: the disk is too full.
     """
 
-    def __init__(self, name: str, spec: Spec, nbytes: int = 0) -> None:
+    def __init__(
+        self, name: str, spec: Spec, nbytes: int = 0, texts: Mapping[str, tuple[frozenset[str], int, int]] = NO_TEXTS
+    ) -> None:
         import gymnasium as gym
 
         self.folder = folder_of(name)
@@ -473,7 +461,7 @@ class MinariTarget:
         self._name = name
         self._output: Hdf5Output | None = None
         try:
-            self._storage = self._begin(gym.spaces, spec)
+            self._storage = self._begin(gym.spaces, spec, texts)
             # minari opens this attribute for each episode, and h5py takes a file object as well as a path.
             self._output = self._storage._file_path = Hdf5Output(self._storage._file_path)
         except BaseException:
@@ -481,14 +469,15 @@ class MinariTarget:
             raise
         self._uninterrupted = InterruptLock()  # as in Hdf5Writer
 
-    def _begin(self, spaces: Any, spec: Spec) -> Any:
+    def _begin(self, spaces: Any, spec: Spec, texts: Mapping[str, tuple[frozenset[str], int, int]]) -> Any:
         from minari.dataset.minari_storage import MinariStorage
 
         (self._partial / "data").mkdir(parents=True)
+        fields: dict[str, Any] = {**spec.fields, **{name: _text_space(spaces, *one) for name, one in texts.items()}}
         storage = MinariStorage.new(
             self._partial / "data",
-            observation_space=_space(spaces, spec.join_obs(spec.fields)),
-            action_space=_space(spaces, spec.join_action(spec.fields)),
+            observation_space=_space(spaces, spec.join_obs(fields)),
+            action_space=_space(spaces, spec.join_action(fields)),
             jpeg_encoding=False,
         )
         version = needed("minari", "minari").__version__
@@ -508,7 +497,7 @@ class MinariTarget:
         if isinstance(options := episode.info.get("options"), dict) and options:
             said["options"] = options
         buffer = EpisodeBuffer(
-            observations=episode.obs, actions=episode.action, rewards=episode.reward,
+            observations=_plain(episode.obs), actions=_plain(episode.action), rewards=episode.reward,
             terminations=flags[0], truncations=flags[1], infos=None, **said,
         )  # fmt: skip
         with self._uninterrupted:
@@ -547,8 +536,23 @@ class MinariTarget:
                 folder.rmdir()
 
 
+def _plain(values: Any) -> Any:
+    """Return arrays in dicts and tuples, of which texts are lists."""
+    if isinstance(values, dict):
+        return {key: _plain(one) for key, one in values.items()}
+    if isinstance(values, tuple):
+        return tuple(map(_plain, values))
+    return values.strings() if isinstance(values, Ragged) else values
+
+
+def _text_space(spaces: Any, characters: frozenset[str], least: int, most: int) -> Any:
+    return spaces.Text(max(1, most), min_length=least, charset=characters or frozenset("a"))
+
+
 def _space(spaces: Any, value: Any) -> Any:
-    """Return the space of a field, or of dicts and tuples of them."""
+    """Return the space of a field, or of dicts and tuples of them and of spaces."""
+    if isinstance(value, spaces.Space):
+        return value
     if isinstance(value, dict):
         return spaces.Dict({key: _space(spaces, one) for key, one in value.items()})
     if isinstance(value, tuple):

@@ -25,7 +25,8 @@ from sharpwave.data.episode import (
 )
 from sharpwave.data.opened_files import ReadBudget, explained
 from sharpwave.data.progress_bar import shown
-from sharpwave.log.same_values import TOLERANCE, compare
+from sharpwave.data.varying import differing, read_rows, row_kind, text_type_of, whole_texts
+from sharpwave.log.same_values import TOLERANCE
 from sharpwave.spec import Field, Spec
 
 MAX_TRIED = 16
@@ -122,7 +123,8 @@ class RecordingSource:
 
     def _found_fields(self) -> tuple[dict[str, dict[str, Field]], dict[str, str]]:
         """Return the fields by kind and path, and the paths of further ones by their names in the spec."""
-        counts: collections.Counter[tuple[str, str, tuple[int, ...], str]] = collections.Counter()
+        counts: collections.Counter[tuple[str, str, tuple[int | None, ...], Any]] = collections.Counter()
+        binary: set[tuple[str, str]] = set()  # texts that are no UTF-8
         damage: ValueError | None = None
         tried = 0
         for number in range(min(len(self._layout.places), MAX_TRIED)):
@@ -135,15 +137,19 @@ class RecordingSource:
                 continue
             tried += 1
             for kind, path, array in _all(one):
-                texts = array.dtype.kind in "OS" and kind == OBS
-                if (kind != FURTHER and not texts) or (_by_step(array, rows) and array.dtype.kind in "buif"):
-                    counts[kind, path, tuple(array.shape[1:]), array.dtype.name] += 1
+                said = row_kind(array) if kind != FURTHER or _by_step(array, rows) else None
+                if said is None and (kind == ACTION or (kind == OBS and array.dtype.kind not in "OS")):
+                    said = tuple(array.shape[1:]), array.dtype  # which is refused by name
+                if said is not None:
+                    counts[kind, path, *said] += 1
+                    binary |= {(kind, path)} if said[1] is str and text_type_of(array) is bytes else set()
         if not tried:
             raise damage or ValueError(f"{self.name}: no episodes with steps to import")
         found: dict[str, dict[str, Field]] = {OBS: {}, ACTION: {}, FURTHER: {}}
         for (kind, path, shape, dtype), count in counts.items():
             if 2 * count > tried and kind in found:
-                found[kind][path] = field_of(f"{self.name}: {kind} {path}", shape, np.dtype(dtype))
+                dtype = bytes if (kind, path) in binary else dtype
+                found[kind][path] = field_of(f"{self.name}: {kind} {path}", shape, dtype, beside=kind == FURTHER)
         for kind in (OBS, ACTION):
             if not found[kind]:
                 raise ValueError(f"{self.name}: its episodes have no {kind} in common, expected the same in each")
@@ -270,9 +276,16 @@ class RecordingSource:
             self._budget.check_episode(what, rows + 1, self.spec.fields)
             terminated, truncated = (bool(self._flags(one, name, rows, what)[-1]) for name in FLAGS)
             steps, rounded = rows, 0
-            obs = {path: one.obs[path].rows(0, len_of(one.obs[path])) for path in self._fields[OBS]}
+
+            def read(kind: str, path: str, end: int) -> npt.NDArray[Any]:
+                field = self._fields[OBS if kind == NEXT_OBS else kind][path]
+                return read_rows(f"{kind} {path}".strip(), getattr(one, kind)[path], 0, end, field)
+
+            obs = {path: read(OBS, path, len_of(one.obs[path])) for path in self._fields[OBS]}
             for path in one.next_obs:
-                after = one.next_obs[path].rows(0, rows)
+                if path not in obs:
+                    continue
+                after = read(NEXT_OBS, path, rows)
                 rounded += _compared(path, after, obs[path])
                 if len(obs[path]) == rows:
                     obs[path] = np.concatenate([obs[path], after[-1:]])
@@ -281,11 +294,13 @@ class RecordingSource:
                     obs = {path: np.concatenate([values, values[-1:]]) for path, values in obs.items()}
                 else:
                     steps -= 1
-            action = {path: one.action[path].rows(0, steps) for path in self._fields[ACTION]}
-            further = {name: one.further[path].rows(0, steps) for name, path in self._further.items()}
+            action = {path: read(ACTION, path, steps) for path in self._fields[ACTION]}
+            further = {name: read(FURTHER, path, steps) for name, path in self._further.items()}
             reward = one.reward.rows(0, steps).reshape(-1) if one.reward else np.zeros(steps, np.float32)
         info = dict(one.info) | ({"next_obs_rounded": rounded} if rounded else {})
-        return Episode(self._tree(obs), self._tree(action), reward, terminated, truncated, further, info)
+        made = self._tree(obs), self._tree(action)
+        texts = whole_texts(self.spec, *made, further)
+        return Episode(*made, reward, terminated, truncated, further, info, texts)
 
     def _check_fields(self, one: EpisodeRecording, rows: int) -> None:
         """Check that an episode has the fields of the data set.  Raises: ValueError."""
@@ -297,7 +312,7 @@ class RecordingSource:
                 if path not in arrays:
                     raise ValueError(f"{what} is missing; most episodes have it")
                 array = arrays[path]
-                if (tuple(array.shape[1:]), array.dtype.name) != (expected.shape, expected.dtype):
+                if not _has(array, expected):
                     raise ValueError(
                         f"{what} has rows of {array.shape[1:]} {array.dtype}, expected {expected.shape} "
                         f"{expected.dtype}, as in most episodes"
@@ -327,6 +342,14 @@ def _all(one: EpisodeRecording) -> Iterator[tuple[str, str, Array]]:
             yield kind, path, array
 
 
+def _has(array: Array, field: Field) -> bool:
+    """Return whether an array's rows may be those of a field."""
+    shape, dtype = row_kind(array) or (array.shape[1:], array.dtype)
+    if isinstance(dtype, type):
+        return field.text is not None
+    return (shape, dtype.newbyteorder("=").name) == (field.shape, field.dtype)
+
+
 def _by_step(array: Array, rows: int) -> bool:
     return len_of(array) in (rows, rows + 1) and 0 not in array.shape
 
@@ -334,7 +357,7 @@ def _by_step(array: Array, rows: int) -> bool:
 def _compared(path: str, after: npt.NDArray[Any], obs: npt.NDArray[Any]) -> int:
     """Count next observations that differ from the following ones by rounding.  Raises: ValueError: by more."""
     following = obs[1:]
-    differ, beyond = compare(after[: len(following)], following) if len(following) else (np.zeros(0), np.zeros(0))
+    differ, beyond = differing(after[: len(following)], following) if len(following) else (np.zeros(0), np.zeros(0))
     if beyond.any():
         raise ValueError(
             f"row {int(np.argmax(beyond))}: next_obs {path}".rstrip()

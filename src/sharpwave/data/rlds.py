@@ -20,16 +20,18 @@ from sharpwave.data.episode import (
     field_of,
     finite_sum,
     nested,
-    one_text,
     usable_name,
 )
 from sharpwave.data.opened_files import REMEDY, File, Folder, ReadBudget, check_whole, explained
 from sharpwave.data.progress_bar import shown
+from sharpwave.data.varying import cut_rows, objects, text_rows, text_type, whole_texts
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
 LAST, TERMINAL = "steps/is_last", "steps/is_terminal"
 """Features of an Example: the first gives the number of steps."""
+FLAT, LENGTHS = "ragged_flat_values", "ragged_row_lengths_0"
+"""Ends of the names of a list's two features: the values of all steps, and how many each step has."""
 
 SHARD, MAX_SHARDS = re.compile(r"(.*\.tfrecord-)(\d{1,6})-of-(\d{1,6})"), 1 << 16
 """Name of one of several files; limit of their number, since each is looked for."""
@@ -40,8 +42,12 @@ MAX_NAME_CHARACTERS = 1024
 class _Feature(NamedTuple):
     """Feature of a step: its encoding, and the field that it becomes."""
 
-    encoding: str  # "none", "bytes", "zlib" or "image"
+    encoding: str  # "none", "bytes", "zlib", "image", "text" or "list"
     field: Field
+
+    def names(self, key: str) -> list[str]:
+        """Return the names of its features of an Example."""
+        return [f"steps/{key}/{FLAT}", f"steps/{key}/{LENGTHS}"] if self.encoding == "list" else [f"steps/{key}"]
 
 
 class _End(NamedTuple):
@@ -63,8 +69,9 @@ class RldsSource:
     its observation becomes the final one of the step before. ``"auto"`` decides for all episodes: it is a step if
     any episode has a reward or an action other than 0 there. An episode without steps is left out.
 
-    Further features of the steps become further fields; features of the episode, and texts, become annotations.
-    TensorFlow Datasets keeps float64 as float32.
+    Further features of the steps become further fields, and features of the episode annotations. Texts and lists of
+    numbers (``Sequence``) are rows of any length; a text of a whole episode is an annotation as well. Tensors of
+    strings are strings if all of them are UTF-8, else bytes. TensorFlow Datasets keeps float64 as float32.
 
     Raises:
         ValueError: it is damaged, or not an RLDS data set; or an unknown ``last``.
@@ -79,6 +86,9 @@ class RldsSource:
         self._folder = Folder(folder, budget)
         self._read_features()
         self._read_places(last)
+        further: dict[str, Any] = {name: self._features[key].field for name, key in self._further.items()}
+        fields = {key: one.field for key, one in self._features.items()}
+        self.spec = Spec(obs=self._nested("observation", fields), action=self._nested("action", fields), **further)
 
     def _read_features(self) -> None:
         """Read the features of a step.  Raises: FileNotFoundError, ValueError."""
@@ -88,7 +98,7 @@ class RldsSource:
                 features = said["featuresDict"]["features"]
                 steps = features["steps"]["sequence"]["feature"]["featuresDict"]["features"]
                 self._about = [f"episode_metadata/{key}" for key in _leaves(features.get("episode_metadata", {}))]
-                self._texts: list[str] = []
+                self._of_any_bytes: set[str] = set()  # strings, unless one is no UTF-8
                 self._features: dict[str, _Feature] = {}
                 for key, feature in _leaves({"featuresDict": {"features": steps}}).items():
                     self._add(key, feature)
@@ -96,7 +106,8 @@ class RldsSource:
             raise FileNotFoundError(
                 f"{self.name}: has no features.json; expected the folder of one version, as NAME/1.0.0"
             ) from error
-        missing = [key for key in ("reward", *FLAGS) if key not in self._features]
+        rows = [key for key, one in self._features.items() if not one.field.ragged]
+        missing = [key for key in ("reward", *FLAGS) if key not in rows]
         if missing or not self._under("observation") or not self._under("action"):
             raise ValueError(
                 f"{self.name}: steps have {sorted(self._features)[:12]}, expected observation, action, reward, "
@@ -107,11 +118,10 @@ class RldsSource:
             for key in self._features
             if key.split("/")[0] not in ("observation", "action", "reward", *FLAGS)
         }
-        further: dict[str, Any] = {name: self._features[key].field for name, key in self._further.items()}
-        self._row_fields = fields = {key: one.field for key, one in self._features.items()}
-        self.spec = Spec(obs=self._nested("observation", fields), action=self._nested("action", fields), **further)
-        self._of_ends = {LAST, TERMINAL, "steps/reward", *(f"steps/{key}" for key in self._under("action"))}
-        self._wanted = {f"steps/{key}" for key in [*self._features, *self._texts]} | set(self._about)
+        self._row_fields = {key: one.field for key, one in self._features.items()}
+        of_ends = {"is_last", "is_terminal", "reward", *self._under("action"), *self._of_any_bytes}
+        self._of_ends = {name for key in of_ends for name in self._features[key].names(key)}
+        self._wanted = {name for key, one in self._features.items() for name in one.names(key)} | set(self._about)
 
     def _read_places(self, last: LastStep) -> None:
         """Find the episodes with steps.  Raises: ValueError."""
@@ -145,6 +155,8 @@ class RldsSource:
                                 raise
                             damaged.append(place)
                 report(1)
+        for key in self._of_any_bytes & self._features.keys():
+            self._features[key] = _Feature("text", field_of("", (), str, beside=self._is_beside(key)))
         self._compare_counts({name: counts.get(name, 0) for name in files})
         self._last_is_step = self._decide(last, ends)
         kept = [(one, steps) for one in ends if (steps := self._steps(one))]
@@ -236,8 +248,12 @@ class RldsSource:
         self._budget.check_episode(what, rows, {key: self._row_fields[key] for key in names})
         every = {key: _array(found, key, self._features[key], rows, what) for key in names}
         _check_ends(what, every["is_last"], every["is_terminal"])
+        for key in sorted(self._of_any_bytes):
+            if text_type(found.get(f"steps/{key}", ())) is bytes:
+                self._of_any_bytes.discard(key)
+                self.notes.append(f"steps/{key}: read as bytes, since they are no UTF-8, as in {place.name}")
         arrays = {key: values[-1] for key, values in every.items()}
-        acted = any(bool(((one != 0) & (one == one)).any()) for one in (arrays[key] for key in self._under("action")))
+        acted = any(_is_action(arrays[key]) for key in self._under("action"))
         reward = finite_sum(arrays["reward"])
         return _End(place, rows, bool(arrays["is_terminal"]), reward, acted)
 
@@ -255,29 +271,46 @@ class RldsSource:
         return end.rows if self._last_is_step and end.terminal else end.rows - 1
 
     def _add(self, key: str, feature: dict[str, Any]) -> None:
-        tensor = feature.get("tensor") or feature.get("image") or feature.get("scalar")
-        if "text" in feature:
-            self._texts.append(key)
+        """Add a feature of a step, or note why it is none."""
+        listed = feature.get("sequence")
+        one: dict[str, Any] = feature if listed is None else listed.get("feature", {})
+        tensor = one.get("tensor") or one.get("image") or one.get("scalar") or {}
+        shape = tuple(int(n) for n in tensor.get("shape", {}).get("dimensions", []))
+        dtype, kind = tensor.get("dtype"), one.get("pythonClassName", "?").rpartition(".")[2]
+        encoding = "image" if "image" in one else tensor.get("encoding", "none")
+        said = ""
+        if "text" in one or (dtype == "string" and not shape):
+            if listed is None:
+                if "text" not in one:
+                    self._of_any_bytes.add(key)
+                field = field_of(key, (), str if "text" in one else bytes, beside=self._is_beside(key))
+                self._features[key] = _Feature("text", field)
+                return
+            said = "lists of texts"
+        elif not tensor:
+            said = f"{kind} is not read" if listed is None else f"lists of {kind} are not read"
+        elif dtype in ("string", "object"):
+            said = f"{dtype} {shape} has no fixed size"
+        elif "image" in one and tensor.get("encodingFormat", "") not in ("png", "jpeg", ""):
+            said = f"images in {tensor['encodingFormat']}"
+        elif encoding not in ("none", "bytes", "zlib", "image") or (listed is not None and encoding != "none"):
+            said = f"encoding {encoding}" + ("" if listed is None else " in lists")
+        elif -1 in shape and (
+            listed is not None or encoding != "bytes" or -1 in shape[1:]
+        ):  # nothing tells its lengths
+            said = f"{dtype} {shape} has no fixed size"
+        if said:
+            self.left_out.append(f"steps/{key}: {said}")
             return
-        if tensor is None:
-            self.left_out.append(f"steps/{key}: {feature.get('pythonClassName', '?').rpartition('.')[2]} is not read")
-            return
-        shape = tuple(int(one) for one in tensor.get("shape", {}).get("dimensions", []))
-        if not shape and tensor.get("dtype") == "string":
-            self._texts.append(key)
-            return
-        if -1 in shape or tensor.get("dtype") in ("string", "object"):
-            self.left_out.append(f"steps/{key}: {tensor.get('dtype')} {shape} has no fixed size")
-            return
-        if "image" in feature and tensor.get("encodingFormat", "") not in ("png", "jpeg", ""):
-            self.left_out.append(f"steps/{key}: images in {tensor['encodingFormat']}")
-            return
-        encoding = "image" if "image" in feature else tensor.get("encoding", "none")
-        if encoding not in ("none", "bytes", "zlib", "image"):
-            self.left_out.append(f"steps/{key}: encoding {encoding}")
-            return
-        dtype = np.dtype(tensor.get("dtype") or "uint8")
-        self._features[key] = _Feature(encoding, field_of(f"{self.name}: steps/{key}", shape, dtype))
+        sizes: tuple[int | None, ...] = tuple(None if n == -1 else n for n in shape)
+        if listed is not None:
+            length, encoding = int(listed.get("length") or -1), "list"
+            sizes = (None if length < 0 else length, *sizes)
+        made = field_of(f"{self.name}: steps/{key}", sizes, np.dtype(dtype or "uint8"))
+        self._features[key] = _Feature(encoding, made)
+
+    def _is_beside(self, key: str) -> bool:
+        return key.split("/")[0] not in ("observation", "action")
 
     def _under(self, root: str) -> list[str]:
         return [key for key in self._features if key.split("/")[0] == root]
@@ -311,19 +344,21 @@ class RldsSource:
         begins = bool(arrays["is_first"][0]) and not arrays["is_first"][1:].any()
         terminated = bool(arrays["is_terminal"][-1])
         steps = rows if self._last_is_step and terminated else rows - 1
-        observed = {
-            key: np.concatenate([arrays[key], arrays[key][-1:]]) if steps == rows else arrays[key]
-            for key in self._under("observation")
-        }
+        observed = {key: arrays[key] for key in self._under("observation")}
+        if steps == rows:
+            observed = {key: np.concatenate([one, one[-1:]]) for key, one in observed.items()}
+        obs = self._nested("observation", observed)
+        action = self._nested("action", {key: arrays[key][:steps] for key in self._under("action")})
+        further = {name: arrays[key][:steps] for name, key in self._further.items()}
         return Episode(
-            self._nested("observation", observed),
-            self._nested("action", {key: arrays[key][:steps] for key in self._under("action")}),
+            obs,
+            action,
             arrays["reward"][:steps],
             terminated,
             not terminated,
-            {name: arrays[key][:steps] for name, key in self._further.items()},
+            further,
             self._info(found),
-            {key.replace("/", "."): _text(found.get(f"steps/{key}")) for key in self._texts},
+            whole_texts(self.spec, obs, action, further),
             () if begins else ("is_first is not in the first row only; are rows missing?",),
         )
 
@@ -354,12 +389,16 @@ def _check_ends(what: str, last: npt.NDArray[Any], terminal: npt.NDArray[Any]) -
         )
 
 
-def _text(values: tfrecord.Value | None) -> str | None:
-    return one_text([values]) if isinstance(values, list) else None
+def _is_action(value: Any) -> bool:
+    """Return whether an action is another than 0, or than an empty text."""
+    return len(value) > 0 if isinstance(value, (str, bytes)) else bool(np.any((value != 0) & (value == value)))
 
 
 def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, Any]]:
     inner = feature.get("featuresDict")
+    listed: Any = feature.get("sequence")
+    if isinstance(listed, dict) and isinstance(of_list := listed.get("feature"), dict) and "featuresDict" in of_list:
+        return {key: {"sequence": listed | {"feature": one}} for key, one in _leaves(of_list, prefix).items()}
     if inner is None:
         return {prefix[:-1]: feature} if prefix else {}
     found: dict[str, dict[str, Any]] = {}
@@ -374,34 +413,60 @@ def _leaves(feature: dict[str, Any], prefix: str = "") -> dict[str, dict[str, An
 
 
 def _array(found: dict[str, tfrecord.Value], key: str, feature: _Feature, rows: int, what: str) -> npt.NDArray[Any]:
-    """Return a feature's values [rows, *shape].  Raises: ValueError."""
-    field, values = feature.field, found.get(f"steps/{key}")
-    if values is None:
+    """Return a feature's values [rows, *shape]; of any length, as objects.  Raises: ValueError."""
+    field, name = feature.field, f"{what}: steps/{key}"
+    parts = [found.get(one) for one in feature.names(key)]
+    if parts[0] is None or parts[-1] is None:
         raise ValueError(f"{what}: has no steps/{key}")
-    shape = (rows, *field.shape)
+    values = parts[0]
+    if feature.encoding == "list":
+        none = isinstance(values, list) and not values  # no type of numbers is said
+        flat = _numbers(np.zeros(0) if none else values, field.shape[1:], field, name)
+        lengths = parts[1].astype(np.int64) if isinstance(parts[1], np.ndarray) else np.zeros(0, np.int64)
+        if field.ragged:
+            return cut_rows(name, flat, lengths, rows)
+        if len(lengths) != rows or (lengths != field.shape[0]).any():
+            raise ValueError(
+                f"{name}: {len(lengths):,} lists of {lengths[:4].tolist()}, expected {rows:,} of {field.shape[0]}"
+            )
+        return flat.reshape(rows, *field.shape)
     if isinstance(values, np.ndarray):
-        if feature.encoding != "none" or values.size != math.prod(shape):
+        if feature.encoding != "none" or values.size != math.prod(shape := (rows, *field.shape)):
             raise ValueError(
                 f"{what}: {values.size:,} numbers of steps/{key}, expected {rows} x {field.shape} in encoding "
                 f"{feature.encoding}"
             )
-        array = values.reshape(shape)
-        with np.errstate(invalid="ignore"):
-            converted: npt.NDArray[Any] = array.astype(field.np_dtype)
-        if field.np_dtype.kind != "f" and (converted != array).any():
-            raise ValueError(f"{what}: a value of steps/{key} does not fit {field.dtype}")
-        return converted
+        return _numbers(values, field.shape, field, name).reshape(shape)
     if len(values) != rows:
         raise ValueError(f"{what}: {len(values):,} values of steps/{key}, expected {rows:,}")
-    made: npt.NDArray[Any] = np.empty(shape, field.np_dtype)
+    if feature.encoding == "text":
+        return text_rows(name, values, str if field.text == "str" else bytes)
+    if field.ragged:
+        if wrong := [row for row, one in enumerate(values) if len(one) % field.item_bytes]:
+            raise ValueError(
+                f"{name}: {len(values[wrong[0]]):,} bytes in step {wrong[0]}, expected a multiple of {field.item_bytes}"
+            )
+        return objects([np.frombuffer(one, field.np_dtype).reshape(-1, *field.inner) for one in values])
+    made: npt.NDArray[Any] = np.empty((rows, *field.shape), field.np_dtype)
     for row, one in enumerate(values):
         if feature.encoding == "image":
-            made[row] = images.decode(one, field.shape, f"{what}: steps/{key}", field.np_dtype)
+            made[row] = images.decode(one, field.shape, name, field.np_dtype)
             continue
         content = one
         if feature.encoding == "zlib":  # one byte more than expected at most
             content = zlib.decompressobj().decompress(one, field.row_bytes + 1)
         if len(content) != field.row_bytes:
-            raise ValueError(f"{what}: steps/{key}: {len(content):,} bytes in step {row}, expected {field.row_bytes:,}")
+            raise ValueError(f"{name}: {len(content):,} bytes in step {row}, expected {field.row_bytes:,}")
         made[row] = np.frombuffer(content, field.np_dtype).reshape(field.shape)
     return made
+
+
+def _numbers(values: Any, inner: tuple[Any, ...], field: Field, name: str) -> npt.NDArray[Any]:
+    """Return numbers [n, *inner] in a field's dtype.  Raises: ValueError: they do not fit."""
+    if not isinstance(values, np.ndarray) or values.size % math.prod(inner):
+        raise ValueError(f"{name}: {len(values):,} values, expected numbers, in rows of {inner}")
+    with np.errstate(invalid="ignore"):
+        converted: npt.NDArray[Any] = values.astype(field.np_dtype)
+    if field.np_dtype.kind != "f" and (converted != values).any():
+        raise ValueError(f"{name}: a value does not fit {field.dtype}")
+    return converted.reshape(-1, *inner)
