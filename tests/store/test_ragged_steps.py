@@ -160,7 +160,7 @@ def test_files_queries_and_exports_have_them(spec: sw.Spec, tmp_path: Path) -> N
     data = sw.load(f"parquet:{tmp_path / 'out.parquet'}")
     assert numbers_of(data) == numbers_of(store) == played()
     for kind in ("npz", "minari"):
-        with pytest.raises(ValueError, match=r"field '(obs|action).text' has rows of any length"):
+        with pytest.raises(ValueError, match=r"field '(obs|action).+' has rows of any length"):
             store.export(f"{kind}:{tmp_path / kind}")
     store.close()
     steps = query(survey(tmp_path / "store"), 'select "action.number", "action.text" from steps').to_pydict()
