@@ -83,6 +83,21 @@ def variable_parts(space: Any, name: str = "obs", rows: bool = False) -> list[st
     return [found for key, one in parts_of(space).items() for found in variable_parts(one, f"{name}[{key!r}]", rows)]
 
 
+def refuse_variable(what: str, **space: Any) -> None:
+    """Refuse spaces with texts, or values of varying length, for batches of arrays.
+
+    Args:
+        space: spaces by the name of their values.
+
+    Raises: ValueError: naming the first such part.
+    """
+    for part in [part for name, one in space.items() for part in variable_parts(one, name)]:
+        raise ValueError(
+            f"{what}: {part} has values of any length, expected arrays of one shape, of which its batches are; use "
+            "sharpwave.Recorder with a store, whose batches have such values as a sharpwave.Ragged"
+        )
+
+
 def stored_space(space: Any, rows: bool = False) -> Any:
     """Return a space without its ``variable_parts``, and without dicts and tuples of such parts only.
 

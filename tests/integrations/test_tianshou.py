@@ -576,7 +576,8 @@ def test_bad_input_changes_nothing() -> None:
         ("obs", np.array([None, None]), "dtype object"),
         ("obs_next", np.array(["a", "b"]), "expected numbers"),
         ("obs", np.zeros((2, 4), np.float32), "shape"),
-        ("act", np.array(["left", "right"]), "action"),
+        ("act", np.array(["left", "right"]), "add: act is of dtype object, expected numbers"),
+        ("act", np.array([np.zeros(2), np.zeros(3)], object), "add: act is of dtype object, expected numbers"),
     ]:
         batch = steps.batch(np.arange(2))
         batch[name] = value

@@ -24,6 +24,7 @@ from sharpwave.integrations.whole_transitions import WholeTransitions
 from sharpwave.sampling.prioritized import Prioritized
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.spaces import refuse_variable
 from sharpwave.spec import Field
 from sharpwave.step_infos import FINALS
 from sharpwave.views.step_views import NStep
@@ -88,6 +89,7 @@ class ReplayBuffer:
         seed: int = 0,
         **store: Any,
     ) -> None:
+        refuse_variable("ReplayBuffer", obs=observation_space, action=action_space)
         self.n_envs, self.gamma = n_envs, gamma
         self.device = torch.device(device)
         self.handle_timeout_termination = handle_timeout_termination

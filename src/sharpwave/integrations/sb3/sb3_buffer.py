@@ -18,6 +18,7 @@ from stable_baselines3.common.vec_env import VecNormalize
 from sharpwave.integrations.whole_transitions import WholeTransitions, packed, unpacked
 from sharpwave.sampling.protocol import Sampler
 from sharpwave.sampling.uniform import Uniform
+from sharpwave.spaces import refuse_variable
 from sharpwave.spec import Field
 from sharpwave.step_infos import FINALS
 from sharpwave.store import Store
@@ -75,6 +76,7 @@ class ReplayBuffer(buffers.ReplayBuffer):  # type: ignore[misc]
             raise ValueError(
                 "ReplayBuffer: optimize_memory_usage=True, expected False: observations are stored once in any case"
             )
+        refuse_variable("ReplayBuffer", obs=observation_space, action=action_space)
         buffers.BaseBuffer.__init__(self, buffer_size, observation_space, action_space, device, n_envs=n_envs)
         self.buffer_size: int = max(buffer_size // n_envs, 1)
         self.optimize_memory_usage, self.handle_timeout_termination = False, handle_timeout_termination

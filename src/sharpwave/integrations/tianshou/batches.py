@@ -67,7 +67,7 @@ def where(rows: npt.NDArray[np.bool_], one: Obs, other: Obs) -> Obs:
 
 
 def checked(obs: Obs, name: str) -> Obs:
-    """Return observations.  Raises: TypeError: they are not numbers."""
+    """Return observations, or actions.  Raises: TypeError: they are not numbers."""
     for part, one in obs.items() if isinstance(obs, dict) else [("", obs)]:
         if one.dtype.kind not in "biuf":
             raise TypeError(

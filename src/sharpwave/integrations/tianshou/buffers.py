@@ -142,7 +142,7 @@ class StoredObservations:
             of.pop("obs_next", None)
         if self._stored.alone not in (None, "obs_next" not in of):
             raise ValueError("add: got obs_next with some transitions only, expected it with all of them or with none")
-        rew, act = of["rew"], stand_in(of["act"], rows)
+        rew, act = of["rew"], checked(stand_in(of["act"], rows), "act")
         flags = [of[name].reshape(-1).astype(np.bool_) for name in ("terminated", "truncated")]
         if rew.dtype.kind not in "biuf" or any(len(one) != rows for one in (rew, *flags)) or not np.isfinite(rew).all():
             raise ValueError(f"add: got rewards {rew!r} and ends {flags}, expected a finite reward and two flags each")

@@ -216,13 +216,14 @@ def _leaves(data: TensorDictBase) -> list[TensorDictLeaf]:
         if key in SAMPLED:
             continue
         try:
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) or value.is_nested:
                 raise TypeError
             dtype = torch.empty(0, dtype=value.dtype).numpy().dtype
         except TypeError as error:
             raise TypeError(
                 f"extend: {key} holds {type(value).__name__} of {getattr(value, 'dtype', 'no dtype')}, which cannot be "
-                "stored; expected tensors of numbers, as numpy has them: exclude it, or convert it"
+                "stored; expected tensors of numbers, as numpy has them: exclude it, or convert it, texts and lists of "
+                "any length to a padded tensor; sharpwave.Recorder with a store keeps these as they are"
             ) from error
         found.append(TensorDictLeaf(key, tuple(value.shape[data.ndim :]), dtype.name))
     return found
