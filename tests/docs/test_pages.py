@@ -41,6 +41,18 @@ def test_rooms_that_the_architecture_describes_are_all() -> None:
     assert rooms == described
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "algorithms").glob("*.md")), ids=name)
+def test_a_page_of_an_algorithm_has_every_part(page: Path) -> None:
+    if page.name == "index.md":
+        return
+    text = page.read_text("utf-8")
+    parts = re.findall("^## (.+)$", text, re.M)
+    wanted = ["When to use it", "Train", "Curve", "Scores", "Settings that matter"]
+    assert [part for part in parts if part in wanted] == wanted
+    assert "sharpwave train" in text and "```python" in text and "| published |" in text
+    assert f"benchmarks/recipes.py curves {page.stem}`" in text
+
+
 def test_the_citation_names_this_version() -> None:
     assert f"version: {sharpwave.__version__}\n" in (ROOT / "CITATION.cff").read_text("utf-8")
 
