@@ -14,9 +14,17 @@ using ConstInt32s = std::span<const int32_t>;
 
 std::size_t at(int64_t number) { return static_cast<std::size_t>(number); }
 
+// Returns the slot of an item. ``bits``: of the stride, if that is a power of two; a division takes ten times as long.
+int64_t slot_of(int64_t item, int64_t stride, int bits) { return bits < 0 ? item / stride : item >> bits; }
+
+int bits_of(int64_t stride) {
+    const auto number = static_cast<uint64_t>(stride);
+    return std::has_single_bit(number) ? std::countr_zero(number) : -1;
+}
+
 // Whether the item of an id is there: its slot has the same segment still, and its view knows the item.
-bool is_there(int64_t id, ConstInts generation, Grid<const int32_t> spans, int64_t stride) {
-    const int64_t item = id & leaf_mask, slot = item / stride, row = item - slot * stride;
+bool is_there(int64_t id, ConstInts generation, Grid<const int32_t> spans, int64_t stride, int bits) {
+    const int64_t item = id & leaf_mask, slot = slot_of(item, stride, bits), row = item - slot * stride;
     if (id < 0 || at(slot) >= generation.size() || generation[at(slot)] != id >> leaf_bits) return false;
     const std::span<const int32_t> span = spans[slot];
     return span[0] <= row && row < span[1];
@@ -57,10 +65,9 @@ void find_steps(ConstInts held, ConstInt32s lane, ConstInts first_step, ConstInt
 void write_ids(ConstInts items, ConstInts generation, int64_t stride, Ints ids) {
     require(items.size() == ids.size(), "each item has an id");
     const Unlocked unlocked(items.size());
-    const bool shifts = std::has_single_bit(static_cast<uint64_t>(stride));  // a division takes ten times as long
-    const int bits = std::countr_zero(static_cast<uint64_t>(stride));
+    const int bits = bits_of(stride);
     for (std::size_t i = 0; i < items.size(); ++i) {
-        const std::size_t slot = at(shifts ? items[i] >> bits : items[i] / stride);
+        const std::size_t slot = at(slot_of(items[i], stride, bits));
         require(items[i] >= 0 && slot < generation.size(), "an item's slot is within the index");
         ids[i] = id_of(generation[slot], items[i]);
     }
@@ -69,8 +76,9 @@ void write_ids(ConstInts items, ConstInts generation, int64_t stride, Ints ids) 
 void resolve(ConstInts ids, ConstInts generation, Grid<const int32_t> spans, int64_t stride, Ints items, Bytes there) {
     require(items.size() == ids.size() && there.size() == ids.size(), "each id has an item");
     const Unlocked unlocked(ids.size());
+    const int bits = bits_of(stride);
     for (std::size_t i = 0; i < ids.size(); ++i) {
-        there[i] = is_there(ids[i], generation, spans, stride);
+        there[i] = is_there(ids[i], generation, spans, stride, bits);
         items[i] = there[i] ? ids[i] & leaf_mask : 0;
     }
 }

@@ -21,7 +21,7 @@ from sharpwave.codecs.raw import RAW
 from sharpwave.format.deleted_steps import packed, unpacked
 from sharpwave.json_values import decode, encode
 from sharpwave.log.inventory import LogListener
-from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK, SegmentIndex
+from sharpwave.memory.segment_index import LEAF_BITS, SegmentIndex
 from sharpwave.native import core
 from sharpwave.native.untouched import zeros
 from sharpwave.spec import Field, Spec
@@ -283,15 +283,16 @@ class LateColumns(LogListener):
         column.changed.update(np.flatnonzero(chunks).tolist())
 
     def held(self, ids: Ints) -> tuple[Ints, Bools]:
-        """Return the leaves of steps, 0 for those not held, and whether each is held: [n]."""
+        """Return the leaves of steps, 0 for those not held, and whether each is held: [n]. Cost: O(n + slots)."""
         index = self._index
-        items = ids & LEAF_MASK
-        slots = np.minimum(items // index.stride, index.slots - 1)
-        there = (ids >= 0) & (items < index.leaves) & (items - slots * index.stride < index.rows[slots])
-        there &= index.generation[slots] == ids >> 32
+        spans = np.zeros((index.slots, 2), np.int32)
+        spans[:, 1] = index.rows
+        items, there = np.empty(len(ids), np.int64), np.empty(len(ids), np.bool_)
+        core.resolve(ids, index.generation, spans, index.stride, items, there)
         if self.deleted is not None:
-            there &= ~self.deleted[np.where(there, items, 0)]
-        return np.where(there, items, 0), there
+            there &= ~self.deleted[items]
+            items[~there] = 0
+        return items, there
 
     def arrays(self) -> Iterator[tuple[Field, dict[str, Any]]]:
         """Yield each column of ``spec`` beside the log's own, with the arrays by which ``gather`` reads it as raw."""
