@@ -14,7 +14,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve import value_parts, wire
+from sharpwave.serve import cut_batches, value_parts, wire
 from sharpwave.serve.merging import merge
 from sharpwave.serve.remote_writer import put_request
 from sharpwave.serve.replicas import append_once, message, segments_of
@@ -217,3 +217,64 @@ def test_strangers_values_are_refused_and_change_nothing(tmp_path: Path) -> None
             assert len(there.stores[0]) == 0 and not len(there.stores[0]._log.shared)
         link.call(Request.PUT, head, parts)
         assert len(there.stores[0]) == 8
+
+
+PROMPTS = sw.Spec(
+    obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"), prompt=sw.Field(str, shared=True),
+    image=sw.Field((32, 32), "uint8", shared=True), answer=sw.Field((None,), "int32"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+@pytest.mark.parametrize("view", ["transitions", "sequences"])
+def test_a_reply_has_each_value_once(kind: Kind, view: str, tmp_path: Path) -> None:
+    """Sixteen answers to each of sixteen prompts."""
+    rng = np.random.default_rng(0)
+    prompts = ["".join(map(chr, rng.integers(97, 123, 2000 + k))) for k in range(16)]
+    images = rng.integers(0, 256, (16, 32, 32), np.uint8)
+    with served(1, tmp_path, kind, spec=PROMPTS) as there:
+        for k in range(256):
+            there.stores[0].append(
+                obs=np.zeros(4, np.float32), action=k, reward=k, terminated=True, truncated=False,
+                prompt=prompts[k // 16], image=images[k // 16], answer=np.arange(k % 16),
+            )  # fmt: skip
+        made = there.cluster.transitions() if view == "transitions" else there.cluster.sequences(1)
+        link = there.cluster.links[0]
+        before = link.received_bytes
+        batch = made.sample(256)
+        received = link.received_bytes - before
+        action = batch.action if view == "transitions" else batch.action[:, 0]
+        assert batch["prompt"].strings() == (
+            [prompts[k // 16] for k in action] if view == "transitions" else [[prompts[k // 16]] for k in action]
+        )
+        assert np.array_equal(batch["image"].reshape(256, 32, 32), images[action // 16])
+        distinct = sum(map(len, prompts)) + (images.nbytes if kind == "tcp" else 0)
+        assert distinct < received < distinct + 256 * 150, received
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"which:text": None}, "which of 2 distinct"),
+        ({"which:text": np.array([0, 1])}, "which of 2 distinct"),
+        ({"which:text": np.array([0, 1, 2])}, "0 to 2 of 2"),
+        ({"which:text": np.array([0, -1, 1])}, "-1 to 1 of 2"),
+        ({"which:text": np.array([0.0, 1, 1])}, "which of 2 distinct"),
+        ({"lengths:text": np.array([1, 2])}, "do not fit"),
+        ({"values:text": np.array([97, 255], np.uint8)}, "UTF-8"),
+    ],
+)
+def test_malformed_distinct_rows_of_a_message_are_refused(
+    changed: dict[str, Any], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"), text=sw.Field(str, shared=True))
+    target = sw.Store(spec, capacity=100).transitions().source.lend(3)
+    parts = {"values:text": np.frombuffer(b"ab", np.uint8), "lengths:text": np.array([0, 2])}
+    parts |= {"which:text": np.array([1, 0, 1], np.uint8)}
+    cut_batches.take_ragged(target, wire.Frame(0, 0, {}, parts), spec)
+    assert target.batch["text"].strings() == ["ab", "", "ab"]
+    with pytest.raises(wire.WireError, match=why):
+        cut_batches.take_ragged(target, wire.Frame(0, 0, {}, parts | changed), spec)
+    monkeypatch.setattr(cut_batches, "MAX_BODY_BYTES", 3)
+    with pytest.raises(wire.WireError, match="4 bytes, expected at most 3"):
+        cut_batches.take_ragged(target, wire.Frame(0, 0, {}, parts), spec)

@@ -4,12 +4,14 @@ A message has parts by name: ``ids``, ``probabilities``; ``rows:NAME``, windows 
 ``pieces:NAME``, uint32 [2, n], if the rows differ in length; ``column:NAME``, other columns; ``places``, begins and
 ends of windows of steps; and ``dictionary:FIELD:PLACE``, dictionaries of these rows that the connection lacks.
 Of fields with rows of any length there are ``values:NAME``, one row behind the other, and ``lengths:NAME``; also where
-the other columns are decoded into shared memory.
+the other columns are decoded into shared memory. Of shared fields, ``column:NAME`` or ``values:NAME`` has each distinct
+row once, and ``which:NAME`` says which of these each row of the batch is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +20,8 @@ import numpy.typing as npt
 from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.ragged import check_text
 from sharpwave.errors import DamagedError
-from sharpwave.serve.wire import Frame, Part, WireError
+from sharpwave.ragged import copy_rows
+from sharpwave.serve.wire import MAX_BODY_BYTES, Frame, Part, WireError
 from sharpwave.spec import Field, Spec
 from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
@@ -47,7 +50,12 @@ def written(target: BatchTarget, cutter: RowCutter, tables: Sequence[DictionaryT
     """
     parts: dict[str, Part] = {"ids": target.ids.copy(), "probabilities": target.draw.probabilities.copy()}
     for name, array in target.columns.items():
-        if name not in cutter.columns:
+        if name in cutter.shared:
+            size = array.shape[-1]
+            which, rows = _distinct(array.tobytes(), np.full(array.size // size, size))
+            parts[f"column:{name}"] = np.frombuffer(b"".join(rows), np.uint8).reshape(-1, size)
+            parts[f"which:{name}"] = _narrow(which)
+        elif name not in cutter.columns:
             parts[f"column:{name}"] = _narrow(array) if array.dtype == np.int64 else array.copy()
     for name, column in cutter.columns.items():
         parts[f"rows:{name}"] = column.rows
@@ -65,13 +73,33 @@ def written(target: BatchTarget, cutter: RowCutter, tables: Sequence[DictionaryT
     return parts
 
 
-def ragged_parts(target: BatchTarget) -> dict[str, Part]:
-    """Return the rows of any length of a batch's items, as parts of a message."""
+def ragged_parts(target: BatchTarget, spec: Spec) -> dict[str, Part]:
+    """Return the rows of any length of a batch's items, as parts of a message.
+
+    Raises: ValueError: rows of a shared field that take more than a message may hold, each by itself.
+    """
     parts: dict[str, Part] = {}
     for name, rows in target.ragged.items():
         values, lengths = rows.taken()
+        field = spec.fields[name.removesuffix(AFTER)]
+        if field.shared:
+            if values.nbytes > MAX_BODY_BYTES:
+                raise ValueError(f"{name}: rows of {values.nbytes:,} bytes, expected at most {MAX_BODY_BYTES:,}")
+            which, distinct = _distinct(values.tobytes(), lengths * field.item_bytes)
+            values = np.frombuffer(b"".join(distinct), np.uint8).view(field.np_dtype).reshape(-1, *field.inner)
+            lengths = np.array([len(row) for row in distinct], np.int64) // field.item_bytes
+            parts[f"which:{name}"] = _narrow(which)
         parts |= {f"values:{name}": values, f"lengths:{name}": _narrow(lengths)}
     return parts
+
+
+def _distinct(content: bytes, sizes: Ints) -> tuple[Ints, list[bytes]]:
+    """Return the distinct rows of ``content``, in which rows of ``sizes`` bytes lie one behind the other, and which of
+    these each row is."""
+    found = dict[bytes, int]()
+    rows = (content[begin:end] for begin, end in pairwise(accumulate(sizes.tolist(), initial=0)))
+    which = np.fromiter((found.setdefault(row, len(found)) for row in rows), np.int64, len(sizes))
+    return which, list(found)
 
 
 def take_ragged(target: BatchTarget, message: Frame, spec: Spec) -> None:
@@ -82,8 +110,10 @@ def take_ragged(target: BatchTarget, message: Frame, spec: Spec) -> None:
         values, lengths = message.parts.get(f"values:{name}"), message.parts.get(f"lengths:{name}")
         if not isinstance(values, np.ndarray) or not isinstance(lengths, np.ndarray) or not values.ndim:
             raise WireError(f"a batch's part without rows of {name}, expected values and lengths")
-        if lengths.dtype.kind not in "iu" or lengths.shape != (each * len(target.ids),):
-            raise WireError(f"a batch's rows of {name}: lengths {lengths.shape}, expected {each * len(target.ids)}")
+        count = each * len(target.ids)
+        which = _which(message.parts, name, len(lengths), count) if field.shared and lengths.ndim == 1 else None
+        if lengths.dtype.kind not in "iu" or lengths.shape != (count if which is None else len(lengths),):
+            raise WireError(f"a batch's rows of {name}: lengths {lengths.shape}, expected {count}")
         sizes = lengths.astype(np.int64)
         fits = sizes.min(initial=0) >= 0 and sizes.max(initial=0) <= field.most_items and sizes.sum() == len(values)
         if not fits or values.dtype != field.np_dtype or values.shape[1:] != field.inner:
@@ -95,7 +125,31 @@ def take_ragged(target: BatchTarget, message: Frame, spec: Spec) -> None:
                     check_text(values[end - size : end].data, number)
             except DamagedError as error:
                 raise WireError(f"a batch's rows of {name}: {error}") from error
+        if which is not None:
+            values, sizes = _repeated(name, values, sizes, which)
         rows.take_part(target.begin * each, values, sizes, np.empty)
+
+
+def _which(parts: Mapping[str, Any], name: str, rows: int, count: int) -> Ints:
+    """Return which of so many distinct ``rows`` each of ``count`` rows of a shared field is.  Raises: WireError."""
+    which = parts.get(f"which:{name}")
+    if not isinstance(which, np.ndarray) or which.dtype.kind not in "iu" or which.shape != (count,):
+        raise WireError(f"a batch's rows of {name}, expected which of {rows} distinct ones each of {count} is")
+    numbers = which.astype(np.int64)
+    if count and not 0 <= numbers.min() <= numbers.max() < rows:
+        raise WireError(f"a batch's rows of {name}: from {numbers.min()} to {numbers.max()} of {rows} distinct ones")
+    return numbers
+
+
+def _repeated(name: str, values: npt.NDArray[Any], sizes: Ints, which: Ints) -> tuple[npt.NDArray[Any], Ints]:
+    """Return the rows ``which`` of some distinct ones, and their lengths.  Raises: WireError: they take too much."""
+    lengths = sizes[which]
+    total, item_bytes = sum(lengths.tolist()), values.itemsize * int(np.prod(values.shape[1:], dtype=np.int64))
+    if total * item_bytes > MAX_BODY_BYTES:
+        raise WireError(f"a batch's rows of {name}: {total * item_bytes:,} bytes, expected at most {MAX_BODY_BYTES:,}")
+    made = np.empty((total, *values.shape[1:]), values.dtype)
+    copy_rows(values, (np.cumsum(sizes) - sizes)[which], lengths, made, np.cumsum(lengths) - lengths)
+    return made, lengths
 
 
 def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -189,6 +243,11 @@ def read_into(
                 readers.append(reader)
             else:
                 column = parts[f"column:{name}"]
+                if name in numbers and fields[numbers[name]].shared and isinstance(column, np.ndarray):
+                    if column.ndim != 2 or column.shape[1] != array.shape[-1]:
+                        raise ValueError(f"column {name}, expected distinct rows of {array.shape[-1]} bytes")
+                    which = _which(parts, name, len(column), array.size // array.shape[-1])
+                    column = column[which].reshape(array.shape)
                 if not isinstance(column, np.ndarray) or column.shape != array.shape:
                     raise ValueError(f"column {name}, expected an array of shape {array.shape}")
                 array[:] = column

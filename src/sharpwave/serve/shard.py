@@ -210,7 +210,7 @@ class Shard:
                 target.grow, target.late = room, late
                 source.draw_into(target.part(begin, begin + len(points)), 0.0, exact)
                 head, parts = late_parts(late)
-                return head, parts | ragged_parts(target)
+                return head, parts | ragged_parts(target, self.store.spec)
             pool = source.log.batches.pool
             if self.store.ram is None and pool.free_bytes > self.budget.limit_bytes * FREE_SHARE:
                 pool.trim()  # blocks of sizes that vary
@@ -220,7 +220,7 @@ class Shard:
             source.draw_into(target, 0.0, exact)
             head, parts = late_parts(late)
             parts |= written(target, target.cutter, source.log.tables[FIRST_FIELD:], client.sent)
-            return head, parts | ragged_parts(target)
+            return head, parts | ragged_parts(target, self.store.spec)
 
     def _source(self, view: ShardView, names: frozenset[str] | None) -> BatchSource:
         """Return the source of batches with the fields of these names; columns added later are read apart."""

@@ -94,7 +94,7 @@ class RowCutter:
         grow: called before so many bytes more are taken; its errors end the batch.
 
     Attributes:
-        columns: the latest batch's, by name.
+        columns: the latest batch's, by name. ``shared``: names of its other columns that are of shared fields.
     """
 
     def __init__(self, log: StepLog, grow: Callable[[int], None] = lambda nbytes: None) -> None:
@@ -103,6 +103,7 @@ class RowCutter:
         self._arrays = LogArrays(log)
         self._memory: dict[str, Bytes] = {}
         self.columns: dict[str, CutRows] = {}
+        self.shared = set[str]()
         self._places: list[Ints] = []
 
     @property
@@ -115,7 +116,7 @@ class RowCutter:
     def clear(self) -> None:
         """Begin a batch."""
         self._memory |= {name: column.memory for name, column in self.columns.items()}
-        self.columns, self._places = {}, []
+        self.columns, self.shared, self._places = {}, set(), []
 
     def add(self, view: DividedView[Any], target: BatchTarget, begin: int) -> None:
         """Cut the rows of ``target``, which begins with the batch's item ``begin``; fill its other columns.
@@ -126,6 +127,7 @@ class RowCutter:
         reads, readers = view.locate(target), self._arrays.readers()
         at_once = [field.shared or field.row_bytes < MIN_AUTO_BYTES for field in self._fields]
         small = [read for read in reads if at_once[read.field]]
+        self.shared.update(read.column for read in small if self._fields[read.field].shared)
         view.decode(target, small, [readers[read.field] for read in small])
         for read in reads:
             if not at_once[read.field]:
