@@ -14,7 +14,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.shard_parts import ShardPart
-from tests.serve.serving import Kind, Served, fill, play, sealed, served
+from tests.serve.serving import SPEC, Kind, Served, fill, play, sealed, served
 
 
 def test_writers_and_learner_wait_for_each_other_over_all_shards(tmp_path: Path) -> None:
@@ -288,3 +288,34 @@ def test_a_writer_whom_a_limiter_holds_up_gives_up_after_its_timeout(tmp_path: P
             if writer.delivery.waiting < waiting:
                 return
         pytest.fail("the writer's segments are not taken after the learner has sampled")
+
+
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_a_blend_that_times_out_uses_up_no_items_of_a_cluster(kind: Kind, tmp_path: Path) -> None:
+    with served(2, tmp_path, kind) as there, sw.Store(SPEC, capacity=1000) as local:
+        for number, store in enumerate(there.stores):
+            fill(store, 1, 60, number)
+        ours = local.transitions(name="ours", limiter=sw.MinSize(8))
+        theirs = there.cluster.transitions(max_times_sampled=1)
+        count, drawn = len(theirs), list[tuple[int, int]]()
+        parts: list[Any] = [(0.5, ours), (0.5, theirs)]
+        blend: Any = sw.Blend(parts)
+        for _ in range(4):
+            with pytest.raises(sw.LimiterTimeoutError):
+                blend.sample(16, timeout=0.02)
+        used = count - len(theirs)
+        assert 0 < used < 16
+        play(local, 1, 30, 9)
+
+        def note(batch: Any) -> None:
+            remote = batch.shards >= 0
+            drawn.extend(zip(batch.shards[remote].tolist(), np.asarray(batch.ids)[remote].tolist(), strict=True))
+
+        batch = blend.sample(16, beta=0.7)
+        note(batch)
+        assert len(drawn) == used == count - len(theirs), "the kept part"
+        weights = (count * batch.probabilities[batch.shards >= 0] * 2) ** -0.7
+        assert np.allclose(batch.weights[batch.shards >= 0], weights / weights.max())
+        while len(theirs) >= 16:
+            note(blend.sample(16))
+        assert len(set(drawn)) == len(drawn) == count - len(theirs)

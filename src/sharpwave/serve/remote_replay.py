@@ -69,6 +69,7 @@ class RemoteReplay(Generic[B]):
         self._batches = RemoteBatches(self._of, shape, seed, columns)
         self._plans: deque[PlannedBatch] = deque()  # asked for ahead
         self._left: deque[PlannedBatch] = deque()  # requested by streams that were freed
+        self._unused: deque[BatchTarget] = deque()  # drawn for blends
         self._lock = threading.RLock()
         self.stale = 0
         follow(self)
@@ -81,6 +82,7 @@ class RemoteReplay(Generic[B]):
         self._lock = threading.RLock()
         self._plans.clear()
         self._left.clear()
+        self._unused.clear()
         for one in self._of.known.values():
             one.asked.clear()
         self._batches.forked()
@@ -198,13 +200,24 @@ class RemoteReplay(Generic[B]):
         lookahead: int = 0,
         fields: Sequence[str] | None = None,
     ) -> BatchTarget:
-        """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend."""
+        """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend, which gives it
+        back (``keep``) if it cannot use it."""
         check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
             some = self._batches.of_names(fields)
+            if fields is None and (unused := [one for one in self._unused if len(one.ids) == batch_size]):
+                self._unused = deque(one for one in self._unused if one is not unused[0])
+                self.source.items.weigh(unused[0].draw, beta)
+                return unused[0]
             if self._plans and not self._plans[0].is_like(batch_size, some):
                 self._batches.abandon(self._plans)
             return self._next(self._plans, int(batch_size), some, int(lookahead), beta, timeout)
+
+    def keep(self, target: BatchTarget) -> None:
+        """Keep an unused batch for the next call with as many items, if no other learner gets its items."""
+        if self._of.limits_uses:
+            with self._lock:
+                self._unused.append(target)
 
     @property
     def asked(self) -> int:

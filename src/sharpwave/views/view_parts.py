@@ -181,7 +181,8 @@ class Parts(Generic[B]):
     ) -> T | None:
         """Choose a batch, and return the result of ``make`` for the choice, once each view can draw its part.
 
-        Shards draw their parts first, which count as sampled even if another view fails.
+        Shards draw their parts first, which count as sampled even if another view fails; where uses are limited, they
+        are kept for the next batch.
 
         Args:
             make: called while all locks are held, so that no view has drawn if it raises and undoes its draws; ``None``
@@ -199,8 +200,10 @@ class Parts(Generic[B]):
         try:
             waits = self.waits if wait else lambda: True
             with _NO_TURN if self.alone else held(self._turn, seconds if wait else 0.0, "blend", waits):
+                sent: dict[int, BatchTarget] = {}
                 try:
                     choice, rng = self._choose(batch_size)
+                    sent = choice.sent
                     self.check_limiters(batch_size, choice.shares)
                     if self.remote:
                         for k, count in choice.counts.items():
@@ -213,6 +216,7 @@ class Parts(Generic[B]):
                                 if rng is not None:
                                     self.rng.bit_generator.state = rng
                                 self.samples += len(choice.source)
+                                sent = {}
                                 return made
                         if waiting is not None:
                             if not wait:
@@ -226,6 +230,8 @@ class Parts(Generic[B]):
                             left = max(0.0, end - time.monotonic())
                 finally:
                     self._chosen = False
+                    for k, target in sent.items():
+                        self.views[k].keep(target)
         except LimiterTimeoutError:
             if wait:
                 raise
