@@ -277,3 +277,33 @@ def test_spaces_that_minari_cannot_write(tmp_path: Path, monkeypatch: pytest.Mon
     path.write_text(json.dumps(said))
     with pytest.raises(ValueError, match="a space of type Sequence, which minari's files cannot hold"):
         sw.load("minari:me/maze-v0")
+
+
+def test_texts_in_arrow_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """minari reads them, if they are trusted."""
+    from minari.data_collector import EpisodeBuffer
+    from minari.dataset.minari_storage import MinariStorage
+
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    folder = tmp_path / "me" / "arrow-v0" / "data"
+    folder.mkdir(parents=True)
+    space = gym.spaces.Dict(state=gym.spaces.Box(-9, 9, (3,)), mission=gym.spaces.Text(20))
+    storage = MinariStorage.new(
+        folder, observation_space=space, action_space=gym.spaces.Text(9), data_format="arrow", jpeg_encoding=False
+    )
+    storage.update_metadata({"dataset_id": "me/arrow-v0", "minari_version": minari.__version__})
+    words = ["", "go \u00e4", "go", "go", "stop", "end"]
+    episode = EpisodeBuffer(
+        observations={"state": np.ones((STEPS + 1, 3), np.float32), "mission": words},
+        actions=["a" * row for row in range(STEPS)],
+        rewards=list(np.arange(STEPS, dtype=np.float64)),
+        terminations=[*[False] * (STEPS - 1), True],
+        truncations=[False] * STEPS,
+        infos={"word": words},
+    )
+    storage.update_episodes([episode])
+    (one,) = sw.load("minari:me/arrow-v0", trust=True).episodes()
+    (other,) = read_by_minari("me/arrow-v0")
+    assert one.obs["mission"].strings() == other.observations["mission"] == words
+    assert one.action.strings() == other.actions and one["infos.word"].strings() == words[1:]
+    np.testing.assert_array_equal(one.reward, other.rewards)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import sharpwave as sw
-from tests.data_sets.hostile import change_column, example, lerobot, rlds, sound, varint
+from tests.data_sets.hostile import DATA, change_column, example, lerobot, rlds, sound, varint
 from tests.data_sets.test_columns import noted
 
 WORDS = ["push"] * 3 + ["pull"] * 6 + ["lift"] * 7 + ["drop"] * 40
@@ -133,6 +133,21 @@ def test_tasks_of_lerobot(tmp_path: Path, layout: str) -> None:
         (folder / "meta" / "tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "push"}))
         notes = "\n".join(noted(sw.load(f"lerobot:{folder}"))["notes"])
         assert "task_index: 1 is not in meta/tasks; its task is stored as ''" in notes
+
+
+@pytest.mark.parametrize("layout", ["lerobot", "lerobot_video/v2.1", "lerobot_video/v3.0"])
+def test_tasks_that_lerobot_wrote(layout: str) -> None:
+    """Each episode has its own, which LeRobot also lists with the episode."""
+    for one in sw.load(f"lerobot:{DATA / layout}").episodes():
+        assert one["task"].strings() == one.info["tasks"] * one.length and [one.info["task"]] == one.info["tasks"]
+
+
+def test_texts_that_tensorflow_datasets_wrote() -> None:
+    store = sw.load(f"rlds:{DATA / 'rlds'}")
+    assert store.spec.fields["language_instruction"] == sw.Field(str, shared=True)
+    for one in store.episodes():
+        assert one["language_instruction"].strings() == ["do it"] * one.length
+        assert one.info["language_instruction"] == "do it" and one.info["file_path"].startswith("/x/")
 
 
 def _column(numbers: Any, rows: int) -> Any:
