@@ -1,11 +1,36 @@
-"""Extras of this package: the commands that install them."""
+"""Extras of this package: the commands that install them; and torch, imported when it is first used.
+
+Help and the checks of settings neither wait a second for torch nor need it.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import shlex
+from importlib import import_module
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+else:
+
+    class _Lazy:
+        """Stand-in for a module: each name is looked up once, then an attribute of its own."""
+
+        def __init__(self, module: str) -> None:
+            self._module = module
+
+        def __getattr__(self, name: str) -> Any:
+            found = getattr(import_module(self._module), name)
+            setattr(self, name, found)
+            return found
+
+    torch, nn, Tensor = _Lazy("torch"), _Lazy("torch.nn"), Any
+
+__all__ = ["Tensor", "install", "nn", "torch"]
 
 
 def install(extra: str) -> str:

@@ -8,11 +8,19 @@ import torch
 from gymnasium.spaces import Box, Discrete, MultiDiscrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import A2C, A3C, LOG_PROBABILITY, RAW, Gaussian, normal_log_density, policy_for
+from sharpwave.agents.a2c import (
+    A2C,
+    A3C,
+    LOG_PROBABILITY,
+    RAW,
+    Gaussian,
+    RolloutSettings,
+    normal_log_density,
+    policy_for,
+)
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.replay import RolloutSettings
 from tests.agents.optimizers import Adam, clipped, rate
 from tests.agents.test_pqn import ACTIONS, SIZE, STEPS, UNITS, WINDOWS, windows
 from tests.agents.test_updates import weights_of

@@ -8,9 +8,9 @@ import pytest
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 import sharpwave as sw
-from sharpwave.agents.a2c import A2C, A3C
+from sharpwave.agents.a2c import A2C, A3C, RolloutSettings
 from sharpwave.agents.agent57 import Agent57
-from sharpwave.agents.bc import BC
+from sharpwave.agents.bc import BC, PairsSettings
 from sharpwave.agents.cql import CQL
 from sharpwave.agents.crossq import CrossQ
 from sharpwave.agents.dqn import DQN
@@ -22,10 +22,10 @@ from sharpwave.agents.ngu import NGU
 from sharpwave.agents.ppo import PPO
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.r2d2 import R2D2
+from sharpwave.agents.r2d2 import R2D2, SequencesSettings
 from sharpwave.agents.r2d3 import R2D3
 from sharpwave.agents.rainbow import Rainbow
-from sharpwave.agents.replay import PairsSettings, RolloutSettings, SequencesSettings, TransitionsSettings
+from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.agents.sac import SAC
 from sharpwave.agents.td3 import TD3
 from sharpwave.agents.vdn import QMIX, VDN

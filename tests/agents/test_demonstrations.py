@@ -12,9 +12,8 @@ from gymnasium.spaces import Box, Discrete
 import sharpwave as sw
 from sharpwave.agents.demonstrations import DemonstratedReplay, read_demonstrations
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.r2d2 import CORE
+from sharpwave.agents.r2d2 import CORE, SequencesSettings
 from sharpwave.agents.r2d3 import R2D3
-from sharpwave.agents.replay import SequencesSettings
 
 SPEC = sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64"))
 SPACES = Spaces(Box(-1.0, 1.0, (2,), np.float32), Discrete(3, start=1))

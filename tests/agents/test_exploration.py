@@ -3,13 +3,8 @@
 import numpy as np
 import pytest
 
-from sharpwave.agents.exploration import (
-    EpsilonGreedy,
-    Softmax,
-    epsilon_greedy,
-    epsilon_ladder,
-    softmax_actions,
-)
+from sharpwave.agents.actions import epsilon_greedy, softmax_actions
+from sharpwave.agents.exploration import EpsilonGreedy, Softmax, epsilon_ladder
 from sharpwave.agents.replay import linear
 
 

@@ -9,19 +9,18 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete
 
 from sharpwave.agents.a2c import policy_for
-from sharpwave.agents.actions import legal_in, legal_rows, with_legal
+from sharpwave.agents.actions import epsilon_greedy, legal_in, legal_rows, with_legal
 from sharpwave.agents.cql import CQL, CQLSettings
 from sharpwave.agents.distributional import C51, Expected
 from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, double_q_targets
-from sharpwave.agents.exploration import EpsilonGreedy, Softmax, epsilon_greedy
+from sharpwave.agents.exploration import EpsilonGreedy, Softmax
 from sharpwave.agents.impala import IMPALA
 from sharpwave.agents.losses import action_cross_entropy
 from sharpwave.agents.ngu import NGU, NGUSettings
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Acted, Spaces
-from sharpwave.agents.r2d2 import R2D2, R2D2Settings
+from sharpwave.agents.r2d2 import R2D2, R2D2Settings, SequencesSettings
 from sharpwave.agents.rainbow import greedy_policy, munchausen_bonus, soft_policy
-from sharpwave.agents.replay import SequencesSettings
 
 INFINITY = math.inf
 SPACES = Spaces(Dict(obs=Box(-1, 1, (2,), np.float32), action_mask=MultiBinary(3)), Discrete(3))

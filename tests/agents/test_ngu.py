@@ -12,8 +12,7 @@ from sharpwave.agents.agent57 import UNDECIDED, Agent57
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
 from sharpwave.agents.ngu import EPISODIC, NGU, betas, gammas
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.r2d2 import CORE
-from sharpwave.agents.replay import SequencesSettings
+from sharpwave.agents.r2d2 import CORE, SequencesSettings
 
 SPACES = Spaces(Box(-1.0, 1.0, (3,), np.float32), Discrete(4))
 LANES, STEPS = 4, 40

@@ -12,8 +12,7 @@ from gymnasium.spaces import Box, Discrete
 import sharpwave as sw
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Spaces
-from sharpwave.agents.r2d2 import CORE, R2D2
-from sharpwave.agents.replay import SequencesSettings
+from sharpwave.agents.r2d2 import CORE, R2D2, SequencesSettings
 
 SIZE, UNITS, CORE_UNITS, ACTIONS, FIRST, LANES = 4, 6, 5, 3, 2, 3
 SPACES = Spaces(Box(-np.inf, np.inf, (SIZE,), np.float32), Discrete(ACTIONS, start=FIRST))

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import sharpwave as sw
+from sharpwave.agents.r2d2 import SequencesSettings
 from sharpwave.agents.r2d3 import R2D3
-from sharpwave.agents.replay import SequencesSettings
 from tests.agents.recurrent_oracle import Oracle
 from tests.agents.test_r2d2 import ACTIONS, CORE_UNITS, FIRST, SIZE, SPACES, UNITS, WINDOWS, make, online, played
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from sharpwave.agents.exploration import epsilon_greedy
+from sharpwave.agents.actions import epsilon_greedy
 from sharpwave.agents.masac import MASAC, drawn, legal_policy, others_actions
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.team_networks import Mixer, Sum, TeamInputs, mixed, team_of

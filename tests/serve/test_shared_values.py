@@ -20,7 +20,7 @@ from sharpwave.serve.remote_writer import put_request
 from sharpwave.serve.replicas import append_once, message, segments_of
 from sharpwave.serve.value_parts import KEYS, LENGTHS, MAX_VALUES, VALUES
 from sharpwave.serve.wire import Request
-from sharpwave.training.actors.transport import Arrival, Inbox, Outbox
+from sharpwave.training.actors.channels import Arrival, Inbox, Outbox
 from tests.serve.serving import Kind, served
 
 SPEC = sw.Spec(

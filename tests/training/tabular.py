@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from gymnasium.spaces import Discrete
 
-from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
+from sharpwave.agents.actions import epsilon_greedy
+from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Acted, Agent, Learned
 from sharpwave.agents.replay import TransitionsSettings
 from sharpwave.configuration import check, setting

@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from sharpwave.training.actor_callbacks import ActorCallback, ActorHooks, CallbackError, check_actor_callbacks
-from sharpwave.training.callbacks import Callback
+from sharpwave.training.callbacks import ActorCallback, ActorHooks, Callback, CallbackError, check_actor_callbacks
 from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run

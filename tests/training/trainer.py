@@ -2,10 +2,9 @@
 
 from sharpwave.configuration import leaves
 from sharpwave.training import setup
-from sharpwave.training.actors.actor_experience import ActorExperience
-from sharpwave.training.callbacks import Callback, Training
+from sharpwave.training.callbacks import Callback, Experience, Training
 from sharpwave.training.evaluation import HeldOutEvaluations
-from sharpwave.training.experience import Experience, LocalExperience
+from sharpwave.training.experience import ActorExperience, LocalExperience
 from sharpwave.training.loop import train
 from sharpwave.training.progress import TrainingState
 

@@ -27,29 +27,26 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
-from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
+import sharpwave as sw
+from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, softmax_actions, with_legal
 from sharpwave.agents.architectures import networks
-from sharpwave.agents.exploration import softmax_actions
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
 from sharpwave.agents.losses import lambda_returns, window_ends
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
-from sharpwave.agents.replay import LEARNING, NETWORK, RolloutSettings
-from sharpwave.configuration import expect, setting
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, ViewSettings
+from sharpwave.agents.replay import LEARNING, NETWORK
+from sharpwave.configuration import check, expect, setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    Chosen = tuple[npt.NDArray[Any], npt.NDArray[np.float32], Mapping[str, npt.NDArray[Any]]]
-    Objectives = tuple[Tensor, Tensor, Mapping[str, Tensor]]
+Chosen = tuple[npt.NDArray[Any], npt.NDArray[np.float32], Mapping[str, npt.NDArray[Any]]]
+Objectives = tuple[Tensor, Tensor, Mapping[str, Tensor]]
 
 RAW = "raw_action"
 """Step field of the actions that a Gaussian policy drew, before they were clipped to the environment's bounds."""
@@ -57,6 +54,36 @@ RAW = "raw_action"
 
 LOG_PROBABILITY = "log_probability"
 """Step field of the log-probability of the action by the policy that acted."""
+
+
+@dataclass(frozen=True)
+class RolloutSettings(ViewSettings):
+    """Settings of a queue of windows, each learned from a fixed number of times and then no more: no replay."""
+
+    batch_size: int = setting(8, "windows per update", LEARNING, at_least=1)
+    length: int = setting(32, "steps of a window", LEARNING, at_least=1)
+    gamma: float = setting(0.99, "discount factor per step", LEARNING, at_least=0, at_most=1)
+    epochs: int = setting(2, "times that each window is learned from", LEARNING, at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    @property
+    def fewest(self) -> int:
+        return self.batch_size
+
+    @property
+    def horizon(self) -> int:
+        return self.length
+
+    @property
+    def most_samples(self) -> float:
+        return self.epochs / self.length  # where windows have their full length
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        return store.sequences(
+            self.length, gamma=self.gamma, name=name, sampler=sw.Fifo(), max_times_sampled=self.epochs, seed=seed
+        )
 
 
 @dataclass(frozen=True)

@@ -1,19 +1,20 @@
-"""Numbered actions, and which are legal, as the observation says. The value of an illegal action is -infinity."""
+"""Numbered actions, draws of them, and which are legal, as the observation says.
+
+The value of an illegal action is -infinity.
+"""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
 
 from sharpwave.agents.protocol import Spaces, space_text
-from sharpwave.teams import ACTION_MASK
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor
+from sharpwave.teams import ACTION_MASK, random_actions
 
 MAX_ACTIONS = 4_096
 """Limit of numbered actions. Each has an output of the network, and is learned for itself."""
@@ -117,3 +118,42 @@ def with_legal(values: Tensor, legal: Tensor | None, taken: Tensor | None = None
 def legal_rows(values: npt.NDArray[np.float32], legal: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.float32]:
     """Do as ``with_legal``, for arrays [N, A]."""
     return values if legal is None else np.where(legal, values, np.float32(-np.inf))
+
+
+def epsilon_greedy(
+    greedy: npt.NDArray[np.int64],
+    num_actions: int,
+    epsilon: float | npt.NDArray[np.float64],
+    rng: np.random.Generator,
+    legal: npt.NDArray[Any] | None = None,
+) -> npt.NDArray[np.int64]:
+    """Replace greedy actions, with probability epsilon, by uniformly random ones.
+
+    Args:
+        greedy: int64 [...].  epsilon: one for all, or of a shape that broadcasts with it.
+        legal: [..., A], true for the actions that may be drawn; ``None``: all may.
+    Returns:
+        int64 [...]. Always takes two draws of its shape from ``rng``, with ``legal`` one of its shape and one of
+        [..., A], so that runs are repeatable.
+    """
+    explores = rng.random(greedy.shape) < epsilon
+    random = rng.integers(0, num_actions, greedy.shape) if legal is None else random_actions(legal, rng)
+    return np.where(explores, random, greedy)
+
+
+def softmax_actions(
+    values: npt.NDArray[np.floating], temperature: npt.NDArray[np.float64], rng: np.random.Generator
+) -> npt.NDArray[np.int64]:
+    """Draw actions with probabilities in proportion to exp(value / temperature).
+
+    The largest of values plus Gumbel noise is such a draw: nothing overflows, and temperature 0 is greedy.
+
+    Args:
+        values: float [N, A].  temperature: float [N].
+    Returns:
+        int64 [N]. Always takes one draw of N x A from ``rng``.
+    Source: Gumbel (1954), Statistical theory of extreme values; Maddison et al. (2014), A* sampling, section 2.
+    """
+    noise = rng.gumbel(size=values.shape)
+    chosen: npt.NDArray[np.int64] = (values + temperature[:, None] * noise).argmax(axis=1)
+    return chosen

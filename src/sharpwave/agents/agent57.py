@@ -11,21 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.bandits import SlidingUCB
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic
 from sharpwave.agents.ngu import NGU, NOVELTY, NGUSettings, NGUState
 from sharpwave.agents.protocol import Obs, Spaces
 from sharpwave.agents.r2d2 import R2D2State
 from sharpwave.configuration import expect, setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor, nn, torch
 
 UNDECIDED = -1
 """Policy of a lane whose episode has not begun."""

@@ -11,21 +11,32 @@ from __future__ import annotations
 import copy
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from gymnasium.spaces import Box
 
+import sharpwave as sw
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import action_cross_entropy, squared
-from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
-from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, PairsSettings, TransitionsSettings
+from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, ViewSettings
+from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
 from sharpwave.configuration import check, setting
+from sharpwave.extras import Tensor, nn, torch
 
-if TYPE_CHECKING:
-    from torch import Tensor
+
+@dataclass(frozen=True)
+class PairsSettings(ViewSettings):
+    """Settings of a view of observations and the actions made there, sampled uniformly: for imitation."""
+
+    batch_size: int = setting(64, "pairs of observation and action per update", LEARNING, at_least=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        return store.transitions(name=name, seed=seed)
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from sharpwave.agents.dqn import DQN, DQNSettings
 from sharpwave.agents.losses import action_cross_entropy
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
 from sharpwave.configuration import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor
 
 
 @dataclass(frozen=True)

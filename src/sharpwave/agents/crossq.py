@@ -7,18 +7,15 @@ and simplicity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sharpwave.agents.lazy_torch import torch
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import LEARNING, NETWORK
 from sharpwave.agents.sac import SAC, SACSettings, twin_targets
 from sharpwave.configuration import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -42,12 +39,13 @@ class CrossQ(SAC):
     """CrossQ agent: soft actor-critic with normalized networks, and nothing that follows them."""
 
     Settings = CrossQSettings
+    COUNTS = ("updates",)
     BETAS = (0.5, 0.999)
     NORMALIZED = True
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
-        self._updates = 0
+        self.updates = 0
 
     def target_network(self) -> None:
         return None
@@ -83,8 +81,8 @@ class CrossQ(SAC):
             q, targets = self.joint_values(batch, inputs)
         loss, td_error = self.critic_loss(q, targets, batch.weights)
         metrics = {"loss": loss.detach()}
-        self._updates += 1
-        if self._updates % self.settings.policy_delay == 0:
+        self.updates += 1
+        if self.updates % self.settings.policy_delay == 0:
             with self.autocast():
                 with learning(self.actor):
                     action, log_prob = self.draw(inputs)
@@ -93,12 +91,3 @@ class CrossQ(SAC):
             loss = loss + self.policy_loss(action, log_prob, gradient)
         self.minimize(loss)
         return Learned(td_error, metrics)
-
-    # save
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "updates": self._updates}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self._updates = int(state["updates"])

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,16 +20,13 @@ import numpy.typing as npt
 from sharpwave.agents.actions import NumberedActions, legal_in, legal_rows, with_legal
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.exploration import ExplorationSettings, Strategy
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import PRECISIONS, LearningRateSettings, NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import huber, signed_parabolic, squared
 from sharpwave.agents.protocol import Acted, Bools, Floats, InitialErrors, Learned, Obs, Rows, Spaces, Valued
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.native import core
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -171,11 +168,12 @@ class TargetQAgent(QAgent):
     ``average_decay`` is set: the mean forgets less than single networks along the way.
     """
 
+    COUNTS = ("targets_copied",)
     settings: Any
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
-        self._targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
+        self.targets_copied = 0  # periods of ``target_every`` steps whose copy to the target was made
         self.target: Any = self.network().to(self.device).requires_grad_(False)
         move_towards(self.target, self.online, 1.0)
         self.average = copy.deepcopy(self.target) if self.settings.average_decay > 0 else None
@@ -189,8 +187,8 @@ class TargetQAgent(QAgent):
 
     def learn(self, batch: Any, step: int) -> Learned:
         settings, copies = self.settings, step // self.settings.target_every
-        if settings.target_tau == 0 and copies > self._targets_copied:
-            self._targets_copied = copies
+        if settings.target_tau == 0 and copies > self.targets_copied:
+            self.targets_copied = copies
             move_towards(self.target, self.online, 1.0)
         learned = super().learn(batch, step)
         if settings.target_tau > 0:
@@ -198,13 +196,6 @@ class TargetQAgent(QAgent):
         if self.average is not None:
             move_towards(self.average, self.online, 1.0 - settings.average_decay)
         return learned
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "targets_copied": self._targets_copied}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        super().load(state)
-        self._targets_copied = int(state["targets_copied"])
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.agents.actions import epsilon_greedy, softmax_actions
 from sharpwave.agents.replay import EXPLORATION, linear
 from sharpwave.configuration import check, setting
-from sharpwave.teams import random_actions
 
 MAX_SCORED_EPSILON = 0.05
 """Largest epsilon of a lane whose scores count: above it random actions lower the score notably."""
@@ -225,40 +225,3 @@ def epsilon_ladder(epsilon: float, lanes: int, exponent: float) -> npt.NDArray[n
     Source: Horgan et al. (2018), Distributed prioritized experience replay, section 4.1.
     """
     return np.asarray(epsilon, np.float64) ** (1.0 + exponent * rungs(lanes))
-
-
-def epsilon_greedy(
-    greedy: npt.NDArray[np.int64],
-    num_actions: int,
-    epsilon: float | npt.NDArray[np.float64],
-    rng: np.random.Generator,
-    legal: npt.NDArray[Any] | None = None,
-) -> npt.NDArray[np.int64]:
-    """Replace greedy actions, with probability epsilon, by uniformly random ones.
-
-    Args:
-        greedy: int64 [...].  epsilon: one for all, or of a shape that broadcasts with it.
-        legal: [..., A], true for the actions that may be drawn; ``None``: all may.
-    Returns:
-        int64 [...]. Always takes two draws of its shape from ``rng``, with ``legal`` one of its shape and one of
-        [..., A], so that runs are repeatable.
-    """
-    explores = rng.random(greedy.shape) < epsilon
-    random = rng.integers(0, num_actions, greedy.shape) if legal is None else random_actions(legal, rng)
-    return np.where(explores, random, greedy)
-
-
-def softmax_actions(values: Values, temperature: npt.NDArray[np.float64], rng: np.random.Generator) -> Actions:
-    """Draw actions with probabilities in proportion to exp(value / temperature).
-
-    The largest of values plus Gumbel noise is such a draw: nothing overflows, and temperature 0 is greedy.
-
-    Args:
-        values: float [N, A].  temperature: float [N].
-    Returns:
-        int64 [N]. Always takes one draw of N x A from ``rng``.
-    Source: Gumbel (1954), Statistical theory of extreme values; Maddison et al. (2014), A* sampling, section 2.
-    """
-    noise = rng.gumbel(size=values.shape)
-    chosen: Actions = (values + temperature[:, None] * noise).argmax(axis=1)
-    return chosen

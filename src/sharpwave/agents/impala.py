@@ -12,17 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Seen, policy_gradient
-from sharpwave.agents.lazy_torch import torch
-from sharpwave.agents.replay import LEARNING, RolloutSettings
+from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Objectives, RolloutSettings, Seen, policy_gradient
+from sharpwave.agents.replay import LEARNING
 from sharpwave.configuration import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sharpwave.agents.a2c import Objectives
+from sharpwave.extras import Tensor, torch
 
 
 @dataclass(frozen=True)

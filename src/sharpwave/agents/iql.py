@@ -11,18 +11,15 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from sharpwave.agents.bc import BC, BCSettings
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.losses import squared
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import LEARNING, TransitionsSettings
 from sharpwave.configuration import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor, nn, torch
 
 CRITICS = 2
 """Critics, the lower of which counts: each alone overestimates."""

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.protocol import Agent, Obs, Rows, Spaces
 from sharpwave.agents.replay import LEARNING, linear
 from sharpwave.configuration import check, expect, setting
+from sharpwave.extras import Tensor, nn, torch
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
-    from torch import Tensor
 
 PRECISIONS = ("auto", "float32", "bfloat16")
 
@@ -55,9 +54,11 @@ class NetworkAgent(Agent):
     Attributes:
         inputs: module that maps stored observations to the networks' inputs; made by the subclass.
         EXPLORES: whether it draws from a generator of its own, which is then part of its state.
+        COUNTS: names of its attributes that count; they are part of its state.
     """
 
     EXPLORES = True
+    COUNTS: tuple[str, ...] = ()
     inputs: Any
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
@@ -166,14 +167,18 @@ class NetworkAgent(Agent):
         load_tensors(self.acting_modules(True), tensors)
 
     def state(self) -> dict[str, Any]:
-        state = {"weights": tensors_of(self.modules()), "optimizer": optimizer_tensors(self.optimizer)}
-        return {**state, "exploration": self._rng.bit_generator.state} if self.EXPLORES else state
+        state: dict[str, Any] = {"weights": tensors_of(self.modules()), "optimizer": optimizer_tensors(self.optimizer)}
+        if self.EXPLORES:
+            state["exploration"] = self._rng.bit_generator.state
+        return state | {name: getattr(self, name) for name in self.COUNTS}
 
     def load(self, state: Mapping[str, Any]) -> None:
         load_tensors(self.modules(), state["weights"])
         load_optimizer(self.optimizer, state["optimizer"])
         if self.EXPLORES:
             self._rng.bit_generator.state = state["exploration"]
+        for name in self.COUNTS:
+            setattr(self, name, int(state[name]))
 
 
 def pick_device(name: torch.device | str) -> torch.device:

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from sharpwave.agents.lazy_torch import torch
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor, torch
 
 RESCALING_EPS = 1e-3
 """Slope of the linear part in Kapturowski et al. (2019)."""

@@ -18,17 +18,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces
 from sharpwave.agents.replay import LEARNING
 from sharpwave.agents.vdn import TeamAgent, TeamSettings, best_legal, taken
 from sharpwave.configuration import expect, setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.teams import ACTION_MASK, REWARDS, legal_actions
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sharpwave.agents.team_networks import TeamSeen
 
 

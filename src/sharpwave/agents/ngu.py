@@ -22,19 +22,17 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.agents.actions import with_legal
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import load_optimizer, optimizer_tensors, to_tensors
 from sharpwave.agents.losses import signed_hyperbolic, signed_parabolic, window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs, Rows, Spaces
 from sharpwave.agents.r2d2 import CORE, R2D2, R2D2Settings, R2D2State
 from sharpwave.agents.replay import LEARNING
 from sharpwave.configuration import expect, setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sharpwave.agents.novelty import EpisodicMemory
 
 NOVELTY = "Novelty"

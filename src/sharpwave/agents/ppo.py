@@ -12,18 +12,13 @@ advantage estimation.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Seen
-from sharpwave.agents.lazy_torch import torch
+from sharpwave.agents.a2c import ActorCritic, ActorCriticSettings, Objectives, RolloutSettings, Seen
 from sharpwave.agents.losses import lambda_returns
-from sharpwave.agents.replay import LEARNING, RolloutSettings
+from sharpwave.agents.replay import LEARNING
 from sharpwave.configuration import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from sharpwave.agents.a2c import Objectives
+from sharpwave.extras import Tensor, torch
 
 
 @dataclass(frozen=True)

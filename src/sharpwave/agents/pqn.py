@@ -7,21 +7,19 @@ Source: Gallici et al. (2024), Simplifying deep temporal difference learning.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from sharpwave.agents.a2c import RolloutSettings
 from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.architectures import networks
 from sharpwave.agents.dqn import QAgent
 from sharpwave.agents.exploration import EpsilonGreedy, ExplorationSettings
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import LearningRateSettings
 from sharpwave.agents.losses import lambda_returns, window_ends
-from sharpwave.agents.replay import LEARNING, NETWORK, RolloutSettings
+from sharpwave.agents.replay import LEARNING, NETWORK
 from sharpwave.configuration import setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 @dataclass(frozen=True)

@@ -5,30 +5,99 @@ Source: Kapturowski et al. (2019), Recurrent experience replay in distributed re
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+import sharpwave as sw
 from sharpwave.agents.actions import legal_in, legal_rows, with_legal
 from sharpwave.agents.dqn import NStepErrors, QSettings, TargetQAgent
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import to_tensors
 from sharpwave.agents.losses import RESCALING_EPS, signed_hyperbolic, signed_parabolic, window_ends
-from sharpwave.agents.protocol import Acted, Obs, Rows, Valued
-from sharpwave.agents.replay import LEARNING, NETWORK, SequencesSettings
-from sharpwave.configuration import setting
+from sharpwave.agents.protocol import Acted, Obs, Rows, Valued, ViewSettings
+from sharpwave.agents.replay import LEARNING, MEMORY, NETWORK, linear
+from sharpwave.configuration import check, expect, setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sharpwave.agents.recurrent import RecurrentQNetwork
 
 CORE = "core"
 """Field of the recurrent state, with the previous action and reward, which a window's first step needs."""
+
+
+@dataclass(frozen=True)
+class SequencesSettings(ViewSettings):
+    """Settings of a view of windows of an episode's steps, sampled uniformly or by priority.
+
+    Defaults are those of Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement learning,
+    table 2. Returns are of one step: a recurrent agent sums more within the window.
+    """
+
+    batch_size: int = setting(64, "windows per update", LEARNING, at_least=1)
+    length: int = setting(80, "steps of a window that are trained", LEARNING, at_least=1)
+    burn_in: int = setting(40, "steps before them, from which the recurrent state is computed", LEARNING, at_least=0)
+    stride: int = setting(40, "steps between the beginnings of windows, at most length", LEARNING, at_least=1)
+    gamma: float = setting(0.997, "discount factor per step", LEARNING, at_least=0, at_most=1)
+    prioritized: bool = setting(True, "sample by temporal-difference error instead of uniformly", MEMORY)
+    priority_alpha: float = setting(0.9, "prioritized: exponent of the priorities", MEMORY, at_least=0, at_most=1)
+    priority_beta: float = setting(
+        0.6, "prioritized: exponent of the importance weights", MEMORY, at_least=0, at_most=1
+    )
+    beta_end: float | None = setting(
+        None, "prioritized: final exponent of the weights; empty: constant", MEMORY, at_least=0, at_most=1
+    )
+    beta_steps: int = setting(0, "prioritized: steps from priority-beta to beta-end", MEMORY, at_least=0)
+    eta: float = setting(
+        0.9, "share of a window's largest error in its priority; the rest is the mean", MEMORY, at_least=0, at_most=1
+    )
+
+    def __post_init__(self) -> None:
+        check(self)
+        expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
+        falls = self.prioritized and self.beta_end is not None
+        expect(self, "beta_steps", not falls or self.beta_steps > 0, "at least 1 with --beta-end")
+
+    def unused(self) -> Iterator[tuple[str, str]]:
+        """Yield the settings that have no effect beside the others, each with what it needs."""
+        if not self.prioritized:
+            for name in ("priority_alpha", "priority_beta", "beta_end", "beta_steps", "eta"):
+                yield name, "--prioritized"
+        elif self.beta_end is None:
+            yield "beta_steps", "--beta-end"
+
+    @property
+    def horizon(self) -> int:
+        return self.length
+
+    @property
+    def state_every(self) -> int:
+        """Steps between recurrent states that are stored: windows and their burn-in begin at multiples of it."""
+        return math.gcd(self.stride, self.burn_in)
+
+    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
+        prioritized = sw.Prioritized(alpha=self.priority_alpha, beta=self.priority_beta)
+        return store.sequences(
+            self.length,
+            burn_in=self.burn_in,
+            stride=self.stride,
+            gamma=self.gamma,
+            eta=self.eta,
+            name=name,
+            sampler=prioritized if self.prioritized else sw.Uniform(),
+            seed=seed,
+        )
+
+    def beta(self, step: int) -> float | None:
+        if self.beta_end is None or not self.prioritized:
+            return None
+        return linear(step, self.priority_beta, self.beta_end, self.beta_steps)
 
 
 @dataclass(frozen=True)

@@ -16,14 +16,13 @@ import numpy.typing as npt
 from sharpwave.agents.actions import legal_in, with_legal
 from sharpwave.agents.dqn import DQN, DQNSettings, NStepErrors, QState
 from sharpwave.agents.exploration import EpsilonGreedy
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.protocol import Acted, Obs, Spaces, Valued
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import expect, setting
+from sharpwave.extras import Tensor, nn, torch
 
 if TYPE_CHECKING:
     from gymnasium.spaces import Space
-    from torch import Tensor
 
     from sharpwave.agents.distributional import Head
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -51,117 +50,6 @@ class TransitionsSettings(ViewSettings):
 
     def beta(self, step: int) -> float | None:
         return linear(step, self.beta_start, self.beta_end, self.beta_steps) if self.prioritized else None
-
-
-@dataclass(frozen=True)
-class PairsSettings(ViewSettings):
-    """Settings of a view of observations and the actions made there, sampled uniformly: for imitation."""
-
-    batch_size: int = setting(64, "pairs of observation and action per update", LEARNING, at_least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        return store.transitions(name=name, seed=seed)
-
-
-@dataclass(frozen=True)
-class SequencesSettings(ViewSettings):
-    """Settings of a view of windows of an episode's steps, sampled uniformly or by priority.
-
-    Defaults are those of Kapturowski et al. (2019), Recurrent experience replay in distributed reinforcement learning,
-    table 2. Returns are of one step: a recurrent agent sums more within the window.
-    """
-
-    batch_size: int = setting(64, "windows per update", LEARNING, at_least=1)
-    length: int = setting(80, "steps of a window that are trained", LEARNING, at_least=1)
-    burn_in: int = setting(40, "steps before them, from which the recurrent state is computed", LEARNING, at_least=0)
-    stride: int = setting(40, "steps between the beginnings of windows, at most length", LEARNING, at_least=1)
-    gamma: float = setting(0.997, "discount factor per step", LEARNING, at_least=0, at_most=1)
-    prioritized: bool = setting(True, "sample by temporal-difference error instead of uniformly", MEMORY)
-    priority_alpha: float = setting(0.9, "prioritized: exponent of the priorities", MEMORY, at_least=0, at_most=1)
-    priority_beta: float = setting(
-        0.6, "prioritized: exponent of the importance weights", MEMORY, at_least=0, at_most=1
-    )
-    beta_end: float | None = setting(
-        None, "prioritized: final exponent of the weights; empty: constant", MEMORY, at_least=0, at_most=1
-    )
-    beta_steps: int = setting(0, "prioritized: steps from priority-beta to beta-end", MEMORY, at_least=0)
-    eta: float = setting(
-        0.9, "share of a window's largest error in its priority; the rest is the mean", MEMORY, at_least=0, at_most=1
-    )
-
-    def __post_init__(self) -> None:
-        check(self)
-        expect(self, "stride", self.stride <= self.length, f"at most length={self.length}")
-        falls = self.prioritized and self.beta_end is not None
-        expect(self, "beta_steps", not falls or self.beta_steps > 0, "at least 1 with --beta-end")
-
-    def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
-        if not self.prioritized:
-            for name in ("priority_alpha", "priority_beta", "beta_end", "beta_steps", "eta"):
-                yield name, "--prioritized"
-        elif self.beta_end is None:
-            yield "beta_steps", "--beta-end"
-
-    @property
-    def horizon(self) -> int:
-        return self.length
-
-    @property
-    def state_every(self) -> int:
-        """Steps between recurrent states that are stored: windows and their burn-in begin at multiples of it."""
-        return math.gcd(self.stride, self.burn_in)
-
-    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        prioritized = sw.Prioritized(alpha=self.priority_alpha, beta=self.priority_beta)
-        return store.sequences(
-            self.length,
-            burn_in=self.burn_in,
-            stride=self.stride,
-            gamma=self.gamma,
-            eta=self.eta,
-            name=name,
-            sampler=prioritized if self.prioritized else sw.Uniform(),
-            seed=seed,
-        )
-
-    def beta(self, step: int) -> float | None:
-        if self.beta_end is None or not self.prioritized:
-            return None
-        return linear(step, self.priority_beta, self.beta_end, self.beta_steps)
-
-
-@dataclass(frozen=True)
-class RolloutSettings(ViewSettings):
-    """Settings of a queue of windows, each learned from a fixed number of times and then no more: no replay."""
-
-    batch_size: int = setting(8, "windows per update", LEARNING, at_least=1)
-    length: int = setting(32, "steps of a window", LEARNING, at_least=1)
-    gamma: float = setting(0.99, "discount factor per step", LEARNING, at_least=0, at_most=1)
-    epochs: int = setting(2, "times that each window is learned from", LEARNING, at_least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
-
-    @property
-    def fewest(self) -> int:
-        return self.batch_size
-
-    @property
-    def horizon(self) -> int:
-        return self.length
-
-    @property
-    def most_samples(self) -> float:
-        return self.epochs / self.length  # where windows have their full length
-
-    def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
-        return store.sequences(
-            self.length, gamma=self.gamma, name=name, sampler=sw.Fifo(), max_times_sampled=self.epochs, seed=seed
-        )
 
 
 @dataclass(frozen=True)

@@ -12,21 +12,18 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 from gymnasium.spaces import Box
 
 from sharpwave.agents.architectures import networks
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import PRECISIONS, NetworkAgent, move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, space_text
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import check, setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor, nn, torch
 
 LOG_STD = (-20.0, 2.0)
 """Bounds of a policy's logarithmic standard deviation, those of Haarnoja et al.'s own code."""

@@ -6,20 +6,17 @@ Source: Fujimoto, van Hoof and Meger (2018), Addressing function approximation e
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.lazy_torch import nn, torch
 from sharpwave.agents.learner import move_towards
 from sharpwave.agents.protocol import Learned, Spaces
 from sharpwave.agents.replay import EXPLORATION, LEARNING
 from sharpwave.agents.sac import TwinCritics, TwinCriticsSettings, dpg_loss, twin_targets
 from sharpwave.configuration import setting
-
-if TYPE_CHECKING:
-    from torch import Tensor
+from sharpwave.extras import Tensor, nn, torch
 
 
 @dataclass(frozen=True)
@@ -46,12 +43,13 @@ class TD3(TwinCritics):
     """TD3 agent. It explores by Gaussian noise on its actions."""
 
     Settings: type[TD3Settings] = TD3Settings
+    COUNTS = ("updates",)
 
     def __init__(self, spaces: Spaces, settings: Any = None, device: torch.device | str = "cpu", seed: Any = 0) -> None:
         super().__init__(spaces, settings, device, seed)
         self.target_actor = self.actor_network().to(self.device).requires_grad_(False)
         self.target_critics: Any = self.critic_network().to(self.device).requires_grad_(False)
-        self._updates = 0
+        self.updates = 0
         self._move_targets(1.0)
 
     def _move_targets(self, share: float) -> None:
@@ -87,8 +85,8 @@ class TD3(TwinCritics):
             q = self.critics(self.critics.torso(inputs), self.actions.scaled(batch.action))
         loss, td_error = self.critic_loss(q, targets, batch.weights)
         metrics = {"loss": loss.detach()}
-        self._updates += 1
-        moves = self._updates % self.settings.policy_delay == 0
+        self.updates += 1
+        moves = self.updates % self.settings.policy_delay == 0
         if moves:
             with self.autocast():
                 action = self.actor(inputs).tanh()
@@ -104,13 +102,6 @@ class TD3(TwinCritics):
     def modules(self) -> dict[str, nn.Module]:
         targets = {"target_actor": self.target_actor, "target_critics": self.target_critics}
         return {**super().modules(), **targets}
-
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "updates": self._updates}
-
-    def load(self, state: Any) -> None:
-        super().load(state)
-        self._updates = int(state["updates"])
 
 
 def smoothed(action: Tensor, noise: Tensor, limit: float) -> Tensor:

@@ -22,19 +22,18 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from sharpwave.agents.actions import epsilon_greedy
 from sharpwave.agents.dqn import QState
-from sharpwave.agents.exploration import EpsilonGreedy, epsilon_greedy
-from sharpwave.agents.lazy_torch import nn, torch
+from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import squared
 from sharpwave.agents.protocol import Acted, Bools, Learned, Obs, Rows, Spaces
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
 from sharpwave.configuration import check, setting
+from sharpwave.extras import Tensor, nn, torch
 from sharpwave.teams import ACTION_MASK, legal_actions
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from sharpwave.agents.team_networks import TeamSeen
 
 

@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from sharpwave.cli.output import check_out
 from sharpwave.extras import install
 from sharpwave.training.folder import replay_of
 
@@ -62,7 +63,7 @@ def bench(
         raise ValueError("bench: --env and --data both say where frames come from; give one of them")
     data = None if data is None else replay_of(data)
     if out is not None:
-        check_out(out)
+        check_out(out, ".json")
     trained, untrained = trained_recipe(recipe, env)
     if env is None and data is None and installed("gymnasium") and installed("ale_py"):
         env = DEFAULT_ENV
@@ -137,16 +138,6 @@ def ablation(
     console.print(arms.table(found, title))
     arms.draw(found, title, out.with_suffix(".png"))
     console.print(f"written: {out}, {out.with_suffix('.png')}", soft_wrap=True, highlight=False, markup=False)
-
-
-def check_out(out: Path, ending: str = ".json") -> None:
-    """Check that figures can be written to ``out``.  Raises: ValueError."""
-    if out.suffix.lower() != ending:
-        raise ValueError(f"--out: got {out.name!r}, expected a name that ends in {ending}")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
-    if out.is_dir():
-        raise ValueError(f"--out: {str(out)!r} is a folder, expected the name of a file")
 
 
 def trained_recipe(recipe: str | None, env: str | None) -> tuple[tuple[str, str] | None, str]:

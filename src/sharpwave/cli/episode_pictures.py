@@ -22,18 +22,6 @@ DPI = 100
 MAX_PIXELS = 1 << 27
 
 
-def check_out(out: Path, store: Path) -> None:
-    """Check that ``out`` names a picture.  Raises: ValueError."""
-    if out.suffix.lower() not in (".png", ".gif"):
-        raise ValueError(f"--out: got {out.name!r}, expected a name that ends in .png or .gif")
-    if not out.parent.is_dir():
-        raise ValueError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
-    if out.is_dir():
-        raise ValueError(f"--out: {str(out)!r} is a folder, expected the name of a file")
-    if store.resolve() in out.resolve().parents:
-        raise ValueError(f"--out: {str(out)!r} is in the store's folder, which is only read; give another folder")
-
-
 def image_field(spec: Spec, name: str | None) -> str:
     """Return the flat name of the observation's field to draw: ``name``, or the first that is an image.
 

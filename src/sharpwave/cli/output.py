@@ -63,6 +63,16 @@ def table(*headers: str, left: int = 1, title: str | None = None) -> Any:
     return made
 
 
+def check_out(out: Path, *endings: str) -> None:
+    """Check that a file with one of the ``endings`` can be written to ``out``.  Raises: ValueError."""
+    if out.suffix.lower() not in endings:
+        raise ValueError(f"--out: got {out.name!r}, expected a name that ends in {' or '.join(endings)}")
+    if not out.parent.is_dir():
+        raise ValueError(f"--out: the folder {str(out.parent)!r} does not exist; make it first")
+    if out.is_dir():
+        raise ValueError(f"--out: {str(out)!r} is a folder, expected the name of a file")
+
+
 class bytes_bar:
     """Progress bar of bytes, drawn only on a terminal. A context manager; yields a function of the total bytes."""
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sharpwave.cli.episode_pictures import check_out, image_field, write_picture
-from sharpwave.cli.output import bytes_bar, table
+from sharpwave.cli.episode_pictures import image_field, write_picture
+from sharpwave.cli.output import bytes_bar, check_out, table
 from sharpwave.errors import DamagedError
 from sharpwave.escaping import escaped, quoted
 from sharpwave.json_values import decode, encode
@@ -64,7 +64,9 @@ def inspect(
     if out is not None:
         if not chosen:
             raise ValueError("--out needs an episode; give --best, --last or --episode N as well")
-        check_out(out, path)
+        check_out(out, ".png", ".gif")
+        if path.resolve() in out.resolve().parents:
+            raise ValueError(f"--out: {str(out)!r} is in the store's folder, which is only read; give another folder")
     with folder_of(path) as folder:
         with bytes_bar("reading") as progress:
             try:

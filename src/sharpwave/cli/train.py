@@ -341,8 +341,7 @@ def _end(console: Any, train: Callable[[], tuple[Path, dict[str, Any]]]) -> None
     Exit with 1 if the run failed or its last checkpoint was not saved, with 130 after Ctrl-C.
     """
     from sharpwave.serve.supervisor import ProcessDiedError
-    from sharpwave.training.actor_callbacks import CallbackError
-    from sharpwave.training.callbacks import exit_by_signal
+    from sharpwave.training.callbacks import CallbackError, exit_by_signal
     from sharpwave.training.checkpoints import NotSavedError
 
     try:

@@ -22,7 +22,7 @@ FILES = Files()
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Write a file atomically, under a temporary name that is then renamed: a crash leaves the old file or the new one.
+    """Write a file atomically: a crash leaves the old file or the new one.
 
     Raises:
         OSError: the disk is full or fails, or ``path`` is a link, a folder or anything else but a regular file.
@@ -102,8 +102,6 @@ def sealed_json(values: dict[str, Any]) -> str:
 class RecordFile:
     """Append-only file of whole records. While the disk is full, records wait in memory.
 
-    Args:
-        path: path of the file; made if absent.
     Attributes:
         dropped: records dropped because more than ``MAX_WAITING_BYTES`` were waiting.
     """
@@ -130,7 +128,6 @@ class RecordFile:
         self._write_waiting()
 
     def _write_waiting(self) -> None:
-        """Write the waiting records.  Raises: OSError."""
         while self._waiting:
             record = self._waiting[0]
             try:

@@ -79,10 +79,9 @@ def save_checkpoint(
     Args:
         folder: the run's folder of checkpoints; made if absent, but its parent must exist.
         state: JSON figures, including ``steps``.
-        store: the replay memory to include; None: none.
+        store, demonstrations: stores to include; None: none.
         run: the run's id.
         best: weights of the best policy so far, which ``load_best`` returns.
-        demonstrations: their store, saved as the replay memory is.
     Returns:
         the checkpoint's folder.
     Raises:
@@ -176,11 +175,8 @@ def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, Tensor]:
 
 
 def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str, Any]) -> None:
-    """Write a policy file atomically: weights and figures about them; a crash leaves the old file or the new one.
+    """Write a policy file atomically: ``weights``, and ``figures`` about them for JSON, including ``steps``.
 
-    Args:
-        weights: tensors of ``sharpwave.agents.protocol.Agent.policy_tensors``.
-        figures: values for JSON, including ``steps``.
     Raises:
         OSError: the disk is full or fails; the old file is unchanged.
     """
@@ -272,7 +268,6 @@ def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mappi
 
 
 def is_tensors(value: Any) -> bool:
-    """Return whether a part of an agent's state is a group of tensors by name."""
     return isinstance(value, dict) and all(isinstance(one, Tensor) for one in value.values())
 
 
@@ -370,7 +365,6 @@ def _set_aside(checkpoint: Path, mark: bytes) -> list[Path]:
 
 
 def _remove_left(left: Path, mark: bytes) -> None:
-    """Remove a leftover folder if this run wrote it or if it is empty."""
     if _owned(left, mark):
         shutil.rmtree(left, ignore_errors=True)
     else:
@@ -392,7 +386,6 @@ class Saver(Callback):
     recipe's ``save_replay`` is set, and the demonstrations that the view draws from.
 
     Args:
-        folder: the run's folder.
         run: the run's id.
         say: called with a sentence about each failure.
     Attributes:
@@ -456,7 +449,6 @@ class Saver(Callback):
         )
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
-        """Write a checkpoint; on failure report it and retry later."""
         recipe, state = training.recipe, training.state
         progress, count, every = state.progress, state.scores.count, recipe.training.checkpoint_every
         # No warning after a failed checkpoint: that one broke all episodes off only a moment ago.
@@ -486,7 +478,6 @@ class Saver(Callback):
                 self._say(f"The checkpoint at {progress.steps:,} steps was written; the run is saved again")
 
     def on_evaluation(self, metrics: Metrics) -> None:
-        """Write the policy if this evaluation is the best so far; report a failure."""
         assert self._training is not None
         held_out = self._training.state.held_out
         if metrics["best"] and held_out.best is not None:

@@ -191,12 +191,7 @@ class HeldOutEvaluations(Callback):
 
 
 class Asked(NamedTuple):
-    """Evaluation that was asked for.
-
-    Attributes:
-        steps: the steps after which the policy ``weights`` was taken.
-        video: file for a video of an episode; None: it is not filmed.
-    """
+    """Evaluation that was asked for: of ``weights`` after ``steps`` steps, and filmed to ``video``; None: it is not."""
 
     weights: dict[str, Tensor]
     steps: int
@@ -206,7 +201,8 @@ class Asked(NamedTuple):
 class Evaluator:
     """Process that measures one policy at a time, on the CPU. It ends with the learner.
 
-    A process that has died is replaced, and its successor measures the same policy from the first episode.
+    A process that has died is replaced, and its successor measures the same policy from the first episode. ``begin``,
+    ``poll`` and ``wait`` raise ProcessDiedError once it has died too often.
 
     Args:
         say: called with a sentence each time that the process is replaced.
@@ -231,30 +227,20 @@ class Evaluator:
 
     @property
     def idle(self) -> bool:
-        """Whether it has started and measures nothing."""
         return self._started and self._asked is None
 
     @property
     def measuring(self) -> bool:
-        """Whether an evaluation is under way."""
         return self._asked is not None
 
     def begin(self, weights: dict[str, Tensor], steps: int, video: Path | None) -> None:
-        """Begin to measure a policy, and then to film an episode of it where ``video`` is a path; it must be idle.
-
-        Raises:
-            ProcessDiedError: the process has died too often.
-        """
+        """Begin to measure a policy, and then to film an episode of it where ``video`` is a path; it must be idle."""
         assert self.idle
         self._asked = Asked(weights, steps, video)
         self._send()
 
     def poll(self, timeout_s: float = 0.0) -> Measured | None:
-        """Return the outcome of the evaluation under way; None: it has not ended, or there is none.
-
-        Raises:
-            ProcessDiedError: the process has died too often.
-        """
+        """Return the outcome of the evaluation under way; None: it has not ended, or there is none."""
         try:
             if self.idle or not wait([self._socket], timeout_s):
                 return None
@@ -286,8 +272,6 @@ class Evaluator:
             give_up: asked several times a second; if it returns True, the wait ends.
         Returns:
             the outcome; None: there is no evaluation, or the wait was given up.
-        Raises:
-            ProcessDiedError: the process has died too often.
         """
         while not self.idle and not give_up():
             outcome = self.poll(WAIT_S)

@@ -1,67 +1,36 @@
-"""Sources of experience: their base class, and that of environments in this process."""
+"""Sources of experience: environments in this process, or actors in other ones, here or elsewhere; or none."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Self
+import math
+import uuid
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Self
 
 import sharpwave as sw
 from sharpwave.agents.protocol import Acted, Agent
-from sharpwave.training.actor_callbacks import Actor, ActorHooks, Stepped
-from sharpwave.training.progress import Progress, episode_seed
+from sharpwave.serve.supervisor import ProcessDiedError
+from sharpwave.training.actors.channels import Counters, shared_weights
+from sharpwave.training.actors.hub import Hub
+from sharpwave.training.actors.pool import ActorPool, central_inference
+from sharpwave.training.actors.ray_nodes import RayHub
+from sharpwave.training.actors.worker import ShardPlace, ratio_limiter, used_up
+from sharpwave.training.callbacks import (
+    Actor,
+    ActorHooks,
+    Arrived,
+    CallbackError,
+    Experience,
+    MakeActorCallback,
+    Stepped,
+)
+from sharpwave.training.progress import Metrics, Progress, episode_seed
+from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore, EpisodeSums, game_result
 
-
-class Arrived(NamedTuple):
-    """Steps that arrived from a source since it was last polled.
-
-    Attributes:
-        steps: environment steps that were added to the store.
-        episodes: episodes that ended.
-    """
-
-    steps: int
-    episodes: list[EpisodeScore]
-
-
-class Experience:
-    """Source of steps, which it writes into the store. A context manager: on exit it stops its processes.
-
-    A turn of the training loop is ``request``, then updates, then ``receive``: so a source that steps
-    in other threads or processes does it while the agent learns.
-
-    Attributes:
-        max_updates: updates in a turn at most; None: as many as are due.
-    """
-
-    max_updates: int | None = None
-
-    @property
-    def failure(self) -> RuntimeError | None:
-        """Error by which the source has failed for good, or with which it stopped; None: none."""
-        return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Stop the source."""
-
-    def request(self) -> None:
-        """Begin the next steps without waiting for them."""
-
-    def receive(self, timeout_s: float) -> Arrived:
-        """Write finished steps into the store; a source of its own pace waits up to ``timeout_s`` for the first."""
-        raise NotImplementedError
-
-    def break_off(self) -> None:
-        """Prepare for a checkpoint: from here on, steps may depend only on the content of the checkpoint.
-
-        A source that is not repeatable does nothing.
-        """
-
-    def report(self) -> dict[str, Any]:
-        """Return figures about the source, for reports."""
-        return {}
+MAX_VERSIONS = 4096
+"""Number of versions whose steps are remembered; older weights count as the oldest of these."""
 
 
 class LocalExperience(Experience):
@@ -72,7 +41,6 @@ class LocalExperience(Experience):
     Args:
         seed: seed of the environments.
         progress: the run's progress, read only.
-        hooks: actor callbacks.
     """
 
     def __init__(
@@ -110,13 +78,11 @@ class LocalExperience(Experience):
             self._writer.close()
 
     def request(self) -> None:
-        """Choose actions and begin to step the environments."""
         self._hooks.step_begins(self._obs)
         self._acted = self._agent.act(self._obs, self._state, self._progress.steps)
         self._recorded.step_async(self._acted.action, **self._acted.fields)
 
     def receive(self, timeout_s: float) -> Arrived:
-        """Wait for the environments' step and write it into the store."""
         assert self._acted is not None
         self._obs, reward, terminated, truncated, infos = self._recorded.step_wait()
         ended = terminated | truncated
@@ -128,7 +94,6 @@ class LocalExperience(Experience):
         return Arrived(self._lanes, episodes)
 
     def break_off(self) -> None:
-        """Begin new episodes in all environments."""
         self._obs, _ = self._recorded.reset(seed=episode_seed(self._seed, self._progress.steps))
         self._state = self._agent.begin(self._lanes)
         self._sums.break_off()
@@ -140,5 +105,192 @@ class NoExperience(Experience):
     update from the data that the store holds."""
 
     def receive(self, timeout_s: float) -> Arrived:
-        """Count a step; its update follows."""
         return Arrived(1, [])
+
+
+class ActorExperience(Experience):
+    """Source of steps from ``recipe.actors.count`` actor processes. A step counts once it is in the store.
+
+    Episodes continue across checkpoints; steps that actors have not sent yet are not part of a checkpoint, and runs
+    with
+    actors do not repeat exactly.
+
+    Args:
+        progress: the run's progress, read only.
+        say: called with a message about each silent or replaced actor.
+        callbacks: factories of actor callbacks, called in each actor's process.
+    """
+
+    max_updates: int | None = 1  # actors are polled between any two updates
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        agent: Agent,
+        store: sw.Store | sw.Cluster,
+        view: Any,
+        progress: Progress,
+        say: Callable[[str], None] = lambda text: None,
+        callbacks: Sequence[MakeActorCallback] = (),
+    ) -> None:
+        self._recipe, self._agent, self._store, self._progress = recipe, agent, store, progress
+        self._batch_size = agent.replay().batch_size
+        self._staleness = Staleness(progress, self._batch_size)
+        self._published_at = progress.steps
+        self._died: RuntimeError | None = None
+        self._name = uuid.uuid4().hex
+        self._first_step, _ = progress.ratio_since
+        self._ratio = ratio_limiter(recipe, agent.replay()).ratio
+        self._queue = view if used_up(recipe, agent.replay()) else None
+        inserts = progress.steps - self._first_step
+        self._actors: ActorPool | Hub
+        if isinstance(store, sw.Cluster) and recipe.replay.ray and not recipe.actors.hub:
+            self._actors = RayHub(recipe, agent, store, progress.steps, inserts, say)
+        elif isinstance(store, sw.Cluster) and recipe.actors.hub:
+            self._actors = Hub(recipe, agent, store, progress.steps, inserts, say, listen=recipe.actors.hub)
+        else:
+            self._actors = ActorPool(
+                recipe,
+                Counters(recipe.actors.count + recipe.actors.central),
+                shared_weights(agent),
+                self._first_steps,
+                progress.steps,
+                inserts,
+                say=say,
+                callbacks=callbacks,
+                shards=self._shard,
+                inference=central_inference(recipe, agent),
+            )
+
+    @property
+    def failure(self) -> RuntimeError | None:
+        return self._died or self._actors.callback_failure
+
+    def __enter__(self) -> Self:
+        self._tell()
+        self._publish()
+        self._actors.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._actors.close()
+
+    def request(self) -> None:
+        """Publish the learner's progress and, every ``weights_every`` steps, its weights to the actors."""
+        self._tell()
+        every = self._recipe.actors.weights_every
+        if self._progress.steps // every > self._published_at // every:
+            self._publish()
+
+    def receive(self, timeout_s: float) -> Arrived:
+        steps, episodes = 0, []
+        try:
+            for message in self._actors.receive(timeout_s):
+                if isinstance(message, EpisodeScore):
+                    episodes.append(message)
+                    continue
+                if (segment := message.segment) is not None:
+                    assert isinstance(self._store, sw.Store)
+                    self._store.add_segment(
+                        segment.packed, segment.dictionaries, td_error=message.td_error, noticed=segment.noticed
+                    )
+                self._staleness.arrived(message.steps, message.version)
+                steps += message.steps
+        except (ProcessDiedError, CallbackError) as error:
+            self._died = error
+        return Arrived(steps, episodes)
+
+    def break_off(self) -> None:
+        """Do nothing: runs with actors do not repeat exactly."""
+
+    def report(self) -> dict[str, Any]:
+        return self._staleness.report() | {"actor_restarts": self._actors.restarts}
+
+    def _tell(self) -> None:
+        self._actors.tell(
+            self._progress.steps, self._samples() if self._queue is None else self._not_waiting(self._queue)
+        )
+
+    def _samples(self) -> int:
+        first_step, first_update = self._progress.ratio_since
+        samples = (self._progress.updates - first_update) * self._batch_size
+        # Actors count from the run's first step: so steps that shards have lost count as fully sampled.
+        return samples + math.ceil((first_step - self._first_step) * self._ratio)
+
+    def _not_waiting(self, queue: Any) -> int:
+        """Return the number of samples due for the arrived steps.
+
+        Samples of windows that wait behind the next batch are subtracted. The number of drawn samples is no substitute:
+        an episode's last window is short, so that steps make more windows than their number divided by a window's
+        length, and actors that followed it would fill the queue without end.
+        """
+        arrived = self._progress.steps - self._first_step
+        waiting = max(0, len(queue) - self._batch_size)
+        return math.floor(self._ratio * (arrived - waiting * self._agent.replay().horizon))
+
+    def _publish(self) -> None:
+        self._published_at = self._progress.steps
+        tensors = self._agent.policy_tensors(explore=True)
+        self._staleness.published(self._actors.publish([*tensors.values()]))
+
+    def _first_steps(self, lane: int, lanes: int) -> list[int]:
+        """Return the number of each lane's next step.
+
+        A lane that has steps skips one number, which marks a gap: unsent steps of its previous actor may be lost.
+        """
+        if isinstance(self._store, sw.Cluster):
+            return [0] * lanes  # the shard knows them
+        known = [*self._store.lane_steps[lane : lane + lanes].tolist(), *[0] * lanes][:lanes]
+        return [step + (step > 0) for step in known]
+
+    def _shard(self, actor: int) -> ShardPlace | None:
+        if not isinstance(self._store, sw.Cluster):
+            return None
+        addresses = [link.address for link in self._store.links if link is not None]
+        return ShardPlace.of(actor, self._name, addresses, self._store.directory)
+
+
+class Staleness:
+    """Mean age of actors' weights since the last report, measured when steps arrive in the replay memory."""
+
+    def __init__(self, progress: Progress, batch_size: int) -> None:
+        self._progress, self._batch_size = progress, batch_size
+        self._published: OrderedDict[int, int] = OrderedDict()  # version -> the run's steps at that time
+        self._latest = 0
+        self._last: Metrics = dict.fromkeys(("stale_versions", "stale_steps", "replay_ratio"))
+        self._start_again()
+
+    def _start_again(self) -> None:
+        self._count = self._versions = self._steps = 0
+        self._steps_then, self._updates_then = self._progress.steps, self._progress.updates
+
+    def published(self, version: int) -> None:
+        """Note that weights of ``version`` are the newest from now on."""
+        self._latest = version
+        self._published[version] = self._progress.steps
+        if len(self._published) > MAX_VERSIONS:
+            self._published.popitem(last=False)
+
+    def arrived(self, steps: int, version: int) -> None:
+        """Count the steps of a segment that has arrived, which weights of ``version`` made."""
+        then = self._published.get(version, next(iter(self._published.values())))
+        self._count += steps
+        self._versions += steps * (self._latest - version)
+        self._steps += steps * (self._progress.steps - then)
+
+    def report(self) -> Metrics:
+        """Return means since the last report; if no steps arrived since, the last report's means, at first ``None``.
+
+        ``stale_versions``, ``stale_steps``: age of the weights that made a step, in versions and in steps of the run.
+        ``replay_ratio``: transitions sampled for each step that arrived.
+        """
+        progress = self._progress
+        steps = progress.steps - self._steps_then
+        if self._count and steps:
+            self._last = {
+                "stale_versions": self._versions / self._count,
+                "stale_steps": self._steps / self._count,
+                "replay_ratio": (progress.updates - self._updates_then) * self._batch_size / steps,
+            }
+            self._start_again()
+        return self._last

@@ -151,8 +151,7 @@ class Config(NamedTuple):
 
     Attributes:
         name: name of the recipe that the settings are based on.
-        run: the run's id, which its checkpoints carry too.
-        replay: the id of its replay memory on disk; "": it has none on disk.
+        run, replay: ids of the run, which its checkpoints carry too, and of its replay memory on disk; "": it has none.
         learned_from: identity of the recorded data that it learns from, as ``as_origin`` has it; None: there are none.
     """
 
@@ -215,11 +214,7 @@ def read_config(folder: Path, *, trust: bool = False) -> Config:
 
 
 def check_imports(path: Path | str, recipe: Recipe) -> None:
-    """Check that the environment of a recipe that was read from a file imports no module.
-
-    Raises:
-        ValueError: its name refers to one.
-    """
+    """Check that the environment of a recipe from a file imports no module.  Raises: ValueError."""
     module, colon, _ = recipe.env.name.partition(":")  # gymnasium imports the module before a colon
     if colon:
         raise ValueError(
@@ -232,8 +227,7 @@ def check_version(path: Path, values: dict[str, Any]) -> None:
     """Check that this release reads the format version of a run's file.
 
     Raises:
-        KeyError: there is none.  ValueError: it is none that a release wrote.
-        NewerVersionError: a later release wrote the file.
+        KeyError, ValueError: there is none, or none that a release wrote.  NewerVersionError: a later release wrote it.
     """
     version = values["version"]
     if type(version) is not int or version < VERSION:
@@ -314,7 +308,6 @@ def parsed(values: Any, form: Mapping[str, Callable[[Any, str], Any]]) -> dict[s
 
 
 def as_count(value: Any, name: str) -> int:
-    """Return a count, as of steps or episodes."""
     if type(value) is not int or not 0 <= value < MAX_COUNT:
         raise ValueError(f"{name} is {_shown(value)}, expected an integer from 0 below {MAX_COUNT}")
     return value
@@ -333,7 +326,6 @@ def as_mean(value: Any, name: str) -> float | None:
 
 
 def as_minutes(value: Any, name: str) -> float:
-    """Return a time in minutes."""
     found = as_number(value, name)
     if not (math.isfinite(found) and 0 <= found < MAX_COUNT):
         raise ValueError(f"{name} is {found:g}, expected a finite number from 0")
@@ -358,7 +350,6 @@ def as_origin(value: Any) -> dict[str, Any] | None:
 
 
 def as_scores(value: Any, name: str) -> list[float]:
-    """Return the scores of episodes."""
     if not isinstance(value, list):
         raise ValueError(f"{name} is {_shown(value)}, expected a list of numbers")
     return [as_number(one, name) for one in value]
@@ -438,7 +429,7 @@ def complete_checkpoints(folder: Path) -> list[Path]:
 
 
 def chosen_checkpoint(run: Path, checkpoint: str | None) -> str:
-    """Return which of a run's policies is meant: "best", "last" or the steps of a checkpoint; None: best, or else last.
+    """Return which of a run's policies is meant: best, last or the steps of a checkpoint; None: best, or else last.
 
     Raises:
         ValueError: the folder holds no run, or no such checkpoint.

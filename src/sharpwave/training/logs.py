@@ -91,7 +91,6 @@ class JsonLines(EventLog):
         self._file = RecordFile(path)
 
     def log(self, event: str, metrics: Metrics) -> None:
-        """Append a line."""
         self._file.append((json.dumps({"event": event, **metrics}) + "\n").encode())
 
     def on_checkpoint(self, training: Training, metrics: Metrics) -> None:
@@ -125,7 +124,6 @@ class TensorBoard(EventLog):
             self._add(step=after + 1, session_log=SessionLog(status=SessionLog.START))
 
     def log(self, event: str, metrics: Metrics) -> None:
-        """Append a record."""
         values = [self._summary.Value(tag=name, simple_value=one) for name, one in scalars(event, metrics).items()]
         self._add(step=metrics["steps"], summary=self._summary(value=values))
 
@@ -151,8 +149,6 @@ class WeightsAndBiases(EventLog):
     wandb's own environment variables apply: ``WANDB_PROJECT``, ``WANDB_MODE=offline`` and so on. Its files lie in the
     run's folder; a resumed run continues its log.
 
-    Args:
-        folder: the run's folder.
     Raises:
         ValueError: wandb refuses the run: no account is configured, or its server cannot be reached.
     """
@@ -177,7 +173,6 @@ class WeightsAndBiases(EventLog):
         self._run.define_metric("*", step_metric="steps")
 
     def log(self, event: str, metrics: Metrics) -> None:
-        """Send an event to wandb's own process."""
         values = scalars(event, metrics)
         if "steps" in values:  # in TensorBoard this is the name of an episode's length
             values["episode_steps"] = values.pop("steps")

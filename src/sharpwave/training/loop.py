@@ -97,7 +97,7 @@ def catch_up(training: Training, feed: Feed, max_updates: int | None = None) -> 
 
 
 def update(training: Training, feed: Feed) -> Learned | None:
-    """Make one update from a batch of ``feed``; before the first, let the agent prepare on a larger batch.
+    """Make one update from a batch of ``feed``, and before the first let the agent prepare on a larger one.
 
     Returns None, with nothing done, where the batch is lost with its shards.
     """
@@ -127,8 +127,6 @@ class Feed:
     ``take`` asks for the next batch as well, on any device, so that the learner does not wait for it.
 
     Args:
-        replay: a view of the store.
-        batch_size: items in a batch.
         ahead: prefetch batches; None: on CUDA only.
         fewest: items without which there is no batch.
     """

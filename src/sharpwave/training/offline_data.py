@@ -112,11 +112,7 @@ def _annotated(folder: Path) -> Atari | Gymnasium | None:
 
 
 def store_path(source: str) -> Path | None:
-    """Return the path of a store, of that of a run's newest checkpoint, or None: ``source`` is a data set's name.
-
-    Raises:
-        ValueError: neither.
-    """
+    """Return the path of a store, or of a run's newest checkpoint's; None: a data set.  Raises: ValueError: neither."""
     path = Path(source)
     if path.is_dir() and (path / CONFIG).is_file():
         replay = checkpoints(path)[-1] / REPLAY

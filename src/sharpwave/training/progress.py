@@ -56,12 +56,7 @@ SAVED_HELD_OUT = {"count": as_count, "since_best": as_count, "minutes": as_minut
 
 
 class DivergedError(ValueError):
-    """Error raised when a loss or a weight is not finite; the run ends without saving it.
-
-    Args:
-        what: what is not finite.
-        step: environment steps so far.
-    """
+    """Error raised when a loss or a weight is not finite; the run ends without saving it."""
 
     def __init__(self, what: str, step: int) -> None:
         super().__init__(
@@ -88,6 +83,8 @@ class Progress:
         steps: environment steps.  updates: gradient steps.
         retry_at: steps of the next attempt at a checkpoint after one that could not be written; None: it was.
         minutes_then: minutes at the last ``advance``, by which runs end; constant until the next.
+        avg_loss: running mean of the loss; None before the first.
+        learn_after, updates_then: the steps after which updates are due, and the updates made before.
         ratio_since: the steps and updates from which the replay ratio is counted, the warm-up included.
     """
 
@@ -98,9 +95,9 @@ class Progress:
         self.retry_at: int | None = None
         self._failures = 0  # attempts in a row to write a checkpoint
         self._metrics: dict[str, list[Tensor]] = {}  # of the updates since the last report
-        self._avg_loss: float | None = None
-        self._learn_after = recipe.training.warmup_steps
-        self._updates_then = 0  # updates made before step ``_learn_after``
+        self.avg_loss: float | None = None
+        self.learn_after = recipe.training.warmup_steps
+        self.updates_then = 0
         self._process = psutil.Process()
         self._stats: dict[str, Any] | None = None  # of the replay memory, at the last report
         self._start_clock(0.0)
@@ -120,20 +117,19 @@ class Progress:
     @property
     def updates_due(self) -> int:
         """Updates due for the steps so far."""
-        return self._updates_then + max(0, self.steps - self._learn_after) // self.recipe.training.update_every
+        return self.updates_then + max(0, self.steps - self.learn_after) // self.recipe.training.update_every
 
     @property
     def will_learn(self) -> bool:
         """Whether an update is due before the run reaches its limit of steps."""
         training = self.recipe.training
-        return self._updates_then + max(0, training.steps - self._learn_after) // training.update_every > self.updates
+        return self.updates_then + max(0, training.steps - self.learn_after) // training.update_every > self.updates
 
     @property
     def ratio_since(self) -> tuple[int, int]:
-        return self._learn_after - self.recipe.training.warmup_steps, self._updates_then
+        return self.learn_after - self.recipe.training.warmup_steps, self.updates_then
 
     def advance(self, steps: int) -> None:
-        """Count steps added to the store since the last call."""
         self._steps_before = self.steps
         self.steps += steps
         self.minutes_then = self.minutes
@@ -165,7 +161,7 @@ class Progress:
 
     def warm_up_again(self) -> None:
         """Delay updates until the replay memory, empty after a resume or a loss, has ``warmup_steps`` new steps."""
-        self._learn_after, self._updates_then = self.steps + self.recipe.training.warmup_steps, self.updates
+        self.learn_after, self.updates_then = self.steps + self.recipe.training.warmup_steps, self.updates
 
     def learned(self, metrics: Mapping[str, Tensor]) -> None:
         """Count an update, and keep its metrics for the next report."""
@@ -206,7 +202,7 @@ class Progress:
         if wrong is not None:
             raise DivergedError(f"loss: got {wrong}", self.steps)
         for loss in losses:
-            self._avg_loss = running_mean(self._avg_loss, loss)
+            self.avg_loss = running_mean(self.avg_loss, loss)
         then, steps_then = self._marks[0]
         self._marks.append((now, self.steps))
         avg_fps = (self.steps - steps_then) / max(now - then, 1e-9)
@@ -225,7 +221,7 @@ class Progress:
             "mean_reward": scores.mean_reward,
             "avg_reward": scores.avg_reward,
             "loss": losses[-1] if losses else None,
-            "avg_loss": self._avg_loss,
+            "avg_loss": self.avg_loss,
             "epsilon": schedules.get("epsilon"),
             "learner": means | {name: value for name, value in schedules.items() if name != "epsilon"},
             "avg_fps": avg_fps,
@@ -241,23 +237,15 @@ class Progress:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON. Call it after ``report``, which takes the pending metrics."""
         assert not self._metrics
-        return {
-            "steps": self.steps,
-            "updates": self.updates,
-            "avg_loss": self._avg_loss,
-            "learn_after": self._learn_after,
-            "updates_then": self._updates_then,
-            "minutes": self.minutes,
-        }
+        return {name: getattr(self, name) for name in SAVED_PROGRESS}
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> Progress:
         """Restore what ``to_dict`` returned; the clock continues from there."""
         found, progress = parsed(values, SAVED_PROGRESS), cls(recipe)
-        progress.steps = progress._steps_before = found["steps"]
-        progress.updates, progress._avg_loss = found["updates"], found["avg_loss"]
-        progress._learn_after, progress._updates_then = found["learn_after"], found["updates_then"]
-        progress._start_clock(found["minutes"])
+        minutes = found.pop("minutes")
+        vars(progress).update(found, _steps_before=found["steps"])
+        progress._start_clock(minutes)
         return progress
 
 
@@ -411,7 +399,6 @@ class HeldOut:
         return evaluation.solves(self.recipe), fmean(evaluation.scores + evaluation.fresh)
 
     def report(self) -> dict[str, Any]:
-        """Return the figures for the run's reports."""
         return {
             "held_out": None if self.best is None else self.best.figures(),
             "evaluations": self.count,
@@ -421,12 +408,8 @@ class HeldOut:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, without ``best_weights``."""
         kept = {"latest": self.latest, "best": self.best}
-        return {
-            **{name: None if one is None else asdict(one) for name, one in kept.items()},
-            "count": self.count,
-            "since_best": self.since_best,
-            "minutes": self.minutes,
-        }
+        evaluations = {name: None if one is None else asdict(one) for name, one in kept.items()}
+        return evaluations | {name: getattr(self, name) for name in SAVED_HELD_OUT}
 
     @classmethod
     def from_dict(cls, recipe: Recipe, values: dict[str, Any]) -> HeldOut:
@@ -435,8 +418,7 @@ class HeldOut:
         for name in ("latest", "best"):
             if values[name] is not None:
                 setattr(held_out, name, Evaluation(**checked_evaluation(values[name])))
-        for name, value in parsed(values, SAVED_HELD_OUT).items():
-            setattr(held_out, name, value)
+        vars(held_out).update(parsed(values, SAVED_HELD_OUT))
         return held_out
 
 
@@ -445,13 +427,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class TrainingState:
-    """State of a run beside the agent and the replay memory.
-
-    Attributes:
-        scores: scores of training episodes.
-        progress: steps, updates and time.
-        held_out: evaluations.
-    """
+    """State of a run beside the agent and the replay memory."""
 
     scores: Scores
     progress: Progress
@@ -459,7 +435,6 @@ class TrainingState:
 
     @classmethod
     def fresh(cls, recipe: Recipe, agent: Agent) -> TrainingState:
-        """Make the state of a new run."""
         return cls(Scores(agent.scored_lanes(recipe.env.num_envs)), Progress(recipe), HeldOut(recipe))
 
     def evaluation_due(self, recipe: Recipe) -> bool:
@@ -481,7 +456,6 @@ class TrainingState:
         return None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {
             "progress": self.progress.to_dict(),
             "episodes": self.scores.to_dict(),
@@ -490,11 +464,7 @@ class TrainingState:
 
     @classmethod
     def from_dict(cls, recipe: Recipe, agent: Agent, values: dict[str, Any]) -> TrainingState:
-        """Restore what ``to_dict`` returned.
-
-        Raises:
-            KeyError, TypeError, ValueError: the values have another form.
-        """
+        """Restore what ``to_dict`` returned.  Raises: KeyError, TypeError, ValueError."""
         state = cls.fresh(recipe, agent)
         state.scores.load(values["episodes"])
         held_out = HeldOut.from_dict(recipe, values["held_out"])

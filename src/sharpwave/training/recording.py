@@ -47,13 +47,11 @@ class PolicyPlayer:
         self._agent, self._state = agent, agent.begin(1)
 
     def act(self, obs: Any) -> Any:
-        """Return the agent's greedy action."""
         acted = self._agent.act(obs, self._state, 0, explore=False)
         self._state = acted.state
         return acted.action
 
     def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
-        """Pass the outcome on to the agent."""
         self._state = self._agent.observe(self._agent.replaced(self._state, action), reward, ended)
 
 
@@ -96,17 +94,12 @@ class ScriptPlayer:
         return chosen[None]
 
     def observe(self, action: npt.NDArray[Any], reward: npt.NDArray[Any], ended: npt.NDArray[np.bool_]) -> None:
-        """Begin the next episode with a new policy."""
         if ended[0]:
             self._policy = None
 
 
 def load_script(text: str) -> Callable[[np.random.Generator], Policy]:
-    """Run a Python file and return one of its functions: "player.py:expert".
-
-    Raises:
-        ValueError: no such file, or no such function in it.
-    """
+    """Run a Python file and return one of its functions: "player.py:expert".  Raises: ValueError."""
     file, _, name = text.rpartition(":")
     if not file or not name.isidentifier():
         raise ValueError(f"--script: got {text!r}, expected FILE.py:FUNCTION")
@@ -157,7 +150,6 @@ class Keyboard:
 
     @property
     def help(self) -> str:
-        """Keys, as a sentence."""
         if self._in_real_time:
             return "Arrows move, space fires, Escape ends the recording."
         keys = f"0 to {len(self._numbers) - 1}"
@@ -185,7 +177,6 @@ class Keyboard:
         """Do nothing: a person sees the picture."""
 
     def close(self) -> None:
-        """Close the window."""
         self._pygame.display.quit()
 
     def _show(self) -> None:

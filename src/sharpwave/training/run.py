@@ -19,13 +19,23 @@ from sharpwave.agents.protocol import Agent
 from sharpwave.escaping import printable, quoted
 from sharpwave.showing import duration_text
 from sharpwave.training import setup
-from sharpwave.training.actor_callbacks import ActorHooks, MakeActorCallback, check_actor_callbacks
-from sharpwave.training.actors.actor_experience import ActorExperience
 from sharpwave.training.actors.inference import layout_of
-from sharpwave.training.callbacks import Callback, Guarded, Lasting, StopWhen, Training, caught_signals, check_callbacks
+from sharpwave.training.callbacks import (
+    ActorHooks,
+    Callback,
+    Experience,
+    Guarded,
+    Lasting,
+    MakeActorCallback,
+    StopWhen,
+    Training,
+    caught_signals,
+    check_actor_callbacks,
+    check_callbacks,
+)
 from sharpwave.training.checkpoints import NO_STATE, Saver, keep_policy, load_best, load_checkpoint
 from sharpwave.training.evaluation import HeldOutEvaluations
-from sharpwave.training.experience import Experience, LocalExperience, NoExperience
+from sharpwave.training.experience import ActorExperience, LocalExperience, NoExperience
 from sharpwave.training.folder import (
     BEST,
     CURVE,
@@ -78,15 +88,17 @@ def run(
         out: the run's folder; None: ``runs/<name>-<time>-<seed>``.
         console: where progress is displayed; None: standard output.
         callbacks: hooks in this process; their ``close`` is called.
-        actor_callbacks: classes of actor callbacks, or other functions without arguments that make one, called in each
-            process that steps environments. With actors they are pickled.
+        actor_callbacks: functions without arguments, such as classes, that make an actor callback; called in each
+            process
+            that steps environments. With actors they are pickled.
     Returns:
         the run: ``folder, summary = run(...)``.
     Raises:
         ValueError: a setting is invalid, or the folder is in use.
         OSError: the folder cannot be written to at all.
-        ProcessDiedError: an actor or the evaluator died too often; the run ended with a checkpoint.
-        CallbackError: a callback raised; the run ended with a checkpoint.
+        ProcessDiedError, CallbackError: an actor or the evaluator died too often, or a callback raised; the run ended
+            with
+            a checkpoint.
         NotSavedError: the last checkpoint could not be written.
     """
     recipe, console = with_environment(recipe), console or Console()
@@ -288,7 +300,7 @@ def _parts(
 
 
 def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
-    """Close the replay memory; report an error instead of raising it, which would hide how the run ended."""
+    """Close the replay memory. An error is reported, not raised: it would hide how the run ended."""
     try:
         store.close()
     except OSError as error:
@@ -296,12 +308,9 @@ def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
 
 
 def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Say) -> Metrics:
-    """Draw a run's curve and write its summary; return the summary. A failure to write is reported, not raised.
+    """Draw a run's curve, write its summary and return it. A failure to write is reported, not raised.
 
     The curve comes first: of a run that was killed between the two, the summary is missing, by which a resume knows.
-
-    Args:
-        last: the last report, with ``reason``.
     """
     recipe = config.recipe
     machine = {"device": str(agent.device), "precision": agent.precision}
@@ -320,7 +329,6 @@ def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: S
 
 
 def _draw(folder: Path, config: Config, say: Say) -> None:
-    """Draw a run's curve, which is not needed to resume; report a failure."""
     try:
         draw_curve(folder, config)
     except (OSError, ImportError, *NO_STATE) as error:

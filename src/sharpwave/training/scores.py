@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.agents.exploration import epsilon_greedy
 from sharpwave.teams import ACTION_MASK, random_actions
 from sharpwave.training.folder import as_count, as_mean, as_scores, parsed
 
@@ -57,10 +56,8 @@ class EpisodeScore:
 
 
 class EpisodeSums:
-    """Rewards and lengths of the current episodes of lanes that step together.
+    """Rewards and lengths of the current episodes of lanes that step together, ``first_lane`` the first of them.
 
-    Args:
-        first_lane: number of the first lane.
     Attributes:
         steps: int64 [lanes], lengths so far.
     """
@@ -110,7 +107,6 @@ class Scores:
         self.last: deque[float] = deque(maxlen=window)
 
     def add(self, episode: EpisodeScore) -> None:
-        """Count an episode."""
         self.count += 1
         if self.scored[episode.lane]:
             self.last.append(episode.reward)
@@ -122,7 +118,6 @@ class Scores:
         return float(np.mean(self.last)) if self.last else None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
         return {"count": self.count, "avg_reward": self.avg_reward, "last": list(self.last)}
 
     def load(self, values: dict[str, Any]) -> None:
@@ -150,7 +145,6 @@ ShowFrame = Callable[[npt.NDArray[np.uint8]], None]
 
 
 def lanes_for(episodes: int) -> int:
-    """Return how many environments play ``episodes`` episodes."""
     return min(episodes, LANES)
 
 
@@ -236,6 +230,8 @@ def sometimes_random(actions: npt.NDArray[Any], obs: Any, space: Any, epsilon: f
         obs: observations that the actions are made for.
     """
     from gymnasium.spaces import Discrete, MultiBinary, MultiDiscrete
+
+    from sharpwave.agents.actions import epsilon_greedy
 
     if isinstance(space, Discrete):
         start, shape = int(space.start), (len(actions), int(space.n))

@@ -33,7 +33,6 @@ Env = VectorEnv[Any, Any, Any]
 
 
 def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = False) -> Env:
-    """Make the recipe's environments; with ``num_envs`` that many of them."""
     return recipe.env.make(num_envs, render=render)
 
 
@@ -104,11 +103,7 @@ def step_spec(env: Env, agent: Agent) -> sw.Spec:
 
 
 def check_segments(recipe: Recipe, spec: sw.Spec) -> None:
-    """Check that every segment that an actor can seal fits into a frame of the transport.
-
-    Raises:
-        ValueError: a segment could be too large.
-    """
+    """Check that every segment that an actor can seal fits into a frame of the transport.  Raises: ValueError."""
     beside = spec.context * spec.step_bytes + (1 << 20)  # frames before the first step; header and dictionaries
     max_steps = (MAX_BODY_BYTES - beside) // spec.step_bytes
     if recipe.actors.segment_steps > max_steps:
@@ -233,11 +228,7 @@ class OwnParts(NamedTuple):
 
 
 def own_parts(recipe: Recipe) -> OwnParts:
-    """Return the registered classes that ``recipe`` uses.
-
-    Raises:
-        ValueError: a class that another process cannot import.
-    """
+    """Return the registered classes that ``recipe`` uses.  Raises: ValueError: another process cannot import one."""
     kind = recipe.agent.kind
     agent = registry.AGENTS.get(kind)
     chosen = [one.value for one in leaves(recipe) if one.field.metadata["choices"] is architectures.networks]

@@ -11,6 +11,7 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.agents.registry import agent_settings
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.training import setup
+from sharpwave.training.actors.channels import Arrival, Counters, load, shared_weights
 from sharpwave.training.actors.inference import (
     Asking,
     Inference,
@@ -20,8 +21,6 @@ from sharpwave.training.actors.inference import (
     layout_of,
 )
 from sharpwave.training.actors.pool import ActorPool, central_inference
-from sharpwave.training.actors.shared import Counters, load, shared_weights
-from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.worker import final_observations
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import run
@@ -64,7 +63,7 @@ class Central:
         return self
 
     def __exit__(self, *_):
-        self.counters.set_stop()
+        self.counters.stop = True
         self.thread.join()
 
     def asking(self, actor):
@@ -168,7 +167,7 @@ def test_rows_are_computed_together_only_where_that_gives_the_same_bits():
 def test_an_actor_that_waits_is_let_go_when_the_run_ends():
     central = Central(CART, [slice(0, 12)])  # nobody serves
     waiting = central.asking(0)
-    timer = threading.Timer(0.3, central.counters.set_stop)
+    timer = threading.Timer(0.3, lambda: setattr(central.counters, "stop", True))
     timer.start()
     with pytest.raises(Stopped):
         waiting(np.zeros((12, 4), np.float32))

@@ -26,10 +26,10 @@ from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Request
 from sharpwave.training import setup
 from sharpwave.training.actors import hub as hub_module
+from sharpwave.training.actors.channels import Arrival
 from sharpwave.training.actors.hub import Hub
 from sharpwave.training.actors.node import HubLostError, Node
-from sharpwave.training.actors.staleness import most_steps, ratio_limiter
-from sharpwave.training.actors.transport import Arrival
+from sharpwave.training.actors.worker import most_steps, ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.run import resume, run

@@ -16,14 +16,14 @@ import psutil
 import pytest
 
 import sharpwave as sw
+from sharpwave.agents.a2c import RolloutSettings
 from sharpwave.agents.pqn import PQN
-from sharpwave.agents.replay import RolloutSettings
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import MAX_BODY_BYTES
 from sharpwave.training import setup
+from sharpwave.training.actors.channels import Counters, shared_weights
 from sharpwave.training.actors.pool import ActorPool
-from sharpwave.training.actors.shared import Counters, shared_weights
-from sharpwave.training.actors.staleness import ratio_limiter
+from sharpwave.training.actors.worker import ratio_limiter
 from sharpwave.training.callbacks import Callback
 from sharpwave.training.folder import checkpoints
 from sharpwave.training.recipes import load_recipe
@@ -161,7 +161,7 @@ def test_actors_wait_for_the_learner_and_one_that_hangs_is_replaced(monkeypatch)
         arrived = list(listen(pool, stands_still))
         most = limiter.min_size + limiter.error_buffer / limiter.ratio
         assert most - lanes <= counters.made <= most
-        counters.tell(100, 64 * 100)  # the learner has learned: 100 batches
+        counters.steps, counters.samples = 100, 64 * 100  # the learner has learned: 100 batches
         arrived += listen(pool, lambda: counters.made > most)
         arrived += listen(pool, stands_still)
         most += 64 * 100 / limiter.ratio

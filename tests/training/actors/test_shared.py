@@ -10,8 +10,8 @@ from sharpwave.agents.dqn import DQN
 from sharpwave.agents.inputs import FrameInputs
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors import shared
-from sharpwave.training.actors.shared import SharedWeights, load, shared_weights
+from sharpwave.training.actors import channels as shared
+from sharpwave.training.actors.channels import SharedWeights, load, shared_weights
 from sharpwave.training.recipes import load_recipe
 from tests.support.examples import examples
 

@@ -12,7 +12,7 @@ import pytest
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve import wire
 from sharpwave.training.actors import worker
-from sharpwave.training.actors.transport import ARRIVAL, MAX_DICTIONARIES, Arrival, Failure, Inbox, Message, Outbox
+from sharpwave.training.actors.channels import ARRIVAL, MAX_DICTIONARIES, Arrival, Failure, Inbox, Message, Outbox
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.scores import EpisodeScore
 

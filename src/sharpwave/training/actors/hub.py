@@ -24,10 +24,10 @@ from sharpwave.serve.budget import BYTES, Budget
 from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Frame, Request, WireError
-from sharpwave.training.actor_callbacks import CallbackError
+from sharpwave.training.actors.channels import Arrival
 from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
-from sharpwave.training.actors.staleness import most_steps, ratio_limiter
-from sharpwave.training.actors.transport import Arrival
+from sharpwave.training.actors.worker import most_steps, ratio_limiter
+from sharpwave.training.callbacks import CallbackError
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
 from sharpwave.training.setup import own_parts
@@ -65,9 +65,8 @@ class Hub:
     """Actors of a run on nodes, which may join, leave and return. A context manager that stops them on exit.
 
     Args:
+        run_steps, inserts, say: as for ``ActorPool``.
         store: cluster whose shards take the steps.
-        run_steps: steps of the run when this process began; ``inserts``: steps that count towards the replay ratio.
-        say: called with a message about each node that joins or leaves.
         listen: address where nodes join.
 
     Attributes:
@@ -120,11 +119,9 @@ class Hub:
             return self._restarts + sum(node.restarts for node in self._nodes.values())
 
     def tell(self, steps: int, samples: int) -> None:
-        """Publish the learner's progress to the nodes."""
         self._steps, self._samples = steps, samples
 
     def publish(self, parts: Sequence[torch.Tensor]) -> int:
-        """Publish weights to the nodes; return their version."""
         numbers = np.concatenate([part.detach().reshape(-1).cpu().float().numpy() for part in parts])
         with self._changed:
             self._weights, self._version = numbers, self._version + 1
@@ -174,7 +171,6 @@ class Hub:
     # the nodes' side
 
     def about(self) -> dict[str, Any]:
-        """Return the greeting to nodes that connect."""
         return {"hub": self._run}
 
     def left(self, client: Client) -> None:

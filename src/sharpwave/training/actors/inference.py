@@ -20,7 +20,7 @@ import torch
 from sharpwave.agents.protocol import Agent, Obs, Rows
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
-from sharpwave.training.actors.shared import LINE, Counters, SharedWeights, load, shared_memory
+from sharpwave.training.actors.channels import LINE, Counters, SharedWeights, load, shared_memory
 from sharpwave.training.recipes.recipe import Recipe
 
 ASKED, ANSWERED, VERSION, GENERATION = 0, 1, 2, 3

@@ -18,9 +18,8 @@ from sharpwave.serve.link import HUB, Link, ShardLostError
 from sharpwave.serve.members import ask_directory
 from sharpwave.serve.supervisor import ProcessDiedError
 from sharpwave.serve.wire import Request
+from sharpwave.training.actors.channels import Arrival, Counters, SharedWeights
 from sharpwave.training.actors.pool import ActorPool
-from sharpwave.training.actors.shared import Counters, SharedWeights
-from sharpwave.training.actors.transport import Arrival
 from sharpwave.training.actors.worker import ShardPlace
 from sharpwave.training.folder import check_imports
 from sharpwave.training.recipes.recipe import Recipe
@@ -126,7 +125,7 @@ class Node:
         """Play actors of a run; return whether it is over. Otherwise the hub no longer knows this node."""
         recipe, own = self._recipe(said)
         weights, counters = SharedWeights(said["weights"]), Counters(recipe.actors.count)
-        counters.set_limit(0)  # until the hub grants some
+        counters.limit = 0  # until the hub grants some
         self._say(f"Playing {len(said['actors'])} actors of {recipe.env.name} for {self.hub}")
 
         def place(actor: int) -> ShardPlace:
@@ -199,8 +198,8 @@ class Node:
             if "weights" in reply.parts:
                 numbers = torch.from_numpy(np.array(reply.parts["weights"]))
                 weights.publish([numbers], said["version"])
-            counters.tell(said["steps"], said["samples"])
-            counters.set_limit(said["limit"])
+            counters.steps, counters.samples = said["steps"], said["samples"]
+            counters.limit = said["limit"]
 
     def _leave(self, report: _Report, counters: Counters, pool: ActorPool, failure: str) -> None:
         head, parts = report.next(self._name, counters.made, pool.restarts, 0)

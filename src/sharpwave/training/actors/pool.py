@@ -14,11 +14,10 @@ import torch
 
 from sharpwave.agents.protocol import Agent
 from sharpwave.serve.supervisor import Supervised, end, spawned
-from sharpwave.training.actor_callbacks import CallbackError, MakeActorCallback
+from sharpwave.training.actors.channels import Arrival, Counters, Failure, Inbox, Message, SharedWeights
 from sharpwave.training.actors.inference import Inference, layout_of
-from sharpwave.training.actors.shared import Counters, SharedWeights
-from sharpwave.training.actors.transport import Arrival, Failure, Inbox, Message
 from sharpwave.training.actors.worker import ShardPlace, Task, act, actor_seed, infer
+from sharpwave.training.callbacks import CallbackError, MakeActorCallback
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeScore
 from sharpwave.training.setup import OwnParts, own_parts
@@ -105,7 +104,6 @@ class ActorPool:
 
     @property
     def restarts(self) -> int:
-        """Processes restarted so far."""
         return sum(seat.restarts for seat in self.seats)
 
     def __enter__(self) -> Self:
@@ -121,11 +119,9 @@ class ActorPool:
         self.close()
 
     def tell(self, steps: int, samples: int) -> None:
-        """Publish the learner's progress to the actors."""
-        self.counters.tell(steps, samples)
+        self.counters.steps, self.counters.samples = steps, samples
 
     def publish(self, parts: Sequence[torch.Tensor]) -> int:
-        """Publish weights to the actors; return their version."""
         return self.weights.publish(parts)
 
     def receive(self, timeout_s: float) -> Iterator[Arrival | EpisodeScore]:
@@ -202,7 +198,6 @@ class ActorPool:
         seat.inbox.close()
 
     def begun(self, seat: _Seat) -> Any:
-        """Start the process of a slot."""
         task = Task(
             self.recipe,
             seat.number,
@@ -220,8 +215,8 @@ class ActorPool:
         return process
 
     def close(self) -> None:
-        """Stop all actors; kill actors that do not end in time."""
-        self.counters.set_stop()
+        """Stop all actors; kill those that do not end in time."""
+        self.counters.stop = True
         for seat in self.seats:
             if seat.alive and not seat.plays:  # still importing, or making its environments
                 seat.process.terminate()

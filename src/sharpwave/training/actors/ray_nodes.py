@@ -48,9 +48,7 @@ class _Placed:
 class RayHub(Hub):
     """Hub whose nodes Ray runs: as many actors on each as it has processors, in proportion.
 
-    Free actors, at first or after a node has left, are placed on the present nodes.
-
-    Args: as for ``Hub``, which listens at this node's address.
+    It listens at this node's address. Free actors, at first or after a node has left, are placed on the present nodes.
     """
 
     def __init__(
@@ -75,7 +73,6 @@ class RayHub(Hub):
         return self
 
     def close(self) -> None:
-        """Stop all actors, and the processes that Ray runs for them."""
         self._closing.set()
         super().close()
         if self._thread.is_alive():
@@ -122,10 +119,8 @@ class RayHub(Hub):
 
 
 def shares(free: int, processors: dict[str, float], loads: dict[str, int]) -> dict[str, int]:
-    """Share out ``free`` actors, each to the node that has fewest for its processors.
-
-    Args:
-        loads: actors that the nodes have.
+    """Share out ``free`` actors, each to the node that has fewest for its processors, beside the ``loads`` that they
+    have.
     """
     given: dict[str, int] = {}
     for _ in range(free if processors else 0):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
@@ -15,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.agents.protocol import ViewSettings
 from sharpwave.recorder import Recorder
 from sharpwave.sampling.limiters import Cursor, SamplesPerInsert
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
@@ -24,11 +26,9 @@ from sharpwave.serve.members import ask_directory
 from sharpwave.serve.remote_writer import Delivery
 from sharpwave.serve.supervisor import PARENT_GONE, follow_parent
 from sharpwave.training import setup
-from sharpwave.training.actor_callbacks import Actor, ActorHooks, CallbackError, MakeActorCallback, Stepped
+from sharpwave.training.actors.channels import Arrival, Counters, Failure, Outbox, SharedWeights, load
 from sharpwave.training.actors.inference import Asking, Inference, InferenceServer, Stopped
-from sharpwave.training.actors.shared import Counters, SharedWeights, load
-from sharpwave.training.actors.staleness import ratio_limiter
-from sharpwave.training.actors.transport import Arrival, Failure, Outbox
+from sharpwave.training.callbacks import Actor, ActorHooks, CallbackError, MakeActorCallback, Stepped
 from sharpwave.training.recipes.recipe import Recipe
 from sharpwave.training.scores import EpisodeSums, game_result
 from sharpwave.training.setup import OwnParts
@@ -111,6 +111,31 @@ class Task:
 def actor_seed(recipe: Recipe, steps: int, actor: int, restart: int) -> int:
     """Return the seed of an actor that starts after ``steps`` steps of the run; seed + lane fits an int32."""
     return int(np.random.SeedSequence([recipe.training.seed, steps, actor, restart]).generate_state(1)[0] >> 2)
+
+
+def used_up(recipe: Recipe, replay: ViewSettings) -> bool:
+    """Return whether the learner uses up each step, so that waiting steps form a queue."""
+    return replay.most_samples <= replay.batch_size / recipe.training.update_every
+
+
+def ratio_limiter(recipe: Recipe, replay: ViewSettings) -> SamplesPerInsert:
+    """Make the rate limiter that bounds the actors' lead over the learner.
+
+    They may be ahead by twice the steps that they may hold unsealed; with less both sides could wait for each other.
+    The learner is never ahead: it makes only the updates due for the arrived steps and, if items are used up, only
+    with enough items. One batch and the unsealed steps may wait (``ActorExperience`` computes the number).
+    """
+    ratio = min(replay.batch_size / recipe.training.update_every, replay.most_samples)
+    lanes, unsealed = recipe.env.num_envs, recipe.actors.segment_steps + 2
+    under_way = lanes * unsealed if used_up(recipe, replay) else 2 * lanes * (unsealed + replay.horizon)
+    return SamplesPerInsert(
+        ratio, max(1, recipe.training.warmup_steps), max(1.0, ratio, under_way * ratio + replay.batch_size)
+    )
+
+
+def most_steps(limiter: SamplesPerInsert, samples: int) -> int:
+    """Return how many steps actors may have made in all after so many samples."""
+    return math.floor(limiter.min_size + (samples + limiter.error_buffer) / limiter.ratio)
 
 
 def act(

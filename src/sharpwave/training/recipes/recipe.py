@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from sharpwave.agents.registry import agent_settings
-from sharpwave.agents.replay import OfflineSettings, RolloutSettings
+from sharpwave.agents.replay import OfflineSettings
 from sharpwave.configuration import (
     KINDS,
     changed,
@@ -92,23 +93,10 @@ class Atari:
         from sharpwave.envs import AtariSettings
 
         height, width = parse_size(self.frame, "--frame")
-        return AtariSettings(
-            height=height,
-            width=width,
-            crop=parse_lines(self.crop, "--crop"),
-            stack=self.stack,
-            rgb=self.rgb,
-            max_pool=self.max_pool,
-            actions=tuple(name.strip().upper() for name in self.actions.split(",") if name.strip()),
-            full_actions=self.full_actions,
-            clip_rewards=self.clip_rewards,
-            frame_skip=self.frame_skip,
-            sticky=self.sticky,
-            noop_max=self.noop_max,
-            fire_reset=self.fire_reset,
-            life_loss_ends=self.life_loss_ends,
-            max_episode_frames=self.max_episode_frames,
-        )
+        same = {one.name: getattr(self, one.name) for one in fields(AtariSettings) if hasattr(self, one.name)}
+        parts = {"height": height, "width": width, "crop": parse_lines(self.crop, "--crop")}
+        actions = tuple(name.strip().upper() for name in self.actions.split(",") if name.strip())
+        return AtariSettings(**same | parts | {"actions": actions})
 
 
 @dataclass(frozen=True)
@@ -443,8 +431,9 @@ class Recipe:
 def default_recipe(kind: str) -> Recipe:
     """Make a recipe from an algorithm's own defaults."""
     agent = agent_settings(kind)()
-    if isinstance(getattr(agent, "replay", None), RolloutSettings):
-        # Without a warm-up: steps that wait for one are old when they are used.
+    replay = getattr(agent, "replay", None)
+    if replay is not None and math.isfinite(replay.most_samples):
+        # Items are used up. Without a warm-up: steps that wait for one are old when they are used.
         return Recipe(env=Gymnasium(), agent=agent, training=TrainingSettings(warmup_steps=0, update_every=1))
     if not isinstance(agent, OfflineSettings):
         return Recipe(env=Gymnasium(), agent=agent)

@@ -14,7 +14,7 @@ from sharpwave.agents.learner import to_tensors
 from sharpwave.agents.pqn import PQN
 from sharpwave.agents.protocol import Spaces
 from sharpwave.agents.r2d2 import R2D2
-from sharpwave.agents.saliency import grad_cam, saliency, value_and_advantage
+from sharpwave.training.video import grad_cam, saliency, value_and_advantage
 
 
 class Small:
