@@ -70,6 +70,13 @@ def check(settings: Any) -> None:
             expect(settings, field.name, not expected, expected, error)
 
 
+class Checked:
+    """Base of settings whose values are checked when they are made."""
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
 def expect(settings: Any, name: str, holds: bool, expected: str, error: type[ValueError] = ValueError) -> None:
     """Raise an error about the setting ``name`` unless ``holds``."""
     if not holds:

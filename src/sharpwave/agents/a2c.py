@@ -17,7 +17,7 @@ actions is old. Steps are smaller than gradients, may be stored, and come from o
 
 ``ActorCritic`` is the part that PPO and IMPALA share: two networks, acting, and all of an update but its objectives.
 The log-probabilities of the policy that acted are stored with the steps, so that a learner knows how far its own policy
-has moved from that one. A window ends with its episode at the latest; the value of the observation behind its last real
+has moved from that one. A window ends with its episode at the latest; the value of the observation after its last real
 step, the true final one after a truncated episode, stands for the later rewards.
 """
 
@@ -40,7 +40,7 @@ from sharpwave.agents.learner import LearningRateSettings, NetworkAgent
 from sharpwave.agents.losses import lambda_returns, window_ends
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, ViewSettings
 from sharpwave.agents.replay import LEARNING, NETWORK
-from sharpwave.configuration import check, expect, setting
+from sharpwave.configuration import Checked, expect, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.nesting import map_leaves
 from sharpwave.spec import Field
@@ -57,16 +57,13 @@ LOG_PROBABILITY = "log_probability"
 
 
 @dataclass(frozen=True)
-class RolloutSettings(ViewSettings):
+class RolloutSettings(Checked, ViewSettings):
     """Settings of a queue of windows, each learned from a fixed number of times and then no more: no replay."""
 
     batch_size: int = setting(8, "windows per update", LEARNING, at_least=1)
     length: int = setting(32, "steps of a window", LEARNING, at_least=1)
     gamma: float = setting(0.99, "discount factor per step", LEARNING, at_least=0, at_most=1)
     epochs: int = setting(2, "times that each window is learned from", LEARNING, at_least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     @property
     def fewest(self) -> int:
@@ -216,7 +213,7 @@ class Seen(NamedTuple):
         log_probability: of the actions that were taken; ``ratio``: of their probability over the behaviour policy's;
             ``entropy``: of the policy. With gradients.
         value: v(s_t), with gradient. ``next_value``: v(s_{t+1}), without.
-        ends: behind which returns are cut and bootstrap: an episode's last step, or the window's. ``mask``: real steps.
+        ends: after which returns are cut and bootstrap: an episode's last step, or the window's. ``mask``: real steps.
     """
 
     log_probability: Tensor
@@ -277,7 +274,7 @@ class ActorCritic(NetworkAgent):
     def see(self, batch: Any) -> Seen:
         """Look at a batch of windows with the present networks."""
         mask: Tensor = batch.mask
-        inputs = self.inputs(map_leaves(lambda obs: obs.flatten(0, 1), batch.obs))  # T + 1: the one behind the last too
+        inputs = self.inputs(map_leaves(lambda obs: obs.flatten(0, 1), batch.obs))  # T + 1: the one after the last too
         value = self.value(inputs).view(len(mask), -1)
         predicted = with_legal(self.policy(inputs).unflatten(0, value.shape), legal_in(self.spaces, batch.obs))[:, :-1]
         log_probability = self.distribution.log_probability(predicted, batch)

@@ -91,7 +91,7 @@ class NumberedActions:
 def legal_in(spaces: Spaces, obs: Any) -> Any:
     """Return which actions are legal, bool [..., A]; ``None``: all, in spaces without a mask.
 
-    Where a mask has none, all are: in final states, behind which no action is made, and in padding.
+    Where a mask has none, all are: in final states, after which no action is made, and in padding.
 
     Args:
         obs: observations [..., ...] by part, arrays or tensors.

@@ -76,11 +76,7 @@ class Bandit(Protocol):
 
 
 class CountingBandit(Bandit):
-    """Bandit that counts rewards, their sums and their squares. Subclasses give every arm an index to be chosen by.
-
-    Args:
-        arms: number of arms.  lanes: number of problems.
-    """
+    """Bandit that counts rewards, their sums and their squares. Subclasses give every arm an index to be chosen by."""
 
     lowest, highest = 0.0, 1.0
 

@@ -22,18 +22,15 @@ from sharpwave.agents.learner import NetworkAgent, move_towards
 from sharpwave.agents.losses import action_cross_entropy, squared
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, ViewSettings
 from sharpwave.agents.replay import LEARNING, NETWORK, OfflineSettings, TransitionsSettings
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 
 
 @dataclass(frozen=True)
-class PairsSettings(ViewSettings):
+class PairsSettings(Checked, ViewSettings):
     """Settings of a view of observations and the actions made there, sampled uniformly: for imitation."""
 
     batch_size: int = setting(64, "pairs of observation and action per update", LEARNING, at_least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def open(self, store: sw.Store, name: str | None, seed: int) -> Any:
         return store.transitions(name=name, seed=seed)
@@ -62,9 +59,6 @@ class BCSettings(OfflineSettings):
         at_least=0,
         below=1,
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class BC(NetworkAgent):

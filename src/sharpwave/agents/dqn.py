@@ -263,7 +263,6 @@ class DQN(TargetQAgent):
     # act
 
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        """Return Q of the online network, float32 [N, A], that of illegal actions included."""
         with torch.inference_mode(), self.autocast():
             predicted = self.online(self.inputs(to_tensors(obs, self.device)))
         return (self.q_of(predicted).float().cpu().numpy(),)

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from sharpwave.agents.actions import epsilon_greedy, softmax_actions
 from sharpwave.agents.replay import EXPLORATION, linear
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import Checked, setting
 
 MAX_SCORED_EPSILON = 0.05
 """Largest epsilon of a lane whose scores count: above it random actions lower the score notably."""
@@ -69,7 +69,7 @@ class Strategy(ABC):
 
 
 @dataclass(frozen=True)
-class EpsilonGreedy(Strategy):
+class EpsilonGreedy(Checked, Strategy):
     """Settings of epsilon-greedy exploration: epsilon falls linearly, and may differ between lanes.
 
     Source: Watkins (1989), Learning from delayed rewards; the schedule: Mnih et al. (2015), extended data table 1.
@@ -103,9 +103,6 @@ class EpsilonGreedy(Strategy):
         at_least=0,
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def epsilons(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
         """Return the epsilon of each lane after ``step`` environment steps, float64 [lanes]."""
         return epsilon_ladder(self.level(step), lanes, self.ladder)
@@ -132,7 +129,7 @@ class EpsilonGreedy(Strategy):
 
 
 @dataclass(frozen=True)
-class Softmax(Strategy):
+class Softmax(Checked, Strategy):
     """Settings of softmax (Boltzmann) exploration: the temperature falls linearly, and may differ between lanes.
 
     Actions of nearly equal value are tried equally often, bad ones seldom; how often depends on the scale of values.
@@ -168,9 +165,6 @@ class Softmax(Strategy):
         at_least=1,
     )
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def temperatures(self, step: int, lanes: int) -> npt.NDArray[np.float64]:
         """Return the temperature of each lane after ``step`` environment steps, float64 [lanes]."""
         return self.level(step) / self.ladder ** rungs(lanes)
@@ -197,7 +191,6 @@ class ExplorationSettings:
     softmax: Softmax = field(default_factory=Softmax)
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if self.explore == "softmax":
             yield "exploration", "--explore epsilon"
         else:

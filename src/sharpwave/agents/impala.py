@@ -64,7 +64,7 @@ def vtrace(
     Args:
         reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
         value, next_value: float [B, T], v(s_t) and v(s_{t+1}).
-        ends: bool [B, T], a step behind which the trace is cut and bootstraps: an episode's last one, or the window's.
+        ends: bool [B, T], a step after which the trace is cut and bootstraps: an episode's last one, or the window's.
         ratio: float [B, T], probability of the action by the learner's policy over that by the actor's.
         clip: largest ratio of the targets and advantages, rho-bar; traces are cut at 1, c-bar.
     Returns:

@@ -43,7 +43,6 @@ class LearningRateSettings:
         expect(self, "lr_steps", self.lr_end is None or self.lr_steps > 0, "at least 1 with --learning-rate-end")
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if self.lr_end is None:
             yield "lr_steps", "--learning-rate-end"
 

@@ -38,8 +38,8 @@ def lambda_returns(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor
 
     Args:
         reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
-        value: float [B, T], v(s_{t+1}): of the observation behind step t.
-        ends: bool [B, T], a step behind which the sum is cut and bootstraps: an episode's last one, or the window's.
+        value: float [B, T], v(s_{t+1}): of the observation after step t.
+        ends: bool [B, T], a step after which the sum is cut and bootstraps: an episode's last one, or the window's.
         share: lambda, from 0 (one step) to 1 (all of them).
     Returns:
         float [B, T].

@@ -56,7 +56,6 @@ class MASACSettings(TeamSettings):
         expect(self.replay, "n_step", alone, "1 with --own-rewards: they are stored for each step, and not summed")
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if self.temperature is not None:
             yield "target_entropy", "--set agent.temperature=null"
 

@@ -129,7 +129,7 @@ def _features(model: nn.Module, name: str, shape: tuple[int, int, int]) -> int:
 
 
 class VectorTorso(nn.Sequential):
-    """Torso of one layer for flat vectors; of 0 units it passes them on, where the layers behind it suffice."""
+    """Torso of one layer for flat vectors; of 0 units it passes them on, where the later layers suffice."""
 
     def __init__(self, size: int, units: int, normalized: bool = False) -> None:
         norm = [nn.LayerNorm(units)] if normalized else []

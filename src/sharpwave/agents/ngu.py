@@ -322,10 +322,10 @@ def retrace_targets(
 
     Args:
         reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
-        value: float [B, T], v(s_{t+1}): of the observation behind step t, under the target policy.
+        value: float [B, T], v(s_{t+1}): of the observation after step t, under the target policy.
         taken: float [B, T], Q(s_t, a_t) of the actions that were made.
         trace: float [B, T], c_t = lambda * min(1, pi(a_t | s_t) / mu(a_t | s_t)).
-        ends: bool [B, T], a step behind which no further error is added: an episode's last one, or the window's.
+        ends: bool [B, T], a step after which no further error is added: an episode's last one, or the window's.
     Returns:
         float [B, T].
     Source: Munos et al. (2016), Safe and efficient off-policy reinforcement learning, eq. 3 and 4.

@@ -145,7 +145,7 @@ class Novelty(nn.Module):
         """Return the mean loss of inverse model and predictor, and count the predictor's errors.
 
         Args:
-            inputs, next_inputs: of observations before and behind a step.  action: int64 [B], numbers of its actions.
+            inputs, next_inputs: of observations before and after a step.  action: int64 [B], numbers of its actions.
             weights: float [B], importance weights. What is replayed often because it is surprising is not known any
                 better to the agent for that: the predictor learns, and its errors are counted, as if all that was
                 observed were replayed alike.

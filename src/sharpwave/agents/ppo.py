@@ -2,8 +2,8 @@
 
 Reuse is the store's: ``sharpwave.Store.sequences(..., sampler=Fifo(), max_times_sampled=k)`` gives the oldest windows k
 times in a row, which are k epochs over one batch. The ratio is that to the policy that acted, whose log-probabilities
-were stored with the steps. Advantages are estimated anew by the present value in every epoch (Andrychowicz et al. 2021,
-What matters for on-policy deep actor-critic methods, section 3.5).
+were stored with the steps. Advantages are estimated again in every epoch, by the present value (Andrychowicz et al.
+2021, What matters for on-policy deep actor-critic methods, section 3.5).
 
 Source: Schulman et al. (2017), Proximal policy optimization algorithms; advantages: Schulman et al. (2016), generalized
 advantage estimation.

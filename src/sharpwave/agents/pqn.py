@@ -62,7 +62,7 @@ class PQN(QAgent):
     def loss(self, batch: Any) -> tuple[Tensor, None]:
         """Compute the mean over real steps of half the squared error of Q(s, a) against its lambda-return."""
         mask = batch.mask
-        obs = map_leaves(lambda one: one.flatten(0, 1), batch.obs)  # [B, T + 1, ...]: the step behind the last, too
+        obs = map_leaves(lambda one: one.flatten(0, 1), batch.obs)  # [B, T + 1, ...]: the step after the last, too
         q = self.online(self.inputs(obs)).unflatten(0, (len(mask), -1))
         value = with_legal(q.detach(), legal_in(self.spaces, batch.obs))[:, 1:].amax(dim=2)
         target = lambda_returns(batch.step_reward, batch.discount, value, window_ends(mask), self.settings.trace)

@@ -93,7 +93,7 @@ class Valued(NamedTuple):
     Attributes:
         values: Q of the observations, float32 [N, A], in units of returns.
         taken: numbers of the actions that were taken, int64 [N].
-        state: acting state behind the last of them.
+        state: acting state after the last of them.
     """
 
     values: npt.NDArray[np.float32]
@@ -165,7 +165,7 @@ class InitialErrors(Protocol):
         """Add one step of every lane, [lanes].
 
         Args:
-            acted: the action, and the acting state behind it.
+            acted: the action, and the acting state after it.
             final_obs: [lanes, ...], read where a lane was truncated; None: no episode ended.
         """
 

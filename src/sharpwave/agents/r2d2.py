@@ -65,7 +65,6 @@ class SequencesSettings(ViewSettings):
         expect(self, "beta_steps", not falls or self.beta_steps > 0, "at least 1 with --beta-end")
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.prioritized:
             for name in ("priority_alpha", "priority_beta", "beta_end", "beta_steps", "eta"):
                 yield name, "--prioritized"
@@ -207,7 +206,7 @@ class R2D2(TargetQAgent):
         return state
 
     def _behind(self, state: R2D2State, recurrent: Any) -> npt.NDArray[np.float32]:
-        """Return the core behind an observation, in which no action was made yet."""
+        """Return the core after an observation, in which no action was made yet."""
         core = np.zeros_like(state.core)
         core[:, : self.online.state_size] = recurrent
         return core
@@ -218,7 +217,7 @@ class R2D2(TargetQAgent):
         return state._replace(core=core, chosen=chosen)
 
     def infer(self, obs: Obs, *memory: Rows) -> tuple[Rows, ...]:
-        """Return Q [N, A], and the recurrent state behind the step [N, n]; ``memory`` is the lanes' core before it."""
+        """Return Q [N, A], and the recurrent state after the step [N, n]; ``memory`` is the lanes' core before it."""
         with torch.inference_mode():
             recurrent, previous = self._parted(memory[0])
             q, recurrent = self.online.step(self.inputs(to_tensors(obs, self.device)), previous, recurrent)
@@ -230,7 +229,6 @@ class R2D2(TargetQAgent):
         return recurrent, previous
 
     def differentiable_q(self, inputs: Any, state: R2D2State) -> Tensor:
-        """Return Q [B, A] of the output of ``inputs`` and the state before it, for gradients."""
         recurrent, previous = self._parted(state.core)
         return self.online.step(inputs, previous, recurrent)[0]
 
@@ -264,7 +262,7 @@ class R2D2(TargetQAgent):
         )
 
     def _final_values(self, obs: Obs, acted: Acted, reward: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        """Return Q [lanes, A] of the observations behind an action."""
+        """Return Q [lanes, A] of the observations after an action."""
         going_on = self.observe(acted.state, reward, np.zeros(len(acted.action), np.bool_))
         return legal_rows(self.infer(obs, going_on.core)[0], legal_in(self.spaces, obs))
 
@@ -291,7 +289,7 @@ class R2D2(TargetQAgent):
         return (batch.weights * losses).mean(), td_error.detach()
 
     def legal_along(self, batch: Any, behind: int = 0) -> Tensor | None:
-        """Return the legal actions of the trained steps and the one behind them, from that ``behind`` the first on,
+        """Return the legal actions of the trained steps and the one after them, from that ``behind`` the first on,
         bool [B, L + 1 - behind, A]; None: all are."""
         if not self.spaces.masked:
             return None
@@ -299,7 +297,7 @@ class R2D2(TargetQAgent):
         return legal[:, batch.burn_in + behind : batch.mask.shape[1] + 1]
 
     def _unroll(self, network: RecurrentQNetwork, batch: Any) -> Tensor:
-        """Return Q of the trained steps and the one behind them, float32 [B, L + 1, A]."""
+        """Return Q of the trained steps and the one after them, float32 [B, L + 1, A]."""
         size, columns = batch.mask.shape[0], batch.mask.shape[1] + 1
         inputs = self.inputs(map_leaves(lambda one: one[:, :columns].flatten(0, 1), batch.obs))
         recurrent, before = batch[CORE].split([self.online.state_size, self.beside], dim=1)
@@ -318,12 +316,12 @@ class R2D2(TargetQAgent):
 
 
 def n_step_targets(reward: Tensor, discount: Tensor, value: Tensor, ends: Tensor, n_step: int) -> Tensor:
-    """Compute n-step targets within a window: up to ``n_step`` rewards, then the value of the step behind them.
+    """Compute n-step targets within a window: up to ``n_step`` rewards, then the value of the step after them.
 
     Args:
         reward, discount: float [B, T], r_{t+1} and gamma_{t+1} = gamma * (1 - terminated) for step t.
-        value: float [B, T], v(s_{t+1}): of the observation behind step t.
-        ends: bool [B, T], a step behind which the sum is cut and bootstraps: an episode's last one, or the window's.
+        value: float [B, T], v(s_{t+1}): of the observation after step t.
+        ends: bool [B, T], a step after which the sum is cut and bootstraps: an episode's last one, or the window's.
     Returns:
         float [B, T].
     Source: Sutton and Barto (2018), eq. 7.1, cut at the window's end.

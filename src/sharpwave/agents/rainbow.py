@@ -139,8 +139,6 @@ class Rainbow(DQN):
         return Expected(settings.huber_delta, mse=settings.loss == "mse")
 
     def network(self) -> nn.Module:
-        """Make a fresh network: outputs of ``inputs`` -> predictions [B, A, ...] for the head."""
-
         from sharpwave.agents.distributional import ImplicitQNetwork, NoisyLinear
         from sharpwave.agents.networks import QHead, QNetwork
 
@@ -197,7 +195,6 @@ class Rainbow(DQN):
     # learn
 
     def loss(self, batch: Any) -> tuple[Tensor, Tensor]:
-        """Compute the weighted mean of the items' losses, and errors for their priorities, float32 [B]."""
         head = self.head
         action = self.actions.numbers(batch.action)
         fractions, next_fractions = self._fractions(len(action)), self._fractions(len(action))

@@ -41,7 +41,7 @@ class RecurrentQNetwork(nn.Module):
             inputs: of the agent's inputs. ``beside``: float [B, n].
             state: float [B, state_size], before the step.
         Returns:
-            Q, float32 [B, A]; the state behind the step.
+            Q, float32 [B, A]; the state after the step.
         """
         out, after = self.core(torch.cat([self.torso(inputs), beside], dim=1).unsqueeze(1), self._parted(state))
         q: Tensor = self.head(out.squeeze(1))
@@ -70,13 +70,13 @@ class RecurrentQNetwork(nn.Module):
         return q.reshape(size, columns - burn_in, -1)
 
     def _refreshed(self, x: Tensor, state: Tensor, begin: Tensor) -> Tensor:
-        """Return the state behind the columns of ``x`` [B, T, n] from ``begin`` on."""
+        """Return the state after the columns of ``x`` [B, T, n] from ``begin`` on."""
         columns = x.shape[1]
         some = (begin < columns).nonzero().squeeze(1)
         if not len(some):
             return state
         begins = begin[some]
-        # Each window's steps go to the front, and the core stops behind its last one.
+        # Each window's steps go to the front, and the core stops after its last one.
         places = (torch.arange(columns, device=x.device) + begins[:, None]).clamp(max=columns - 1)
         fronted = x[some].gather(1, places[:, :, None].expand(-1, -1, x.shape[2]))
         packed = pack_padded_sequence(fronted, (columns - begins).cpu(), batch_first=True, enforce_sorted=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import sharpwave as sw
 from sharpwave.agents.protocol import ViewSettings
-from sharpwave.configuration import check, expect, setting
+from sharpwave.configuration import Checked, check, expect, setting
 
 MEMORY, LEARNING, NETWORK, EXPLORATION = "Replay memory", "Learning", "Network", "Exploration"
 """Headings of agents' settings."""
@@ -35,7 +35,6 @@ class TransitionsSettings(ViewSettings):
         expect(self, "beta_steps", not rises or self.beta_steps > 0, "at least 1, or --beta-end as --beta-start")
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.prioritized:
             for name in ("priority_alpha", "beta_start", "beta_end", "beta_steps"):
                 yield name, "--prioritized"
@@ -53,7 +52,7 @@ class TransitionsSettings(ViewSettings):
 
 
 @dataclass(frozen=True)
-class OfflineSettings:
+class OfflineSettings(Checked):
     """Settings of an agent that learns offline. A run's steps are its updates, and so are all periods."""
 
     data: str = setting(

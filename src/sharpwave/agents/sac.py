@@ -22,7 +22,7 @@ from sharpwave.agents.architectures import networks
 from sharpwave.agents.learner import PRECISIONS, NetworkAgent, move_towards
 from sharpwave.agents.protocol import Acted, Learned, Obs, Spaces, space_text
 from sharpwave.agents.replay import EXPLORATION, LEARNING, NETWORK, TransitionsSettings
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 
 LOG_STD = (-20.0, 2.0)
@@ -30,7 +30,7 @@ LOG_STD = (-20.0, 2.0)
 
 
 @dataclass(frozen=True)
-class TwinCriticsSettings:
+class TwinCriticsSettings(Checked):
     """Settings that agents of continuous actions share; the defaults are those of Haarnoja et al. (2018)."""
 
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=256))
@@ -47,9 +47,6 @@ class TwinCriticsSettings:
     random_steps: int = setting(10_000, "first steps, whose actions are uniformly random", EXPLORATION, at_least=0)
 
     lr: float = setting(3e-4, "learning rate of Adam", LEARNING, flag="--learning-rate", above=0)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class BoxActions:
@@ -202,7 +199,6 @@ class SACSettings(TwinCriticsSettings):
     )
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if self.temperature is not None:
             yield "target_entropy", "--set agent.temperature=null"
 

@@ -29,7 +29,7 @@ from sharpwave.agents.learner import NetworkAgent, move_towards, to_tensors
 from sharpwave.agents.losses import squared
 from sharpwave.agents.protocol import Acted, Bools, Learned, Obs, Rows, Spaces
 from sharpwave.agents.replay import LEARNING, NETWORK, TransitionsSettings
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import Checked, setting
 from sharpwave.extras import Tensor, nn, torch
 from sharpwave.teams import ACTION_MASK, legal_actions
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TeamSettings:
+class TeamSettings(Checked):
     """Settings that agents for teams share."""
 
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=128))
@@ -50,9 +50,6 @@ class TeamSettings:
     target_tau: float = setting(
         0.01, "share by which each update moves the target networks", LEARNING, above=0, at_most=1
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 class TeamAgent(NetworkAgent):

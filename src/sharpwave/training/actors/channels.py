@@ -219,7 +219,6 @@ class Counters:
         return int(self.words[1:, 0].sum())
 
     def add_made(self, actor: int, steps: int) -> None:
-        """Count steps that an actor has made."""
         self.words[1 + actor, 0] += steps
 
     def set_made(self, actor: int, steps: int) -> None:
@@ -278,7 +277,6 @@ class SharedWeights:
 
         Args:
             version: larger than all earlier versions; 0: the next one.
-
         Raises:
             ValueError: their size differs from ``count`` numbers.
         """
@@ -326,7 +324,6 @@ def _checksum(numbers: npt.NDArray[np.float32], version: int) -> int:
 
 
 def shared_weights(agent: Agent) -> SharedWeights:
-    """Allocate shared memory for the weights of agents like ``agent``."""
     return SharedWeights(sum(part.numel() for part in agent.policy_tensors(explore=True).values()))
 
 

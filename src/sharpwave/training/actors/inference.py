@@ -33,11 +33,7 @@ ALIGNMENT = 64
 
 
 class RowPart(NamedTuple):
-    """Rows of an argument or a result of ``Agent.infer``.
-
-    Attributes:
-        name: key of an observation in a dict; "": it is no dict's.
-    """
+    """Rows of an argument or a result of ``Agent.infer``; ``name``: key of an observation in a dict, else ""."""
 
     name: str
     shape: tuple[int, ...]
@@ -188,11 +184,7 @@ class Asking:
 
 
 class InferenceServer:
-    """Computation of all actors' networks. It waits for no actor: pending requests are answered together.
-
-    Args:
-        number: its line of ``counters``.
-    """
+    """Computation of all actors' networks. It waits for no actor: pending requests are answered together."""
 
     def __init__(
         self, recipe: Recipe, number: int, counters: Counters, weights: SharedWeights, inference: Inference
@@ -206,7 +198,6 @@ class InferenceServer:
         self._joined = False
 
     def serve(self) -> None:
-        """Answer until the learner stops the actors."""
         shared, counters = self._inference, self._counters
         self._joined = computes_rows_alike(self._agent, shared.layout, shared.lanes, self._beat)
         while not counters.stop and not self._take_weights():

@@ -89,7 +89,6 @@ class Node:
             self._link.close()
 
     def _joined(self) -> dict[str, Any] | None:
-        """Join a run that has actors to give; ``None``: it is over."""
         waits = told = False
         lost = time.monotonic()
         while not self._stopped():
@@ -238,5 +237,4 @@ class _Report:
         return {**head, "node": node, "made": made, "restarts": restarts, "version": version}, parts
 
     def arrived(self) -> None:
-        """Note that the hub has the last report."""
         self._sent, self._number = None, self._number + 1

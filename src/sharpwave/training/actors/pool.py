@@ -58,15 +58,13 @@ class ActorPool:
 
     Args:
         first_steps: function (first lane, number of lanes) -> the numbers of their next steps.
-        run_steps: steps of the run when this process began.
-        inserts: number of run steps that count towards the replay ratio.
+        run_steps: steps of the run when this process began; ``inserts``: those that count towards the replay ratio.
         hung_s: seconds without a heartbeat after which an actor is killed and replaced.
         say: called with a message about each silent or replaced actor.
-        callbacks: factories of actor callbacks, called in each actor's process.
-        shards: function (actor) -> ``Task.shard``.
+        callbacks: factories of actor callbacks.  shards: function (actor) -> ``Task.shard``.
         numbers: numbers of the run's actors to run here; None: all.
         own: registrations of the learner's program; None: this process is the learner.
-        inference: arrays of a pool process that computes the networks of all actors; None: each actor computes its own.
+        inference: arrays of a process that computes the networks of all actors; None: each actor computes its own.
 
     Attributes:
         callback_failure: the error of the first actor callback that raised; None: none raised.

@@ -56,11 +56,7 @@ class ShardPlace:
 
     @classmethod
     def of(cls, actor: int, player: str, shards: Sequence[Any], directory: str) -> ShardPlace:
-        """Return the destination of an actor's steps among the addresses of all shards.
-
-        Args:
-            player: name of the learner or the node that runs the actor.
-        """
+        """Return the destination of an actor of ``player``, a learner or a node, among the addresses of all shards."""
         number = actor % len(shards)
         return cls(str(shards[number]), f"{player}-actor-{actor}", directory, number)
 
@@ -88,8 +84,7 @@ class Task:
 
     Attributes:
         actor: the actor's number.
-        first_lane: the first of the store's lanes that it plays.
-        first_steps: number of the next step of each of its lanes.
+        first_lane, first_steps: the first of the store's lanes that it plays, and the number of each one's next step.
         seed: seed of its environments and of its exploration.
         inserts: steps that count towards the replay ratio and were made before this learner process began.
         callbacks: factories of actor callbacks.
@@ -275,7 +270,6 @@ class _Actor:
         return False
 
     def _goes_on(self) -> bool:
-        """Whether the run goes on; checked while this actor waits for an answer."""
         self.counters.beat(self.task.actor)
         return not self.counters.stop
 
@@ -306,10 +300,9 @@ class _Actor:
 
 
 def final_observations(obs: Any, final: Any, ended: npt.NDArray[np.bool_]) -> Any:
-    """Return final observations in the layout of ``obs``; rows of lanes that have not ``ended`` are undefined.
+    """Return final observations, ``infos["final_obs"]``, in the layout of ``obs``.
 
-    Args:
-        final: ``infos["final_obs"]``, in the same layout or as an object array with one observation a lane.
+    Rows of lanes that have not ``ended`` are undefined. ``final`` may be an object array with one observation a lane.
     """
     if isinstance(final, np.ndarray) and final.dtype == object:
         rows = np.flatnonzero(ended)

@@ -11,6 +11,7 @@ from sharpwave.agents.registry import agent_settings
 from sharpwave.agents.replay import OfflineSettings
 from sharpwave.configuration import (
     KINDS,
+    Checked,
     changed,
     check,
     checked,
@@ -100,7 +101,7 @@ class Atari:
 
 
 @dataclass(frozen=True)
-class Gymnasium:
+class Gymnasium(Checked):
     """Settings of any environment that Gymnasium knows by an id."""
 
     kind: ClassVar[str] = "gymnasium"
@@ -113,9 +114,6 @@ class Gymnasium:
     action_masks: bool = setting(
         True, "make and learn from legal actions only, where the environment says which are (Discrete ones)", ENV
     )
-
-    def __post_init__(self) -> None:
-        check(self)
 
     def make(self, num_envs: int | None = None, *, render: bool = False) -> VectorEnv[Any, Any, Any]:
         """Make ``num_envs`` environments; None: as many as the settings say.  Raises: ValueError: an unknown id."""
@@ -198,7 +196,6 @@ class ReplaySettings:
         expect(self, "connect", not (self.ray and self.connect), "none beside --ray, which runs the shards itself")
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.ray:
             yield "shards", "--ray"
 
@@ -209,7 +206,7 @@ class ReplaySettings:
 
 
 @dataclass(frozen=True)
-class TrainingSettings:
+class TrainingSettings(Checked):
     """Settings of the loop: how long, how often, where."""
 
     steps: int = setting(1_000_000, "environment steps at most", RUN, at_least=1)
@@ -242,9 +239,6 @@ class TrainingSettings:
     )
     warmup_steps: int = setting(10_000, "steps before learning begins", LEARNING, at_least=0)
     update_every: int = setting(4, "steps per update", LEARNING, at_least=1)
-
-    def __post_init__(self) -> None:
-        check(self)
 
 
 @dataclass(frozen=True)
@@ -294,7 +288,6 @@ class EvaluationSettings:
         expect(self, "evaluate_every", not self.patience or self.evaluate_every > 0, "above 0: --patience needs it")
 
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if self.stop_reward is None:
             yield "stop_worst", "--stop-reward"
         if not self.evaluate_every:
@@ -302,7 +295,7 @@ class EvaluationSettings:
 
 
 @dataclass(frozen=True)
-class ActorSettings:
+class ActorSettings(Checked):
     """Settings of actor processes."""
 
     count: int = setting(
@@ -335,11 +328,7 @@ class ActorSettings:
     weights_every: int = setting(400, "steps between updates of the actors' weights", ACTORS, at_least=1)
     segment_steps: int = setting(32, "steps of an environment that an actor sends at once", ACTORS, at_least=1)
 
-    def __post_init__(self) -> None:
-        check(self)
-
     def unused(self) -> Iterator[tuple[str, str]]:
-        """Yield the settings that have no effect beside the others, each with what it needs."""
         if not self.count:
             names = ("restarts", "hub", "inference", "weights_every", "segment_steps")
             yield from dict.fromkeys(names, "--actors").items()
