@@ -22,7 +22,7 @@ from sharpwave.agents.protocol import Learned
 from sharpwave.agents.registry import register
 from sharpwave.configuration import setting
 from sharpwave.envs.small_tasks import Lock, TMaze
-from sharpwave.training import recording, setup
+from sharpwave.training import recording
 from sharpwave.training.recipes import load_recipe
 from sharpwave.training.recipes.recipe import Recipe
 
@@ -93,7 +93,7 @@ def demonstrations(recipe: Recipe, run: Path, episodes: int) -> Path:
     """Record the expert beside a run's folder; return where."""
     folder = run.with_name(run.name + "-demonstrations")
     if not folder.exists():
-        env = setup.environments(recipe, 1)
+        env = recipe.env.make(1)
         player = recording.ScriptPlayer(expert, env.single_action_space, recipe.training.seed, "expert")
         recording.record(env, player, folder, episodes=episodes, seed=recipe.training.seed)
         env.close()

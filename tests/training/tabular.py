@@ -11,11 +11,11 @@ from sharpwave.agents.actions import epsilon_greedy
 from sharpwave.agents.exploration import EpsilonGreedy
 from sharpwave.agents.protocol import Acted, Agent, Learned
 from sharpwave.agents.replay import TransitionsSettings
-from sharpwave.configuration import check, setting
+from sharpwave.configuration import Checked, setting
 
 
 @dataclass(frozen=True)
-class TabularSettings:
+class TabularSettings(Checked):
     """Settings of Q-learning in a table."""
 
     kind: ClassVar[str] = "tabular"
@@ -23,9 +23,6 @@ class TabularSettings:
     rate: float = setting(0.2, "share of its TD error that a value moves by", "Learning", above=0, at_most=1)
     replay: TransitionsSettings = field(default_factory=lambda: TransitionsSettings(batch_size=16))
     exploration: EpsilonGreedy = field(default_factory=lambda: EpsilonGreedy(end=0.05, steps=2_000))
-
-    def __post_init__(self):
-        check(self)
 
 
 class Tabular(Agent):

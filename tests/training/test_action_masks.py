@@ -67,7 +67,7 @@ def test_nor_does_one_whose_windows_are_used_up(recipe):
 
 def _measured(recipe, trained):
     """Play by the policy, with and without random actions; its Q of what was played is -infinity where illegal."""
-    vector = setup.environments(recipe, 2)
+    vector = recipe.env.make(2)
     with closing(vector):
         player = setup.player(recipe, vector, trained.agent.policy_tensors())
         batch = trained.store.transitions(name="test").sample(6)
@@ -124,7 +124,7 @@ def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):
     with pytest.raises(ValueError, match=r"has obs.action_mask None, expected .*; --no-action-masks learns without"):
         Trained(load_recipe("offline").override(**changes))
     made = load_recipe("offline").override(**changes, action_masks=False)
-    vector = setup.environments(made)
+    vector = made.env.make()
     with closing(vector):
         learned_from, view = setup.memory(made, vector, setup.agent(made, vector))
         with learned_from:
@@ -134,7 +134,7 @@ def test_data_without_masks_are_refused_or_learned_from_without(tmp_path):
 @pytest.mark.parametrize("algorithm", ["cql", "iql", "bc"])
 def test_offline_agents_learn_from_masked_data(algorithm, tmp_path):
     """And their policies, which see what the data never did, make legal actions."""
-    vector = setup.environments(load_recipe("gymnasium").override(env=MAZE), 2)
+    vector = load_recipe("gymnasium").override(env=MAZE).env.make(2)
     with closing(vector), sw.Store(sw.step_spec(vector), capacity=500, disk=tmp_path / "data") as store:
         recorder, rng = sw.Recorder(vector, store), np.random.default_rng(0)
         obs, _ = recorder.reset(seed=0)
@@ -173,7 +173,7 @@ def test_the_maze_is_learned(recipe, changes):
     within the 40 that there are."""
     made = load_recipe(recipe).override(**LEARNING | changes)
     trained = Trained(made)
-    vector = setup.environments(made, 1)
+    vector = made.env.make(1)
     with closing(trained), closing(vector):
         player = setup.player(made, vector, trained.agent.policy_tensors())
         maze = Maze()

@@ -57,7 +57,7 @@ def test_it_trains_and_its_policy_plays(env, changes):
     assert trained.last["updates"] == (recipe.training.steps - recipe.training.warmup_steps) // 4
     assert np.isfinite(trained.last["avg_loss"]) and trained.last["replay_steps"] == recipe.training.steps
     if "Pong" not in env:
-        vector = setup.environments(recipe, 2)
+        vector = recipe.env.make(2)
         scores = play(setup.player(recipe, vector, trained.agent.policy_tensors()), vector, 2, 0.5, seed=3)
         assert len(scores) == 2
         vector.close()
@@ -80,7 +80,7 @@ def test_actions_of_several_parts_are_learned():
     )
     trained = Trained(recipe)
     assert trained.store.spec.fields["action"].shape == (2,)
-    vector = setup.environments(recipe, 2)
+    vector = recipe.env.make(2)
     player = setup.player(recipe, vector, trained.agent.policy_tensors())
     assert np.mean(play(player, vector, 6, 0.0, seed=3)) > 6
     assert 0.3 < np.mean(play(player, vector, 30, 1.0, seed=3)) < 3
@@ -116,7 +116,7 @@ def test_an_agent_learns_without_the_words_that_its_environment_says():
 def test_what_is_missing_is_named(env, message):
     recipe = QUICK.override(env=env)
     with pytest.raises(ValueError, match=message):
-        setup.agent(recipe, setup.environments(recipe, 1))
+        setup.agent(recipe, recipe.env.make(1))
 
 
 def test_nested_observations_are_stored_by_flat_keys():
@@ -162,7 +162,7 @@ def test_stacks_are_stored_as_single_frames_and_replayed_as_seen():
 def test_stacks_of_vectors_are_no_pictures():
     """Five vectors of six numbers are 30 numbers to the network, not a picture of 5x6 pixels."""
     recipe = QUICK.override(env="Acrobot-v1", stack=5)
-    env = setup.environments(recipe)
+    env = recipe.env.make()
     agent: Any = setup.agent(recipe, env)
     obs, _ = env.reset(seed=0)
     assert obs.shape == (2, 5, 6)

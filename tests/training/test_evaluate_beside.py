@@ -37,7 +37,7 @@ SHORT = load_recipe("cartpole").override(
 
 @pytest.fixture(scope="module")
 def weights():
-    env = setup.environments(SHORT, 1)
+    env = SHORT.env.make(1)
     tensors = setup.agent(SHORT, env).policy_tensors()
     env.close()
     return tensors

@@ -88,7 +88,7 @@ def test_it_ends_with_30_whole_episodes_of_fixed_weights_and_measures_them_again
     assert figures == found and found["steps"] == final["steps"]
     # An agent of its own, by what is on disk: the same scores.
     recipe = SHORT.override(seed=1)
-    env = setup.environments(recipe, LANES)
+    env = recipe.env.make(LANES)
     player = setup.player(recipe, env, weights)
     for evaluation, purpose in ((found, Purpose.CHOOSING), (final, Purpose.CONFIRMING)):
         seed = held_out_seed(SHORT.training.seed, evaluation["steps"], purpose)
@@ -223,7 +223,7 @@ def test_the_best_is_one_that_solves_it_before_one_with_a_higher_mean():
 def test_a_pass_that_fresh_episodes_do_not_confirm_solves_nothing(fresh, is_solved):
     """Of 14 policies that never lost a game in 30, one lost by 17 in its next 30."""
     recipe = SHORT.override(stop_reward=18.0, stop_worst=1.0)
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     agent = setup.agent(recipe, env)
     env.close()
     state = TrainingState.fresh(recipe, agent)
@@ -251,7 +251,7 @@ def test_an_episode_without_an_end_is_scored_as_it_is(monkeypatch):
     """In an environment without a time limit a policy may walk in circles for ever."""
     monkeypatch.setattr("sharpwave.training.scores.MAX_EPISODE_STEPS", 50)
     recipe = load_recipe("gymnasium").override(env="CliffWalking-v1")
-    env = setup.environments(recipe, 2)
+    env = recipe.env.make(2)
     agent = setup.agent(recipe, env)
     up = np.zeros(2, np.int64)  # against the wall
     monkeypatch.setattr(agent, "act", lambda obs, state, step, explore: Acted(up, state))
@@ -261,7 +261,7 @@ def test_an_episode_without_an_end_is_scored_as_it_is(monkeypatch):
 
 def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):
     weights, _ = load_policy(solved_run[0] / "best.safetensors")
-    env = setup.environments(SHORT, 3)
+    env = SHORT.env.make(3)
     player = setup.player(SHORT, env, weights)
     asked = []
     whole = play(player, env, 9, 0.0, 5)
@@ -279,7 +279,7 @@ def test_it_is_left_at_the_first_round_where_that_falls_short(solved_run):
 
 def test_a_run_ends_when_evaluations_are_no_better_or_its_time_is_over():
     recipe = SHORT.override(patience=2, max_minutes=1.0)
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     agent = setup.agent(recipe, env)
     env.close()
     state = TrainingState.fresh(recipe, agent)

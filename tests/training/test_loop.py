@@ -51,7 +51,7 @@ def test_cartpole_improves_clearly():
     first = sum(episode["reward"] for episode in kept.episodes[:20]) / 20
     assert first < 40
     recipe = load_recipe("cartpole")
-    env = setup.environments(recipe, 5)
+    env = recipe.env.make(5)
     scores = play(agent, env, episodes=10, epsilon=0.0, seed=100)
     env.close()
     assert len(scores) == 10

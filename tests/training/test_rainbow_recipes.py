@@ -48,7 +48,7 @@ def test_pqn_learns_from_each_window_a_fixed_number_of_times():
 
 def test_noise_explores_in_place_of_random_actions():
     recipe = load_recipe("minatar-rainbow").override(**TINY, num_envs=8, noisy=True)
-    env = setup.environments(recipe)
+    env = recipe.env.make()
     agent = setup.agent(recipe, env)
     obs, state = env.reset(seed=0)[0], agent.begin(8)
     assert agent.schedules(0)["epsilon"] == 0 and agent.scored_lanes(8).all()

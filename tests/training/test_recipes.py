@@ -114,7 +114,7 @@ def test_settings_that_a_recipe_has_anyway_may_lose_their_effect():
 
 def test_observations_without_images_are_not_standardized():
     recipe = load_recipe("gymnasium").override(standardize=True)
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     with pytest.raises(ValueError, match="--standardize: got True, expected --no-standardize: no observation is an"):
         setup.agent(recipe, env)
     env.close()

@@ -51,7 +51,7 @@ def test_a_team_is_trained_and_its_rewards_are_stored(algorithm, changes):
         pay = step[:, None] * np.stack([np.ones(300), 2 * (step <= 3), np.full(300, 3)], axis=1)
         np.testing.assert_array_equal(batch["rewards"], pay)
         np.testing.assert_array_equal(batch.reward, pay.sum(axis=1))
-        vector = setup.environments(recipe, 2)
+        vector = recipe.env.make(2)
         with closing(vector):
             for epsilon in (0.0, 0.5, 1.0):  # every return is 6 + 12 + 18 + 16 + 20 + 24, whatever is done
                 assert play(trained.agent, vector, 4, epsilon, seed=3) == [96.0] * 4
@@ -84,7 +84,7 @@ def test_actors_play_for_a_team():
 def test_fields_of_the_agent_stand_beside_those_of_the_infos():
     """As of a recurrent agent for teams, which stores its state."""
     recipe = quick("qmix")
-    vector = setup.environments(recipe, 1)
+    vector = recipe.env.make(1)
     with closing(vector):
         agent: Any = SimpleNamespace(step_fields=lambda: {"core": Field((3, 8), "float32", every=10)})
         assert setup.step_spec(vector, agent).extra_names == ("rewards", "core")

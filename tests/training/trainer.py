@@ -51,7 +51,7 @@ class Trained:
     """A recipe's environment, agent, store and view, and what came of training them."""
 
     def __init__(self, recipe, *callbacks, ahead=None):
-        self.env = setup.environments(recipe, 1 if recipe.actors.count else None)
+        self.env = recipe.env.make(1 if recipe.actors.count else None)
         self.agent = setup.agent(recipe, self.env)
         self.store, self.view = setup.memory(recipe, self.env, self.agent)
         self.kept, self.state = Kept(), TrainingState.fresh(recipe, self.agent)

@@ -175,7 +175,7 @@ def test_a_recurrent_agent_remembers_from_the_episodes_start(tmaze: Path) -> Non
     """By acting through the episode, with the actions that were taken."""
     values, snapshot = read(tmaze)
     recipe = read_config(tmaze).recipe.override(device="cpu")
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     player: Any = setup.player(recipe, env, load_file(tmaze / "last.safetensors"))
     env.close()
     assert isinstance(player, R2D2) and player.initial_errors(1, 1) is not None  # so that its state has its values
@@ -230,7 +230,7 @@ def test_expected_values_of_a_distribution(tmp_path: Path) -> None:
     episode = max(snapshot.episodes, key=lambda one: one.steps * one.begun)
     found = values.compute(snapshot, episode)
     recipe = read_config(run).recipe.override(device="cpu")
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     player: Any = setup.player(recipe, env, load_file(run / "last.safetensors"))
     env.close()
     player.act(np.zeros((1, *player.spaces.observation.shape), player.spaces.observation.dtype), player.begin(1), 0,
@@ -263,7 +263,7 @@ def test_why_there_are_none(cartpole: Path, tmp_path: Path, monkeypatch: pytest.
     assert "expected at most 0" in refusal(values, snapshot)
     monkeypatch.undo()
     recipe = read_config(cartpole).recipe.override(device="cpu")
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     agent: Any = setup.agent(recipe, env)
     cloned = BC(agent.spaces, BC.Settings())
     env.close()

@@ -108,7 +108,7 @@ def recipe_for(env: str) -> tuple[str, Recipe]:
 
 def train_on_clock(recipe: Recipe, clock: Clock, callback: Callback) -> Metrics:
     """Train by ``recipe`` until ``callback`` ends it, timing its parts by ``clock``; return the last report."""
-    env = setup.environments(recipe)
+    env = recipe.env.make()
     plain = setup.agent(recipe, env)
     store, view = setup.memory(recipe, env, plain)
     agent: Any = Timed(plain, clock, act="inference", learn="learning")

@@ -104,7 +104,7 @@ def record(
     recipe = _recipe(what, policy, trust, {name: value for name, value in values.items() if value is not None})
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
-        made = setup.environments(recipe, 1, render=keyboard)
+        made = recipe.env.make(1, render=keyboard)
         stack.callback(made.close)
         player: Any
         if policy is not None:

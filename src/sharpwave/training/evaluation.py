@@ -70,7 +70,7 @@ def evaluate(
         raise ValueError(
             f"--seed: got {seed}, expected at most {recipe.env.max_seed} for {recipe.env.kind} environments"
         )
-    env = setup.environments(recipe, 1 if video is not None else lanes_for(episodes), render=video is not None)
+    env = recipe.env.make(1 if video is not None else lanes_for(episodes), render=video is not None)
     with closing(env), setup.arithmetic(recipe):
         state, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
         state = {**state, "checkpoint": checkpoint, "device": str(agent.device), "precision": agent.precision}

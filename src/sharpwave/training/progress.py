@@ -317,7 +317,7 @@ def played(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, purpose: P
 
     Unless they are for a report, they are abandoned once their first ones fall short.
     """
-    env = setup.environments(recipe, lanes_for(EPISODES))
+    env = recipe.env.make(lanes_for(EPISODES))
     try:
         return play(
             setup.player(recipe, env, weights),

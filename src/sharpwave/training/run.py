@@ -286,7 +286,7 @@ def _parts(
     with ExitStack() as stack:
         stack.enter_context(setup.arithmetic(recipe))
         only_spaces = bool(recipe.actors.count) or recipe.offline
-        env = setup.environments(recipe, 1 if only_spaces else None)
+        env = recipe.env.make(1 if only_spaces else None)
         stack.callback(env.close)
         agent = setup.agent(recipe, env)
         check_videos(recipe, agent)

@@ -32,10 +32,6 @@ from sharpwave.views.gather import THREADS
 Env = VectorEnv[Any, Any, Any]
 
 
-def environments(recipe: Recipe, num_envs: int | None = None, *, render: bool = False) -> Env:
-    return recipe.env.make(num_envs, render=render)
-
-
 @contextmanager
 def arithmetic(recipe: Recipe) -> Iterator[None]:
     """Set torch's number of threads for ``recipe`` and flush denormal numbers to zero; restore both on exit."""

@@ -50,7 +50,7 @@ def check_videos(recipe: Recipe, agent: Agent) -> None:
             if importlib.util.find_spec(name) is None:
                 raise ValueError(f"{option} needs {name}, which is not installed: {install('train')}")
     if recipe.evaluation.video_every:
-        setup.environments(recipe, 1, render=True).close()
+        recipe.env.make(1, render=True).close()
     if recipe.evaluation.saliency_every:
         check_images(agent)
 
@@ -68,7 +68,7 @@ def film(recipe: Recipe, weights: Mapping[str, Tensor], steps: int, path: Path, 
     seed = held_out_seed(recipe.training.seed, steps)
     try:
         make_folder(path.parent)
-        with closing(setup.environments(recipe, 1, render=not saliency_frames)) as env:
+        with closing(recipe.env.make(1, render=not saliency_frames)) as env:
             player = setup.player(recipe, env, weights)
             if saliency_frames:
                 film_saliency(player, env, path, saliency_frames, seed)
@@ -128,7 +128,7 @@ def write_saliency(
     """
     checkpoint = chosen_checkpoint(run, checkpoint)
     recipe = read_config(run, trust=trust).recipe.override(device=device, threads=1)
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     with closing(env), setup.arithmetic(recipe):
         agent = setup.agent(recipe, env)
         check_images(agent)

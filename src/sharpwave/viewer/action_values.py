@@ -181,7 +181,7 @@ def loaded(run: Path, checkpoint: str) -> Policy:
     from sharpwave.training.folder import read_config
 
     recipe = read_config(run).recipe.override(device="cpu", threads=1)
-    with closing(setup.environments(recipe, 1)) as env, setup.arithmetic(recipe):
+    with closing(recipe.env.make(1)) as env, setup.arithmetic(recipe):
         figures, agent = with_policy(setup.agent(recipe, env), run, checkpoint)
     return Policy(agent, recipe, int(figures["steps"]))
 

@@ -239,7 +239,7 @@ def test_a_writer_that_dies_in_the_middle_leaves_the_version_before():
 @pytest.mark.parametrize("name", ["cartpole", "pong"])
 def test_an_agent_with_the_weights_of_another_acts_alike(name):
     recipe = load_recipe(name).override(num_envs=2, precision="float32")
-    env = setup.environments(recipe)
+    env = recipe.env.make()
     obs, _ = env.reset(seed=1)
     one, two = setup.agent(recipe, env), setup.agent(recipe.override(seed=7), env)
     assert isinstance(one, DQN) and isinstance(two, DQN)

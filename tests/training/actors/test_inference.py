@@ -39,7 +39,7 @@ class Central:
     """A server in a thread, and a published policy."""
 
     def __init__(self, recipe, lanes, seed=1):
-        env = setup.environments(recipe, 1)
+        env = recipe.env.make(1)
         self.recipe = recipe
         self.agent = setup.agent(recipe.override(seed=seed), env)
         env.close()
@@ -72,7 +72,7 @@ class Central:
 
 def played(central, actor, lanes, steps, inferring):
     """Everything that an actor's agent makes of ``steps`` steps of its environments."""
-    env = setup.environments(central.recipe, lanes.stop - lanes.start)
+    env = central.recipe.env.make(lanes.stop - lanes.start)
     agent = setup.agent(central.recipe, env, seed=[5, actor])
     if inferring is None:
         numbers = np.empty(central.weights.count, np.float32)
@@ -151,7 +151,7 @@ class Summing(DQN):
 
 
 def test_rows_are_computed_together_only_where_that_gives_the_same_bits():
-    env = setup.environments(CART, 1)
+    env = CART.env.make(1)
     agent = setup.agent(CART, env)
     env.close()
     assert isinstance(agent, DQN)
@@ -178,7 +178,7 @@ def test_an_actor_that_waits_is_let_go_when_the_run_ends():
 def test_who_dies_is_replaced_and_stalls_nobody():
     """Processes: the one that computes is killed, then an actor, then again the first, too often."""
     recipe = CARTPOLE.override(num_envs=8, inference="central", warmup_steps=500_000, capacity=500_000)
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     agent = setup.agent(recipe, env)
     env.close()
     counters, weights = Counters(recipe.actors.count + 1), shared_weights(agent)

@@ -48,7 +48,7 @@ class Books:
     """A hub, and what nodes that play nothing say to it."""
 
     def __init__(self):
-        env = setup.environments(RECIPE, 1)
+        env = RECIPE.env.make(1)
         self.agent = setup.agent(RECIPE, env)
         env.close()
         self.said: list[str] = []
@@ -189,7 +189,7 @@ def test_a_node_without_a_hub_gives_up_and_one_of_a_strange_module_is_refused(bo
 
 def test_nodes_of_other_machines_are_told_a_name_that_they_can_use(monkeypatch):
     monkeypatch.setenv("SHARPWAVE_SECRET", "a secret of more than sixteen")
-    env = setup.environments(RECIPE, 1)
+    env = RECIPE.env.make(1)
     agent = setup.agent(RECIPE, env)
     env.close()
     said: list[str] = []

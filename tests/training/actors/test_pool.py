@@ -124,7 +124,7 @@ class Standing:
 
     def __init__(self, base=CARTPOLE, **changes):
         self.recipe = base.override(**{"actors": 1, "warmup_steps": 100, **changes})
-        agent = setup.agent(self.recipe, setup.environments(base, 1))
+        agent = setup.agent(self.recipe, base.env.make(1))
         self.replay = agent.replay()
         self.counters, self.weights = Counters(self.recipe.actors.count), shared_weights(agent)
         self.weights.publish([*agent.policy_tensors(explore=True).values()])
@@ -204,7 +204,7 @@ def test_segments_larger_than_the_sockets_buffer_arrive():
 def test_segments_that_could_never_be_sent_are_refused():
     changes = {"frame": "84x84", "actors": 1, "num_envs": 1, "segment_steps": MAX_BODY_BYTES // 7_056}
     recipe = load_recipe("atari").override(env="pong", **changes)
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     with pytest.raises(ValueError, match=r"--segment-steps: got 152,174; with steps of 7,069 bytes expected at most"):
         setup.memory(recipe, env, setup.agent(recipe, env))
     env.close()

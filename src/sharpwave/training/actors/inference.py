@@ -190,7 +190,7 @@ class InferenceServer:
         self, recipe: Recipe, number: int, counters: Counters, weights: SharedWeights, inference: Inference
     ) -> None:
         self._number, self._counters, self._weights, self._inference = number, counters, weights, inference
-        env = setup.environments(recipe, 1)
+        env = recipe.env.make(1)
         self._agent = setup.agent(recipe, env)
         env.close()
         self._numbers = np.empty(weights.count, np.float32)

@@ -176,7 +176,7 @@ class _Actor:
         recipe = self.recipe = task.recipe
         self.task, self.outbox, self.counters, self.weights = task, outbox, counters, weights
         self.lanes = len(task.first_steps)
-        self.env = setup.environments(recipe, self.lanes)
+        self.env = recipe.env.make(self.lanes)
         self.agent = setup.agent(recipe, self.env, seed=[task.seed, 1])
         self.replay = self.agent.replay()
         self._first_lane, self._first_steps = task.first_lane, list(task.first_steps)
