@@ -63,9 +63,9 @@ from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.service import Service
 from sharpwave.serve.supervisor import CONTEXT
 from sharpwave.training import setup
+from sharpwave.training.actors.channels import LINE, Counters, SharedWeights, load, shared_memory, shared_weights
 from sharpwave.training.actors.inference import Asking, Inference
 from sharpwave.training.actors.pool import ActorPool, central_inference
-from sharpwave.training.actors.shared import LINE, Counters, SharedWeights, load, shared_memory, shared_weights
 from sharpwave.training.actors.worker import Task, infer
 from sharpwave.training.evaluation import evaluate
 from sharpwave.training.recipes import load_recipe
@@ -354,7 +354,7 @@ def recipe_of(network: str, actors: int, way: str) -> Recipe:
 
 def agent_of(recipe: Recipe) -> Agent:
     """Make the recipe's agent."""
-    env = setup.environments(recipe, 1)
+    env = recipe.env.make(1)
     agent = setup.agent(recipe, env)
     env.close()
     return agent
@@ -366,7 +366,7 @@ class Shared:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.agent = recipe, agent_of(recipe)
         self.counters = Counters(recipe.actors.count + recipe.actors.central)
-        self.counters.tell(1_000_000, 1 << 60)  # no actor waits for a learner, and schedules have ended
+        self.counters.steps, self.counters.samples = 1_000_000, 1 << 60  # no actor waits, schedules have ended
         self.weights = shared_weights(self.agent)
         self.weights.publish([*self.agent.policy_tensors(explore=True).values()])
         self.inference = central_inference(recipe, self.agent)

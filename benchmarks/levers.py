@@ -333,7 +333,7 @@ def show_updates(arguments: argparse.Namespace) -> None:
     ready: dict[str, tuple[Settings, Callable[[Any], Any], Any]] = {}
     first: dict[str, float] = {}
     for name, (recipe, make) in variants.items():
-        env = setup.environments(recipe)
+        env = recipe.env.make()
         agent: Any = setup.agent(recipe, env)
         data, learn = batch(recipe, recipe.agent.replay.batch_size), make(agent)
         with setup.arithmetic(recipe):

@@ -26,20 +26,9 @@ from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.disk.region_files import FULL
 from sharpwave.errors import NewerVersionError
+from sharpwave.training import folder as files
 from sharpwave.training.atomic_files import make_folder, read_regular, sync_folder, write_bytes, write_new
 from sharpwave.training.callbacks import Callback, Training
-from sharpwave.training.folder import (
-    BEST,
-    CHECKPOINTS,
-    LAST,
-    REPLAY,
-    STATE,
-    VERSION,
-    check_version,
-    checkpoints,
-    complete_checkpoints,
-    steps_of,
-)
 from sharpwave.training.progress import Metrics
 
 MARK = "run.json"
@@ -100,8 +89,8 @@ def save_checkpoint(
     removed: list[Path] = []
     try:
         write_new(partial / MARK, mark)  # first: whatever is left after a crash can be removed
-        _write_files(partial, agent, {"version": VERSION, **state}, best or {})
-        for name, memory in ((REPLAY, store), (DEMONSTRATIONS, demonstrations)):
+        _write_files(partial, agent, {"version": files.VERSION, **state}, best or {})
+        for name, memory in ((files.REPLAY, store), (DEMONSTRATIONS, demonstrations)):
             if memory is not None:
                 memory.checkpoint(partial / name)
         sync_folder(partial)
@@ -113,12 +102,12 @@ def save_checkpoint(
         shutil.rmtree(partial, ignore_errors=True)
         raise
     sync_folder(folder)  # only then may earlier checkpoints go
-    ours = [path for path in complete_checkpoints(folder) if _owned(path, mark)]
+    ours = [path for path in files.complete_checkpoints(folder) if _owned(path, mark)]
     until = [path for path in ours if path.name <= final.name]
     kept, lasting = until[-KEEP:], milestones(until, keep_every)
     removed += [one for path in ours if path not in kept and path not in lasting for one in _set_aside(path, mark)]
     for path in lasting:
-        stores = [name for name in (REPLAY, DEMONSTRATIONS) if _is_folder(path / name)]
+        stores = [name for name in (files.REPLAY, DEMONSTRATIONS) if _is_folder(path / name)]
         if path not in kept and stores:
             aside = _hidden(path, "removed")
             aside.mkdir()
@@ -152,10 +141,10 @@ def load_checkpoint(checkpoint: Path, agent: Agent, *, resume: bool = False) -> 
         NewerVersionError: a later release wrote the checkpoint.
     """
     with _loading(checkpoint):
-        state: dict[str, Any] = json.loads(read_regular(checkpoint / STATE, MAX_STATE_BYTES))
-        check_version(checkpoint / STATE, state)
-        _check(STATE, _figures(state), state)
-        groups = [name for name in state["checksums"] if name not in (RANDOM, BEST, STATE)]
+        state: dict[str, Any] = json.loads(read_regular(checkpoint / files.STATE, MAX_STATE_BYTES))
+        files.check_version(checkpoint / files.STATE, state)
+        _check(files.STATE, _figures(state), state)
+        groups = [name for name in state["checksums"] if name not in (RANDOM, files.BEST, files.STATE)]
         tensors = {name.removesuffix(TENSORS): _load(checkpoint, name, state, agent.device) for name in groups}
         agent.load({**state["agent"], **tensors})
         if resume:
@@ -170,7 +159,7 @@ def load_best(checkpoint: Path, state: dict[str, Any]) -> dict[str, Tensor]:
         ValueError: the file is missing or damaged.
     """
     with _loading(checkpoint):
-        best = _load(checkpoint, BEST, state, torch.device("cpu")) if BEST in state["checksums"] else {}
+        best = _load(checkpoint, files.BEST, state, torch.device("cpu")) if files.BEST in state["checksums"] else {}
     return best
 
 
@@ -180,7 +169,7 @@ def save_policy(path: Path, weights: Mapping[str, Tensor], figures: Mapping[str,
     Raises:
         OSError: the disk is full or fails; the old file is unchanged.
     """
-    text = json.dumps({"version": VERSION, **figures}, sort_keys=True)
+    text = json.dumps({"version": files.VERSION, **figures}, sort_keys=True)
     tensors = {name: tensor.contiguous().cpu() for name, tensor in weights.items()}
     # A single entry: safetensors writes several in arbitrary order, and equal policies would give different files.
     content = save(tensors, {"about": json.dumps([text, f"{_policy_checksum(tensors, text):08x}"])})
@@ -214,7 +203,7 @@ def load_policy(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         if found != written:
             raise ValueError(f"checksum {found}, expected {written}")
         figures: dict[str, Any] = json.loads(text)
-        check_version(path, figures)
+        files.check_version(path, figures)
         del figures["version"]
         return tensors, {**figures, "steps": int(figures["steps"])}
     except NewerVersionError:
@@ -232,17 +221,17 @@ def with_policy(agent: Agent, run: Path, checkpoint: str) -> tuple[dict[str, Any
         ValueError: the policy is missing, damaged, or another network's.
     """
     if checkpoint in ("best", "last"):
-        path = run / (BEST if checkpoint == "best" else LAST)
+        path = run / (files.BEST if checkpoint == "best" else files.LAST)
         with contextlib.suppress(FileNotFoundError):
             weights, figures = load_policy(path)
             agent.load_policy(weights)
             return figures, agent
         if checkpoint == "best":
             raise ValueError(
-                f"run {str(run)!r} has no {BEST}: no held-out evaluation has been made yet; use --checkpoint last"
+                f"run {str(run)!r} has no {files.BEST}: no held-out evaluation has been made yet; use --checkpoint last"
             )
-    found = checkpoints(run)
-    figures = load_checkpoint(next((one for one in found if steps_of(one) == checkpoint), found[-1]), agent)
+    found = files.checkpoints(run)
+    figures = load_checkpoint(next((one for one in found if files.steps_of(one) == checkpoint), found[-1]), agent)
     agent.load_policy(agent.policy_tensors())
     return figures, agent
 
@@ -255,16 +244,16 @@ def _write_files(partial: Path, agent: Agent, state: dict[str, Any], best: Mappi
     own = agent.state()
     groups = {name: value for name, value in own.items() if is_tensors(value)}
     state = {**state, "agent": {name: value for name, value in own.items() if name not in groups}}
-    files = {name + TENSORS: tensors for name, tensors in groups.items()} | {RANDOM: _random_state(agent.device)}
+    contents = {name + TENSORS: tensors for name, tensors in groups.items()} | {RANDOM: _random_state(agent.device)}
     if best:
-        files[BEST] = dict(best)
+        contents[files.BEST] = dict(best)
     checksums = {}
-    for name, tensors in files.items():
+    for name, tensors in contents.items():
         content = save({key: tensor.contiguous().cpu() for key, tensor in tensors.items()})
         checksums[name] = zlib.crc32(content)
         write_new(partial / name, content)
-    checksums[STATE] = zlib.crc32(_figures(state))
-    write_new(partial / STATE, (json.dumps({**state, "checksums": checksums}, indent=2) + "\n").encode())
+    checksums[files.STATE] = zlib.crc32(_figures(state))
+    write_new(partial / files.STATE, (json.dumps({**state, "checksums": checksums}, indent=2) + "\n").encode())
 
 
 def is_tensors(value: Any) -> bool:
@@ -279,7 +268,7 @@ def _loading(checkpoint: Path) -> Iterator[None]:
     except NewerVersionError:
         raise
     except KeyError as error:
-        raise ValueError(f"checkpoint {str(checkpoint)!r} is damaged: {STATE} has no {error}") from error
+        raise ValueError(f"checkpoint {str(checkpoint)!r} is damaged: {files.STATE} has no {error}") from error
     except (OSError, *NO_STATE) as error:
         raise ValueError(f"checkpoint {str(checkpoint)!r} cannot be loaded: {error}") from error
 
@@ -330,7 +319,7 @@ def _set_random_state(states: dict[str, Tensor], device: torch.device) -> None:
 
 def newest_checkpoint(folder: Path, run: str) -> Path | None:
     """Return the newest checkpoint in ``folder`` that the run with this id wrote; None: there is none."""
-    return next((path for path in reversed(complete_checkpoints(folder)) if _owned(path, _mark(run))), None)
+    return next((path for path in reversed(files.complete_checkpoints(folder)) if _owned(path, _mark(run))), None)
 
 
 def _mark(run: str) -> bytes:
@@ -421,7 +410,7 @@ class Saver(Callback):
     def _lacking(self, training: Training) -> str:
         """Return why the disk has no room for a checkpoint, which would be deleted again; or ""."""
         with contextlib.suppress(OSError):
-            place = self._folder / CHECKPOINTS
+            place = self._folder / files.CHECKPOINTS
             self._free = shutil.disk_usage(place if place.exists() else self._folder).free
             need = max(self._least_bytes(training), self._too_little + 1)
             if self._free < need:
@@ -463,7 +452,7 @@ class Saver(Callback):
         if recipe.replay.save_replay and isinstance(training.view, DemonstratedReplay):
             self._figures["blend"] = training.view.state()
         self._best = state.held_out.best_weights
-        keep_policy(self._folder / LAST, training.agent.policy_tensors(), {"steps": metrics["steps"]}, self._say)
+        keep_policy(self._folder / files.LAST, training.agent.policy_tensors(), {"steps": metrics["steps"]}, self._say)
         before = self.lost
         try:
             self._save(training, *_memories(training))
@@ -481,7 +470,7 @@ class Saver(Callback):
         assert self._training is not None
         held_out = self._training.state.held_out
         if metrics["best"] and held_out.best is not None:
-            keep_policy(self._folder / BEST, held_out.best_weights, held_out.best.figures(), self._say)
+            keep_policy(self._folder / files.BEST, held_out.best_weights, held_out.best.figures(), self._say)
 
     def finish(self) -> None:
         """Save the run's last checkpoint without the replay memory if it could not be written with it.
@@ -507,7 +496,7 @@ class Saver(Callback):
 
     def _save(self, training: Training, store: sw.Store | None, demonstrations: sw.Store | None) -> Path:
         return save_checkpoint(
-            self._folder / CHECKPOINTS,
+            self._folder / files.CHECKPOINTS,
             training.agent,
             self._figures,
             store,
@@ -518,7 +507,7 @@ class Saver(Callback):
         )
 
     def _kept(self) -> str:
-        found = newest_checkpoint(self._folder / CHECKPOINTS, self._run)
+        found = newest_checkpoint(self._folder / files.CHECKPOINTS, self._run)
         return "No checkpoint has been written yet" if found is None else f"Checkpoint {found.name} is kept"
 
 

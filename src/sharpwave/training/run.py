@@ -18,6 +18,7 @@ from sharpwave.agents.demonstrations import DEMONSTRATIONS, DemonstratedReplay
 from sharpwave.agents.protocol import Agent
 from sharpwave.escaping import printable, quoted
 from sharpwave.showing import duration_text
+from sharpwave.training import folder as files
 from sharpwave.training import setup
 from sharpwave.training.actors.inference import layout_of
 from sharpwave.training.callbacks import (
@@ -36,30 +37,6 @@ from sharpwave.training.callbacks import (
 from sharpwave.training.checkpoints import NO_STATE, Saver, keep_policy, load_best, load_checkpoint
 from sharpwave.training.evaluation import HeldOutEvaluations
 from sharpwave.training.experience import ActorExperience, LocalExperience, NoExperience
-from sharpwave.training.folder import (
-    BEST,
-    CURVE,
-    DISK,
-    LAST,
-    METRICS,
-    REPLAY,
-    SALIENCY,
-    SUMMARY,
-    TENSORBOARD,
-    VIDEOS,
-    Config,
-    checked_report,
-    checkpoints,
-    drop_metrics,
-    locked,
-    memory_folders,
-    new_folder,
-    read_config,
-    read_summary,
-    store_id,
-    write_config,
-    write_summary,
-)
 from sharpwave.training.logs import Display, JsonLines, TensorBoard, WeightsAndBiases, check_tracking
 from sharpwave.training.loop import train
 from sharpwave.training.offline_data import learned_from, with_environment
@@ -104,15 +81,15 @@ def run(
     recipe, console = with_environment(recipe), console or Console()
     with _parts(recipe, callbacks, actor_callbacks, console) as parts:
         # The settings are valid by now: a run that is refused leaves no folder.
-        folder = parts.stack.enter_context(new_folder(out, name, recipe.training.seed))
-        store, view = setup.memory(recipe, parts.env, parts.agent, folder / DISK)
+        folder = parts.stack.enter_context(files.new_folder(out, name, recipe.training.seed))
+        store, view = setup.memory(recipe, parts.env, parts.agent, folder / files.DISK)
         parts.stack.callback(_close, store, parts.say)
         shown = out or os.path.relpath(folder)
         parts.say(f"Run folder: {shown}  (tensorboard --logdir {quoted(shown)})")
         origin = learned_from(store, view)
         if origin is not None:
             parts.say(f"Learns from {origin_text(origin)}")
-        config = Config(name, recipe, secrets.token_hex(16), store_id(folder / DISK), origin)
+        config = files.Config(name, recipe, secrets.token_hex(16), files.store_id(folder / files.DISK), origin)
         return parts.train(folder, config, store, view, TrainingState.fresh(recipe, parts.agent))
 
 
@@ -140,10 +117,10 @@ def resume(
         NewerVersionError: a later release wrote the run.
         OSError, ProcessDiedError, CallbackError, NotSavedError: as ``run``.
     """
-    checkpoints(folder)  # raises where there is no run or no checkpoint
+    files.checkpoints(folder)  # raises where there is no run or no checkpoint
     folder, console = folder.absolute(), console or Console()
-    config = read_config(folder, trust=trust)
-    with locked(folder):
+    config = files.read_config(folder, trust=trust)
+    with files.locked(folder):
         recipe = config.recipe.override(**changes)
         config = config._replace(recipe=recipe)
         with _parts(recipe, callbacks, actor_callbacks, console) as parts:
@@ -153,11 +130,11 @@ def resume(
                     f"{folder} has ended already, by {saved.ended}; to continue, give more --steps, --max-minutes or "
                     "--patience, or another --stop-reward"
                 )
-                summary = read_summary(folder)
+                summary = files.read_summary(folder)
                 if summary is None:  # it was killed before it wrote them
                     last = {**saved.report, "reason": saved.ended, "final": saved.state.held_out.final()}
                     summary = _summarize(folder, config, parts.agent, last, parts.say)
-                elif not (folder / CURVE).exists():
+                elif not (folder / files.CURVE).exists():
                     _draw(folder, config, parts.say)
                 return TrainingRun(folder, summary)
             store, view, replay_id = saved.memory
@@ -168,16 +145,18 @@ def resume(
                 before, now = origin_text(config.learned_from), origin_text(origin)
                 parts.say(f"The data have changed since they were read: they were {before}; now they are {now}")
             # The state of the checkpoint: files about later training go before it is made again.
-            (folder / SUMMARY).unlink(missing_ok=True)
+            (folder / files.SUMMARY).unlink(missing_ok=True)
             progress, held_out = saved.state.progress, saved.state.held_out
-            keep_policy(folder / LAST, parts.agent.policy_tensors(), {"steps": progress.steps}, parts.say)
+            keep_policy(folder / files.LAST, parts.agent.policy_tensors(), {"steps": progress.steps}, parts.say)
             if held_out.best is None:
-                (folder / BEST).unlink(missing_ok=True)
+                (folder / files.BEST).unlink(missing_ok=True)
             else:
-                keep_policy(folder / BEST, held_out.best_weights, held_out.best.figures(), parts.say)
-            dropped = drop_metrics(folder / METRICS, progress.steps)
+                keep_policy(folder / files.BEST, held_out.best_weights, held_out.best.figures(), parts.say)
+            dropped = files.drop_metrics(folder / files.METRICS, progress.steps)
             if dropped:
-                parts.say(f"Dropped {dropped:,} lines about later steps from {METRICS}; they will be written again")
+                parts.say(
+                    f"Dropped {dropped:,} lines about later steps from {files.METRICS}; they will be written again"
+                )
             return parts.train(
                 folder,
                 config._replace(replay=replay_id, learned_from=origin or config.learned_from),
@@ -201,7 +180,7 @@ class RunParts:
     say: Say
 
     def train(
-        self, folder: Path, config: Config, store: sw.Store | sw.Cluster, view: Any, state: TrainingState
+        self, folder: Path, config: files.Config, store: sw.Store | sw.Cluster, view: Any, state: TrainingState
     ) -> TrainingRun:
         """Train until the run ends or a signal arrives.  Raises: as ``run``."""
         recipe, agent, say, settings = self.recipe, self.agent, self.say, self.recipe.training
@@ -221,16 +200,16 @@ class RunParts:
                 callbacks.append(callback)
                 stack.callback(callback.close)
 
-            evaluations = HeldOutEvaluations(folder / VIDEOS, say, interrupted)
-            saliency = SaliencyVideos(folder / SALIENCY, recipe.evaluation.saliency_every, say=say)
+            evaluations = HeldOutEvaluations(folder / files.VIDEOS, say, interrupted)
+            saliency = SaliencyVideos(folder / files.SALIENCY, recipe.evaluation.saliency_every, say=say)
             for own in (evaluations, saliency, StopWhen(interrupted), *self.callbacks):
                 add(Guarded(own))
-            add(Lasting(JsonLines(folder / METRICS), METRICS, say))
-            board = TensorBoard(folder / TENSORBOARD, state.progress.steps or None)
+            add(Lasting(JsonLines(folder / files.METRICS), files.METRICS, say))
+            board = TensorBoard(folder / files.TENSORBOARD, state.progress.steps or None)
             add(Lasting(board, "TensorBoard's file", say))
             if settings.track:
                 add(Lasting(WeightsAndBiases(folder, config), "Weights & Biases' log", say))
-            write_config(folder, config)
+            files.write_config(folder, config)
             goal = recipe.evaluation.stop_reward
             display = Display(self.console, title, settings.steps, goal, offline=recipe.offline)
             add(Lasting(display, "the display", say))
@@ -307,7 +286,7 @@ def _close(store: sw.Store | sw.Cluster, say: Say) -> None:
         say(str(error))
 
 
-def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: Say) -> Metrics:
+def _summarize(folder: Path, config: files.Config, agent: Agent, last: Metrics, say: Say) -> Metrics:
     """Draw a run's curve, write its summary and return it. A failure to write is reported, not raised.
 
     The curve comes first: of a run that was killed between the two, the summary is missing, by which a resume knows.
@@ -322,17 +301,17 @@ def _summarize(folder: Path, config: Config, agent: Agent, last: Metrics, say: S
     del summary["seconds_left"]
     _draw(folder, config, say)
     try:
-        write_summary(folder, summary)
+        files.write_summary(folder, summary)
     except OSError as error:
-        say(f"{SUMMARY} could not be written: {error}")
+        say(f"{files.SUMMARY} could not be written: {error}")
     return summary
 
 
-def _draw(folder: Path, config: Config, say: Say) -> None:
+def _draw(folder: Path, config: files.Config, say: Say) -> None:
     try:
         draw_curve(folder, config)
     except (OSError, ImportError, *NO_STATE) as error:
-        say(f"{CURVE} could not be written: {error}")
+        say(f"{files.CURVE} could not be written: {error}")
 
 
 # Resuming
@@ -355,9 +334,9 @@ class Saved:
     memory: tuple[sw.Store | sw.Cluster, Any, str] | None = None
 
 
-def _newest_whole(folder: Path, config: Config, parts: RunParts) -> Saved:
+def _newest_whole(folder: Path, config: files.Config, parts: RunParts) -> Saved:
     damaged = []
-    for checkpoint in reversed(checkpoints(folder)):
+    for checkpoint in reversed(files.checkpoints(folder)):
         try:
             return _load(folder, checkpoint, config, parts)
         except (ValueError, FileNotFoundError) as error:
@@ -369,12 +348,12 @@ def _newest_whole(folder: Path, config: Config, parts: RunParts) -> Saved:
     )
 
 
-def _load(folder: Path, checkpoint: Path, config: Config, parts: RunParts) -> Saved:
+def _load(folder: Path, checkpoint: Path, config: files.Config, parts: RunParts) -> Saved:
     recipe = config.recipe
     values = load_checkpoint(checkpoint, parts.agent, resume=True)
     try:
         state = TrainingState.from_dict(recipe, parts.agent, values["training"])
-        report = checked_report(values["report"])
+        report = files.checked_report(values["report"])
     except NO_STATE as error:
         raise ValueError(f"its figures are not in the form that this release writes ({error!r})") from error
     state.held_out.best_weights = load_best(checkpoint, values)
@@ -383,7 +362,7 @@ def _load(folder: Path, checkpoint: Path, config: Config, parts: RunParts) -> Sa
     saved = Saved(checkpoint, report, state, state.end_reached(recipe))
     if saved.ended is not None:
         return saved
-    store, view, replay_id = _memory(folder, checkpoint / REPLAY, config, parts)
+    store, view, replay_id = _memory(folder, checkpoint / files.REPLAY, config, parts)
     if store.recovery is not None and store.recovery.damages:
         store.close()
         raise ValueError(f"its replay memory is damaged: {store.recovery.damages[0]}")
@@ -396,15 +375,17 @@ def _load(folder: Path, checkpoint: Path, config: Config, parts: RunParts) -> Sa
     return replace(saved, memory=(store, view, replay_id))
 
 
-def _memory(folder: Path, replay: Path, config: Config, parts: RunParts) -> tuple[sw.Store | sw.Cluster, Any, str]:
+def _memory(
+    folder: Path, replay: Path, config: files.Config, parts: RunParts
+) -> tuple[sw.Store | sw.Cluster, Any, str]:
     """Open the replay memory of a checkpoint, or make a new one; on disk it replaces the run's previous memory."""
     recipe, saved = config.recipe, replay if replay.is_dir() else None
     if not recipe.replay.disk_limit:
         return *setup.memory(recipe, parts.env, parts.agent, None, saved), ""
-    ids = {config.replay, store_id(saved) if saved is not None else ""}
-    for disk in memory_folders(folder, ids):
+    ids = {config.replay, files.store_id(saved) if saved is not None else ""}
+    for disk in files.memory_folders(folder, ids):
         try:
-            return *setup.memory(recipe, parts.env, parts.agent, disk, saved), store_id(disk)
+            return *setup.memory(recipe, parts.env, parts.agent, disk, saved), files.store_id(disk)
         except FileExistsError as error:
             parts.say(f"The replay memory is written to another folder of the run: {error}")
     raise AssertionError("memory_folders never ends")
@@ -422,7 +403,7 @@ def _tell_resumed(folder: Path, recipe: Recipe, saved: Saved, store: sw.Store | 
         say("All environments begin new episodes; with actors a resumed run does not repeat exactly")
     elif not recipe.offline:
         say("All environments begin new episodes, as they did when the run wrote the checkpoint")
-    if (saved.checkpoint / REPLAY).is_dir():
+    if (saved.checkpoint / files.REPLAY).is_dir():
         say(f"The replay memory holds {len(store):,} steps")
     elif recipe.offline:
         say(f"The checkpoint has no replay memory: {len(store):,} steps were read again from {recipe.agent.data}")
