@@ -169,3 +169,51 @@ def test_an_operation_that_gets_no_memory_changes_nothing(
             if view.max_times_sampled is None:
                 assert set(batch["serial"].tolist()) == life.oracle.sampleable(view.n_step, held=held)
         life.store.close()
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_a_refused_step_leaves_no_observation(lanes: int, on_disk: bool, tmp_path: Path) -> None:
+    """Rows of any length find their room before the segment behind which they come is sealed with their observation.
+
+    Another step, with another observation, then goes on with the episode. That holds for what takes much memory; where
+    there is none for an array of a few numbers, an episode may end there.
+    """
+    spec = sw.Spec(obs=sw.Field(str), action=sw.Field((), "int64"), tokens=sw.Field((None,), "int32"))
+
+    def append(store: sw.Store, text: str, some: int) -> None:
+        end, long = np.zeros(some, np.bool_), np.arange(3000 + len(store), dtype=np.int32)
+        store.extend(
+            obs=[text] * some, action=np.zeros(some, int), tokens=[long] * some, reward=np.zeros(some),
+            terminated=end, truncated=end, lanes=np.arange(some),
+        )  # fmt: skip
+
+    at, refused = 0, 0
+    with starved() as memory:
+        while True:
+            at += 1
+            disk: dict[str, Any] = {"disk": tmp_path / str(at)} if on_disk else {}
+            store = sw.Store(spec, segment_steps=4, capacity=1000, codec="raw", **disk)
+            for step in range(4):
+                append(store, f"step {step}", 1 if step else lanes)
+            memory.fail_at(at)
+            try:
+                append(store, "refused", lanes)
+            except MemoryError as error:
+                memory.fail_at(0)
+                assert len(store) == 3 + lanes
+                audit(store, [])
+                if "KiB" not in str(error):
+                    store.close()
+                    continue
+                refused += 1
+                append(store, "another", lanes)
+            else:
+                memory.fail_at(0)
+                break
+            assert [one.length for one in store.episodes()] == [5, 2][:lanes]
+            batch = store.transitions().fetch(store.ids(0, [3]))
+            assert batch.obs.strings() == ["step 3"] and batch.next_obs.strings() == ["another"]
+            audit(store, [])
+            store.close()
+    assert refused >= 2 + lanes

@@ -87,23 +87,23 @@ class OpenValues:
             count = int(np.searchsorted(ends, most, side="right"))
         return count if self._index.rows[slot] else max(1, count)
 
-    def reserve(self, slots: npt.NDArray[np.int32], rows: Rows, after: Rows) -> bool:
-        """Make room for one row of each of ``slots`` [n] and field; return whether memory was taken.
+    def reserve(self, i: int, slot: int, rows: Rows, after: Rows) -> None:
+        """Make room in a segment for one row of each field, those of number ``i``.
 
         Args:
             after: as for ``put``.
 
         Raises: MemoryError: nothing changed but for room.
         """
-        before = self.nbytes
         for c, name in self._names.items():
-            following = after.get(name, [None] * len(slots))
-            for slot, row, one in zip(slots.tolist(), rows[name], following, strict=True):
-                self._grow(c, slot, self._filled(c, slot) + row.nbytes + (0 if one is None else one.nbytes))
-        return self.nbytes > before
+            one = after[name][i] if name in after else None
+            self._grow(c, slot, self._filled(c, slot) + rows[name][i].nbytes + (0 if one is None else one.nbytes))
 
     def reserve_run(self, slot: int, *all_rows: Rows) -> bool:
-        """Make room for all rows in one segment, as ``reserve`` does."""
+        """Make room for all rows in one segment; return whether memory was taken.
+
+        Raises: MemoryError: nothing changed but for room.
+        """
         before = self.nbytes
         for c, name in self._names.items():
             given = [row.nbytes for rows in all_rows for row in rows.get(name, ()) if row is not None]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,12 +71,21 @@ class Sealing:
         """Whether segments are being encoded: they must be sealed before others."""
         return self.behind is not None and bool(self.behind.pending)
 
-    def seal_full(self, lanes: Ints, max_rows: int, observed: Callable[[], Rows], coming: Rows | None = None) -> None:
+    def seal_full(
+        self,
+        lanes: Ints,
+        max_rows: int,
+        observed: Callable[[], Rows],
+        coming: Rows | None = None,
+        reserve: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Seal the open segments of ``lanes`` [n] that have no room for another step.
 
         Args:
             max_rows: steps at which a segment counts as full.
             observed: returns the next steps' observations by field [n, *shape]. ``coming``: as for ``Lanes.full``.
+            reserve: makes room for the step of a position in the segment of a slot, before any other lane's segment is
+                sealed, or the one before it: what is sealed has the coming step's observation, also if that is refused.
 
         Raises: MemoryError, OSError: no room; some may be sealed.
         """
@@ -85,6 +95,9 @@ class Sealing:
             full = sorted({*full, *self._sealed.shared.full(self._opened.slots[lanes])})
         if not full:
             return
+        if reserve is not None:
+            for i in set(range(len(lanes))).difference(full):
+                reserve(i, int(self._opened.slots[lanes[i]]))
         rows = observed()
         self._encoder.limit_trials(MAX_TRIALS)
         try:
@@ -96,7 +109,8 @@ class Sealing:
                     continue
                 for i in full[:1]:
                     names = self._opened.layout.names
-                    self._roll(int(lanes[i]), {c: rows[names[c]][i] for c in self._opened.layout.obs_columns})
+                    successor = {c: rows[names[c]][i] for c in self._opened.layout.obs_columns}
+                    self._roll(int(lanes[i]), successor, None if reserve is None else partial(reserve, i))
                 full = full[1:]
         finally:
             self._encoder.limit_trials(math.inf)
@@ -118,19 +132,26 @@ class Sealing:
         self.go_on(lane, following, False, context, going_on, successor)
 
     def prepare_next(
-        self, lane: int, successor: Mapping[int, Bytes] | None = None
+        self,
+        lane: int,
+        successor: Mapping[int, Bytes] | None = None,
+        reserve: Callable[[int], None] | None = None,
     ) -> tuple[int, Mapping[int, Bytes] | None]:
         """Return a slot for the lane's next segment, and the ``successor`` for ``go_on``.
 
         Args:
             successor: observation of the next step, by column; of any length a row's bytes.
+            reserve: makes room for that step in the segment of a slot.
 
         Raises: MemoryError; then no slot is taken.
         """
         slot = self._admission.take_slot()
         try:
             self._opened.prepare(lane, slot)
-            return slot, None if successor is None else self._opened.columns.values.carry(slot, successor)
+            carried = None if successor is None else self._opened.columns.values.carry(slot, successor)
+            if reserve is not None:
+                reserve(slot)
+            return slot, carried
         except BaseException:
             self._give_back(slot)
             raise
@@ -167,8 +188,14 @@ class Sealing:
 
     # at once, or behind the caller
 
-    def _roll(self, lane: int, successor: Mapping[int, npt.NDArray[Any]]) -> None:
-        """Seal the lane's open segment and open its next. ``successor``: the next step's observation, by column."""
+    def _roll(
+        self, lane: int, successor: Mapping[int, npt.NDArray[Any]], reserve: Callable[[int], None] | None = None
+    ) -> None:
+        """Seal the lane's open segment and open its next.
+
+        Args:
+            successor: the next step's observation, by column. ``reserve``: as for ``prepare_next``.
+        """
         index = self._index
         slot = int(self._opened.slots[lane])
         going_on = not self._opened.ended(lane)
@@ -181,7 +208,7 @@ class Sealing:
             self._inventory.changes += 1
         following, carried = -1, None
         try:
-            following, carried = self.prepare_next(lane, known if going_on else None)
+            following, carried = self.prepare_next(lane, known if going_on else None, reserve)
             self._try_codecs(lane)
             kept = self.seal(lane, slot, following)
         except BaseException as error:  # out of memory, disk full, or an interrupt by the user

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -375,10 +376,16 @@ class StepLog:
         if opened.any_known:
             for i in opened.breaks(lanes, rows):
                 self.break_off(int(lanes[i]), {name: rows[name][i : i + 1] for name in self.spec.obs_names})
-        self.make_room(lanes, lambda: rows, rows)
-        values = opened.columns.values
-        if values and values.reserve(opened.slots[lanes], rows, opened.after(flags, rows, finals, nexts)):
-            self.admission.fit_memory()
+        values, reserve = opened.columns.values, None
+        before = values.nbytes
+        if values:
+            reserve = partial(values.reserve, rows=rows, after=opened.after(flags, rows, finals, nexts))
+        self.make_room(lanes, lambda: rows, rows, reserve)
+        if reserve is not None:
+            for i, slot in enumerate(opened.slots[lanes].tolist()):
+                reserve(i, slot)
+            if values.nbytes > before:
+                self.admission.fit_memory()
         with self._sharing(opened.slots[lanes], rows) as given:
             opened.write(lanes, flags, given, finals, nexts)
         inventory.append(len(lanes))
@@ -423,13 +430,20 @@ class StepLog:
                 f"leaves too few for a sealed one; raise ram= (now {ram:,}), or use fewer lanes"
             )
 
-    def make_room(self, lanes: Ints, observed: Callable[[], Rows], coming: Rows | None = None) -> None:
+    def make_room(
+        self,
+        lanes: Ints,
+        observed: Callable[[], Rows],
+        coming: Rows | None = None,
+        reserve: Callable[[int, int], None] | None = None,
+    ) -> None:
         """Seal full segments before another step is appended to each of ``lanes`` [n], and evict.
 
         Args:
             observed: returns the steps' observations by field [n, *shape]. ``coming``: as for ``Lanes.full``.
+            reserve: as for ``Sealing.seal_full``.
         """
-        self.sealing.seal_full(lanes, self.max_rows(len(self.opened)), observed, coming)
+        self.sealing.seal_full(lanes, self.max_rows(len(self.opened)), observed, coming, reserve)
         self.make_room_for_steps(len(lanes))
 
     def write_run(self, lane: int, flags: Bytes, rows: Rows, final: Rows | None) -> int:
