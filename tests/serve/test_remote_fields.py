@@ -11,6 +11,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.server import Server
+from sharpwave.serve.service import Service
 from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Request
 from tests.serve.serving import Kind, served
@@ -212,3 +213,41 @@ def test_malformed_names_are_refused(tmp_path: Path) -> None:
         )
         assert not any(name.startswith("rows:") for name in reply.parts) and "column:action.grip" in reply.parts
         assert len(view.sample(4)) == 4
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["unix", "tcp"])
+def test_processes_of_shards_send_fields_and_start_priorities(kind: Kind) -> None:
+    spec = sw.Spec(
+        obs=sw.Field((40,), "uint8"), action=sw.Field((), "int64"), score=sw.Field((), "float32"),
+        prompt=sw.Field(str, shared=True),
+    )  # fmt: skip
+    with Service(Address.parse("127.0.0.1:0"), 2, None, Security(), capacity=10_000) as service:
+        whole = sw.Cluster(spec, address=str(service.address))
+        told = [[Address.parse(one) for one in shard] for shard in whole.where()["shards"]]
+        cluster = sw.Cluster.of(spec, [next(one for one in shard if one.kind == kind) for shard in told])
+        rng = np.random.default_rng(0)
+        scores = rng.normal(size=(2, 300, 2)).astype(np.float32)
+        for number in range(2):
+            writer = cluster.writer(lanes=2, shard=number)
+            for step in range(300):
+                ends, obs = np.full(2, step % 20 == 19), rng.integers(0, 256, (2, 40), np.uint8)
+                writer.extend(
+                    obs=obs, action=[step, step], reward=np.ones(2), terminated=ends, truncated=ends & False,
+                    final_obs=obs, score=scores[number, step], prompt=[f"prompt {step // 20}"] * 2,
+                )  # fmt: skip
+            writer.close()
+        view = cluster.transitions(sampler=sw.Prioritized(alpha=1.0, eps=1e-3, by="score"))
+        items = len(view)
+        assert 1190 <= items <= 1200
+        view.sample(8)  # each shard's first draw starts its items
+        for fields in (("score", "prompt"), ("prompt",), ("score",), ("action",)):
+            batch = view.sample(256, fields=fields)
+            assert batch.obs is None and set(batch.fields) == set(fields) - {"action"}
+            if "score" in fields:
+                mass = np.abs(scores).sum() + items * 1e-3
+                assert np.allclose(batch.probabilities, (np.abs(batch["score"]) + 1e-3) / mass, rtol=2e-2)
+            if "prompt" in fields:
+                assert batch["prompt"].strings() == [f"prompt {step // 20}" for step in batch.step.tolist()]
+        cluster.close()
+        whole.close()
