@@ -953,35 +953,50 @@ class Store:
         Cost: by ``episodes=`` the steps of their segments, and these segments' items for each view; by ``where=`` all
         steps. With a disk a flush, and a file of a bit a step held.
         """
+        return self._delete(self._chosen(where, episodes), given=episodes is not None)
+
+    def _chosen(self, where: Any, episodes: Any) -> Table:
+        """Return the episodes to delete.  Raises: as ``delete``."""
         if (where is None) == (episodes is None):
             raise TypeError("delete: expected either where= or episodes=")
         with self._lock:
             self._log.check_writable("delete")
-        reader = EpisodeReader(self._log, self._lock, self._life)
-        if where is not None:
-            from sharpwave.data.tables import matching  # pyarrow, which few programs have
+        if where is None:
+            return self._given(episodes)
+        from sharpwave.data.tables import matching  # pyarrow, which few programs have
 
-            with self._lock:
-                table = find(self._log, range(self._log.lanes))
-                table = table.some(~unfinished(self._log, table, self._writing.fed))
-            chosen = table.some(matching(table, reader, where))
-        else:
-            chosen = self._given(episodes)
+        with self._lock:
+            table = find(self._log, range(self._log.lanes))
+            table = table.some(~unfinished(self._log, table, self._writing.fed))
+        return table.some(matching(table, EpisodeReader(self._log, self._lock, self._life), where))
+
+    def _ended(self, chosen: Table, given: bool) -> Table:
+        """Return the episodes among those ``chosen`` that are held and have ended. The lock is held.
+
+        Raises: ValueError: one that was ``given`` has not ended.
+        """
+        table = find_again(self._log, chosen)
+        running = unfinished(self._log, table, self._writing.fed)
+        there = within(table, chosen)
+        if given and (there & running).any():
+            lane = int(table.lane[there & running][0])
+            raise ValueError(f"delete: the episode of lane {lane} has not ended; end_episode({lane}) or wait")
+        return table.some(there & ~running)
+
+    def _delete(self, chosen: Table, given: bool) -> int:
         with self._log.saving, self._lock:  # a checkpoint that has the deletion also requires readers that know it
             self._log.check_writable("delete")
-            table = find_again(self._log, chosen)
-            running = unfinished(self._log, table, self._writing.fed)
-            there = within(table, chosen)
-            if episodes is not None and (there & running).any():
-                lane = int(table.lane[there & running][0])
-                raise ValueError(f"delete: the episode of lane {lane} has not ended; end_episode({lane}) or wait")
-            ids = step_ids(reader, table.some(there & ~running))
-            try:
-                return delete(self._log, ids, self._require_deleted)
-            finally:
-                self._views.follow()
-                free_deleted(self._log)
-                self._gate.notify()
+            reader = EpisodeReader(self._log, self._lock, self._life)
+            return self._delete_steps(step_ids(reader, self._ended(chosen, given)))
+
+    def _delete_steps(self, ids: npt.NDArray[np.int64]) -> int:
+        """Delete steps, as far as they are held; return how many. The lock and ``saving`` are held."""
+        try:
+            return delete(self._log, ids, self._require_deleted)
+        finally:
+            self._views.follow()
+            free_deleted(self._log)
+            self._gate.notify()
 
     def _given(self, episodes: Any) -> Table:
         """Check the episodes to delete.  Raises: TypeError, ValueError."""

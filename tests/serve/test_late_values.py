@@ -9,7 +9,7 @@ import time
 from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -566,17 +566,6 @@ def test_batches_that_are_read_from_disk_in_parts_have_their_values(
             assert (batch["x"] == batch.action[:, None]).all()
             assert (many["x"] == (many.action * many.mask)[..., None]).all()
             assert (many.mask_of("x") == many.mask).all()
-
-
-def test_a_shard_with_a_replica_deletes_nothing(tmp_path: Path) -> None:
-    """The replica would bring the steps back."""
-    with served(1, tmp_path, spec=SPEC) as there:
-        filled(there)
-        steps = len(there.cluster)
-        there.shards[0].intake.neighbour = cast(Any, object())
-        with pytest.raises(ValueError, match="this cluster has replicas"):
-            there.cluster.delete(where="length > 0")
-        assert len(there.cluster) == steps
 
 
 @pytest.mark.parametrize("kind", ["unix", "tcp"])

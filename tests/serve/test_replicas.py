@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from sharpwave.log.remote_segments import Copy
+from sharpwave.serve import replicas
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.fleet import ShardPlan
 from sharpwave.serve.link import Link
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
-from sharpwave.serve.replicas import Keeper, Neighbour
+from sharpwave.serve.replicas import Keeper, Neighbour, deleted_runs, finish_deletions, lacking, take
 from tests.serve.fleets import fleet_of
 from tests.serve.serving import SPEC, sealed, served
 from tests.serve.test_lives import actions, counting
@@ -188,7 +190,145 @@ def test_limits_include_replicas_and_what_cannot_be_is_refused(tmp_path: Path) -
         fleet.plan = plan
         with pytest.raises(ValueError, match="with replicas the number of shards stays"):
             there.cluster.resize(shards=3)
-    for shards, replicas in ((1, 1), (3, 2), (3, -1)):
-        with pytest.raises(ValueError, match=f"replicas={replicas} of {shards} shards"):
-            sw.Cluster(SPEC, shards=shards, capacity=1000, replicas=replicas, disk=tmp_path / "none")
+    for shards, copies in ((1, 1), (3, 2), (3, -1)):
+        with pytest.raises(ValueError, match=f"replicas={copies} of {shards} shards"):
+            sw.Cluster(SPEC, shards=shards, capacity=1000, replicas=copies, disk=tmp_path / "none")
     assert not (tmp_path / "none").exists()
+
+
+# deletion
+
+
+def step(writer: RemoteWriter, action: int, ends: bool) -> None:
+    frames, no = np.zeros((1, 6, 5), np.uint8), [False]
+    writer.extend(
+        obs=frames, action=[action], reward=[1], terminated=[ends], truncated=no, final_obs=frames, noise=[[0, 0]]
+    )
+
+
+def written_episodes(cluster: sw.Cluster, shard: int, first: int, episodes: int) -> RemoteWriter:
+    """Write episodes of 3, 10, 3, 10 ... steps; actions count from ``first`` on."""
+    writer = cluster.writer(1, name=f"w{shard}", shard=shard, segment_steps=4)
+    for episode in range(episodes):
+        length = (3, 10)[episode % 2]
+        for k in range(length):
+            step(writer, first + 100 * episode + k, k == length - 1)
+    writer.flush()
+    return writer
+
+
+def seen(cluster: sw.Cluster) -> list[int]:
+    """Return the actions of all steps that are there."""
+    return sorted(int(action) for one in cluster.episodes() for action in one.action)
+
+
+def restored(cluster: sw.Cluster, number: int, steps: int, lost: Path | None = None) -> None:
+    """Kill a shard, with its folder where one is given; check all that it samples until it has all its steps again."""
+    assert cluster._processes is not None
+    before = cluster._processes.processes[number]
+    if lost is not None:
+        lost.rename(lost.with_name(f"lost-{time.time_ns()}"))
+    os.kill(before, signal.SIGKILL)
+    deadline, view = time.monotonic() + 60, cluster.transitions()
+    while time.monotonic() < deadline:
+        try:
+            if cluster._processes.processes[number] != before and len(cluster) == steps:
+                assert not {int(one) % 1000 // 100 % 2 for one in view.sample(64).action} & {0}, "a deleted step"
+                return
+            assert not {int(one) % 1000 // 100 % 2 for one in view.sample(64).action} & {0}, "a deleted step"
+        except (ConnectionError, sw.EmptyError):
+            pass
+        time.sleep(0.02)
+    pytest.fail(f"the shard has not its steps again: {len(cluster)}, expected {steps}")
+
+
+@pytest.mark.parametrize("on_disk", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_deleted_steps_never_come_back_from_a_replica(on_disk: bool, tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    with sw.Cluster(SPEC, shards=2, capacity=100_000, replicas=1, disk=folder if on_disk else None) as cluster:
+        writers = [written_episodes(cluster, shard, 10_000 * shard, 9) for shard in range(2)]
+        total = len(cluster)
+        if on_disk:
+            short = [one for one in cluster.episodes() if one.length == 3 and one.ended]
+            deleted = cluster.delete(episodes=short)
+        else:
+            deleted = cluster.delete(where="length = 3")
+        assert deleted == 2 * 4 * 3 and cluster.delete(where="length = 3") == 0
+        left = seen(cluster)
+        assert len(left) == len(cluster) == total - deleted
+        for writer in writers:
+            step(writer, 800, True)
+            writer.close()
+        cluster.delete(where="length < 10")
+        left = seen(cluster)
+        for number in (0, 1):
+            restored(cluster, number, len(left), folder / f"shard-{number}" if on_disk else None)
+            assert seen(cluster) == left
+            wait_for_steps(cluster, len(left))
+        writer = written_episodes(cluster, 0, 500_100, 0)  # of an earlier name, all of whose last steps were deleted
+        for k in range(12):
+            step(writer, 100 + k, k % 4 == 3)
+        writer.close()
+        more = seen(cluster)
+        assert len(more) == len(left) + 12
+        wait_for_steps(cluster, len(more))
+        restored(cluster, 0, len(more), folder / "shard-0" if on_disk else None)
+        assert seen(cluster) == more
+
+
+def test_a_restored_segment_is_deleted_from_although_its_process_was_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the segment and the deletion of its steps: they are deleted when the store is opened again."""
+    pending = tmp_path / "deleted.json"
+    segments = [Copy(one.packed, one.dictionaries) for one in sealed(2, 60, 0)]
+    runs = np.array([[0, 3, 17], [1, 0, 8], [1, 40, 1 << 40], [7, 0, 5], [-1, 0, 5]])
+
+    def steps(store: sw.Store) -> set[tuple[int, int]]:
+        places = [(lane, step) for lane in range(store.lanes) for step in range(60)]
+        held = np.asarray(store.ids(*np.array(places).T, missing="mask")) >= 0
+        return {one for one, there in zip(places, held.tolist(), strict=True) if there}
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with sw.Store(SPEC, capacity=1000, segment_steps=8) as reference:
+        take(reference, segments, np.zeros((0, 3), np.int64), None)
+        gone = {(lane, step) for lane, first, end in runs.tolist() for step in range(first, min(end, 60))}
+        expected = steps(reference) - gone
+    with sw.Store(SPEC, capacity=1000, segment_steps=8, disk=tmp_path / "d") as store:
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(replicas, "delete_runs", killed)
+            take(store, segments, runs, pending)
+        assert pending.exists() and len(steps(store)) > len(expected)
+        store.flush()
+    with sw.Store.open(tmp_path / "d", writers_go_on=True) as store:
+        finish_deletions(store, pending)
+        assert steps(store) == expected and not pending.exists()
+        assert deleted_runs(store).shape[1] == 3
+        with sw.Store(SPEC, capacity=1000, segment_steps=8) as other:
+            take(other, *lacking(store, np.zeros(0, np.int64)), None)
+            assert steps(other) == expected
+
+
+def test_steps_on_their_way_to_a_replica_are_deleted_there_too(tmp_path: Path) -> None:
+    with served(2, tmp_path) as there, sw.Store(SPEC, capacity=100_000, segment_steps=8) as replica:
+        first, second = there.shards
+        second.keeper = Keeper(0, replica, tmp_path / "writers.json")
+        link = Link(there.servers[1].address, Security())
+        first.intake.neighbour = Neighbour(0, first.store, link, first.intake.leases, first.intake.adopt)
+        for one in sealed(2, 100, 0):  # as by a writer's connection that did not reach the replica yet
+            first.store.add_segment(one.packed, one.dictionaries)
+        found = there.cluster.episodes(order="length")
+        some = [one for one in found if one.ended][:5]
+        assert there.cluster.delete(episodes=some) == sum(one.length for one in some)
+        same(first.store, replica)
+        running = next(one for one in found if one.ended is None)
+        with pytest.raises(ValueError, match="had not ended"):
+            there.cluster.delete(episodes=[found[7], running])
+        same(first.store, replica)
+        second.keeper = None
+        with pytest.raises(ValueError, match="keeps no replica"):
+            there.cluster.delete(where="length > 0")
+        assert len(first.store) == len(replica)
+        link.close()

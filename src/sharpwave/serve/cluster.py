@@ -558,8 +558,9 @@ class Cluster:
         Returns:
             number of steps deleted.
         Raises:
-            ValueError, TypeError: an invalid argument, or a cluster with replicas.  ShardLostError, OSError: some
-            shards may have deleted theirs. With ``episodes=`` also: a shard was started again since they were found.
+            ValueError, TypeError: an invalid argument.  ShardLostError, OSError: some shards, or with replicas some
+            replicas, may have deleted theirs: call it again. With ``episodes=`` also: a shard was started again since
+            they were found.
         """
         if (where is None) == (episodes is None):
             raise TypeError("delete: expected either where= or episodes=")

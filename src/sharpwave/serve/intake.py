@@ -129,7 +129,12 @@ class Intake:
         self._take_turn(client, name, holder, frame.head.get("turn", 0) or frame.head.get("since", 0))
         durable = bool(frame.head.get("durable"))
         held = self._store.lane_steps
-        safe = held if self.neighbour is None else np.array(self._replicated(client, [], durable), np.int64)
+        safe = held
+        if self.neighbour is not None:  # whose steps beyond those here were evicted or deleted: their numbers are used
+            safe = np.array(self._replicated(client, [], durable), np.int64)
+            held = np.zeros(max(len(held), len(safe)), np.int64)
+            for steps in (self._store.lane_steps, safe):
+                held[: len(steps)] = np.maximum(held[: len(steps)], steps)
         if durable:
             self._store.flush(views=False)
         lane_steps = _of_lanes(held, first, lanes)

@@ -329,14 +329,15 @@ class Shard:
         where = frame.head.get("where")
         if where is not None and not isinstance(where, str):
             raise WireError(f"a deletion where {where!r:.100}, expected a condition")
-        if self.intake.neighbour is not None:
-            raise ValueError(
-                "delete: this cluster has replicas, which would bring the steps back; delete from the folder of each "
-                "shard, opened as a Store, while it is not served, and leave the replicas out"
-            )
-        if where is None:
-            return {"deleted": shard_episodes.delete(self.store, frame)}, {}
-        return {"deleted": self.store.delete(where=where)}, {}
+        episodes = shard_episodes.chosen(self.store, frame) if where is None else None
+        if self.intake.neighbour is None:
+            return {"deleted": self.store.delete(where=where, episodes=episodes)}, {}
+        found, given = self.store._chosen(where, episodes), episodes is not None
+        with self.store._lock:
+            found = self.store._ended(found, given)
+        runs = np.stack([found.lane, found.first_step, found.first_step + found.length], 1)
+        neighbour, here = self.intake.neighbour, self.store
+        return {"deleted": neighbour.delete(runs, lambda: here._delete(found, given), client.is_gone)}, {}
 
     def _clear(self, client: Client, frame: Frame) -> Reply:
         for one in self._stores():

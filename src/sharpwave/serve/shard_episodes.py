@@ -103,8 +103,8 @@ def arrays_of(store: Store, client: Client, frame: Frame) -> Reply:
     return {}, sent
 
 
-def delete(store: Store, frame: Frame) -> int:
-    """Delete the episodes of a request; return how many steps these were.  Raises: as ``Store.delete``."""
+def chosen(store: Store, frame: Frame) -> list[StoredEpisode]:
+    """Return the episodes that a request names.  Raises: WireError."""
     reader, runs = _reader(store), _runs(store, frame)
     places = [frame.parts.get(name) for name in ("lane", "first_step")]
     given = [one for one in places if isinstance(one, np.ndarray) and one.dtype == np.int64]
@@ -113,12 +113,10 @@ def delete(store: Store, frame: Frame) -> int:
     lanes, steps = (one.tolist() for one in given)
     if not all(0 <= lane < store.lanes for lane in lanes):
         raise WireError(f"a deletion of episodes of lanes {lanes!r:.100}")
-    return store.delete(
-        episodes=[
-            StoredEpisode(lane, step, count, 0.0, False, None, first, reader)
-            for lane, step, (first, count, _) in zip(lanes, steps, runs, strict=True)
-        ]
-    )
+    return [
+        StoredEpisode(lane, step, count, 0.0, False, None, first, reader)
+        for lane, step, (first, count, _) in zip(lanes, steps, runs, strict=True)
+    ]
 
 
 def _reader(store: Store) -> EpisodeReader:

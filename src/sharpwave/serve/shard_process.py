@@ -27,13 +27,15 @@ from sharpwave.serve.cluster_folder import LEASES, MERGING, STORE, write_whole
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.log_lines import LOG, Ending, failure, tell_on_request, unhurried
 from sharpwave.serve.merging import merge
-from sharpwave.serve.replicas import Keeper, Neighbour, read_leases
+from sharpwave.serve.replicas import Keeper, Neighbour, finish_deletions, read_leases
 from sharpwave.serve.server import Server
 from sharpwave.serve.shard import Shard
 from sharpwave.spec import Spec
 from sharpwave.store import Store
 
 MANIFEST = "store.json"
+DELETED = "deleted.json"
+"""File of steps to delete, while they are restored (``replicas.take``)."""
 FREE_S = 5.0
 """Seconds for which a shard that is ending may still hold a folder or an address."""
 IN_USE = (errno.EADDRINUSE, errno.EAGAIN, errno.EWOULDBLOCK)
@@ -118,7 +120,8 @@ def replica(settings: ShardSettings) -> Keeper | None:
         store = Store.open(folder, writers_go_on=True, **limits)
     else:
         store = made(settings, folder if settings.on_disk else None)
-    return Keeper(settings.keeps, store, folder.with_name(f"{folder.name}-{LEASES}"))
+    pending = folder.with_name(f"{folder.name}-{DELETED}") if settings.on_disk else None
+    return Keeper(settings.keeps, store, folder.with_name(f"{folder.name}-{LEASES}"), pending)
 
 
 @contextlib.contextmanager
@@ -135,13 +138,17 @@ def running(settings: ShardSettings, moved: Callable[[], Address] | None = None)
     keeper = replica(settings)
     over = threading.Event()
     with store, contextlib.nullcontext() if keeper is None else keeper.store:
+        pending = Path(settings.folder) / DELETED if settings.on_disk else None
+        finish_deletions(store, pending)  # before a client sees the steps
         shard = Shard(store, Path(settings.folder), keeper)
         security = Security(bytes.fromhex(settings.secret), settings.certificate, settings.key)
         if settings.kept_by is not None or moved is not None:
             there = HERE if settings.kept_by is None else Address.parse(settings.kept_by)  # nobody listens at port 0
             security_there = replace(security, authority=settings.certificate)
             link = Link(there, security_there, moved=moved)
-            shard.intake.neighbour = Neighbour(settings.number, store, link, shard.intake.leases, shard.intake.adopt)
+            shard.intake.neighbour = Neighbour(
+                settings.number, store, link, shard.intake.leases, shard.intake.adopt, pending
+            )
         servers: list[Server] = []
         try:
             for one in settings.addresses:
