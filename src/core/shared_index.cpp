@@ -225,6 +225,7 @@ void SharedIndex::remove(uint32_t number) {
 void SharedIndex::count_bytes(uint32_t region, int64_t nbytes) {
     int64_t& bytes = in_region_[region];
     bytes += nbytes;
+    copied_bytes_ += nbytes;
     if (!bytes) in_region_.erase(region);
 }
 
@@ -406,7 +407,10 @@ void define_shared_index(nb::module_& module) {
         .def(
             "place",
             [](SharedIndex& index, uint32_t column, const nb::bytes& key, uint32_t region, int64_t offset,
-               uint32_t nbytes) { index.place(column, key_of(key), region, offset, nbytes); },
+               uint32_t nbytes) {
+                if (column > UINT16_MAX) throw nb::value_error("a store has fewer columns");
+                index.place(column, key_of(key), region, offset, nbytes);
+            },
             "column"_a, "key"_a, "region"_a, "offset"_a, "nbytes"_a,
             "Note a copy in a region, by its payload; another one there is forgotten. Adds the value if it is new.")
         .def(
@@ -430,8 +434,10 @@ void define_shared_index(nb::module_& module) {
         .def("only_in", &SharedIndex::only_in, "region"_a,
              "Return the values in use that have no copy outside a region.")
         .def("drop_region", &SharedIndex::drop_region, "region"_a, "Forget all copies in a region.")
+        .def("drop_copy", &SharedIndex::drop_copy, "number"_a, "region"_a, "Forget the copy of a value in a region.")
         .def("drop_unused", &SharedIndex::drop_unused, "Forget the values that no segment refers to.")
         .def("bytes_in", &SharedIndex::bytes_in, "region"_a, "Return the space of a region's copies.")
+        .def_prop_ro("copied_bytes", &SharedIndex::copied_bytes, "Space of all copies.")
         .def("counts", &SharedIndex::counts, "column"_a,
              "Return how many values of a column are in use, and the bytes of their payloads.");
 }

@@ -82,8 +82,10 @@ class SharedIndex {
     // Returns the values in use that have no copy outside a region.
     std::vector<uint32_t> only_in(uint32_t region) const;
     void drop_region(uint32_t region);
+    void drop_copy(uint32_t number, uint32_t region);
     void drop_unused();
     int64_t bytes_in(uint32_t region) const;  // space of the records of its copies
+    int64_t copied_bytes() const { return copied_bytes_; }  // of all regions'
 
     int64_t count() const { return count_; }
     std::pair<int64_t, int64_t> counts(uint32_t column) const;  // of values in use, and the bytes of their payloads
@@ -109,7 +111,6 @@ class SharedIndex {
     void grow();
     void release_one(uint32_t number, std::vector<uint32_t>& freed);
     void remove(uint32_t number);
-    void drop_copy(uint32_t number, uint32_t region);
     void count_bytes(uint32_t region, int64_t nbytes);
     static int64_t bytes_of(const Segment& segment);
 
@@ -119,7 +120,7 @@ class SharedIndex {
     std::unordered_map<uint32_t, Segment> segments_;   // by slot
     std::unordered_map<uint32_t, int64_t> in_region_;  // bytes
     uint32_t free_value_ = none, free_copy_ = none;
-    int64_t count_ = 0, segment_bytes_ = 0;
+    int64_t count_ = 0, segment_bytes_ = 0, copied_bytes_ = 0;
     uint64_t salts_[2];  // so that nobody can choose keys of equal hashes
 };
 

@@ -59,7 +59,7 @@ def account(log: StepLog, gate: Gate) -> dict[str, Any]:
             "resident_segments": int(index.resident[sealed].sum()),
             "hits": log.segment_cache.hits,
             "misses": log.segment_cache.misses,
-            "bytes_read": log.segment_cache.bytes_read,
+            "bytes_read": log.segment_cache.bytes_read + log.shared.bytes_read,
             "joined": log.segment_cache.joined,
             "stalls": log.segment_cache.stalls,
             "waited_s": log.segment_cache.waited_s,

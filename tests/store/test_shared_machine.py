@@ -66,7 +66,11 @@ class SharedStore(RaggedStore):
         packed = [(shared.kinds[key[0]], shared.packed(key)) for key in shared]
         assert all(one is not None and pack(unpack(one, kind), kind) == one for kind, one in packed)
         in_memory = shared._packed.values()
-        assert shared.nbytes == index.nbytes + VALUE_BYTES * len(in_memory) + sum(map(len, in_memory))
+        assert shared.needed_bytes == index.nbytes + VALUE_BYTES * len(in_memory) + sum(map(len, in_memory))
+        cached = VALUE_BYTES * len(shared._cache) + sum(map(len, shared._cache.values()))
+        assert shared._cache_bytes == cached <= shared._reserved == shared.nbytes - shared.needed_bytes
+        assert self.store._log.disk is not None or not cached
+        assert shared._packed.keys() | shared._cache.keys() <= set(index.numbers()) and not shared._lost
 
 
 class ReservoirStore(SharedStore):

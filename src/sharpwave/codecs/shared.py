@@ -133,7 +133,14 @@ def content(packed: bytes, kind: Kind) -> bytes:
 
 def checked(packed: bytes, kind: Kind, key: int) -> bytes:
     """Return the bytes of a value of any origin if its content has the key.  Raises: DamagedError."""
-    found = key_of(unpack(packed, kind), kind)
+    checked_content(packed, kind, key)
+    return packed
+
+
+def checked_content(packed: bytes, kind: Kind, key: int) -> bytes:
+    """Return the content of a value of any origin if it has the key.  Raises: DamagedError."""
+    content = unpack(packed, kind)
+    found = key_of(content, kind)
     if found != key:
         raise DamagedError(f"shared value {text_of(key)}: its content has the key {text_of(found)}")
-    return packed
+    return content

@@ -18,6 +18,7 @@ import numpy as np
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.disk.disk_budget import DEAD_SHARE, MAX_HELD_SHARE
 from sharpwave.disk.disk_tier import DiskTier
+from sharpwave.disk.region_files import Needed
 from sharpwave.disk.segment_cache import SegmentCache
 from sharpwave.format.region import MAX_NUMBER, SEGMENT
 from sharpwave.memory.segment_index import SegmentIndex
@@ -38,7 +39,7 @@ class Compaction:
         disk: DiskTier,
         index: SegmentIndex,
         tables: Sequence[DictionaryTable],
-        shared: Callable[[int], dict[tuple[int, int], bytes]],
+        shared: Callable[[int], Needed],
         segment_cache: SegmentCache,
     ) -> None:
         self.disk, self._index, self._tables, self._segment_cache = disk, index, tables, segment_cache
@@ -117,7 +118,7 @@ class Compaction:
         self._segment_cache.arrive(slots)
         generation = index.latest_generation
         for slot in slots.tolist():
-            needed = self._shared(slot)
+            needed = dict(self._shared(slot))
             for c, place in enumerate(index.dictionary[:, slot].tolist()):
                 if place:
                     needed[c, self._tables[c].uses.key(place)] = self._tables[c].data(place)

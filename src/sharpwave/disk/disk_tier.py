@@ -13,10 +13,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.disk.disk_budget import DiskBudget, Occupancy, region_bytes
-from sharpwave.disk.region_files import FULL, RegionFiles
+from sharpwave.disk.region_files import FULL, Needed, RegionFiles
 from sharpwave.disk.region_notes import MAX_IDS, Evicted, Evictions, StepEnds, pack_ends, pack_evicted
 from sharpwave.disk.store_folder import ANEW, FOLDER, Hold, write_manifest
-from sharpwave.errors import StoreInUseError
+from sharpwave.errors import DamagedError, StoreInUseError
 from sharpwave.format.region import MAX_GENERATION, NOTE, SEGMENT, TAIL, Identity, checksum_of, space
 from sharpwave.memory.segment_index import LEAF_BITS
 from sharpwave.native.directory import Directory
@@ -52,7 +52,7 @@ class Claims(Protocol):
     def unsealed(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Return which of ``slots`` [n] hold no sealed segment."""
 
-    def shared_values(self, id_: int) -> dict[tuple[int, int], bytes]:
+    def shared_values(self, id_: int) -> Needed:
         """Return the shared values of a segment, by (column, key)."""
 
 
@@ -169,23 +169,27 @@ class DiskTier:
         offset: int,
         nbytes: int,
         generation: int,
-        dictionaries: dict[tuple[int, int], bytes],
+        dictionaries: Needed,
     ) -> tuple[int, int] | None:
         """Copy a record behind the newest one, with its id and its sequence number; return its new region and offset.
 
-        ``None``: it cannot be read, and its region is not compacted again.  Raises: OSError: as ``append``.
+        ``None``: it, or a shared value, cannot be read, and its region is not compacted again.
+
+        Raises: OSError: as ``append``.
         """
         try:
             found = self.regions.read_record(region, offset, nbytes)
         except OSError:
             found = None
-        if found is None:
+        try:
+            if found is None:
+                raise DamagedError(f"region {region}: byte {offset:,}: cannot be read")
+            record, payload = found
+            moved = self.write(kind, record.id, payload, generation, dictionaries, record.sequence, whole=True)
+        except DamagedError:
             self.budget.unreadable.add(region)
             self.failures += 1
             return None
-        record, payload = found
-        try:
-            moved = self.write(kind, record.id, payload, generation, dictionaries, record.sequence)
         except OSError:
             self.failures += 1
             raise
@@ -374,14 +378,19 @@ class DiskTier:
         id_: int,
         payload: bytes,
         generation: int,
-        dictionaries: dict[tuple[int, int], bytes],
+        dictionaries: Needed,
         sequence: int | None = None,
+        *,
+        whole: bool = False,
     ) -> tuple[int, int]:
-        """Write a record that does not count as held yet; return its region and offset.  Raises: OSError."""
+        """Write a record that does not count as held yet; return its region and offset.
+
+        Args, Raises: as ``RegionFiles.append``.
+        """
         most = min(generation + GENERATIONS, MAX_GENERATION - 1)
         if kind == SEGMENT:
             self.ends.make_room_for(payload)  # first: the written record counts
-        region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence)
+        region, offset = self.regions.append(kind, id_, payload, most, dictionaries, sequence, whole=whole)
         if kind == SEGMENT:
             self.ends.reach_by(payload, region)
         begun = self.regions.regions[region].generation
@@ -394,7 +403,7 @@ class DiskTier:
         id_: int,
         packed: bytes,
         generation: int,
-        dictionaries: dict[tuple[int, int], bytes],
+        dictionaries: Needed,
         sequence: int | None = None,
     ) -> tuple[int, int]:
         """Write a segment, after a note of evictions that made room for it; return its region and offset.

@@ -13,15 +13,15 @@ import struct
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES, RECORD_BYTES, bytes_of
+from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES, RECORD_BYTES, bytes_of, number_of, text_of
 from sharpwave.disk.region_scan import Scan, scan_region
 from sharpwave.disk.store_folder import ANEW
-from sharpwave.errors import StoreInUseError
+from sharpwave.errors import DamagedError, StoreInUseError
 from sharpwave.format.region import (
     ALIGNMENT,
     DICTIONARY,
@@ -41,9 +41,11 @@ from sharpwave.format.region import (
     Identity,
     Record,
     Region,
+    Values,
     checksum_of,
     pack_shared,
     space,
+    unpack_shared,
 )
 from sharpwave.native import core
 from sharpwave.native.directory import Directory
@@ -75,6 +77,22 @@ MAX_WRITE_BYTES = 1 << 20
 """Limit of the records written at once, exceeded by the last one."""
 
 
+T = TypeVar("T")
+
+
+class Unread(Protocol):
+    """Shared value in a file, which is read when it is written again."""
+
+    def __len__(self) -> int: ...
+
+    def read(self) -> bytes:
+        """Return its bytes.  Raises: DamagedError."""
+
+
+Needed = Mapping[tuple[int, int], bytes | Unread]
+"""Dictionaries and shared values that a record refers to: content by (column, key)."""
+
+
 class _Record(NamedTuple):
     """Record to be written; without a ``sequence`` it is a new one."""
 
@@ -95,6 +113,7 @@ class RegionFiles:
 
     Attributes:
         values: index of shared values, with their copies in these files.
+        losing: called with the values in use whose only copy is in a file that is about to be closed.
         goes_on: whether another process began the newest.
         spare_bytes: disk space held in a file that is deleted when a full disk must take a note or a copy.
         scarce: the process may not open so many files; each is opened when it is read.
@@ -112,6 +131,7 @@ class RegionFiles:
         self._check = check
         self.regions: dict[int, Region] = {}
         self.values = core.SharedIndex()
+        self.losing: Callable[[list[int]], None] = lambda numbers: None
         self.sequence = 0
         self.next_number = 0
         self.goes_on = self.scarce = False
@@ -121,7 +141,7 @@ class RegionFiles:
     def find(self, go_on: bool = False) -> Scan:
         """Open the folder's files, oldest first; return their records and damage.
 
-        Nothing is changed on disk.
+        Nothing is changed on disk. Shared values go into ``values``; but in the newest file only their heads are read.
 
         Args:
             go_on: append to the newest file, if a store left it intact and no checkpoint shares it; otherwise begin a
@@ -131,19 +151,16 @@ class RegionFiles:
             OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
         """
         scan = Scan()
-        for name in self.directory.names():
-            if not name.endswith(".region"):
-                continue
-            region, found = self._scan_region(self.directory.path / name)
+        names = sorted(name for name in self.directory.names() if name.endswith(".region"))
+        for name in names:
+            # A power cut tears only what was appended to the newest file: the others were on disk before it was there.
+            region, found = self._scan_region(self.directory.path / name, Values(self.values, name == names[-1]))
             scan.add(found)
             if region is None:
                 continue
             self.regions[region.number] = region
-            for one in found.dictionaries:
-                if one.kind == SHARED:
-                    self.values.place(one.column, bytes_of(one.key), one.region, one.offset, one.nbytes)
             self.next_number = max(self.next_number, region.number + 1)
-            self.sequence = max([self.sequence, *(record.sequence + 1 for record in found.records)])
+            self.sequence = max(self.sequence, region.sequence)
         newest = self.newest
         if go_on and newest is not None and not any(one.path == newest.path for one in scan.damages):
             self._continue(newest)
@@ -155,17 +172,17 @@ class RegionFiles:
             newest.synced = FIRST
         return scan
 
-    def _scan_region(self, path: Path) -> tuple[Region | None, Scan]:
+    def _scan_region(self, path: Path, values: Values) -> tuple[Region | None, Scan]:
         """Read a file; where too many would be open, close it and all others."""
         try:
-            found = scan_region(path, self.identity, self.directory)
+            found = scan_region(path, self.identity, self.directory, FIRST, values)
         except OSError as error:
             if error.errno != errno.EMFILE or self.scarce:
                 raise
             self.scarce = True
             for region in self.regions.values():
                 region.park()
-            found = scan_region(path, self.identity, self.directory)
+            found = scan_region(path, self.identity, self.directory, FIRST, values)
         if self.scarce and found[0] is not None:
             found[0].park()
         return found
@@ -232,8 +249,10 @@ class RegionFiles:
         id_: int,
         payload: bytes,
         generation: int,
-        dictionaries: Mapping[tuple[int, int], bytes],
+        dictionaries: Needed,
         sequence: int | None = None,
+        *,
+        whole: bool = False,
     ) -> tuple[int, int]:
         """Write a record, preceded by dictionaries and shared values that its region lacks; return (region, offset of
         payload).
@@ -243,9 +262,11 @@ class RegionFiles:
 
         Args:
             generation: highest of any id so far; stored in a new region's header.
-            dictionaries: and shared values: content by (column, key).
+            dictionaries: and shared values.
             sequence: of the record that this one copies; ``None``: a new record.
+            whole: raise an error if a shared value cannot be read; otherwise it is left out, and lost.
         Raises:
+            DamagedError: see ``whole``.
             OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
         """
         need = sum(space(RECORD_BYTES + len(data)) for data in dictionaries.values()) + space(len(payload))
@@ -261,10 +282,16 @@ class RegionFiles:
         for (column, key), data in dictionaries.items():
             if self.has(region.number, column, key):
                 continue
+            try:
+                content = data if isinstance(data, bytes) else data.read()
+            except DamagedError:
+                if whole:
+                    raise
+                continue
             if key & IS_SHARED:
-                records.append(_Record(SHARED, 0, column, pack_shared(key, data)))
+                records.append(_Record(SHARED, 0, column, pack_shared(key, content)))
             else:
-                records.append(_Record(DICTIONARY, key, column, data))
+                records.append(_Record(DICTIONARY, key, column, content))
             nbytes += len(data)
             if nbytes > MAX_WRITE_BYTES:
                 self._write(region, records)
@@ -361,6 +388,30 @@ class RegionFiles:
             return f"{path}: byte {offset:,}: checksum {found:08x}, expected {stored:08x}"
         return None
 
+    def read_shared(self, value: int, most: int, checked: Callable[[bytes], T]) -> T:
+        """Return the first copy of a shared value, by its number in the index, and forget damaged ones.
+
+        Args:
+            most: limit of its bytes. ``checked``: returns a result of these.  Raises: DamagedError.
+
+        Raises: DamagedError: no copy can be read.
+        """
+        found: list[str] = []
+        for number, offset, nbytes in self.values.copies(value):
+            damage: str | None = f"region {number}: byte {offset:,}: {nbytes:,} bytes, expected at most {most:,}"
+            if nbytes <= RECORD_BYTES + most:
+                payload = bytearray(nbytes)
+                damage = self.read_segment(number, offset, memoryview(payload))
+                if damage is None and payload[:KEY_BYTES] == self.values.key(value):
+                    try:
+                        return checked(unpack_shared(bytes(payload)))
+                    except DamagedError as error:
+                        damage = str(error)
+            found.append(damage or f"region {number}: byte {offset:,}: another value")
+            self.values.drop_copy(value, number)
+        key = text_of(number_of(self.values.key(value)))
+        raise DamagedError(f"shared value {key}: {'; '.join(found) or 'in no file'}")
+
     def read_record(self, number: int, offset: int, nbytes: int) -> tuple[Record, bytes] | None:
         """Read a segment or a tail and its payload; return ``None`` if it is damaged.  Raises: OSError."""
         content = bytearray(RECORD.size + nbytes)
@@ -408,6 +459,8 @@ class RegionFiles:
 
     def let_go(self, number: int) -> None:
         """Close a region's file, which is no longer one of the store's."""
+        if lost := self.values.only_in(number):
+            self.losing(lost)
         self.values.drop_region(number)
         self.regions.pop(number).close()
 

@@ -36,6 +36,7 @@ from sharpwave.format.region import (
     Identity,
     Record,
     Region,
+    Values,
     read_region,
     unpack_shared,
 )
@@ -113,13 +114,17 @@ def _rank(record: Record) -> tuple[int, bool, int, int, int]:
 
 
 def scan_region(
-    path: Path, identity: Identity | None = None, directory: Directory | None = None, begin: int = FIRST
+    path: Path,
+    identity: Identity | None = None,
+    directory: Directory | None = None,
+    begin: int = FIRST,
+    values: Values | None = None,
 ) -> tuple[Region | None, Scan]:
     """Open a region's file, and return it with its records; ``None`` if its header cannot be trusted.
 
     Args, Raises: as ``read_region``.
     """
-    region, records, damages = read_region(path, identity, directory, begin)
+    region, records, damages = read_region(path, identity, directory, begin, values)
     scan = Scan(records, damages, [one for one in records if one.kind in (DICTIONARY, SHARED)])
     for record in records:
         if record.kind == NOTE and record.nbytes <= MAX_NOTE_BYTES:

@@ -20,7 +20,7 @@ from sharpwave.codecs.shared import KEY_BYTES, RECORD_BYTES, bytes_of, number_of
 from sharpwave.errors import NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format import segment
-from sharpwave.native import descriptors
+from sharpwave.native import core, descriptors
 from sharpwave.native.descriptors import max_read_bytes, next_data, open_direct
 from sharpwave.native.directory import Directory, IrregularError, open_file
 
@@ -38,6 +38,8 @@ MAX_ID = MAX_GENERATION << 32
 """Limits of region numbers, generations, sequence numbers and ids: a file with larger ones is damaged, as none are ever
 written. ``ROOM``: margin for counting in memory, so that counts still fit their integers."""
 FIRST = -(-HEADER.size // ALIGNMENT) * ALIGNMENT
+MAX_COLUMNS = 1 << 16
+"""Limit of the columns of shared values, which is beyond those of any store."""
 MAX_PAYLOAD_BYTES = 1 << 30
 """Limit for a record's payload."""
 _STRIDE, _SHORT_STRIDE = 1 << 20, 1 << 12
@@ -91,6 +93,7 @@ class Region:
         unsure: a sync failed: the system may then drop unwritten data, and report success for it later.
         keys: space of its dictionaries, by (column, key). ``shared``: of all of them.
         allocated: bytes of disk space in use; the rest, up to ``size``, is a hole.
+        sequence: above those of the records that were found in it.
     """
 
     path: Path
@@ -106,6 +109,7 @@ class Region:
     unsure: bool = False
     shared: int = 0
     allocated: int = 0
+    sequence: int = 0
 
     @cached_property
     def direct(self) -> int:
@@ -146,8 +150,20 @@ def space(nbytes: int) -> int:
     return -(-(RECORD.size + nbytes) // ALIGNMENT) * ALIGNMENT
 
 
+@dataclass(frozen=True)
+class Values:
+    """Index that takes a region's shared values in the place of records; ``verified``: their payloads, too."""
+
+    index: core.SharedIndex
+    verified: bool
+
+
 def read_region(
-    path: Path, identity: Identity | None = None, directory: Directory | None = None, begin: int = FIRST
+    path: Path,
+    identity: Identity | None = None,
+    directory: Directory | None = None,
+    begin: int = FIRST,
+    values: Values | None = None,
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     """Open a region's file for reading and find its records; return ``None`` if its header cannot be trusted.
 
@@ -157,6 +173,7 @@ def read_region(
     Args:
         directory: folder to open the file from; by default ``path``'s.
         begin: offset of the first record to find; earlier ones are known already.
+        values: takes the shared values; ``None``: they are among the records.
 
     Raises:
         NewerVersionError, OSError.
@@ -165,7 +182,7 @@ def read_region(
     try:
         # Another process's file is never appended to.
         descriptor = open_file(path, directory)
-        return _read_region(path, descriptor, identity, begin)
+        return _read_region(path, descriptor, identity, begin, values)
     except BaseException as error:
         size = os.fstat(descriptor).st_size if descriptor >= 0 else 0
         if descriptor >= 0:
@@ -178,7 +195,7 @@ def read_region(
 
 
 def _read_region(
-    path: Path, descriptor: int, identity: Identity | None, begin: int
+    path: Path, descriptor: int, identity: Identity | None, begin: int, values: Values | None
 ) -> tuple[Region | None, list[Record], list[Damage]]:
     size = os.fstat(descriptor).st_size
     header = descriptors.pread(descriptor, HEADER.size, 0)
@@ -205,14 +222,18 @@ def _read_region(
     region = Region(path, number, descriptor, size, begin, generation, allocated=min(size, taken))
     records: list[Record] = []
     damages: list[Damage] = []
-    for found in _scan(path, descriptor, number, size, begin):
+    for found in _scan(path, descriptor, number, size, begin, values is None or values.verified):
         if isinstance(found, Damage):
             damages.append(found)
         elif found.kind == END:
             region.finished = True
         else:
-            records.append(found)
+            if found.kind == SHARED and values is not None and found.column < MAX_COLUMNS:
+                values.index.place(found.column, bytes_of(found.key), number, found.offset, found.nbytes)
+            else:
+                records.append(found)
             region.used = found.offset + found.nbytes
+            region.sequence = max(region.sequence, found.sequence + 1)
             if found.kind == DICTIONARY:
                 region.hold(found.column, found.key, found.nbytes)
     if size < said and not region.finished:
@@ -225,8 +246,14 @@ def checksum_of(packed: bytes) -> int:
     return int.from_bytes(packed[-4:], "little")
 
 
-def _scan(path: Path, descriptor: int, number: int, size: int, begin: int) -> Iterator[Record | Damage]:
-    """Yield the records from ``begin`` on, in order, and bytes between them that are neither a record nor unused."""
+def _scan(
+    path: Path, descriptor: int, number: int, size: int, begin: int, verifies_values: bool
+) -> Iterator[Record | Damage]:
+    """Yield the records from ``begin`` on, in order, and bytes between them that are neither a record nor unused.
+
+    Args:
+        verifies_values: whether shared values are read; otherwise only their heads.
+    """
     at, lost_from, unread = begin, -1, max_read_bytes(descriptor)
     lost = "bytes that are no record"
     while at + RECORD.size <= size:
@@ -252,10 +279,11 @@ def _scan(path: Path, descriptor: int, number: int, size: int, begin: int) -> It
             what = f"a record of {nbytes:,} bytes, in a file of {size:,} that has not so many"
             yield Damage(path, at, size - at, what, id_)
             return
-        wrong = _wrong(path, descriptor, kind, id_, first, end)
+        head_only = kind == SHARED and nbytes >= RECORD_BYTES and not verifies_values
+        wrong = "" if head_only else _wrong(path, descriptor, kind, id_, first, end)
         if sequence >= MAX_SEQUENCE or (kind != DICTIONARY and id_ >= MAX_ID):
             wrong = wrong or f"record {sequence}, id {id_}: beyond the format's limits"
-        padding = descriptors.pread(descriptor, at + space(nbytes) - end, end)
+        padding = b"" if head_only else descriptors.pread(descriptor, at + space(nbytes) - end, end)
         if not wrong and any(padding):
             yield Damage(path, end, len(padding), "padding that is not zero")
         if wrong:

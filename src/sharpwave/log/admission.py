@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from sharpwave.disk.compaction import Compaction
 from sharpwave.disk.disk_budget import MAX_HELD_SHARE
-from sharpwave.disk.region_files import FULL
+from sharpwave.disk.region_files import FULL, Needed
 from sharpwave.disk.region_notes import Evicted
 from sharpwave.errors import StoreInUseError
 from sharpwave.format.segment import SegmentColumn
@@ -92,9 +92,9 @@ class Admission:
         free: npt.NDArray[np.bool_] = (index.sealed[there] == 0) | (index.rows[there] == 0) | (there != slots)
         return free
 
-    def shared_values(self, id_: int) -> dict[tuple[int, int], bytes]:
+    def shared_values(self, id_: int) -> Needed:
         """Return the shared values of a segment, by (column, key)."""
-        return self.sealed.shared.of((id_ & LEAF_MASK) // self.space.layout.stride)
+        return self.sealed.shared.needed((id_ & LEAF_MASK) // self.space.layout.stride)
 
     # eviction
 
@@ -286,7 +286,7 @@ class Admission:
         """
         newcomer, location, added = Newcomer(slot, self.space.index.segment_id(slot)), None, False
         try:
-            dictionaries = {} if self.disk is None else self.sealed.dictionaries(slot, columns, places)
+            dictionaries: Needed = {} if self.disk is None else self.sealed.dictionaries(slot, columns, places)
             location = self._place(newcomer, packed, dictionaries)
             if location is not None:
                 self.retention.add(*newcomer)
@@ -306,7 +306,7 @@ class Admission:
         self.sealed.drop_dictionaries(places)
         return False
 
-    def _place(self, newcomer: Newcomer, packed: bytes, dictionaries: dict[tuple[int, int], bytes]) -> Location | None:
+    def _place(self, newcomer: Newcomer, packed: bytes, dictionaries: Needed) -> Location | None:
         """Take room for a segment in memory and on disk, and write it there; ``None``: the retention chose it itself.
 
         Raises:
@@ -354,7 +354,7 @@ class Admission:
         compaction: Compaction,
         newcomer: Newcomer,
         packed: bytes,
-        dictionaries: dict[tuple[int, int], bytes],
+        dictionaries: Needed,
     ) -> tuple[int, int] | None:
         """Append a segment to the newest region; return its region and offset. ``None`` as ``_place``."""
         disk, generation = compaction.disk, self.space.index.latest_generation

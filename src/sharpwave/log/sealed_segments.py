@@ -11,14 +11,14 @@ import numpy.typing as npt
 from sharpwave.codecs.dictionaries import DictionaryTable
 from sharpwave.codecs.raw import RAW
 from sharpwave.disk.disk_tier import DiskTier
-from sharpwave.disk.region_files import FULL
+from sharpwave.disk.region_files import FULL, Needed
 from sharpwave.errors import DamagedError
 from sharpwave.format import segment
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import PACKED_STEPS, Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.log.shared_values import SharedValues
+from sharpwave.log.shared_values import SharedValues, Stored
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
@@ -116,6 +116,7 @@ class Sealed:
             index.base[slot] = base
             index.offset[:, slot] += base
         index.sealed[slot] = 1
+        self.shared.settle(slot)
         self._inventory.sealed_bytes += len(content)
         return True
 
@@ -147,17 +148,15 @@ class Sealed:
             self._disk.release(int(index.region[slot]), nbytes)
         self._inventory.sealed_bytes -= nbytes
 
-    def dictionaries(
-        self, slot: int, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]
-    ) -> dict[tuple[int, int], bytes]:
+    def dictionaries(self, slot: int, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]) -> Needed:
         """Return the dictionaries of a segment's columns, and its shared values, by (column, key). ``places``: of the
         dictionaries, by column."""
-        dictionaries = {
+        dictionaries: dict[tuple[int, int], bytes | Stored] = {
             (c, column.dictionary): self.tables[c].data(places[c])
             for c, column in enumerate(columns)
             if column.dictionary
         }
-        return dictionaries | self.shared.of(slot)
+        return dictionaries | self.shared.needed(slot)
 
     def drop_dictionaries(self, places: Iterable[int]) -> None:
         """Release the dictionaries at ``places``, by column, that a segment referred to."""

@@ -1,7 +1,13 @@
-"""Values of shared fields: each is held once, as long as a segment refers to it."""
+"""Values of shared fields: each is held once, as long as a segment refers to it.
+
+Without a disk they are in memory. With one, those of sealed segments are in region files: memory has their keys, the
+places of their copies, and a cache.
+"""
 
 from __future__ import annotations
 
+import contextlib
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +16,10 @@ import numpy.typing as npt
 
 from sharpwave.codecs import shared
 from sharpwave.codecs.ragged import Kind
-from sharpwave.codecs.shared import KEY_BYTES, RECORD_BYTES
+from sharpwave.codecs.shared import HEAD, KEY_BYTES, RECORD_BYTES
+from sharpwave.disk.region_files import RegionFiles
+from sharpwave.errors import DamagedError
+from sharpwave.format.region import RECORD
 from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 
@@ -20,9 +29,25 @@ Key = tuple[int, int]
 """A column, and the key of a value there."""
 
 VALUE_BYTES = 180
-"""Bytes of memory of a packed value beside its own, and beside the index of values, roughly."""
+"""Bytes of memory of a packed value in memory beside its own, and beside the index of values, roughly."""
 BEFORE, BY_OTHERS, BY_NONE = 0, 1, 2
 """Outcomes of ``SharedIndex.hold``: who referred to the value before."""
+
+
+class Stored:
+    """Value in region files, which is read when it is needed."""
+
+    __slots__ = ("_number", "_values")
+
+    def __init__(self, values: SharedValues, number: int) -> None:
+        self._values, self._number = values, number
+
+    def __len__(self) -> int:
+        return self._values.packed_bytes(self._number)
+
+    def read(self) -> bytes:
+        """Return it, packed.  Raises: DamagedError."""
+        return self._values.read(self._number)[0]
 
 
 class SharedValues:
@@ -31,21 +56,31 @@ class SharedValues:
     A segment holds a value from the first step that has it until the segment is evicted.
 
     Args:
-        index: of values, in which region files note their copies; ``None``: there are none.
+        regions: region files, whose index of values this is; ``None``: values are in memory.
 
     Attributes:
         kinds: of the values, by column.
-        share: returns the bytes of new values from which on an open segment is sealed early, for the sake of ``ram``.
+        share: returns the bytes of values from which on an open segment is sealed early, for the sake of ``ram``:
+            without a disk, of values that it was the first to have.
+        cache_limit: returns the bytes of memory for the cache of values on disk.
+        bytes_read: from disk.
     """
 
-    def __init__(self, layout: SegmentLayout, index: core.SharedIndex | None = None) -> None:
+    def __init__(self, layout: SegmentLayout, regions: RegionFiles | None = None) -> None:
         fields = layout.spec.fields
         self._names = {c: layout.names[c] for c in layout.shared_columns}
         self.kinds: dict[int, Kind] = {c: fields[name].kind for c, name in self._names.items()}
-        self._index = core.SharedIndex() if index is None else index
+        self._regions, self._index = regions, core.SharedIndex() if regions is None else regions.values
         self._packed: dict[int, bytes] = {}  # by number in the index
         self._packed_bytes = 0
-        self._new: dict[int, int] = {}  # bytes of the values that the segment in a slot was the first to have
+        self._cache: OrderedDict[int, bytes] = OrderedDict()  # of values in region files, the latest used last
+        self._cache_bytes = self._reserved = 0
+        self._lost: set[int] = set()  # values that could not be read: they are in no file
+        self._new: dict[int, int] = {}  # by slot, as for ``share``
+        self.cache_limit: Callable[[], float] = lambda: float("inf")
+        self.bytes_read = 0
+        if regions is not None:
+            regions.losing = self._keep_in_memory
         self.share: Callable[[], float] = lambda: float("inf")
 
     def __bool__(self) -> bool:
@@ -62,7 +97,12 @@ class SharedValues:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of memory."""
+        """Bytes of memory, with those that the cache may take."""
+        return self.needed_bytes + self._reserved
+
+    @property
+    def needed_bytes(self) -> int:
+        """Bytes of memory of the index, and of values that are in no file yet."""
         return self._index.nbytes + self._packed_bytes + VALUE_BYTES * len(self._packed)
 
     def counts(self) -> dict[str, dict[str, int]]:
@@ -114,26 +154,36 @@ class SharedValues:
                     number, held = self._index.hold(slot, c, key)
                     if held != BEFORE:
                         taken.append((slot, number))
-                    if held == BY_NONE:
+                    if held == BY_NONE or number in self._lost:
                         self._add(slot, number, shared.pack(content.tobytes(), self.kinds[c]))
+                    elif held == BY_OTHERS:
+                        self._count(slot, number)
                 found[name] = keys.view("<u8")
         except BaseException:
             self.take_back(taken)
             raise
+        if taken:
+            self._reserve()
         return found, taken
 
     def take_back(self, taken: Iterable[tuple[int, int]]) -> None:
         """Undo ``put``."""
         for slot, number in reversed(list(taken)):
-            self._free(slot, self._index.release(slot, [number]))
+            nbytes, freed = self.packed_bytes(number), self._index.release(slot, [number])
+            if not freed and self._regions is not None:
+                self._new[slot] = max(0, self._new.get(slot, 0) - VALUE_BYTES - nbytes)
+            self._free(slot, freed)
 
-    def hold(self, slot: int, values: Mapping[Key, bytes]) -> None:
-        """Hold the packed values, which were checked, that a segment refers to."""
+    def hold(self, slot: int, values: Mapping[Key, bytes | Stored]) -> None:
+        """Hold the values that a segment refers to: packed ones, which were checked, or ``stored`` ones."""
         for (c, key), packed in values.items():
             number, held = self._index.hold(slot, c, shared.bytes_of(key))
-            if held == BY_NONE:
+            if isinstance(packed, bytes) and (held == BY_NONE or number in self._lost):
                 self._add(slot, number, packed)
+            elif held != BEFORE:
+                self._count(slot, number)
         self._index.settle(slot)
+        self._reserve()
 
     def hold_only(self, slot: int, keys: Collection[Key]) -> None:
         """Release the values that a segment refers to no more."""
@@ -141,9 +191,14 @@ class SharedValues:
         self._free(slot, self._index.release(slot, gone))
 
     def settle(self, slot: int) -> None:
-        """Free memory that a segment needs only while it is open."""
+        """Free memory that a segment needs only while it is open: with a disk, it was written there."""
         self._index.settle(slot)
         self._new.pop(slot, None)
+        if self._regions is not None:
+            for number in self._index.of(slot):
+                if number in self._packed and self._index.copies(number):
+                    self._remember(number, self._unkeep(number))
+            self._reserve()
 
     def release(self, slot: int) -> None:
         """Release the values of a segment."""
@@ -152,18 +207,105 @@ class SharedValues:
 
     def _add(self, slot: int, number: int, packed: bytes) -> None:
         """Keep a new value in memory."""
-        self._packed[number] = packed
-        self._packed_bytes += len(packed)
+        self._keep(number, packed)
         self._index.expect(number, RECORD_BYTES + len(packed))
         self._new[slot] = self._new.get(slot, 0) + VALUE_BYTES + len(packed)
+
+    def _count(self, slot: int, number: int) -> None:
+        """Count a value that others have: with a disk, memory may need it while the segment is open."""
+        if self._regions is not None:
+            self._new[slot] = self._new.get(slot, 0) + VALUE_BYTES + self.packed_bytes(number)
+
+    def _keep(self, number: int, packed: bytes) -> None:
+        self._packed[number] = packed
+        self._packed_bytes += len(packed)
+        self._lost.discard(number)
+
+    def _unkeep(self, number: int) -> bytes:
+        packed = self._packed.pop(number)
+        self._packed_bytes -= len(packed)
+        return packed
 
     def _free(self, slot: int, numbers: list[int]) -> None:
         """Free values that nothing refers to now, the segment in ``slot`` last."""
         for number in numbers:
-            if (packed := self._packed.pop(number, None)) is not None:
-                self._packed_bytes -= len(packed)
+            self._lost.discard(number)
+            if number in self._cache:
+                self._cache_bytes -= VALUE_BYTES + len(self._cache.pop(number))
+            if number in self._packed:
+                packed = self._unkeep(number)
                 if slot in self._new:  # another may have had it first
                     self._new[slot] = max(0, self._new[slot] - VALUE_BYTES - len(packed))
+
+    # values on disk
+
+    def _reserve(self) -> None:
+        """Reserve memory for the cache: as much as all values on disk would take, within its limit."""
+        if self._regions is not None:
+            beside = VALUE_BYTES - RECORD.size - RECORD_BYTES
+            most = self._index.copied_bytes + beside * (len(self._index) - len(self._packed))
+            self._reserved = int(min(most, max(0, self.cache_limit())))
+            self._trim(self._reserved)
+
+    def _trim(self, most: int) -> None:
+        while self._cache_bytes > most:
+            self._cache_bytes -= VALUE_BYTES + len(self._cache.popitem(last=False)[1])
+
+    def _remember(self, number: int, packed: bytes) -> None:
+        """Put a value into the cache, unless it would fill much of it."""
+        nbytes = VALUE_BYTES + len(packed)
+        if 2 * nbytes <= self._reserved and number not in self._cache:
+            self._trim(self._reserved - nbytes)
+            self._cache[number] = packed
+            self._cache_bytes += nbytes
+
+    def _keep_in_memory(self, numbers: list[int]) -> None:
+        """Keep values whose only copies are about to go: those that only open segments refer to."""
+        for number in numbers:
+            if number not in self._packed:
+                with contextlib.suppress(DamagedError):
+                    self._keep(number, self.read(number)[0])
+
+    def read(self, number: int) -> tuple[bytes, bytes | None]:
+        """Return a value, packed, and if it was read from disk its content.
+
+        Raises: DamagedError: it cannot be read, or is not what its key says.
+        """
+        if (packed := self._packed.get(number)) is not None:
+            return packed, None
+        if (packed := self._cache.get(number)) is not None:
+            self._cache.move_to_end(number)
+            return packed, None
+        assert self._regions is not None
+        kind, key = self.kinds[self._index.column(number)], shared.number_of(self._index.key(number))
+        most = HEAD.size + kind.most_bytes
+        try:
+            packed, content = self._regions.read_shared(
+                number, most, lambda packed: (packed, shared.checked_content(packed, kind, key))
+            )
+        except DamagedError:
+            self._lost.add(number)
+            raise
+        self.bytes_read += RECORD_BYTES + len(packed)
+        self._remember(number, packed)
+        return packed, content
+
+    def packed_bytes(self, number: int) -> int:
+        """Return the bytes of a value, packed."""
+        return self._index.payload_bytes(number) - RECORD_BYTES
+
+    def stored(self, key: Key) -> Stored:
+        """Return a value of a segment that is being adopted from region files.
+
+        Raises: DamagedError: it is in no file, or larger than a store makes it.
+        """
+        number, name = self._number(*key), self._names[key[0]]
+        if number < 0 or not (self._index.copies(number) or number in self._packed):
+            raise DamagedError(f"{name} refers to shared value {shared.text_of(key[1])}, which is missing")
+        nbytes, most = self.packed_bytes(number), HEAD.size + self.kinds[key[0]].most_bytes
+        if nbytes > most:
+            raise DamagedError(f"{name}: a shared value of {nbytes:,} bytes, expected at most {most:,}")
+        return Stored(self, number)
 
     def _key(self, number: int) -> Key:
         return self._index.column(number), shared.number_of(self._index.key(number))
@@ -172,14 +314,33 @@ class SharedValues:
         """Return the number of a value; -1: it is not held."""
         return self._index.find(c, shared.bytes_of(key))
 
-    def of(self, slot: int) -> dict[Key, bytes]:
-        """Return the values that a segment refers to, packed."""
-        return {self._key(number): self._packed[number] for number in self._index.of(slot)}
+    def of(self, slot: int, whole: bool = True) -> dict[Key, bytes]:
+        """Return the values that a segment refers to, packed; unless ``whole`` without those that cannot be read.
+
+        Raises: DamagedError.
+        """
+        found = {}
+        for number in self._index.of(slot):
+            try:
+                found[self._key(number)] = self.read(number)[0]
+            except DamagedError:
+                if whole:
+                    raise
+        return found
+
+    def needed(self, slot: int) -> dict[Key, bytes | Stored]:
+        """Return the values that a segment refers to, to be written with it: those in files are not read yet."""
+        return {self._key(number): self._packed.get(number) or Stored(self, number) for number in self._index.of(slot)}
 
     def packed(self, key: Key) -> bytes | None:
-        """Return a value, packed; ``None``: it is not held."""
-        return self._packed.get(self._number(*key))
+        """Return a value, packed; ``None``: it is not held.  Raises: DamagedError."""
+        number = self._number(*key)
+        return None if number < 0 else self.read(number)[0]
 
     def content(self, c: int, key: int) -> bytes:
-        """Return a value.  Raises: KeyError, DamagedError."""
-        return shared.content(self._packed[self._number(c, key)], self.kinds[c])
+        """Return a value.  Raises: KeyError: it is not held.  DamagedError."""
+        number = self._number(c, key)
+        if number < 0:
+            raise KeyError(key)
+        packed, found = self.read(number)
+        return shared.content(packed, self.kinds[c]) if found is None else found

@@ -30,7 +30,7 @@ from sharpwave.log.open_values import MIN_SHARE_BYTES
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.log.shared_values import Key, SharedValues
+from sharpwave.log.shared_values import Key, SharedValues, Stored
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.memory.segment_layout import layout_of
@@ -42,8 +42,10 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 
-MAX_VALUE_SHARE = 0.5
-"""With a disk: share of ``ram`` for shared values, which are held in memory."""
+MAX_VALUE_SHARE = 7 / 8
+"""With a disk: share of ``ram`` for the index of shared values, and for those that are in no file yet."""
+VALUE_CACHE_SHARE = 1 / 8
+"""With a disk: share of ``ram`` for shared values that were read."""
 
 
 class CheckpointWriter(Protocol):
@@ -137,11 +139,10 @@ class StepLog:
         self.inventory.tell(late)
         ledger.enter("columns", lambda: late.nbytes)
         self.opened = Lanes(layout, self.arena, self.index)
-        self.shared = shared = SharedValues(layout, None if disk is None else disk.regions.values)
+        self.shared = shared = SharedValues(layout, None if disk is None else disk.regions)
         if shared:
             ledger.enter("shared_values", lambda: shared.nbytes)
-            if disk is None:  # with one, values of sealed segments are in memory, too
-                shared.share = self._shared_share
+            shared.share, shared.cache_limit = self._shared_share, self._cache_limit
         if self.opened.columns.values:
             values = self.opened.columns.values
             ledger.enter("open_values", lambda: values.nbytes)
@@ -150,7 +151,7 @@ class StepLog:
         self.sealed = Sealed(space, disk, tables, self.inventory, shared)
         self.compaction = None
         if disk is not None and self.segment_cache is not None:
-            self.compaction = Compaction(disk, self.index, tables, shared.of, self.segment_cache)
+            self.compaction = Compaction(disk, self.index, tables, shared.needed, self.segment_cache)
         late.room = self.column_room
         self.admission = Admission(
             capacity, retention, space, self.sealed, self.inventory, ledger, self.compaction, on_full
@@ -189,9 +190,21 @@ class StepLog:
         return float("inf") if ram is None else ram // (8 * columns * max(1, self.lanes))
 
     def _shared_share(self) -> float:
-        """Return the bytes of memory for the new values of shared fields in one open segment."""
+        """Return the bytes of memory for the values of shared fields in one open segment."""
         ram = self.ledger.ram
-        return float("inf") if ram is None else max(MIN_SHARE_BYTES, ram // (8 * max(1, self.lanes)))
+        if ram is None:
+            return math.inf
+        room = ram // 8
+        if self.disk is not None:
+            room = min(room, (int(MAX_VALUE_SHARE * ram) - self.shared.needed_bytes) // 4)
+        return max(MIN_SHARE_BYTES, room // max(1, self.lanes))
+
+    def _cache_limit(self) -> float:
+        """Return the bytes of memory for shared values that were read from disk."""
+        ram = self.ledger.ram
+        if ram is None:
+            return math.inf
+        return min(VALUE_CACHE_SHARE * ram, MAX_VALUE_SHARE * ram - self.shared.needed_bytes)
 
     @property
     def lanes(self) -> int:
@@ -410,16 +423,18 @@ class StepLog:
     def fit_values(self, new: int) -> None:
         """Make room for shared values, of which ``new`` bytes are new.
 
-        Raises: MemoryError: with a disk, they take more than their part of ``ram``; without, those of open segments
+        Raises: MemoryError: with a disk, their index leaves too little of ``ram``; without, those of open segments
             alone leave no room for a sealed one.
         """
         ram, nbytes = self.ledger.ram, self.shared.nbytes
-        if self.disk is not None and ram is not None and nbytes > MAX_VALUE_SHARE * ram:
-            raise MemoryError(
-                f"store: {len(self.shared):,} shared values of its steps take {nbytes:,} bytes of memory, expected at "
-                f"most half of ram={ram:,}, also with a disk; raise ram=, lower capacity= or disk_limit=, or declare "
-                "fields whose values few steps have without shared=True"
-            )
+        if self.disk is not None and ram is not None:
+            needed = self.shared.needed_bytes
+            if needed > MAX_VALUE_SHARE * ram or not self.admission.fits_open(nbytes):
+                raise MemoryError(
+                    f"store: the index of {len(self.shared):,} shared values, and those that are not on disk yet, take "
+                    f"{needed:,} bytes of memory, which leaves too few of ram={ram:,}; raise it, lower capacity= or "
+                    "disk_limit=, or declare fields whose values few steps have without shared=True"
+                )
         bounded = ram is not None and self.disk is None
         fits = not bounded or self.admission.fits_open(new)  # first: nothing is evicted for values that never fit
         if fits:
@@ -539,7 +554,7 @@ class StepLog:
             self.disk.evict_tail(flushed, lane, int(self.opened.steps[lane]))
             self.disk.try_note()  # of the segment's new ids, which a crash must not make forgotten
 
-    def refill_lane(self, lane: int, header: Header, arrays: Rows, values: Mapping[Key, bytes]) -> None:
+    def refill_lane(self, lane: int, header: Header, arrays: Rows, values: Mapping[Key, bytes | Stored]) -> None:
         """Restore the lane's last rows, from ``Lanes.pack_so_far`` and decoded, to its open segment.
 
         Args:

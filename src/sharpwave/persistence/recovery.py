@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.codecs.ragged import RaggedRows
-from sharpwave.codecs.shared import keys_of
+from sharpwave.codecs.shared import HEAD, bytes_of, checked, keys_of, text_of
 from sharpwave.disk.disk_tier import DiskTier
 from sharpwave.disk.ownership import is_of, unfinished
 from sharpwave.disk.region_files import FULL, RegionFiles
@@ -29,7 +29,7 @@ from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Rec
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
 from sharpwave.log.open_columns import ragged_column, unshared_column
-from sharpwave.log.shared_values import Key
+from sharpwave.log.shared_values import Key, Stored
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
@@ -161,7 +161,7 @@ class Adoption:
                 raise DamagedError(f"column {c} needs a dictionary, but its table is full: 255 others are in use")
             places.append(place)
         columns = enumerate(zip(header.placed, shared, strict=True))
-        needed = {(c, column.dictionary): one for c, (column, one) in columns if one}
+        needed: dict[Key, bytes | Stored] = {(c, column.dictionary): one for c, (column, one) in columns if one}
         needed |= values
         number, offset = record.region, record.offset
         if self.disk is not None and (
@@ -193,12 +193,28 @@ class Adoption:
         self.report.steps += header.steps
         return True
 
-    def _values(self, keys: set[Key]) -> dict[Key, bytes]:
-        """Return shared values, packed.  Raises: DamagedError: one is missing or damaged."""
-        there = self.log.shared
-        return {key: there.packed(key) or self._segments.shared_value(*key) for key in keys}
+    def _values(self, keys: set[Key]) -> dict[Key, bytes | Stored]:
+        """Return shared values: with a disk not read yet, otherwise packed.
 
-    def open_rows(self, record: Record) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]], dict[Key, bytes]]:
+        Raises: DamagedError: one is missing; or, if it was read, damaged.
+        """
+        there = self.log.shared
+        if self.disk is not None:
+            return {key: there.stored(key) for key in keys}
+        return {key: there.packed(key) or self._read_value(*key) for key in keys}
+
+    def _read_value(self, c: int, key: int) -> bytes:
+        """Return a shared value, packed, whose content has the key.  Raises: DamagedError."""
+        name, number = self.log.layout.names[c], self.regions.values.find(c, bytes_of(key))
+        if number < 0:
+            raise DamagedError(f"{name} refers to shared value {text_of(key)}, which is missing")
+        kind = self.log.shared.kinds[c]
+        most = HEAD.size + kind.most_bytes
+        return self.regions.read_shared(number, most, lambda packed: checked(packed, kind, key))
+
+    def open_rows(
+        self, record: Record
+    ) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]], dict[Key, bytes | Stored]]:
         """Return an open segment's rows, decoded, and their shared values; ``None``: it is damaged, which is noted."""
         try:
             header, arrays = self._open_rows(record)

@@ -95,7 +95,7 @@ def tails(log: StepLog) -> list[tuple[int, bytes, dict[tuple[int, int], bytes]]]
     there |= (log.index.sparse[:, log.opened.slots] > 0).any(axis=0)
     there |= np.array([log.opened.annotations.has(lane) for lane in range(log.lanes)], np.bool_)
     lanes = np.flatnonzero(there).tolist()
-    return [(*log.opened.pack_so_far(lane), log.shared.of(int(log.opened.slots[lane]))) for lane in lanes]
+    return [(*log.opened.pack_so_far(lane), log.shared.of(int(log.opened.slots[lane]), whole=False)) for lane in lanes]
 
 
 def checked(state: Any, stride: int) -> dict[str, Any]:
