@@ -13,7 +13,7 @@ every other codec unpacks its whole column. ``--tokens``: rows of 200 to 2,000 t
 written and drawn, and how many bytes they take, beside numpy's object arrays of int32 arrays, from which a batch's rows
 are joined; medians of so many interleaved rounds. Then the bytes that batches of one small field, and of all fields,
 read from disk; and what steps of a prompt and an answer take where each prompt has 16 answers, in random order, with
-and without ``shared=True``.
+and without ``shared=True``; and the memory that a distinct shared value on disk takes.
 """
 
 from __future__ import annotations
@@ -314,6 +314,20 @@ def prompt_bytes(rows: list[Any], shared: bool, **where: Any) -> float:
         return float(sum(taken.get(name, 0) for name in ("arena_used", "index", "shared_values")) / len(order))
 
 
+def distinct_bytes(count: int) -> tuple[float, float]:
+    """Return the bytes of memory, and of files, of each of ``count`` distinct shared values of a store on disk."""
+    prompt = sw.Field((None,), "int32", shared=True)
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), prompt=prompt)
+    rows = np.random.default_rng(0).integers(0, TOKENS, (count, 300)).astype(np.int32)
+    with tempfile.TemporaryDirectory(prefix="sharpwave-ragged-") as folder:
+        store = sw.Store(spec, capacity=2 * count, ram="64MiB", disk=folder)
+        with store:
+            for row in rows:
+                store.append(obs=0, action=0, reward=0, terminated=True, truncated=False, prompt=row)
+            found = store.stats()
+            return found["bytes"]["shared_values"] / count, found["shared"]["prompt"]["bytes"] / count
+
+
 def tokens(rounds: int, batch: int = 256) -> None:
     """Print bytes a token and speeds of a store and of arrays of objects, then bytes read and bytes of prompts."""
     rng = np.random.default_rng(0)
@@ -372,6 +386,8 @@ def tokens(rounds: int, batch: int = 256) -> None:
             memory, files = prompt_bytes(rows[:100], shared), prompt_bytes(rows[:100], shared, disk=folder)
         text = f"{memory:,.0f} bytes a step in memory, {files:,.0f} on disk"
         print(f"{ANSWERS} answers a prompt, shared={shared}: {text}")
+    memory, files = distinct_bytes(10 * ROWS)
+    print(f"{10 * ROWS:,} distinct values: {memory:,.0f} bytes of memory each, cache included, {files:,.0f} on disk")
 
 
 def main() -> None:
