@@ -84,7 +84,7 @@ class SharedIndex {
     void drop_region(uint32_t region);
     void drop_copy(uint32_t number, uint32_t region);
     void drop_unused();
-    int64_t bytes_in(uint32_t region) const;  // space of the records of its copies
+    int64_t bytes_in(uint32_t region) const;                // space of the records of its copies
     int64_t copied_bytes() const { return copied_bytes_; }  // of all regions'
 
     int64_t count() const { return count_; }
