@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from sharpwave.format import segment
 from sharpwave.format.segment_header import COLUMN_CHECKSUMS
 from sharpwave.log.remote_segments import sealed_after
 from sharpwave.offline.folder_check import check
+from tests.support.examples import examples
 from tests.support.faults import killed
 
 STEPS = 12_000
@@ -52,6 +54,20 @@ def filled(folder: Path, rng: np.random.Generator, **settings: Any) -> dict[str,
     return found
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    """A closed store, of which each test has a copy, and its columns."""
+    folder = tmp_path_factory.mktemp("written") / "s"
+    return folder, filled(folder, np.random.default_rng(0))
+
+
+@pytest.fixture
+def found(written: tuple[Path, dict[str, Any]], tmp_path: Path) -> dict[str, Any]:
+    """The columns of the store in the folder "s"."""
+    shutil.copytree(written[0], tmp_path / "s")
+    return written[1]
+
+
 def verify(batch: Any, found: dict[str, Any], fields: tuple[str, ...] | None) -> None:
     steps = batch.step
     assert np.array_equal(steps, steps.astype(int))
@@ -78,8 +94,7 @@ def verify(batch: Any, found: dict[str, Any], fields: tuple[str, ...] | None) ->
 SOME = [("token",), ("action", "token"), ("core",), ("text",), ("obs.place", "token"), ("obs",), None, ("reward",)]
 
 
-def test_a_small_field_takes_a_small_part_of_the_bytes(tmp_path: Path) -> None:
-    found = filled(tmp_path / "s", np.random.default_rng(0))
+def test_a_small_field_takes_a_small_part_of_the_bytes(found: dict[str, Any], tmp_path: Path) -> None:
     read = {}
     for fields in (None, ("obs",), ("token",), ("reward",)):
         with sw.Store.open(tmp_path / "s") as store:
@@ -94,14 +109,13 @@ def test_a_small_field_takes_a_small_part_of_the_bytes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ram", ["5MiB", "64MiB"])
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.nightly) for seed in (1, 2))])
-def test_any_mix_of_fields_is_right(ram: str, seed: int, tmp_path: Path) -> None:
-    rng = np.random.default_rng(seed)
-    found = filled(tmp_path / "s", rng)
+def test_any_mix_of_fields_is_right(ram: str, seed: int, found: dict[str, Any], tmp_path: Path) -> None:
+    rng = np.random.default_rng([seed, 1])
     store = sw.Store.open(tmp_path / "s", ram=ram)
     view, windows = store.transitions(), store.sequences(16)
     stream = view.stream(8, lookahead=3, fields=("token",))
     whole = view.stream(8, lookahead=2)
-    for _ in range(120):
+    for _ in range(examples(120, most=120)):
         fields = SOME[int(rng.integers(len(SOME)))]
         match int(rng.integers(6)):
             case 0:
@@ -137,8 +151,7 @@ def test_any_mix_of_fields_is_right(ram: str, seed: int, tmp_path: Path) -> None
     assert not check(tmp_path / "s").damages
 
 
-def test_damage_of_a_field_that_is_read_is_found_and_other_fields_go_on(tmp_path: Path) -> None:
-    found = filled(tmp_path / "s", np.random.default_rng(5))
+def test_damage_of_a_field_that_is_read_is_found_and_other_fields_go_on(found: dict[str, Any], tmp_path: Path) -> None:
     store = sw.Store.open(tmp_path / "s")
     assert store._log.disk is not None
     index, slot = store._log.index, 3
@@ -168,8 +181,9 @@ def test_segments_without_checksums_of_columns_are_read_as_a_whole(
         assert store.stats()["disk"]["bytes_read"] > 512 * STEPS / 2
 
 
-def test_an_interrupted_read_leaves_no_column_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = filled(tmp_path / "s", np.random.default_rng(9))
+def test_an_interrupted_read_leaves_no_column_behind(
+    found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with sw.Store.open(tmp_path / "s", seed=0) as store:
         view, cache = store.transitions(), store._log.segment_cache
         assert cache is not None
@@ -200,9 +214,10 @@ def test_a_promise_of_checksums_that_there_are_not_is_no_harm(tmp_path: Path, mo
         assert store.stats()["damaged"] == []
 
 
-def test_more_ranges_than_are_read_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_ranges_than_are_read_together(
+    found: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(segment_cache, "TOGETHER", 7)
-    found = filled(tmp_path / "s", np.random.default_rng(7))
     with sw.Store.open(tmp_path / "s") as store:
         verify(store.transitions().sample(512, fields=("token", "core")), found, ("token", "core"))
         assert store.stats()["disk"]["bytes_read"] < 512 * STEPS / 4
@@ -228,10 +243,10 @@ def test_each_part_of_a_segment_ends_with_its_checksum() -> None:
     assert arrays["obs"].tobytes() == rows.tobytes() and header.nbytes == len(data)
 
 
-def test_steps_in_another_lane_are_read_apart_too(tmp_path: Path) -> None:
+def test_steps_in_another_lane_are_read_apart_too(found: dict[str, Any], tmp_path: Path) -> None:
     """The first checksum of a segment's parts covers its lane."""
-    found, moved = filled(tmp_path / "store", np.random.default_rng(0)), tmp_path / "other"
-    with sw.Store.open(tmp_path / "store") as store, sw.Store(SPEC, capacity=20_000, disk=moved) as other:
+    moved = tmp_path / "other"
+    with sw.Store.open(tmp_path / "s") as store, sw.Store(SPEC, capacity=20_000, disk=moved) as other:
         had = np.zeros(1, np.int64)
         while part := sealed_after(store._log, had, 1 << 20):
             for copy in part:
