@@ -29,6 +29,8 @@ from sharpwave.agents.protocol import Acted, Agent, Spaces
 from sharpwave.configuration import from_table, leaves, to_table
 
 LANES, STEPS = 3, 60
+ACTING_STEPS = 30
+"""Steps of tests that only look at what an agent does; twice as many are stored to learn from."""
 
 
 class AgentSuite:
@@ -61,10 +63,12 @@ class AgentSuite:
         """Spaces of several lanes' observations by the number of lanes: making one takes as long as a small network."""
         return {}
 
-    def played(self, agent: Agent, lanes: int = LANES) -> Iterator[tuple[Any, Acted, Any, Any, Any]]:
+    def played(
+        self, agent: Agent, lanes: int = LANES, steps: int = ACTING_STEPS
+    ) -> Iterator[tuple[Any, Acted, Any, Any, Any]]:
         """Yield observations, actions, rewards, terminated and truncated of steps in a synthetic environment."""
         rng, state = np.random.default_rng(7), agent.begin(lanes)
-        for step in range(STEPS):
+        for step in range(steps):
             obs = self.observations(step, lanes)
             acted = agent.act(obs, state, step * lanes)
             reward = rng.normal(size=lanes).astype(np.float32)
@@ -85,7 +89,7 @@ class AgentSuite:
         )
         with sw.Store(spec, capacity=10 * STEPS * LANES, seed=0) as store:
             view = agent.replay().open(store, "learner", 0)
-            for obs, acted, reward, terminated, truncated in self.played(agent):
+            for obs, acted, reward, terminated, truncated in self.played(agent, steps=STEPS):
                 store.extend(
                     obs=obs, action=acted.action, reward=reward, terminated=terminated, truncated=truncated,
                     final_obs=obs, **acted.fields,

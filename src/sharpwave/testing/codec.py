@@ -34,7 +34,7 @@ from sharpwave.views.gather import DECODED
 Bytes = npt.NDArray[np.uint8]
 
 SETTINGS = settings(
-    max_examples=60,
+    max_examples=min(60, 2 * settings().max_examples),  # fewer only where the profile asks for few
     deadline=None,
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
