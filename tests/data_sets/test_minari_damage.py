@@ -15,6 +15,7 @@ import pytest
 
 import sharpwave as sw
 from tests.data_sets.test_columns import noted
+from tests.support.examples import every_two
 
 minari = pytest.importorskip("minari")
 from minari.serialization import serialize_space  # noqa: E402
@@ -112,8 +113,7 @@ def write(folder: Path, monkeypatch: pytest.MonkeyPatch, space: Any = None, **ob
     return folder / "me" / "maze-v0" / "data" / "main_data.hdf5"
 
 
-@pytest.mark.parametrize("number", [0, 2])
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize(("name", "number"), every_two(DAMAGES, [0, 2]))
 def test_one_damaged_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int) -> None:
     change, message = DAMAGES[name]
     with h5py.File(write(tmp_path, monkeypatch), "r+") as file:

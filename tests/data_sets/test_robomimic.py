@@ -14,6 +14,7 @@ import pytest
 import sharpwave as sw
 from tests.data_sets.data import same
 from tests.data_sets.test_columns import noted
+from tests.support.examples import every_two
 
 ENV = {"env_name": "Lift", "type": 1, "env_kwargs": {"control_freq": 20}}
 LENGTHS = [4, 1, 6]
@@ -130,8 +131,7 @@ def put(group: Any, name: str, values: Any) -> None:
     group[name] = values
 
 
-@pytest.mark.parametrize("number", [0, 3])
-@pytest.mark.parametrize("name", DAMAGES)
+@pytest.mark.parametrize(("name", "number"), every_two(DAMAGES, [0, 3]))
 def test_one_damaged_demonstration(tmp_path: Path, name: str, number: int) -> None:
     change, message = DAMAGES[name]
     place = write(tmp_path / "x.hdf5", [demo(4, seed) for seed in range(5)])

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import sharpwave as sw
+from tests.support.examples import every_two
 from tests.support.faults import killed
 from tests.support.small_disk import fill, free_bytes, mounted
 
@@ -37,8 +38,7 @@ def actions(store: sw.Store) -> set[int]:
     return set(view.fetch(ids).action.tolist()) if len(ids) else set()
 
 
-@pytest.mark.parametrize("retention", RETENTIONS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("limit", [None, "1GiB"], ids=["no limit", "a larger limit"])
+@pytest.mark.parametrize(("retention", "limit"), every_two(RETENTIONS, [None, "1GiB"]))
 def test_drop_oldest_drops_until_there_is_room(tmp_path: Path, retention: Any, limit: str | None) -> None:
     with mounted(tmp_path / "full", 6) as folder:
         store, least, total = make(folder, "drop_oldest", retention=retention, disk_limit=limit), 0, 0

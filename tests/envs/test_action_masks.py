@@ -13,6 +13,7 @@ from gymnasium.wrappers import TimeLimit
 import sharpwave as sw
 from sharpwave.envs import ActionMasks, VectorActionMasks, make_env, step_spec
 from sharpwave.teams import random_actions
+from tests.support.examples import every_two
 from tests.training.made_up import Maze
 
 MAZE = "tests.training.made_up:"
@@ -50,9 +51,10 @@ def played(vector, store, steps):
     recorder.close()
 
 
-@pytest.mark.parametrize("whole", [False, True])
-@pytest.mark.parametrize("vector", [SyncVectorEnv, AsyncVectorEnv])
-@pytest.mark.parametrize("mode", [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP])
+@pytest.mark.parametrize(
+    ("vector", "mode", "whole"),
+    every_two([SyncVectorEnv, AsyncVectorEnv], [AutoresetMode.SAME_STEP, AutoresetMode.NEXT_STEP], [False, True]),
+)
 def test_a_step_has_the_mask_of_its_observation_and_of_the_next_one_the_true_final_one_included(vector, mode, whole):
     """Of n-step transitions and of windows, in a store of a program's own; wrapped one by one, or as a whole."""
     if whole:

@@ -22,6 +22,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv, VecFrameStack, VecNorm
 from stable_baselines3.her.goal_selection_strategy import GoalSelectionStrategy
 
 from sharpwave.integrations.sb3 import HerReplayBuffer
+from tests.support.examples import every_two
 
 Array = np.ndarray[Any, Any]
 BOX = spaces.Box(-np.inf, np.inf, (2,), np.float64)
@@ -89,8 +90,7 @@ def told(samples: Any) -> list[tuple[float, ...]]:
     return [tuple(row) for row in rows.tolist()]
 
 
-@pytest.mark.parametrize("strategy", [*GoalSelectionStrategy, "Future"])
-@pytest.mark.parametrize("copy_info_dict", [False, True])
+@pytest.mark.parametrize(("strategy", "copy_info_dict"), every_two([*GoalSelectionStrategy, "Future"], [False, True]))
 def test_the_same_transitions_equally_often(strategy: Any, copy_info_dict: bool) -> None:
     mine, other, *_ = both(60, goal_selection_strategy=strategy, n_sampled_goal=3, copy_info_dict=copy_info_dict)
     np.random.seed(0)

@@ -13,6 +13,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.errors import DamagedError
 from sharpwave.offline.recorded import RecordedEpisodes
+from tests.support.examples import every_two
 
 SPEC = sw.Spec(
     obs={"picture": sw.Field((6, 6), "uint8", stack=3), "position": sw.Field((2,), "float32")},
@@ -82,8 +83,7 @@ def check(folder: Path, whole: list[tuple[int, list[int], int, str]]) -> None:
     assert not key
 
 
-@pytest.mark.parametrize("codec", ["auto", "raw", "delta", "zstd"])
-@pytest.mark.parametrize("segment_steps", [4, 64])
+@pytest.mark.parametrize(("codec", "segment_steps"), every_two(["auto", "raw", "delta", "zstd"], [4, 64]))
 def test_whole_episodes_are_those_that_were_appended(codec: str, segment_steps: int, tmp_path: Path) -> None:
     """On disk and from a checkpoint, across segments and within one; unfinished ones are left out."""
     with sw.Store(SPEC, capacity=10_000, disk=tmp_path / "disk", codec=codec, segment_steps=segment_steps) as store:

@@ -12,7 +12,7 @@ from sharpwave.native.untouched import HUGE_PAGE
 from sharpwave.sampling.retention import Newcomer
 from tests.sampling.test_samplers import append, chi_square, chi_square_bound
 from tests.store.letters import append_numbered, letter_store
-from tests.support.examples import examples
+from tests.support.examples import every_two, examples
 from tests.support.oracle import Oracle, Stacking, assert_same_transition
 
 
@@ -192,8 +192,7 @@ def test_used_up_steps_leave_first() -> None:
 # holes
 
 
-@pytest.mark.parametrize("n_step", [1, 2, 3, 5, 9])
-@pytest.mark.parametrize("segment_steps", [1, 2, 5])
+@pytest.mark.parametrize(("n_step", "segment_steps"), every_two([1, 2, 3, 5, 9], [1, 2, 5]))
 def test_no_return_bridges_a_hole(n_step: int, segment_steps: int) -> None:
     """Traps 1, 2, 5: each segment in turn leaves, last or first or from the middle, seen by the view before or not."""
     for asked in (True, False):

@@ -25,7 +25,7 @@ from sharpwave.serve.shard import Shard
 from sharpwave.serve.wire import Frame, Request, WireError
 from sharpwave.views.batch_source import BatchSource
 from tests.serve.serving import Kind, Served, served
-from tests.support.examples import examples
+from tests.support.examples import every_two, examples
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 COLUMNS = {
@@ -305,8 +305,7 @@ def filled(there: Served, episodes: int = 30) -> None:
             number += length
 
 
-@pytest.mark.parametrize("kind", ["unix", "tcp"])
-@pytest.mark.parametrize("ram", [None, "16MiB"])
+@pytest.mark.parametrize(("kind", "ram"), every_two(["unix", "tcp"], [None, "16MiB"]))
 def test_a_batch_has_values_of_one_moment(kind: Kind, ram: str | None, tmp_path: Path) -> None:
     """While the owner of a store writes a column as a whole, and drops it and adds one of another dtype and shape."""
     with served(1, tmp_path, kind, spec=SPEC, ram=ram) as there:

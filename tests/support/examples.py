@@ -15,7 +15,7 @@ DEFAULT = 10
 
 
 def examples(count: int, most: int = 10_000) -> int:
-    """Return how many examples hypothesis looks at, or how many seeds a test has.
+    """Return how many examples hypothesis looks at, how many seeds a test has, or how many calls its random life.
 
     Args:
         count: the test's own number, which GitHub's jobs run; the default is a third of it.
@@ -35,9 +35,9 @@ def stride(step: int) -> int:
 
 
 def every_two(*parts: Iterable[Any]) -> list[Any]:
-    """Return every choice of one of each of three parts or more, half of which are run by night alone.
+    """Return every choice of one of each of two parts or more, half of which are run by night alone.
 
-    Any two of different parts are together in the other half, too, if each part has two or more.
+    If each part has two or more, the other half has each of them too, and of three parts or more any two together.
     """
     chosen = [list(zip(*some, strict=True)) for some in itertools.product(*(list(enumerate(part)) for part in parts))]
     return [pytest.param(*one, marks=pytest.mark.nightly if sum(places) % 2 else ()) for places, one in chosen]
