@@ -26,18 +26,20 @@ from tests.support.examples import ASKED, DEFAULT
 
 LONGEST = [
     "cli/test_train.py", "training/test_resume.py", "docs/test_code.py", "agents/test_conformance.py",
-    "training/actors/test_nodes.py", "cli/test_bench.py", "data_sets/test_bounds.py", "torture/test_torture.py",
-    "test_examples.py", "training/test_held_out.py", "serve/test_folders.py", "cli/test_evaluate.py",
-    "cli/test_record.py", "envs/test_atari_options.py", "training/actors/test_pool.py", "integrations/test_resets.py",
-    "training/test_action_masks.py", "persistence/test_many_lives.py", "store/test_annotations.py",
-    "training/test_loop.py", "persistence/test_crash.py", "training/test_continuous_actions.py",
-    "sampling/test_retention.py", "benchmarks/test_imports.py", "training/test_resume_demonstrations.py",
-    "disk/test_columns_apart.py", "views/test_conditions.py", "persistence/test_versions.py",
-    "training/test_environments.py", "disk/test_compaction.py", "training/test_evaluate_beside.py",
-    "views/test_at_once.py", "format/test_hostile.py", "training/test_hooks.py", "serve/test_merging.py",
-    "store/test_recorder.py", "training/test_saving.py", "views/test_sequences.py", "cli/test_serve.py",
-    "integrations/test_sb3.py", "integrations/test_tianshou.py", "views/test_conditions_machine.py",
-    "store/test_late_columns.py", "offline/test_damage.py", "store/test_delete.py", "native/test_interrupts.py",
+    "training/actors/test_nodes.py", "serve/test_late_values.py", "cli/test_bench.py", "data_sets/test_bounds.py",
+    "torture/test_torture.py", "test_examples.py", "training/test_held_out.py", "serve/test_folders.py",
+    "cli/test_evaluate.py", "cli/test_record.py", "envs/test_atari_options.py", "training/actors/test_pool.py",
+    "integrations/test_resets.py", "training/test_action_masks.py", "persistence/test_many_lives.py",
+    "store/test_annotations.py", "training/test_loop.py", "persistence/test_crash.py",
+    "training/test_continuous_actions.py", "sampling/test_retention.py", "benchmarks/test_imports.py",
+    "training/test_resume_demonstrations.py", "disk/test_columns_apart.py", "views/test_conditions.py",
+    "training/test_environments.py", "disk/test_compaction.py",
+    "training/test_evaluate_beside.py", "views/test_at_once.py", "format/test_hostile.py", "training/test_hooks.py",
+    "serve/test_merging.py", "store/test_recorder.py", "training/test_saving.py", "views/test_sequences.py",
+    "cli/test_serve.py", "integrations/test_sb3.py", "integrations/test_tianshou.py",
+    "views/test_conditions_machine.py", "store/test_late_columns.py", "offline/test_damage.py", "store/test_delete.py",
+    "native/test_interrupts.py", "integrations/test_torchrl.py", "store/test_ragged_steps_machine.py",
+    "agents/test_recurrent_updates.py", "store/test_shared.py",
 ]  # fmt: skip
 """Files whose tests, the slow ones included, take seven seconds of a processor or more, which begin first: workers are
 given a file at a time, and none is to wait at the end for another's."""

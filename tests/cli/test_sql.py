@@ -160,18 +160,18 @@ def test_it_needs_a_store(here: Any, tmp_path: Path) -> None:
     assert result.code != 0 and str(tmp_path) in result.text
 
 
-def test_json_is_json(sharpwave: Any, tmp_path: Path) -> None:
+def test_json_is_json(sharpwave: Any, here: Any, tmp_path: Path) -> None:
     store = sw.Store(
         sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), disk=tmp_path / "d", capacity=99
     )
     store.add_episode(obs=np.array([[np.nan, np.inf]] * 4), action=np.arange(3), reward=np.ones(3), terminated=True)
     store.close()
 
-    def rows(query: str) -> list[dict[str, Any]]:
-        result = sharpwave("sql", tmp_path / "d", query, "--json")
+    def rows(query: str, by: Any = here) -> list[dict[str, Any]]:
+        result = by("sql", tmp_path / "d", query, "--json")
         assert result.code == 0, result.text
         return [json.loads(line, parse_constant=lambda text: pytest.fail(text)) for line in result.text.splitlines()]
 
-    assert rows("select sum(length) as l, sum(length) / 2 as h from episodes") == [{"l": 3, "h": 1.5}]
+    assert rows("select sum(length) as l, sum(length) / 2 as h from episodes", sharpwave) == [{"l": 3, "h": 1.5}]
     assert rows("select obs, action from steps where action = 1") == [{"obs": [None, None], "action": 1}]
     assert rows("select 1 as a, 2 as a, 3.5::decimal(4, 1) as b") == [{"a": 1, "a:1": 2, "b": 3.5}]
