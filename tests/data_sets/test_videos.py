@@ -23,6 +23,7 @@ import sharpwave as sw
 from sharpwave.extras import install
 from tests.data.lerobot_video import CAMERAS, LENGTHS, frames, picture
 from tests.data_sets.data import decode_video, same
+from tests.support.examples import stride
 
 av = pytest.importorskip("av", reason="needs PyAV: pip install 'sharpwave[lerobot]'")
 imageio_ffmpeg = pytest.importorskip("imageio_ffmpeg")
@@ -120,7 +121,7 @@ def test_any_part_of_a_video(tmp_path: Path, codec: str, options: dict[str, str]
     noise = np.random.default_rng(0).integers(0, 256, (6, 8, 3), np.uint8).repeat(8, 0).repeat(8, 1)
     encode(path, np.stack([np.roll(noise, t, 1) for t in range(40)]), options=options, codec=codec)
     expected = by_ffmpeg(path, shape)
-    for begin in range(40):
+    for begin in range(0, 40, stride(1)):
         for count in {1, min(5, 40 - begin), 40 - begin}:
             out = np.zeros((count, *shape), np.uint8)
             decode_video(path, (begin + np.arange(count)).astype(np.float32).astype(np.float64) / 30, out)

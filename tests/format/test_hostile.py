@@ -98,7 +98,7 @@ def test_a_strangers_store_is_refused_by_name_or_works(what: str, tmp_path: Path
 
 
 def test_opening_and_verify_agree_on_what_a_manifest_may_say(tmp_path: Path) -> None:
-    for seed in range(120):
+    for seed in range(examples(120)):
         folder = tmp_path / str(seed)
         strangers.make(folder, "store.json", seed)
         try:

@@ -15,6 +15,7 @@ import sharpwave as sw
 from sharpwave.integrations.resets import Resets
 from sharpwave.integrations.sb3 import ReplayBuffer as Sb3Buffer
 from sharpwave.integrations.torchrl import ReplayBuffer, SharpwaveStorage
+from tests.support.examples import examples
 
 from .test_cleanrl import Walk, atari
 
@@ -192,7 +193,7 @@ def test_lanes_are_added_to_what_is_known_of_resets() -> None:
     assert not copy.find(after, jumped, np.zeros(1), ~one, np.array([1])).any() and copy.dropped == 0
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(examples(8, most=40)))
 def test_a_world_that_goes_on_after_an_episode_keeps_nearly_all_its_steps(seed: int) -> None:
     """A walk whose tasks end every tenth step: half of the first steps go farther than the last ones did."""
     from sharpwave.integrations.cleanrl import ReplayBuffer as CleanRlBuffer

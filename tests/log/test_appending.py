@@ -15,6 +15,7 @@ import sharpwave as sw
 from sharpwave.arguments import as_array
 from sharpwave.format import segment
 from tests.native.test_interrupts import SOURCE
+from tests.support.examples import examples
 
 SPECS = {
     "vectors": sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64")),
@@ -148,7 +149,7 @@ def test_both_ways_append_the_same(kind: str, settings: dict[str, Any], tmp_path
     else:
         short, long, went = pair(spec, segment_steps=4, **settings)
     views = [store.transitions(n_step=2, sampler=sw.Prioritized()) for store in (short, long)]
-    for number in range(250):
+    for number in range(examples(250, most=250)):
         arguments = call(rng, spec, 6, known)
         how = "append" if "lane" in arguments else "extend"
         went.append(True)

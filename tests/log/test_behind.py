@@ -20,6 +20,7 @@ import sharpwave as sw
 from sharpwave.codecs import zstd
 from sharpwave.log import behind, column_encoder
 from sharpwave.log.column_encoder import ColumnEncoder
+from tests.support.examples import examples
 
 SPEC = sw.Spec(obs=sw.Field((48, 48), "uint8", codec="zstd", stack=2), action=sw.Field((), "int64"))
 SEGMENT_STEPS = 32
@@ -109,7 +110,7 @@ def test_any_calls_give_the_same_as_without(tmp_path: Path, seed: int) -> None:
         view = made.transitions(sampler=sw.Prioritized(), n_step=2, seed=5)
         both.append((made, view))
     films = frames(60, seed)
-    for turn in range(250):
+    for turn in range(examples(250, most=250)):
         what = rng.integers(0, 12)
         steps, at, arguments = int(rng.integers(1, 5)), int(rng.integers(0, 50)), rng.integers(0, 99, 8)
         lane = int(arguments[0]) % lanes

@@ -13,6 +13,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
+from tests.support.examples import examples
 from tests.support.oracle import Oracle, Stacking, assert_same_view
 
 STACK = 3
@@ -144,7 +145,7 @@ def test_a_forgotten_reset_makes_no_transition(at: int) -> None:
     assert store.stats()["broken_episodes"] == 1
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(examples(6, most=6)))
 @pytest.mark.parametrize("segment_steps", [2, 5, 16])
 def test_random_lives_of_a_store_in_memory(seed: int, segment_steps: int) -> None:
     store = sw.Store(spec_of(), capacity=5000, segment_steps=segment_steps)

@@ -12,6 +12,7 @@ import pytest
 import sharpwave as sw
 
 from ..support.audit import audit
+from ..support.examples import examples
 
 Frames = npt.NDArray[Any]
 
@@ -128,7 +129,7 @@ def test_any_calls_give_the_same_as_without_the_core(kind: str, seed: int, tmp_p
     pair = Pair(kind, rng, capacity=limit, codec=codec, segment_steps=int(rng.integers(4, 33)))
     views: list[list[Any]] = []
     full = 0
-    for turn in range(500):
+    for turn in range(examples(500, most=500)):
         before = pair.rolled
         pair.extend()
         full += pair.rolled == before

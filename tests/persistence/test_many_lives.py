@@ -18,6 +18,7 @@ from sharpwave.disk import disk_budget as disk_module
 from sharpwave.offline.folder_check import check
 from sharpwave.persistence import settings as settings_module
 from tests.disk.test_compaction import Unsynced
+from tests.support.examples import examples
 from tests.support.faults import killed
 
 REGION = 16 << 10
@@ -66,7 +67,7 @@ def test_opening_a_full_store_again_and_again_costs_no_steps(tmp_path: Path, end
     store.flush()
     full, last = len(store), 6000
     assert 2000 < full < 6000
-    for _ in range(25):
+    for _ in range(examples(25, most=25)):
         store.close() if end == "close" else killed(store)
         store = sw.Store.open(tmp_path)
         append(store, range(last, last + 4))
@@ -233,7 +234,7 @@ def test_a_lane_goes_on_behind_its_last_step_though_that_has_left(
     for lane in range(4):
         append(store, range(12), lane)
         counts[lane] += 12
-    for life in range(12):
+    for life in range(examples(12, most=12)):
         lane = life % 2  # the other two are never written to again
         steps = int(rng.integers(1, 400))
         append(store, range(steps), lane)

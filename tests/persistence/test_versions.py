@@ -18,6 +18,7 @@ import sharpwave as sw
 from sharpwave.disk.store_folder import packed_manifest, read_manifest
 from sharpwave.offline.folder_check import check
 from sharpwave.persistence import versions
+from tests.support.examples import examples, stride
 
 SPEC = sw.Spec(obs=sw.Field((3,), "float32"), action=sw.Field((), "int64"))
 
@@ -222,7 +223,7 @@ def test_kills_amid_snapshots_and_readings(tmp_path: Path) -> None:
     fill(store, 20)
     store.close()
     there: dict[str, int] = {}
-    for life in range(8):
+    for life in range(0, 8, stride(1)):
         command = [sys.executable, "-c", KILLED, str(tmp_path / "d"), str(0.05 + 0.09 * life)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == -signal.SIGKILL, done.stderr
@@ -271,7 +272,7 @@ def test_a_version_is_made_while_others_write_and_sample(tmp_path: Path) -> None
     threads = [threading.Thread(target=use, args=one) for one in enumerate(calls)]
     for thread in threads:
         thread.start()
-    for number in range(12):
+    for number in range(examples(12, most=12)):
         store.snapshot(f"v{number}")
         before = list(turns)
         while any(now == was for now, was in zip(turns, before, strict=True)) and not wrong:  # each goes on

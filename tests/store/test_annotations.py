@@ -17,6 +17,7 @@ from sharpwave.cli.store_folders import describe as describe_store
 from sharpwave.format.annotations import MAX_EPISODE_BYTES, MAX_STORE_BYTES
 from sharpwave.offline.folder_check import check
 from sharpwave.offline.surveys import survey
+from tests.support.examples import stride
 from tests.support.faults import SPEC, frame, killed, on
 from tests.support.faulty import CUTS, ERRORS, Died, Faulty
 from tests.support.kinds import EACH_KIND
@@ -354,22 +355,22 @@ def test_what_a_flush_acknowledged_is_there_whatever_comes_of_any_later_operatio
                 assert said == sorted(said) and said[-1] >= acknowledged
         if files.count < at:
             break
-        at += 1 if kind in ERRORS else 3
+        at += stride(1 if kind in ERRORS else 3)
     assert at > 40
 
 
-@pytest.mark.parametrize("stride", [1, 3, 4])
-def test_annotations_of_windows_are_those_of_their_episodes(stride: int) -> None:
+@pytest.mark.parametrize("apart", [1, 3, 4])
+def test_annotations_of_windows_are_those_of_their_episodes(apart: int) -> None:
     with sw.Store(SPEC, capacity=400, segment_steps=8) as store:
         play(store, 90)
-        windows = store.sequences(4, stride=stride, burn_in=2)
+        windows = store.sequences(4, stride=apart, burn_in=2)
         ids = windows.sampleable_ids()
         episodes = [int(one) // 7 for one in windows.fetch(ids)["serial"][:, 2]]  # of the first trained step
         assert len(set(episodes)) > 5
         assert [one.get("number") for one in store.annotations_of(ids)] == episodes
         del windows
         gc.collect()
-        with pytest.raises(ValueError, match=f"annotations_of: these ids are of windows of stride {stride}, expected"):
+        with pytest.raises(ValueError, match=f"annotations_of: these ids are of windows of stride {apart}, expected"):
             store.annotations_of(ids)
 
 

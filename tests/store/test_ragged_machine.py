@@ -15,6 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 import sharpwave as sw
 from tests.store.lives import Lives
+from tests.support.examples import examples
 
 NUMBERS = ("int8", "uint16", "int32", "int64", "float16", "float32", "float64", "bool")
 FIELDS = {
@@ -227,7 +228,7 @@ class LowestStore(RaggedStore):
         self.windows = self.store.sequences(4, burn_in=2, stride=2)
 
 
-SETTINGS = settings(stateful_step_count=25, deadline=None)
+SETTINGS = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)
 TestFifo, TestReservoir, TestLowest = RaggedStore.TestCase, ReservoirStore.TestCase, LowestStore.TestCase
 TestFifo.settings = TestReservoir.settings = TestLowest.settings = SETTINGS
 

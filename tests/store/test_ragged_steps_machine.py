@@ -18,6 +18,7 @@ from hypothesis.stateful import initialize, invariant, rule
 
 import sharpwave as sw
 from tests.store.lives import Lives
+from tests.support.examples import examples
 
 LENGTHS = (0, 1, 3, 0, 17, 40, 400, 2000)
 MOST = 2000
@@ -300,7 +301,7 @@ class ReservoirObservations(RaggedObservations):
     retention = sw.Reservoir
 
 
-SETTINGS = settings(stateful_step_count=25, deadline=None)
+SETTINGS = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)
 TestActions, TestActionsInAReservoir = RaggedSteps.TestCase, ReservoirSteps.TestCase
 TestObservations, TestObservationsInAReservoir = RaggedObservations.TestCase, ReservoirObservations.TestCase
 TestActions.settings = TestActionsInAReservoir.settings = SETTINGS

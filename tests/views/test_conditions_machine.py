@@ -319,4 +319,4 @@ class DiskMachine(ConditionsMachine):
 
 
 TestInMemory, TestOnDisk = ConditionsMachine.TestCase, DiskMachine.TestCase
-TestInMemory.settings = TestOnDisk.settings = settings(max_examples=examples(30), stateful_step_count=30, deadline=None)
+TestInMemory.settings = TestOnDisk.settings = settings(max_examples=examples(15), stateful_step_count=30, deadline=None)
