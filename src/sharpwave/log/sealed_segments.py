@@ -18,7 +18,7 @@ from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import PACKED_STEPS, Placed
 from sharpwave.log.inventory import Inventory
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.log.shared_values import SharedValues, Stored
+from sharpwave.log.shared_values import SharedValues, StoredValue
 from sharpwave.native import core
 from sharpwave.spec import ENDED, START, TRUNCATED
 
@@ -151,7 +151,7 @@ class Sealed:
     def dictionaries(self, slot: int, columns: Sequence[SegmentColumn | Placed], places: Sequence[int]) -> Needed:
         """Return the dictionaries of a segment's columns, and its shared values, by (column, key). ``places``: of the
         dictionaries, by column."""
-        dictionaries: dict[tuple[int, int], bytes | Stored] = {
+        dictionaries: dict[tuple[int, int], bytes | StoredValue] = {
             (c, column.dictionary): self.tables[c].data(places[c])
             for c, column in enumerate(columns)
             if column.dictionary

@@ -34,7 +34,7 @@ BEFORE, BY_OTHERS, BY_NONE = 0, 1, 2
 """Outcomes of ``SharedIndex.hold``: who referred to the value before."""
 
 
-class Stored:
+class StoredValue:
     """Value in region files, which is read when it is needed."""
 
     __slots__ = ("_number", "_values")
@@ -174,7 +174,7 @@ class SharedValues:
                 self._new[slot] = max(0, self._new.get(slot, 0) - VALUE_BYTES - nbytes)
             self._free(slot, freed)
 
-    def hold(self, slot: int, values: Mapping[Key, bytes | Stored]) -> None:
+    def hold(self, slot: int, values: Mapping[Key, bytes | StoredValue]) -> None:
         """Hold the values that a segment refers to: packed ones, which were checked, or ``stored`` ones."""
         for (c, key), packed in values.items():
             number, held = self._index.hold(slot, c, shared.bytes_of(key))
@@ -294,7 +294,7 @@ class SharedValues:
         """Return the bytes of a value, packed."""
         return self._index.payload_bytes(number) - RECORD_BYTES
 
-    def stored(self, key: Key) -> Stored:
+    def stored(self, key: Key) -> StoredValue:
         """Return a value of a segment that is being adopted from region files.
 
         Raises: DamagedError: it is in no file, or larger than a store makes it.
@@ -305,7 +305,7 @@ class SharedValues:
         nbytes, most = self.packed_bytes(number), HEAD.size + self.kinds[key[0]].most_bytes
         if nbytes > most:
             raise DamagedError(f"{name}: a shared value of {nbytes:,} bytes, expected at most {most:,}")
-        return Stored(self, number)
+        return StoredValue(self, number)
 
     def _key(self, number: int) -> Key:
         return self._index.column(number), shared.number_of(self._index.key(number))
@@ -328,9 +328,11 @@ class SharedValues:
                     raise
         return found
 
-    def needed(self, slot: int) -> dict[Key, bytes | Stored]:
+    def needed(self, slot: int) -> dict[Key, bytes | StoredValue]:
         """Return the values that a segment refers to, to be written with it: those in files are not read yet."""
-        return {self._key(number): self._packed.get(number) or Stored(self, number) for number in self._index.of(slot)}
+        return {
+            self._key(number): self._packed.get(number) or StoredValue(self, number) for number in self._index.of(slot)
+        }
 
     def packed(self, key: Key) -> bytes | None:
         """Return a value, packed; ``None``: it is not held.  Raises: DamagedError."""

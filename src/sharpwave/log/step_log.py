@@ -30,7 +30,7 @@ from sharpwave.log.open_values import MIN_SHARE_BYTES
 from sharpwave.log.sealed_segments import Sealed
 from sharpwave.log.sealing import Sealing
 from sharpwave.log.segment_space import SegmentSpace
-from sharpwave.log.shared_values import Key, SharedValues, Stored
+from sharpwave.log.shared_values import Key, SharedValues, StoredValue
 from sharpwave.memory.ledger import MemoryLedger
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.memory.segment_layout import layout_of
@@ -554,7 +554,7 @@ class StepLog:
             self.disk.evict_tail(flushed, lane, int(self.opened.steps[lane]))
             self.disk.try_note()  # of the segment's new ids, which a crash must not make forgotten
 
-    def refill_lane(self, lane: int, header: Header, arrays: Rows, values: Mapping[Key, bytes | Stored]) -> None:
+    def refill_lane(self, lane: int, header: Header, arrays: Rows, values: Mapping[Key, bytes | StoredValue]) -> None:
         """Restore the lane's last rows, from ``Lanes.pack_so_far`` and decoded, to its open segment.
 
         Args:

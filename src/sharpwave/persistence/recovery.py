@@ -29,7 +29,7 @@ from sharpwave.format.region import DICTIONARY, NOTE, SEGMENT, TAIL, Damage, Rec
 from sharpwave.format.segment import FIRST_FIELD, FLAGS, REWARD, SegmentColumn
 from sharpwave.format.segment_header import Header, check_rows, sparse_rows
 from sharpwave.log.open_columns import ragged_column, unshared_column
-from sharpwave.log.shared_values import Key, Stored
+from sharpwave.log.shared_values import Key, StoredValue
 from sharpwave.log.step_log import StepLog
 from sharpwave.memory.segment_index import LEAF_BITS, LEAF_MASK
 from sharpwave.native.directory import Directory
@@ -161,7 +161,7 @@ class Adoption:
                 raise DamagedError(f"column {c} needs a dictionary, but its table is full: 255 others are in use")
             places.append(place)
         columns = enumerate(zip(header.placed, shared, strict=True))
-        needed: dict[Key, bytes | Stored] = {(c, column.dictionary): one for c, (column, one) in columns if one}
+        needed: dict[Key, bytes | StoredValue] = {(c, column.dictionary): one for c, (column, one) in columns if one}
         needed |= values
         number, offset = record.region, record.offset
         if self.disk is not None and (
@@ -193,7 +193,7 @@ class Adoption:
         self.report.steps += header.steps
         return True
 
-    def _values(self, keys: set[Key]) -> dict[Key, bytes | Stored]:
+    def _values(self, keys: set[Key]) -> dict[Key, bytes | StoredValue]:
         """Return shared values: with a disk not read yet, otherwise packed.
 
         Raises: DamagedError: one is missing; or, if it was read, damaged.
@@ -214,7 +214,7 @@ class Adoption:
 
     def open_rows(
         self, record: Record
-    ) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]], dict[Key, bytes | Stored]]:
+    ) -> tuple[Header | None, dict[str, np.ndarray[Any, Any]], dict[Key, bytes | StoredValue]]:
         """Return an open segment's rows, decoded, and their shared values; ``None``: it is damaged, which is noted."""
         try:
             header, arrays = self._open_rows(record)
