@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -113,40 +112,21 @@ def test_tokens_are_decoded_by_a_tokenizer(tmp_path: Path) -> None:
                 assert told == decode(tokens[1:])[: step_curves.MAX_CHARACTERS].replace("\u202e", "\\u202e")
 
 
-def test_a_file_of_a_tokenizer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the library, which is asked for special tokens, too; without it the extra is named."""
+def test_a_tokenizer_decodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also special tokens; other files are refused by name, and so is the library's absence."""
+    special = {"id": 4, "content": "[END]", "special": True}
+    special |= dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    vocabulary = {"[UNK]": 0, "push": 1, "the": 2, "box": 3, "[END]": 4}
+    model = {"type": "WordLevel", "vocab": vocabulary, "unk_token": "[UNK]"}
+    file = tmp_path / "tokenizer.json"
+    file.write_text(json.dumps({"version": "1.0", "added_tokens": [special], "model": model}))
+    assert step_curves.tokenizer_of(file)([1, 2, 3, 4]) == "push the box [END]"
+    file.write_text("{}")
+    for wrong in (file, tmp_path / "missing.json"):
+        with pytest.raises(ValueError, match=rf"--tokenizer '.*{wrong.name}': .*; expected a tokenizer.json"):
+            step_curves.tokenizer_of(wrong)
     monkeypatch.setitem(sys.modules, "tokenizers", None)
     with pytest.raises(ModuleNotFoundError, match=r"--tokenizer needs tokenizers: pip install .*tokens"):
-        step_curves.tokenizer_of(tmp_path / "tokenizer.json")
-
-    class Tokenizer:
-        """Stands for the library's class of this name."""
-
-        @staticmethod
-        def from_file(path: str) -> Tokenizer:
-            if not Path(path).exists():
-                raise Exception("No such file or directory (os error 2)")
-            return Tokenizer()
-
-        def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
-            return f"{ids} {skip_special_tokens}"
-
-    monkeypatch.setitem(sys.modules, "tokenizers", SimpleNamespace(Tokenizer=Tokenizer))
-    with pytest.raises(ValueError, match=r"--tokenizer '.*': No such file .*; expected a tokenizer.json"):
-        step_curves.tokenizer_of(tmp_path / "tokenizer.json")
-    (tmp_path / "tokenizer.json").touch()
-    assert step_curves.tokenizer_of(tmp_path / "tokenizer.json")([1, 2]) == "[1, 2] False"
-
-
-def test_a_tokenizer_decodes(tmp_path: Path) -> None:
-    """A real one, with words for tokens."""
-    pytest.importorskip("tokenizers", reason="needs the extra tokens: pip install 'sharpwave[tokens]'")
-    model = {"type": "WordLevel", "vocab": {"[UNK]": 0, "push": 1, "the": 2, "box": 3}, "unk_token": "[UNK]"}
-    file = tmp_path / "tokenizer.json"
-    file.write_text(json.dumps({"version": "1.0", "added_tokens": [], "model": model}))
-    assert step_curves.tokenizer_of(file)([1, 2, 3]) == "push the box"
-    file.write_text("{}")
-    with pytest.raises(ValueError, match=r"expected a tokenizer.json"):
         step_curves.tokenizer_of(file)
 
 
