@@ -428,7 +428,7 @@ class Cluster:
 
         Batches of all clients have it from now on, and batches of this object's views also those of shards that lack
         it: ``batch[name]``, zeros where no value was written, and ``batch.mask_of(name)``. Shards that have it keep it,
-        so each learner may call this. With a disk, the column is there after a kill of its shard.
+        so each learner may call this. With a disk, or replicas, the column is there after a kill of its shard.
 
         Raises:
             ValueError, TypeError: an invalid argument, a shard has another column of that name, or names and metadata
@@ -483,6 +483,8 @@ class Cluster:
             ValueError, TypeError: no such column, ids without shards, or values that do not fit; nothing was changed.
                 A shard has another column of that name: others may have their values.
             MemoryError: a shard that lacks the column has no room for it; others may have their values.
+            RuntimeError: with replicas, a shard's neighbor was away for 30 s; some shards may have their values, which
+                count once the call, repeated, returns.
         """
         field = self._columns.get(name)
         if field is None and (field := (there := self.columns).get(name)) is None:

@@ -15,7 +15,8 @@ import numpy.typing as npt
 
 from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import LEASES, write_whole
-from sharpwave.serve.replicas import Leases, Neighbour, append_once, read_leases
+from sharpwave.serve.replica_steps import append_once
+from sharpwave.serve.replicas import Leases, Neighbour, read_leases
 from sharpwave.serve.server import MAX_WAIT_S, Client, Holder, Reply
 from sharpwave.serve.value_parts import values_of
 from sharpwave.serve.wire import Frame, WireError

@@ -9,8 +9,9 @@ column was added, or dropped, fits its reply. Draws leave the columns' metadata 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -204,10 +205,15 @@ def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
     return 0
 
 
-def write_values(store: Store, head: Mapping[str, Any], parts: Mapping[str, Any]) -> int:
+def write_values(
+    store: Store,
+    head: Mapping[str, Any],
+    parts: Mapping[str, Any],
+    add_it: Callable[[Any, Field], None] | None = None,
+) -> int:
     """Write the values of a request; return the number of its steps that are held.
 
-    A store that lacks the column gets it: it began anew, or after the others.
+    A store that lacks the column gets it, by ``add_it`` or ``add``: it began anew, or after the others.
 
     Raises:
         WireError: no such request.
@@ -225,7 +231,7 @@ def write_values(store: Store, head: Mapping[str, Any], parts: Mapping[str, Any]
     ):
         raise WireError(f"values of column {name!r:.100} without values and steps [n]")
     if name not in store.columns:
-        add(store, name, field)
+        (partial(add, store) if add_it is None else add_it)(name, field)
     with store._lock:  # the column stays the one that was compared
         check_same(name, store._log.late.column("write_column", name).field, field)
         found = ids if by_id else store.ids(lanes, steps, missing="mask")
@@ -247,13 +253,20 @@ def add(store: Store, name: str, field: Field) -> None:
     Raises: ValueError: the store has another one.  OSError; and as ``Store.add_column``.
     """
     with store._lock:  # of two clients that add it, one does
-        there = store.columns.get(name)
-        if there is None:
-            check_described(name, {**store.columns, name: field})
+        if lacks(store, name, field):
             store.add_column(name, field)
-        else:
-            check_same(name, there, field)
         keep_names(store)
+
+
+def lacks(store: Store, name: Any, field: Field) -> bool:
+    """Return whether a store lacks a column that may be added to it.  Raises: ValueError, TypeError: it may not be."""
+    there = store.columns.get(name)
+    if there is None:
+        check_described(name, {**store.columns, name: field})
+        store._log.late.check_new("add_column", name, field)
+    else:
+        check_same(name, there, field)
+    return there is None
 
 
 def drop(store: Store, name: Any) -> None:
@@ -285,10 +298,15 @@ def check_described(name: str, columns: Columns) -> None:
 
 def check_same(name: str, there: Field, given: Field) -> None:
     """Refuse a column that differs from the one there is.  Raises: ValueError."""
-    if (there.dtype, there.shape) != (given.dtype, given.shape):
+    if not same_kind(there, given):
         raise ValueError(
             f"column {name!r}: it is {there.dtype} {list(there.shape)} here, expected {given.dtype} {list(given.shape)}"
         )
+
+
+def same_kind(one: Field, other: Field) -> bool:
+    """Return whether values of one column fit the other."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape)
 
 
 def _is(part: Any, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bool:

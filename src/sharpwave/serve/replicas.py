@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
@@ -11,26 +10,32 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
-from sharpwave.codecs.shared import IS_SHARED
-from sharpwave.errors import DuplicateError
-from sharpwave.format.segment import parse
-from sharpwave.log.remote_segments import Copy, sealed_after
+from sharpwave.log.late_columns import described
+from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import write_whole
+from sharpwave.serve.late_values import Columns, add, drop, lacks, write_values
 from sharpwave.serve.link import RETRY_S, Link, ShardLostError
-from sharpwave.serve.value_parts import parts_of, values_of
+from sharpwave.serve.replica_columns import END, agree, checked_columns, placed, said, values_after
+from sharpwave.serve.replica_steps import (
+    RUNS,
+    Ints,
+    checked_runs,
+    delete_runs,
+    deleted_runs,
+    finish_deletions,
+    lacking,
+    message,
+    segments_of,
+    take,
+)
 from sharpwave.serve.wire import Frame, Part, Request, WireError
+from sharpwave.spec import Field
 from sharpwave.store import Store
 
-PART_BYTES = 4 << 20
-"""Bytes of segments a request, while one store is brought up to another."""
-RUNS = 1 << 14
-"""Runs of deleted steps that are sent, or deleted, at a time."""
-DELETE_S = 30.0
-"""Time that a deletion waits for the neighbor."""
+CHANGE_S = 30.0
+"""Time that a deletion, or a change of columns or of values, waits for the neighbor."""
 Leases = dict[str, tuple[int, int]]
-Ints = npt.NDArray[np.int64]
 T = TypeVar("T")
 
 
@@ -49,100 +54,6 @@ def checked_leases(said: Any) -> Leases:
         raise WireError(f"writers {said!r}: {error}") from error
 
 
-def append_once(
-    store: Store,
-    packed: bytes,
-    dictionaries: Mapping[int, bytes],
-    td_error: npt.NDArray[np.float32] | None = None,
-    noticed: Sequence[int] | None = None,
-) -> None:
-    """Append a segment unless the store has had it."""
-    with contextlib.suppress(DuplicateError):
-        store.add_segment(packed, dictionaries, td_error=td_error, noticed=noticed)
-
-
-# deleted steps
-
-
-def deleted_runs(store: Store, copies: Sequence[Copy] | None = None) -> Ints:
-    """Return the deleted steps that a store holds, or those of some of its segments, as runs: int64 [n, 3], each a
-    lane, the number of its first step there, and the number behind its last. The store's lock is held."""
-    log = store._log
-    found, index, deleted = [np.zeros((0, 3), np.int64)], log.index, log.late.deleted
-    if deleted is None:
-        return found[0]
-    some = (
-        None
-        if copies is None
-        else {(one.lane, one.first_step) for one in (parse(c.packed, store.spec) for c in copies)}
-    )
-    for slot in sorted(log.late.marked):
-        lane, first, rows = int(index.lane[slot]), int(index.first_step[slot]), int(index.rows[slot])
-        if some is not None and (lane, first) not in some:
-            continue
-        marks = deleted[slot * index.stride : slot * index.stride + rows]
-        edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
-        begins, ends = edges[::2] + first, edges[1::2] + first
-        found.append(np.stack([np.full(len(begins), lane), begins, ends], 1))
-    return np.concatenate(found)
-
-
-def checked_runs(given: Any) -> Ints:
-    """Return runs of steps that a peer sent, or that were written to a file.  Raises: WireError."""
-    if given is None:
-        return np.zeros((0, 3), np.int64)
-    if not isinstance(given, np.ndarray) or given.dtype != np.int64 or given.ndim != 2 or given.shape[1] != 3:
-        raise WireError("deleted steps, expected int64 [n, 3]")
-    return given
-
-
-def delete_runs(store: Store, runs: Ints) -> None:
-    """Delete runs of steps, as far as they are held. The store's lock and ``saving`` are held.  Raises: OSError."""
-    lane_steps = store.lane_steps
-    runs = runs[(runs[:, 0] >= 0) & (runs[:, 0] < len(lane_steps))]
-    lanes, first = runs[:, 0], np.maximum(runs[:, 1], 0)
-    lengths = np.maximum(np.minimum(runs[:, 2], lane_steps[lanes]) - first, 0)
-    for begin in range(0, len(runs), RUNS):
-        each = lengths[begin : begin + RUNS]
-        ends = np.cumsum(each)
-        steps = np.arange(each.sum()) + np.repeat(first[begin : begin + RUNS] - (ends - each), each)
-        ids = store._log.index.find(np.repeat(lanes[begin : begin + RUNS], each), steps)
-        if (held := ids[store._log.late.held(ids)[1]]).size:
-            store._delete_steps(held)
-
-
-def take(store: Store, segments: Sequence[Copy], runs: Ints, pending: Path | None) -> None:
-    """Append segments unless the store has had them, and delete ``runs`` of their steps.
-
-    Deletions are noted in the file ``pending`` before the segments can be on disk, so that a process that is killed in
-    between deletes them when it begins again (``finish_deletions``); ``None``: the store has no disk.
-    """
-    if not len(runs):
-        for one in segments:
-            append_once(store, *one)
-        return
-    if not segments:
-        pending = None
-    if pending is not None:
-        write_whole(pending, json.dumps(runs.tolist()))
-    with store._log.saving, store._lock:  # nothing samples a step before it is deleted
-        try:
-            for one in segments:
-                append_once(store, *one)
-        finally:
-            delete_runs(store, runs)
-    if pending is not None:
-        pending.unlink()
-
-
-def finish_deletions(store: Store, pending: Path | None) -> None:
-    """Delete the steps that ``take`` did not delete, as the process was killed or the disk failed.  Raises: OSError."""
-    if pending is not None and pending.exists():
-        with store._log.saving, store._lock:
-            delete_runs(store, np.array(json.loads(pending.read_text()), np.int64).reshape(-1, 3))
-        pending.unlink()
-
-
 class Keeper:
     """Replica of another shard that this one keeps: a store without views, and that shard's leases.
 
@@ -153,6 +64,7 @@ class Keeper:
     def __init__(self, number: int, store: Store, path: Path, pending: Path | None = None) -> None:
         self.number, self.store, self._path, self._pending = number, store, path, pending
         self._leases = read_leases(path)
+        self._complete = False  # whether it has had all values of the other shard since this process has kept it
         self._lock = threading.Lock()
 
     def keep(self, frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -180,6 +92,35 @@ class Keeper:
             finish_deletions(self.store, self._pending)
             return message(*lacking(self.store, steps))
 
+    def keep_columns(self, frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Have the ``columns`` of a request and no others, or write the values of one, as a client's request brings
+        them; return how many of their steps are held. ``complete``: the other shard has no more values."""
+        self._check(frame)
+        head, written = frame.head, 0
+        with self._lock:
+            if "columns" in head:
+                agree(self.store, checked_columns(head["columns"]))
+            if "name" in head:
+                written = write_values(self.store, head, frame.parts)
+            self._complete |= bool(head.get("complete"))
+        return {"written": written}, {}
+
+    def give_columns(self, frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return which columns and deleted steps there are, and whether these are ``complete``; or the values of one
+        from a slot on, as of ``values_after``."""
+        self._check(frame)
+        name, begin = frame.head.get("name"), frame.head.get("begin", 0)
+        if type(begin) is not int or begin < 0:
+            raise WireError(f"values of a replica from slot {begin!r} on")
+        with self._lock:
+            if name is not None:
+                end, parts = values_after(self.store, name, begin)
+                return {"end": end}, parts
+            finish_deletions(self.store, self._pending)
+            with self.store._lock:
+                runs = deleted_runs(self.store)
+            return {"columns": said(self.store.columns), "complete": self._complete}, {"deleted": runs}
+
     def _check(self, frame: Frame) -> None:
         if frame.head.get("of") != self.number:
             raise ValueError(f"replica of shard {frame.head.get('of')!r}: this one keeps that of {self.number}")
@@ -189,6 +130,9 @@ class Neighbour:
     """Neighbor: the shard that keeps this one's replica.
 
     After every connection, each shard first gets the segments that only the other has; only then are any acknowledged.
+    Values of columns are acknowledged once both have them. A process that begins again first gets them from the
+    replica, which has later ones than its folder; then, and after every later connection, the replica gets those of
+    the shard.
 
     Args:
         number: of this shard. ``leases``: returns this shard's leases. ``adopt``: called with the neighbor's leases.
@@ -206,6 +150,7 @@ class Neighbour:
     ) -> None:
         self._number, self._store, self._link, self._pending = number, store, link, pending
         self._leases, self._adopt = leases, adopt
+        self._began_empty = not store.total_steps and not store.columns
         self._made_level = -1  # number of the connection on which both last exchanged missing segments
         self._lock = threading.RLock()
 
@@ -248,7 +193,48 @@ class Neighbour:
                 self._sent((), deleted=runs[begin : begin + RUNS])
             return delete_here()
 
-        return self._level_then(in_both, DELETE_S, gone)
+        return self._level_then(in_both, CHANGE_S, gone)
+
+    def add_column(self, name: Any, field: Field, gone: Callable[[], bool]) -> None:
+        """Add a column to both, unless they have it.
+
+        Raises: ShardLostError: the neighbor cannot be reached; and as ``late_values.add``.
+        """
+        self._level_then(lambda: self._add(name, field), CHANGE_S, gone)
+
+    def drop_column(self, name: Any, gone: Callable[[], bool]) -> None:
+        """Drop a column from both, the replica first: a shard that is restored does not bring it back.
+
+        Raises: ShardLostError: the neighbor cannot be reached; and as ``late_values.drop``.
+        """
+
+        def in_both() -> None:
+            self._keep_columns({other: field for other, field in self._store.columns.items() if other != name})
+            drop(self._store, name)
+
+        self._level_then(in_both, CHANGE_S, gone)
+
+    def write_column(self, head: Mapping[str, Any], parts: Mapping[str, Any], gone: Callable[[], bool]) -> int:
+        """Write the values of a request to both; return the number of its steps that are held here.
+
+        Raises: ShardLostError: the neighbor cannot be reached; and as ``late_values.write_values``.
+        """
+
+        def in_both() -> int:
+            written = write_values(self._store, head, parts, self._add)
+            if sum(self._send_values(head["name"], one) for one in placed(self._store, parts)) < written:
+                self._send_missing()  # segments that are on their way to the replica
+                for one in placed(self._store, parts):
+                    self._send_values(head["name"], one)
+            return written
+
+        return self._level_then(in_both, CHANGE_S, gone)
+
+    def _add(self, name: Any, field: Field) -> None:
+        """Add a column, to the replica first: what that has no room for, this shard does not get."""
+        if lacks(self._store, name, field):
+            self._keep_columns({**self._store.columns, name: field})
+        add(self._store, name, field)
 
     def _level_then(self, act: Callable[[], T], patience_s: float, gone: Callable[[], bool]) -> T:
         """Act under the lock once both have the same; retry so long while the neighbor cannot be reached.
@@ -280,6 +266,7 @@ class Neighbour:
         connection = self._link.connections
         finish_deletions(self._store, self._pending)
         self._sent(())
+        restores = not self.level and self._take_columns()  # before segments that leave no room for them
         while True:
             steps = self._store.lane_steps
             reply = self._link.call(Request.RESTORE, {"of": self._number}, {"lane_steps": steps})
@@ -287,12 +274,51 @@ class Neighbour:
             take(self._store, segments_of(reply.parts, reply.head.get("keys", [])), runs, self._pending)
             if not reply.parts or not (self._store.lane_steps.sum() > steps.sum()):
                 break
+        if restores:
+            self._take_values()
+        self._keep_columns(self._store.columns)
         self._send_missing()
         with self._store._lock:
             runs = deleted_runs(self._store)
         for begin in range(0, len(runs), RUNS):  # also of a folder that was changed while it was not served
             self._sent((), deleted=runs[begin : begin + RUNS])
+        for name in self._store.columns:
+            begin = 0
+            while begin != END:
+                begin, values = values_after(self._store, name, begin)
+                self._send_values(name, values)
+        self._link.call(Request.KEEP_COLUMNS, {"of": self._number, "complete": True})
         self._made_level = connection
+
+    def _take_columns(self) -> bool:
+        """Have the replica's columns, and delete what was deleted there, where its process has gone on; or where this
+        shard began empty. Return False: both begin again, and this shard's folder has all that was flushed."""
+        reply = self._link.call(Request.GIVE_COLUMNS, {"of": self._number})
+        if not (reply.head.get("complete") or self._began_empty):
+            return False
+        with self._store._log.saving, self._store._lock:
+            delete_runs(self._store, checked_runs(reply.parts.get("deleted")))
+        agree(self._store, checked_columns(reply.head.get("columns")))
+        return True
+
+    def _take_values(self) -> None:
+        """Write the replica's values over those of this shard."""
+        for name, field in self._store.columns.items():
+            begin = 0
+            while begin != END:
+                reply = self._link.call(Request.GIVE_COLUMNS, {"of": self._number, "name": name, "begin": begin})
+                write_values(self._store, {"name": name, "field": described(field)}, reply.parts)
+                begin = int(reply.head["end"])
+
+    def _keep_columns(self, columns: Columns) -> None:
+        """Let the replica have these columns and no others."""
+        self._link.call(Request.KEEP_COLUMNS, {"of": self._number, "columns": said(columns)})
+
+    def _send_values(self, name: str, values: Mapping[str, Part]) -> int:
+        """Send values of a column to the replica; return of how many it has the steps."""
+        field = described(self._store.columns[name])
+        reply = self._link.call(Request.KEEP_COLUMNS, {"of": self._number, "name": name, "field": field}, values)
+        return int(reply.head["written"])
 
     def _send_missing(self) -> None:
         """Send the segments that the neighbor lacks."""
@@ -301,42 +327,3 @@ class Neighbour:
             missing, deleted = lacking(self._store, theirs)
             if not missing or sum(self._sent(missing, deleted=deleted)) <= theirs.sum():
                 break
-
-
-def lacking(store: Store, lane_steps: Ints) -> tuple[list[Copy], Ints]:
-    """Return the first of a store's segments that another lacks which has had ``lane_steps``, and the runs of deleted
-    steps in them."""
-    with store._lock:
-        store._log.check_open()
-        copies = sealed_after(store._log, lane_steps, PART_BYTES)
-        return copies, deleted_runs(store, copies)
-
-
-def message(segments: Sequence[Copy], deleted: Ints | None = None) -> tuple[dict[str, Any], dict[str, Part]]:
-    """Return the head and the parts of a message of segments, each dictionary and shared value once; and of runs of
-    deleted steps."""
-    parts: dict[str, Part] = {f"segment:{k}": one.packed for k, one in enumerate(segments)}
-    dictionaries: dict[int, bytes] = {}
-    for one in segments:
-        dictionaries |= one.dictionaries
-    parts |= {f"dictionary:{key:x}": data for key, data in dictionaries.items() if not key & IS_SHARED}
-    keys = [[f"{key:x}" for key in one.dictionaries if not key & IS_SHARED] for one in segments]
-    parts |= parts_of(dictionaries)
-    if deleted is not None and len(deleted):
-        parts["deleted"] = deleted
-    return {"keys": keys}, parts
-
-
-def segments_of(parts: Mapping[str, Any], keys: Sequence[Sequence[str]]) -> list[Copy]:
-    """Return the segments of a message, with their dictionaries and all its shared values.  Raises: WireError."""
-    values = values_of(parts)
-    try:
-        return [
-            Copy(
-                bytes(parts[f"segment:{k}"]),
-                {int(key, 16): bytes(parts[f"dictionary:{key}"]) for key in those} | values,
-            )
-            for k, those in enumerate(keys)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
-        raise WireError(f"segments of a replica: {error!r} is missing or malformed") from error

@@ -85,6 +85,8 @@ class Shard:
             Request.EPISODE_INFO: lambda _, frame: shard_episodes.annotations_of(self.store, frame),
             Request.REPLICATE: lambda _, frame: self._keeper().keep(frame),
             Request.RESTORE: lambda _, frame: self._keeper().give(frame),
+            Request.KEEP_COLUMNS: lambda _, frame: self._keeper().keep_columns(frame),
+            Request.GIVE_COLUMNS: lambda _, frame: self._keeper().give_columns(frame),
         }
 
     def answer(self, client: Client, frame: Frame) -> Reply:
@@ -121,8 +123,7 @@ class Shard:
         """Make a view, or find it; the ``column`` that its priorities start from is added, unless it is there."""
         column = frame.head.get("column")
         if isinstance(column, dict):
-            name: Any = column.get("name")  # which the store checks
-            add(self.store, name, field_in(column))
+            self._add(client, column)
         return self._said(self.views.ask(client, frame.head)), {}
 
     def _said(self, view: ShardView) -> dict[str, Any]:
@@ -310,17 +311,29 @@ class Shard:
 
         It is in the store's folder before the reply.
         """
-        name: Any = frame.head.get("name")  # which the store checks
-        add(self.store, name, field_in(frame.head))
+        self._add(client, frame.head)
         return {}, {}
+
+    def _add(self, client: Client, head: dict[str, Any]) -> None:
+        name: Any = head.get("name")  # which the store checks
+        if self.intake.neighbour is None:
+            add(self.store, name, field_in(head))
+        else:
+            self.intake.neighbour.add_column(name, field_in(head), client.is_gone)
 
     def _drop_column(self, client: Client, frame: Frame) -> Reply:
         """Drop a column, if it is there, also from the store's folder before the reply."""
-        drop(self.store, frame.head.get("name"))
+        name = frame.head.get("name")
+        if self.intake.neighbour is None:
+            drop(self.store, name)
+        else:
+            self.intake.neighbour.drop_column(name, client.is_gone)
         return {}, {}
 
     def _write_column(self, client: Client, frame: Frame) -> Reply:
-        return {"written": write_values(self.store, frame.head, frame.parts)}, {}
+        if self.intake.neighbour is None:
+            return {"written": write_values(self.store, frame.head, frame.parts)}, {}
+        return {"written": self.intake.neighbour.write_column(frame.head, frame.parts, client.is_gone)}, {}
 
     def _delete(self, client: Client, frame: Frame) -> Reply:
         """Delete the episodes of a request, or those for which its condition holds. The store writes the deletion down

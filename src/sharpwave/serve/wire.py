@@ -302,6 +302,8 @@ class Request(IntEnum):
     EPISODES = 43
     READ_EPISODES = 44
     EPISODE_INFO = 45
+    KEEP_COLUMNS = 46
+    GIVE_COLUMNS = 47
     DIRECTORY = 64
     RESIZE = 65
     JOIN = 80

@@ -1,0 +1,164 @@
+"""Steps that a shard and its replica exchange: segments, and which of their steps were deleted."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sharpwave.codecs.shared import IS_SHARED
+from sharpwave.errors import DuplicateError
+from sharpwave.format.segment import parse
+from sharpwave.log.remote_segments import Copy, sealed_after
+from sharpwave.memory.segment_index import LEAF_MASK
+from sharpwave.serve.cluster_folder import write_whole
+from sharpwave.serve.value_parts import parts_of, values_of
+from sharpwave.serve.wire import Part, WireError
+from sharpwave.store import Store
+
+PART_BYTES = 4 << 20
+"""Bytes of segments a request, while one store is brought up to another."""
+RUNS = 1 << 14
+"""Runs of deleted steps that are sent, or deleted, at a time."""
+Ints = npt.NDArray[np.int64]
+
+
+def append_once(
+    store: Store,
+    packed: bytes,
+    dictionaries: Mapping[int, bytes],
+    td_error: npt.NDArray[np.float32] | None = None,
+    noticed: Sequence[int] | None = None,
+) -> None:
+    """Append a segment unless the store has had it."""
+    with contextlib.suppress(DuplicateError):
+        store.add_segment(packed, dictionaries, td_error=td_error, noticed=noticed)
+
+
+# deleted steps
+
+
+def deleted_runs(store: Store, copies: Sequence[Copy] | None = None) -> Ints:
+    """Return the deleted steps that a store holds, or those of some of its segments, as runs: int64 [n, 3], each a
+    lane, the number of its first step there, and the number behind its last. The store's lock is held."""
+    log = store._log
+    found, index, deleted = [np.zeros((0, 3), np.int64)], log.index, log.late.deleted
+    if deleted is None:
+        return found[0]
+    if copies is None:
+        slots = sorted(log.late.marked)
+    else:  # a store's segments are many parts, of each of which only its own are looked at
+        headers = [parse(one.packed, store.spec) for one in copies]
+        places = np.array([(one.lane, one.first_step) for one in headers], np.int64).reshape(-1, 2)
+        ids = index.find(places[:, 0].copy(), places[:, 1].copy())
+        slots = [slot for slot in ((ids[ids >= 0] & LEAF_MASK) // index.stride).tolist() if slot in log.late.marked]
+    for slot in slots:
+        lane, first, rows = int(index.lane[slot]), int(index.first_step[slot]), int(index.rows[slot])
+        marks = deleted[slot * index.stride : slot * index.stride + rows]
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], marks, [False]]).astype(np.int8)))
+        begins, ends = edges[::2] + first, edges[1::2] + first
+        found.append(np.stack([np.full(len(begins), lane), begins, ends], 1))
+    return np.concatenate(found)
+
+
+def checked_runs(given: Any) -> Ints:
+    """Return runs of steps that a peer sent, or that were written to a file.  Raises: WireError."""
+    if given is None:
+        return np.zeros((0, 3), np.int64)
+    if not isinstance(given, np.ndarray) or given.dtype != np.int64 or given.ndim != 2 or given.shape[1] != 3:
+        raise WireError("deleted steps, expected int64 [n, 3]")
+    return given
+
+
+def delete_runs(store: Store, runs: Ints) -> None:
+    """Delete runs of steps, as far as they are held. The store's lock and ``saving`` are held.  Raises: OSError."""
+    lane_steps = store.lane_steps
+    runs = runs[(runs[:, 0] >= 0) & (runs[:, 0] < len(lane_steps))]
+    lanes, first = runs[:, 0], np.maximum(runs[:, 1], 0)
+    lengths = np.maximum(np.minimum(runs[:, 2], lane_steps[lanes]) - first, 0)
+    for begin in range(0, len(runs), RUNS):
+        each = lengths[begin : begin + RUNS]
+        ends = np.cumsum(each)
+        steps = np.arange(each.sum()) + np.repeat(first[begin : begin + RUNS] - (ends - each), each)
+        ids = store._log.index.find(np.repeat(lanes[begin : begin + RUNS], each), steps)
+        if (held := ids[store._log.late.held(ids)[1]]).size:
+            store._delete_steps(held)
+
+
+def take(store: Store, segments: Sequence[Copy], runs: Ints, pending: Path | None) -> None:
+    """Append segments unless the store has had them, and delete ``runs`` of their steps.
+
+    Deletions are noted in the file ``pending`` before the segments can be on disk, so that a process that is killed in
+    between deletes them when it begins again (``finish_deletions``); ``None``: the store has no disk.
+    """
+    if not len(runs):
+        for one in segments:
+            append_once(store, *one)
+        return
+    if not segments:
+        pending = None
+    if pending is not None:
+        write_whole(pending, json.dumps(runs.tolist()))
+    with store._log.saving, store._lock:  # nothing samples a step before it is deleted
+        try:
+            for one in segments:
+                append_once(store, *one)
+        finally:
+            delete_runs(store, runs)
+    if pending is not None:
+        pending.unlink()
+
+
+def finish_deletions(store: Store, pending: Path | None) -> None:
+    """Delete the steps that ``take`` did not delete, as the process was killed or the disk failed.  Raises: OSError."""
+    if pending is not None and pending.exists():
+        with store._log.saving, store._lock:
+            delete_runs(store, np.array(json.loads(pending.read_text()), np.int64).reshape(-1, 3))
+        pending.unlink()
+
+
+# messages
+
+
+def lacking(store: Store, lane_steps: Ints) -> tuple[list[Copy], Ints]:
+    """Return the first of a store's segments that another lacks which has had ``lane_steps``, and the runs of deleted
+    steps in them."""
+    with store._lock:
+        store._log.check_open()
+        copies = sealed_after(store._log, lane_steps, PART_BYTES)
+        return copies, deleted_runs(store, copies)
+
+
+def message(segments: Sequence[Copy], deleted: Ints | None = None) -> tuple[dict[str, Any], dict[str, Part]]:
+    """Return the head and the parts of a message of segments, each dictionary and shared value once; and of runs of
+    deleted steps."""
+    parts: dict[str, Part] = {f"segment:{k}": one.packed for k, one in enumerate(segments)}
+    dictionaries: dict[int, bytes] = {}
+    for one in segments:
+        dictionaries |= one.dictionaries
+    parts |= {f"dictionary:{key:x}": data for key, data in dictionaries.items() if not key & IS_SHARED}
+    keys = [[f"{key:x}" for key in one.dictionaries if not key & IS_SHARED] for one in segments]
+    parts |= parts_of(dictionaries)
+    if deleted is not None and len(deleted):
+        parts["deleted"] = deleted
+    return {"keys": keys}, parts
+
+
+def segments_of(parts: Mapping[str, Any], keys: Sequence[Sequence[str]]) -> list[Copy]:
+    """Return the segments of a message, with their dictionaries and all its shared values.  Raises: WireError."""
+    values = values_of(parts)
+    try:
+        return [
+            Copy(
+                bytes(parts[f"segment:{k}"]),
+                {int(key, 16): bytes(parts[f"dictionary:{key}"]) for key in those} | values,
+            )
+            for k, those in enumerate(keys)
+        ]
+    except (KeyError, TypeError, ValueError) as error:
+        raise WireError(f"segments of a replica: {error!r} is missing or malformed") from error
