@@ -16,6 +16,7 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.segment_writer import SegmentWriter
+from sharpwave.serve import local_shards
 from sharpwave.serve.fleet import SEGMENT_STEPS
 from sharpwave.serve.link import ShardLostError
 from tests.serve.fleets import wait_for
@@ -204,7 +205,7 @@ def test_a_shard_that_cannot_be_started_again_is_tried_again(monkeypatch: pytest
             raise OSError(24, "Too many open files")
 
         with monkeypatch.context() as patch:
-            patch.setattr(subprocess, "Popen", none_left)
+            patch.setattr(local_shards, "Program", none_left)
             os.kill(before[0], signal.SIGKILL)
             wait_for(lambda: len(refused) >= 2)
         wait_for(lambda: cluster._processes is not None and cluster._processes.processes != before)
