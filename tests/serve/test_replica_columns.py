@@ -124,7 +124,9 @@ class Pair:
 
     def delete(self, lane: int, begin: int, end: int) -> None:
         """Delete steps, as the shard deletes those of episodes."""
-        runs = np.array([[lane, begin, end]])
+        self.neighbour.replicate()
+        end = min(end, int(self.first.store.lane_steps[lane]))  # not those to come
+        runs = np.array([[lane, begin, max(begin, end)]])
 
         def here() -> int:
             with self.first.store._log.saving, self.first.store._lock:
