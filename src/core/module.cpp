@@ -37,6 +37,7 @@ NB_MODULE(_core, module) {
     sharpwave::define_rows(module);
     sharpwave::define_shared_index(module);
     sharpwave::define_slots(module);
+    sharpwave::define_value_records(module);
     sharpwave::define_turnover(module);
     sharpwave::define_cut(module);
     sharpwave::define_pages(module);

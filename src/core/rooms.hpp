@@ -40,6 +40,7 @@ void define_packing(nanobind::module_& module);
 void define_pages(nanobind::module_& module);
 void define_patch_encoding(nanobind::module_& module);
 void define_predict(nanobind::module_& module);
+void define_value_records(nanobind::module_& module);
 void define_window_filler(nanobind::module_& module);
 
 }  // namespace sharpwave

@@ -11,6 +11,7 @@
 #include <random>
 #include <tuple>
 
+#include "numpy_arrays.hpp"
 #include "rooms.hpp"
 
 namespace sharpwave {
@@ -122,6 +123,10 @@ void SharedIndex::refer(Segment& segment, uint32_t number) {
 
 std::pair<uint32_t, SharedIndex::Held> SharedIndex::hold(uint32_t slot, uint32_t column, const Key& key) {
     const uint32_t number = find_or_add(column, key);
+    return {number, hold(slot, number)};
+}
+
+SharedIndex::Held SharedIndex::hold(uint32_t slot, uint32_t number) {
     const auto [place, fresh] = segments_.try_emplace(slot);
     Segment& segment = place->second;
     if (!fresh) {
@@ -131,12 +136,12 @@ std::pair<uint32_t, SharedIndex::Held> SharedIndex::hold(uint32_t slot, uint32_t
             rehash(segment);
             segment_bytes_ += bytes_of(segment);
         }
-        if (refers(segment, number)) return {number, Held::before};
+        if (refers(segment, number)) return Held::before;
         segment_bytes_ -= bytes_of(segment);
     }
     refer(segment, number);
     segment_bytes_ += bytes_of(segment);
-    return {number, values_[number].uses++ ? Held::by_others : Held::by_none};
+    return values_[number].uses++ ? Held::by_others : Held::by_none;
 }
 
 void SharedIndex::release_one(uint32_t number, std::vector<uint32_t>& freed) {
@@ -362,6 +367,12 @@ SharedIndex::Key key_of(const nb::bytes& bytes) {
     return key;
 }
 
+SharedIndex::Key key_in(std::span<const uint64_t> halves) {
+    SharedIndex::Key key{};
+    std::memcpy(key.data(), halves.data(), sizeof key);
+    return key;
+}
+
 }  // namespace
 
 void define_shared_index(nb::module_& module) {
@@ -389,6 +400,12 @@ void define_shared_index(nb::module_& module) {
             "slot"_a, "column"_a, "key"_a,
             "Make a segment refer to a value; return its number, and who did so before: 0 this segment, 1 others, 2 "
             "none.")
+        .def(
+            "hold_all",
+            [](SharedIndex& index, uint32_t slot, const std::vector<uint32_t>& numbers) {
+                for (const uint32_t number : numbers) index.hold(slot, number);
+            },
+            "slot"_a, "numbers"_a, "Make a segment refer to values by their numbers.")
         .def("release", &SharedIndex::release, "slot"_a, "numbers"_a,
              "Release values of a segment; return the numbers of those that nothing refers to now, which are free.")
         .def("release_all", &SharedIndex::release_all, "slot"_a, "Release all values of a segment, likewise.")
@@ -414,6 +431,31 @@ void define_shared_index(nb::module_& module) {
             "column"_a, "key"_a, "region"_a, "offset"_a, "nbytes"_a,
             "Note a copy in a region, by its payload; another one there is forgotten. Adds the value if it is new.")
         .def(
+            "place_all",
+            [](SharedIndex& index, uint32_t region, Grid<const uint64_t> found) {
+                for (int64_t i = 0; i < found.rows; ++i) {
+                    const auto row = found[i];
+                    index.place(static_cast<uint32_t>(row[4]), key_in(row.subspan(5)), region,
+                                static_cast<int64_t>(row[0]), static_cast<uint32_t>(row[1]));
+                }
+            },
+            "region"_a, "found"_a, "Note the copies that ``find_values`` found in a region.")
+        .def(
+            "stored",
+            [](const SharedIndex& index, uint32_t column, Grid<const uint64_t> keys, int64_t most) {
+                std::vector<uint32_t> found;
+                for (int64_t i = 0; i < keys.rows; ++i) {
+                    const uint32_t number = index.find(column, key_in(keys[i]));
+                    if (number == SharedIndex::none || !index.has_copies(number)) break;
+                    if (index.payload_bytes(number) > most) break;
+                    found.push_back(number);
+                }
+                return found;
+            },
+            "column"_a, "keys"_a, "most"_a,
+            "Return the numbers of values by their ``keys`` uint64 [n, 2]; up to the first one without a copy, or with "
+            "a larger payload than ``most``.")
+        .def(
             "expect",
             [](SharedIndex& index, uint32_t number, uint32_t nbytes) {
                 index.place(index.column(number), index.key(number), SharedIndex::none, 0, nbytes);
@@ -430,6 +472,12 @@ void define_shared_index(nb::module_& module) {
             },
             "number"_a, "Return the region, offset and bytes of each copy's payload.")
         .def("has_copy", &SharedIndex::has_copy, "number"_a, "region"_a, "Return whether a region has a copy.")
+        .def(
+            "all_have_copy",
+            [](const SharedIndex& index, const std::vector<uint32_t>& numbers, uint32_t region) {
+                return std::ranges::all_of(numbers, [&](uint32_t one) { return index.has_copy(one, region); });
+            },
+            "numbers"_a, "region"_a, "Return whether a region has a copy of each value.")
         .def("payload_bytes", &SharedIndex::payload_bytes, "number"_a, "Return the bytes of a value's payload.")
         .def("only_in", &SharedIndex::only_in, "region"_a,
              "Return the values in use that have no copy outside a region.")

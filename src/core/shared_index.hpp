@@ -59,6 +59,7 @@ class SharedIndex {
 
     uint32_t find(uint32_t column, const Key& key) const;  // ``none``: there is no such value
     std::pair<uint32_t, Held> hold(uint32_t slot, uint32_t column, const Key& key);
+    Held hold(uint32_t slot, uint32_t number);
 
     // Releases values of a segment, or all that it refers to; returns the numbers of those that nothing refers to now.
     std::vector<uint32_t> release(uint32_t slot, const std::vector<uint32_t>& numbers);
@@ -76,6 +77,7 @@ class SharedIndex {
     // Notes a copy, or without a region the bytes that one would have; adds the value where it is not there.
     void place(uint32_t column, const Key& key, uint32_t region, int64_t offset, uint32_t nbytes);
     std::vector<Copy> copies(uint32_t number) const;
+    bool has_copies(uint32_t number) const { return values_[number].copy.region != none; }
     bool has_copy(uint32_t number, uint32_t region) const;
     uint32_t payload_bytes(uint32_t number) const { return values_[number].copy.nbytes; }
 

@@ -34,6 +34,7 @@ class DictionaryTable:
     def __init__(self, row_bytes: int) -> None:
         self.references: npt.NDArray[np.uint8] = zeros((PLACES, row_bytes), np.uint8)
         self._data: list[bytes] = [b""] * PLACES
+        self._data_bytes = 0  # counted, as each append asks for them
         self.uses = core.DictionaryUses(PLACES)
         self._place: dict[int, int] = {0: 0}
         self._decoders: dict[tuple[int, int], Decoder] = {}  # by codec and place
@@ -42,7 +43,7 @@ class DictionaryTable:
     def nbytes(self) -> int:
         """Bytes of live dictionaries, with the kernels' copies and the decoders."""
         decoders = sum(by_number(codec).decoder_bytes for codec, _ in self._decoders)
-        return sum(len(data) for data in self._data) + int(self.references.shape[1]) * len(self._place) + decoders
+        return self._data_bytes + int(self.references.shape[1]) * len(self._place) + decoders
 
     def add(self, data: bytes) -> int | None:
         """Take a reference to the dictionary ``data``; return its place, or ``None`` if all are taken."""
@@ -66,6 +67,7 @@ class DictionaryTable:
         self.uses.put(place, key)
         self._place[key] = place
         self._data[place] = data
+        self._data_bytes += len(data)
         if len(data) == self.references.shape[1]:
             self.references[place] = np.frombuffer(data, np.uint8)
 
@@ -73,6 +75,7 @@ class DictionaryTable:
         """Release a reference; the last one frees the place."""
         if self.uses.drop(place):
             del self._place[self.uses.key(place)]
+            self._data_bytes -= len(self._data[place])
             self._data[place] = b""
             for codec in [codec for codec, at in list(self._decoders) if at == place]:  # others may be added by a batch
                 del self._decoders[codec, place]

@@ -20,6 +20,9 @@ Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 LEVEL = 1
+_PARAMETERS = zstandard.ZstdCompressionParameters.from_level(
+    LEVEL, write_content_size=False, write_checksum=False, write_dict_id=False
+)
 MAX_DICTIONARY_BYTES = 16 * 1024
 MIN_SAVED_BYTES = 512
 """Savings a row below which zstd is not taken. A row takes 2 us to decompress, however small, and about 3 more for each
@@ -141,13 +144,7 @@ def _rows(column: Packed, wanted: range) -> Iterator[bytes]:
 def compressor(dictionary: bytes = b"") -> zstandard.ZstdCompressor:
     """Return a compressor of rows without size, checksum or dictionary number, which the segment records already."""
     shared = zstandard.ZstdCompressionDict(dictionary) if dictionary else None
-    parameters = zstandard.ZstdCompressionParameters.from_level(
-        LEVEL,
-        write_content_size=False,
-        write_checksum=False,
-        write_dict_id=False,
-    )
-    return zstandard.ZstdCompressor(dict_data=shared, compression_params=parameters)
+    return zstandard.ZstdCompressor(dict_data=shared, compression_params=_PARAMETERS)
 
 
 def decompressor(dictionary: bytes = b"") -> zstandard.ZstdDecompressor:

@@ -15,8 +15,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
+
 from sharpwave.codecs import dictionaries
-from sharpwave.codecs.shared import KEY_BYTES, RECORD_BYTES, bytes_of, number_of
+from sharpwave.codecs.shared import IS_SHARED, KEY_BYTES, RECORD_BYTES, bytes_of, number_of
 from sharpwave.errors import NewerVersionError
 from sharpwave.escaping import escaped
 from sharpwave.format import segment
@@ -44,6 +47,11 @@ MAX_PAYLOAD_BYTES = 1 << 30
 """Limit for a record's payload."""
 _STRIDE, _SHORT_STRIDE = 1 << 20, 1 << 12
 """Bytes read from a file at a time."""
+_RUN = 1024
+"""Records of shared values found at a time."""
+
+Found = npt.NDArray[np.uint64]
+"""Records of shared values as ``core.find_values`` finds them."""
 
 
 @dataclass(frozen=True)
@@ -225,6 +233,13 @@ def _read_region(
     for found in _scan(path, descriptor, number, size, begin, values is None or values.verified):
         if isinstance(found, Damage):
             damages.append(found)
+        elif isinstance(found, np.ndarray):
+            if values is not None:
+                values.index.place_all(number, found)
+            else:
+                records += _values(number, found)
+            region.used = int(found[-1, 0] + found[-1, 1])
+            region.sequence = max(region.sequence, int(found[:, 3].max()) + 1)
         elif found.kind == END:
             region.finished = True
         else:
@@ -248,8 +263,10 @@ def checksum_of(packed: bytes) -> int:
 
 def _scan(
     path: Path, descriptor: int, number: int, size: int, begin: int, verifies_values: bool
-) -> Iterator[Record | Damage]:
+) -> Iterator[Record | Found | Damage]:
     """Yield the records from ``begin`` on, in order, and bytes between them that are neither a record nor unused.
+
+    Shared values come in runs, as far as the core can tell that they are intact.
 
     Args:
         verifies_values: whether shared values are read; otherwise only their heads.
@@ -270,6 +287,12 @@ def _scan(
         if lost_from >= 0:
             yield Damage(path, lost_from, at - lost_from, lost)
             lost_from = -1
+        if kind == SHARED and len(found := _run(descriptor, at, min(size, at + unread), verifies_values)):
+            yield found
+            end = int(found[-1, 0]) - RECORD.size + space(int(found[-1, 1]))
+            unread -= end - at
+            at = end
+            continue
         if at + RECORD.size + nbytes > size:
             yield Damage(path, at, size - at, f"a record of {nbytes:,} bytes reaches over the file's end", id_)
             return
@@ -298,6 +321,19 @@ def _scan(
         lost_from = at
     if lost_from >= 0:
         yield Damage(path, lost_from, size - lost_from, lost)
+
+
+def _run(descriptor: int, begin: int, end: int, verified: bool) -> Found:
+    """Return records of shared values that follow one another from ``begin`` on, intact and within the limits."""
+    found = np.empty((_RUN, 7), np.uint64)
+    found = found[: core.find_values(descriptor, begin, end, verified, found)]
+    beyond = (found[:, 1:5] >= np.array([MAX_PAYLOAD_BYTES + 1, MAX_ID, MAX_SEQUENCE, MAX_COLUMNS], np.uint64)).any(1)
+    return found[: int(beyond.argmax())] if beyond.any() else found
+
+
+def _values(region: int, found: Found) -> Iterator[Record]:
+    for offset, nbytes, id_, sequence, column, low, high in found.tolist():
+        yield Record(region, SHARED, id_, sequence, column, offset, nbytes, IS_SHARED | low | high << 64)
 
 
 def _wrong(path: Path, descriptor: int, kind: int, id_: int, begin: int, end: int) -> str:

@@ -171,15 +171,22 @@ def step_rows(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, 
     return by_number(one.codec).decode(Packed(payload, one.rows, STEP_BYTES[column]))
 
 
-def shared_keys(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, spec: Spec) -> set[tuple[int, int]]:
-    """Return the columns and keys of the shared values that a checked segment refers to."""
-    found = set[tuple[int, int]]()
+def shared_rows(
+    data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, spec: Spec
+) -> dict[int, npt.NDArray[np.uint8]]:
+    """Return the keys of shared values in a checked segment, uint8 [n, 16] by column."""
+    found = dict[int, npt.NDArray[np.uint8]]()
     for c, name in enumerate(spec.fields, FIRST_FIELD):
         if spec.fields[name].shared:
             one = header.placed[c]
             packed = Packed(_view(data)[one.offset : one.offset + one.nbytes], one.rows, KEY_BYTES)
-            found |= {(c, key) for key in keys_of(by_number(one.codec).decode(packed))}
+            found[c] = by_number(one.codec).decode(packed)
     return found
+
+
+def shared_keys(data: bytes | memoryview | npt.NDArray[np.uint8], header: Header, spec: Spec) -> set[tuple[int, int]]:
+    """Return the columns and keys of the shared values that a checked segment refers to."""
+    return {(c, key) for c, rows in shared_rows(data, header, spec).items() for key in keys_of(rows)}
 
 
 def with_steps(

@@ -24,6 +24,7 @@ from sharpwave.memory.segment_layout import SegmentLayout
 from sharpwave.native import core
 
 Ints = npt.NDArray[Any]
+Bytes = npt.NDArray[np.uint8]
 Rows = Mapping[str, npt.NDArray[Any]]
 Key = tuple[int, int]
 """A column, and the key of a value there."""
@@ -35,19 +36,19 @@ BEFORE, BY_OTHERS, BY_NONE = 0, 1, 2
 
 
 class StoredValue:
-    """Value in region files, which is read when it is needed."""
+    """Value in region files, by its number in the index, which is read when it is needed."""
 
-    __slots__ = ("_number", "_values")
+    __slots__ = ("_values", "number")
 
     def __init__(self, values: SharedValues, number: int) -> None:
-        self._values, self._number = values, number
+        self._values, self.number = values, number
 
     def __len__(self) -> int:
-        return self._values.packed_bytes(self._number)
+        return self._values.packed_bytes(self.number)
 
     def read(self) -> bytes:
         """Return it, packed.  Raises: DamagedError."""
-        return self._values.read(self._number)[0]
+        return self._values.read(self.number)[0]
 
 
 class SharedValues:
@@ -185,6 +186,12 @@ class SharedValues:
         self._index.settle(slot)
         self._reserve()
 
+    def hold_stored(self, slot: int, numbers: list[int]) -> None:
+        """Hold the values that a segment in region files refers to, by ``stored_numbers``."""
+        self._index.hold_all(slot, numbers)
+        self._index.settle(slot)
+        self._reserve()
+
     def hold_only(self, slot: int, keys: Collection[Key]) -> None:
         """Release the values that a segment refers to no more."""
         gone = [number for number in self._index.of(slot) if self._key(number) not in keys]
@@ -306,6 +313,18 @@ class SharedValues:
         if nbytes > most:
             raise DamagedError(f"{name}: a shared value of {nbytes:,} bytes, expected at most {most:,}")
         return StoredValue(self, number)
+
+    def stored_numbers(self, c: int, keys: Bytes) -> list[int]:
+        """Return the numbers of values by their ``keys`` uint8 [n, 16], as ``stored`` does.  Raises: DamagedError."""
+        halves = np.ascontiguousarray(keys).view("<u8")
+        numbers = self._index.stored(c, halves, RECORD_BYTES + HEAD.size + self.kinds[c].most_bytes)
+        for key in keys[len(numbers) :]:
+            numbers.append(self.stored((c, shared.number_of(key.tobytes()))).number)
+        return numbers
+
+    def by_number(self, numbers: list[int]) -> dict[Key, StoredValue]:
+        """Return values by their numbers, to be written: they are not read yet."""
+        return {self._key(number): StoredValue(self, number) for number in numbers}
 
     def _key(self, number: int) -> Key:
         return self._index.column(number), shared.number_of(self._index.key(number))

@@ -150,7 +150,12 @@ class Adoption:
         self._segments.check_header(header, sealed=True)
         if self.disk is None:
             data, header = segment.with_steps(data, header, log.spec, packs=False)
-        values = self._values(segment.shared_keys(data, header, log.spec))
+        values, numbers = dict[Key, bytes | StoredValue](), list[int]()
+        if self.disk is None:
+            values = self._values(segment.shared_keys(data, header, log.spec))
+        else:
+            for c, rows in segment.shared_rows(data, header, log.spec).items():
+                numbers += log.shared.stored_numbers(c, rows)
         shared = [self._segments.dictionary(column.dictionary) for column in header.placed]
         places: list[int] = []
         for c, one in enumerate(shared):
@@ -162,11 +167,13 @@ class Adoption:
             places.append(place)
         columns = enumerate(zip(header.placed, shared, strict=True))
         needed: dict[Key, bytes | StoredValue] = {(c, column.dictionary): one for c, (column, one) in columns if one}
-        needed |= values
         number, offset = record.region, record.offset
-        if self.disk is not None and (
-            record.kind != SEGMENT or not all(self.regions.has(number, *key) for key in needed)
+        if self.disk is not None and not (
+            record.kind == SEGMENT
+            and all(self.regions.has(number, *key) for key in needed)
+            and self.regions.values.all_have_copy(numbers, number)
         ):
+            needed |= log.shared.by_number(numbers)
             # Rows of an open segment; or a dictionary is only in another region, which may be deleted earlier.
             sequence = record.sequence if record.kind == SEGMENT else None
             number, offset = self.disk.write(SEGMENT, record.id, data, self._generation, needed, sequence)
@@ -179,7 +186,10 @@ class Adoption:
         index.sparse[:, slot] = [header.placed[c].rows for c in log.layout.sparse_columns]
         index.generation[slot] = record.id >> LEAF_BITS
         index.nbytes[slot], index.region[slot], index.region_offset[slot] = len(data), number, offset
-        log.shared.hold(slot, values)
+        if self.disk is None:
+            log.shared.hold(slot, values)
+        else:
+            log.shared.hold_stored(slot, numbers)
         if not (log.admission.fits_values() and log.adopt(slot, np.frombuffer(data, np.uint8))):
             index.rows[slot] = 0
             log.shared.release(slot)
