@@ -218,9 +218,9 @@ def test_a_file_is_scanned_once_for_all_its_episodes(tmp_path: Path, monkeypatch
     written(tmp_path, segment_steps=5)
     begins: list[int] = []
 
-    def counted(path: Path, identity: Any, directory: Any, begin: int) -> Any:
+    def counted(path: Path, identity: Any, directory: Any, begin: int, values: Any) -> Any:
         begins.append(begin)
-        return region.read_region(path, identity, directory, begin)
+        return region.read_region(path, identity, directory, begin, values)
 
     monkeypatch.setattr(region_scan, "read_region", counted)
     assert sum(len(one.reward) for one in RecordedEpisodes(tmp_path)) > 100

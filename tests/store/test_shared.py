@@ -15,7 +15,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.codecs import shared
 from sharpwave.codecs.ragged import Kind
-from sharpwave.disk import disk_budget
+from sharpwave.disk import disk_budget, region_files
 from sharpwave.disk.region_files import RegionFiles
 from sharpwave.errors import DamagedError
 from sharpwave.format.region import SHARED, read_region, space
@@ -319,6 +319,40 @@ def test_values_of_a_store_on_disk_may_take_more_than_memory(tmp_path: Path) -> 
     with store:
         assert len(store) == 500 and not store.recovery.damages  # type: ignore[union-attr]
         all_are_theirs(store)
+
+
+def test_a_batch_announces_the_values_that_it_reads(tmp_path: Path) -> None:
+    with sw.Store(spec_of(prompt=PROMPT), capacity=2000, segment_steps=64, disk=tmp_path, ram="8MiB") as store:
+        for number in range(1000):
+            append(store, number, prompt=prompt(number))
+    with sw.Store.open(tmp_path) as store:
+        replay, rng = store.transitions(), np.random.default_rng(0)
+        announced: list[Any] = []
+        read: list[Any] = []
+
+        def reading(self: Any, descriptor: int, out: memoryview, offset: int) -> int:
+            read.append((descriptor, offset, len(out)))
+            return real(self, descriptor, out, offset)
+
+        real = Files.pread
+        for k in range(6):
+            ids = np.sort(replay.sampleable_ids())[rng.permutation(900)[:60]]
+            announced.clear()
+            read.clear()
+            with (
+                mock.patch.object(region_files, "will_read", lambda ranges: announced.extend(ranges)),
+                mock.patch.object(Files, "pread", reading),
+            ):
+                batch = replay.fetch(ids)
+            assert all(
+                np.array_equal(row, prompt(number))
+                for row, number in zip(batch["prompt"], batch.action.tolist(), strict=True)
+            )
+            assert announced == sorted(announced, key=lambda place: place[1]) and set(announced) <= set(read)
+            assert len(announced) > 20 - 3 * k, "those that are in the cache are not read again"
+            with mock.patch.object(region_files, "will_read", lambda ranges: announced.append("again")):
+                replay.fetch(ids)
+            assert "again" not in announced
 
 
 def test_an_index_that_fills_memory_is_refused_by_name(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import errno
 import os
 import struct
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol, TypeVar
 
@@ -48,6 +48,7 @@ from sharpwave.format.region import (
     unpack_shared,
 )
 from sharpwave.native import core
+from sharpwave.native.descriptors import will_read
 from sharpwave.native.directory import Directory
 from sharpwave.native.file_operations import Files
 
@@ -411,6 +412,12 @@ class RegionFiles:
             self.values.drop_copy(value, number)
         key = text_of(number_of(self.values.key(value)))
         raise DamagedError(f"shared value {key}: {'; '.join(found) or 'in no file'}")
+
+    def expect_shared(self, values: Iterable[int]) -> None:
+        """Tell the system which shared values will be read, by their numbers: the disk serves many at once."""
+        places = sorted(copies[0] for value in values if (copies := self.values.copies(value)))
+        opened = {number: one.descriptor for number, one in self.regions.items() if one.descriptor >= 0}
+        will_read((opened[number], offset, nbytes) for number, offset, nbytes in places if number in opened)
 
     def read_record(self, number: int, offset: int, nbytes: int) -> tuple[Record, bytes] | None:
         """Read a segment or a tail and its payload; return ``None`` if it is damaged.  Raises: OSError."""

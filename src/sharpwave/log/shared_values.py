@@ -358,6 +358,14 @@ class SharedValues:
         number = self._number(*key)
         return None if number < 0 else self.read(number)[0]
 
+    def expect(self, c: int, keys: Iterable[bytes]) -> None:
+        """Let the disk begin to read values of which ``content`` will be asked."""
+        if self._regions is not None:
+            numbers = (self._index.find(c, key) for key in keys)
+            away = [one for one in numbers if one >= 0 and one not in self._packed and one not in self._cache]
+            if len(away) > 1:
+                self._regions.expect_shared(away)
+
     def content(self, c: int, key: int) -> bytes:
         """Return a value.  Raises: KeyError: it is not held.  DamagedError."""
         number = self._number(c, key)

@@ -8,6 +8,7 @@ import os
 import platform
 import sys
 import threading
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -52,6 +53,18 @@ def pread_into(descriptor: int, out: memoryview, offset: int) -> int:
     found = pread(descriptor, len(out), offset)
     out[: len(found)] = found
     return len(found)
+
+
+def will_read(ranges: Iterable[tuple[int, int, int]]) -> None:
+    """Tell the system, where it listens, that ranges will be read soon: it reads many at once.
+
+    Args:
+        ranges: of each the descriptor, the offset and the bytes.
+    """
+    if hasattr(os, "posix_fadvise"):
+        with contextlib.suppress(OSError):  # a hint
+            for descriptor, offset, nbytes in ranges:
+                os.posix_fadvise(descriptor, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def pwrite(descriptor: int, data: bytes | memoryview, offset: int) -> int:

@@ -432,6 +432,7 @@ class SharedReader(FieldReader):
         whole, found, contents = keys.tobytes(), dict[bytes, int](), list[bytes]()
         places = (whole[i : i + KEY_BYTES] for i in range(0, len(whole), KEY_BYTES))
         which = np.fromiter((found.setdefault(key, len(found)) for key in places), np.int64, len(keys))
+        self._log.shared.expect(self._number, found)
         for k, number in enumerate(map(number_of, found)):
             try:
                 contents.append(self._log.shared.content(self._number, number))
