@@ -75,6 +75,17 @@ def quick_syncs() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session")
+def forked_shards() -> Iterator[None]:
+    """Shards that this process starts are forks. (The command line's tests start real ones, as do scripts of tests.)"""
+    from sharpwave.serve import local_shards
+    from tests.support.forked import ForkedProgram
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(local_shards, "Program", ForkedProgram)
+        yield
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     root = Path(__file__).parent
     begin = {root / name: place for place, name in enumerate(LONGEST)}

@@ -16,6 +16,7 @@ import sharpwave as sw
 from sharpwave.codecs.shared import pack, text_of, unpack
 from sharpwave.log.shared_values import VALUE_BYTES
 from tests.store.test_ragged_machine import RaggedStore, rows_of, same
+from tests.support.examples import examples
 
 
 class SharedStore(RaggedStore):
@@ -85,6 +86,6 @@ class LowestStore(SharedStore):
         self.windows = self.store.sequences(4, burn_in=2, stride=2)
 
 
-SETTINGS = settings(stateful_step_count=25, deadline=None)
+SETTINGS = settings(max_examples=examples(15), stateful_step_count=25, deadline=None)
 TestFifo, TestReservoir, TestLowest = SharedStore.TestCase, ReservoirStore.TestCase, LowestStore.TestCase
 TestFifo.settings = TestReservoir.settings = TestLowest.settings = SETTINGS

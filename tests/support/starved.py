@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import numba
@@ -38,37 +39,38 @@ class Handler(ctypes.Structure):
     ]
 
 
-@numba.njit
-def _fails(numbers: Any) -> bool:
-    state = numba.carray(numbers, 2)  # type: ignore[attr-defined]
-    if state[AT] == 0:
-        return False
-    state[COUNT] += 1
-    if state[COUNT] < state[AT]:
-        return False
-    state[AT] = 0
-    return True
+@cache
+def _functions() -> list[Any]:
+    """Return malloc, calloc, realloc and free, compiled, as they are also called while an exception is on its way."""
 
+    @numba.njit
+    def fails(numbers: Any) -> bool:
+        state = numba.carray(numbers, 2)  # type: ignore[attr-defined]
+        if state[AT] == 0:
+            return False
+        state[COUNT] += 1
+        if state[COUNT] < state[AT]:
+            return False
+        state[AT] = 0
+        return True
 
-# Compiled, as they are also called while an exception is on its way.
-@numba.cfunc(types.uintp(_numbers, types.uintp))
-def _malloc_or_not(numbers: Any, nbytes: int) -> int:
-    return 0 if _fails(numbers) else _malloc(nbytes)
+    @numba.cfunc(types.uintp(_numbers, types.uintp))
+    def malloc_or_not(numbers: Any, nbytes: int) -> int:
+        return 0 if fails(numbers) else _malloc(nbytes)
 
+    @numba.cfunc(types.uintp(_numbers, types.uintp, types.uintp))
+    def calloc_or_not(numbers: Any, count: int, nbytes: int) -> int:
+        return 0 if fails(numbers) else _calloc(count, nbytes)
 
-@numba.cfunc(types.uintp(_numbers, types.uintp, types.uintp))
-def _calloc_or_not(numbers: Any, count: int, nbytes: int) -> int:
-    return 0 if _fails(numbers) else _calloc(count, nbytes)
+    @numba.cfunc(types.uintp(_numbers, types.uintp, types.uintp))
+    def realloc_or_not(numbers: Any, old: int, nbytes: int) -> int:
+        return 0 if fails(numbers) else _realloc(old, nbytes)
 
+    @numba.cfunc(types.void(_numbers, types.uintp, types.uintp))
+    def free_it(numbers: Any, old: int, nbytes: int) -> None:
+        _free(old)
 
-@numba.cfunc(types.uintp(_numbers, types.uintp, types.uintp))
-def _realloc_or_not(numbers: Any, old: int, nbytes: int) -> int:
-    return 0 if _fails(numbers) else _realloc(old, nbytes)
-
-
-@numba.cfunc(types.void(_numbers, types.uintp, types.uintp))
-def _free_it(numbers: Any, old: int, nbytes: int) -> None:
-    _free(old)
+    return [malloc_or_not, calloc_or_not, realloc_or_not, free_it]
 
 
 class Memory:
@@ -76,8 +78,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._numbers = np.zeros(2, np.int64)
-        functions = (_malloc_or_not, _calloc_or_not, _realloc_or_not, _free_it)
-        handler = Handler(b"starved", 1, self._numbers.ctypes.data, *(one.address for one in functions))
+        handler = Handler(b"starved", 1, self._numbers.ctypes.data, *(one.address for one in _functions()))
         _kept.append((handler, self._numbers))  # arrays that it made know it for as long as they live
         self.capsule = _new_capsule(ctypes.addressof(handler), b"mem_handler", None)
 

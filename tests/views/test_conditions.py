@@ -392,6 +392,7 @@ def test_a_fork_judges_by_itself() -> None:
     assert len(view) == before + 4
 
 
+@pytest.mark.usefixtures("forked_shards")
 def test_shards_judge_their_own_episodes() -> None:
     """A condition in SQL is a setting of the view; an expression is refused."""
     with sw.Cluster(SPEC, shards=2, capacity=4000) as cluster:

@@ -37,6 +37,7 @@ from sharpwave.training.scores import EpisodeScore
 
 from ..trainer import Trained
 
+pytestmark = pytest.mark.usefixtures("forked_shards")
 RECIPE = load_recipe("cartpole").override(
     actors=4, num_envs=8, connect="127.0.0.1:1", hub_listen="127.0.0.1:0", segment_steps=4, warmup_steps=100,
     weights_every=200, batch_size=32, device="cpu",
