@@ -20,7 +20,7 @@ import pytest
 import sharpwave as sw
 from sharpwave.log.late_columns import described
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve import replica_columns, replicas
+from sharpwave.serve import replica_columns, replicas, supervisor
 from sharpwave.serve.addresses import Security
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.remote_writer import Delivery, RemoteWriter
@@ -469,8 +469,11 @@ class Writing:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on_disk", [False, True])
-def test_no_acknowledged_value_is_lost_while_shards_are_killed(on_disk: bool, tmp_path: Path) -> None:
+def test_no_acknowledged_value_is_lost_while_shards_are_killed(
+    on_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """One at a time, in the middle of writing, with its folder or without."""
+    monkeypatch.setattr(supervisor, "PAUSES_S", (0.0,))  # as if each had lived for long
     folder, draws = tmp_path / "d", random.Random(int(on_disk))
     with sw.Cluster(
         PLAIN, shards=2, capacity=4000, segment_steps=10, replicas=1, disk=folder if on_disk else None
@@ -480,7 +483,7 @@ def test_no_acknowledged_value_is_lost_while_shards_are_killed(on_disk: bool, tm
         cluster.add_column("x", sw.Field((), "float64"))
         writing = Writing(cluster)
         try:
-            for _ in range(examples(12, most=60)):
+            for _ in range(examples(12, most=20)):
                 writing.wait(3)
                 assert cluster._processes is not None
                 number, before = draws.randrange(2), list(cluster._processes.processes)
