@@ -582,13 +582,27 @@ class Store:
         Raises:
             DamagedError: the segment is damaged, of another spec, or not after its lane's last step; nothing was
                 changed.
-            ValueError: the lane has steps appended in another way, or an argument is invalid.
+            ValueError: the lane has steps appended in another way, or is that of a client of a ``StoreServer``; or an
+                argument is invalid.
             LimiterTimeoutError, MemoryError, OSError: as for ``extend``.
         """
-        steps = segment.parse(packed, self.spec).steps
+        self._add_segment(packed, dictionaries, td_error, noticed, timeout, own=True)
+
+    def _add_segment(
+        self,
+        packed: bytes,
+        dictionaries: Mapping[int, bytes],
+        td_error: npt.ArrayLike | None,
+        noticed: Sequence[int] | None,
+        timeout: float | None,
+        own: bool,
+    ) -> None:
+        """Append a segment of this process's ``own`` writers, or of a client of a ``StoreServer``."""
+        header = segment.parse(packed, self.spec)
+        steps, lane = header.steps, header.lane if own else None
         errors = None if td_error is None else checked_errors(td_error, (steps,), "add_segment").astype(np.float32)
         counts = None if noticed is None else checked_counts(noticed)
-        self._writing.segment(packed, dictionaries, steps, errors, counts, timeout)
+        self._writing.segment(packed, dictionaries, steps, errors, counts, timeout, lane)
 
     def end_episode(self, lane: int, final_obs: Any) -> None:
         """Truncate the lane's episode after its last step.
@@ -1168,12 +1182,14 @@ class Store:
                 carry the annotations: where no step follows and all earlier ones are sealed, ``close`` loses them.
 
         Raises:
-            TypeError, ValueError: invalid values, or more than 4 KiB for an episode or 512 KiB for the store and its
-                lanes, as JSON; nothing was changed.
+            TypeError, ValueError: invalid values, a lane of a client of a ``StoreServer``, or more than 4 KiB for an
+                episode or 512 KiB for the store and its lanes, as JSON; nothing was changed.
         """
         with self._lock:
             self._log.check_writable("annotate")
             self._check_annotated("annotate", lane, episode)
+            if lane is not None:
+                self._writing.check_own("annotate", np.array([lane]))
             if not episode:
                 self._log.annotations.update(None if lane is None else int(lane), values)
                 return

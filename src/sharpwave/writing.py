@@ -137,6 +137,7 @@ class Writing:
                 log.closed
                 or log.frozen
                 or self.fed
+                or self.lent
                 or log.copying is not None
                 or log.opened.annotations.heavy
                 or self._gate.waiting
@@ -209,10 +210,17 @@ class Writing:
         errors: npt.NDArray[np.float32] | None,
         noticed: tuple[int, ...] | None,
         timeout: float | None,
+        own_lane: int | None = None,
     ) -> None:
-        """Append a segment of ``steps`` steps that another writer encoded."""
+        """Append a segment of ``steps`` steps that another writer encoded.
+
+        Args:
+            own_lane: its lane, if this process appends it; ``None``: a writer elsewhere does.
+        """
 
         def write() -> None:
+            if own_lane is not None:  # under the lock, as are leases
+                self.check_own("add_segment", np.array([own_lane]))
             slot, header = take_in(self._log, packed, dictionaries)
             self.fed.add(header.lane)
             if noticed is not None:
@@ -254,13 +262,17 @@ class Writing:
             self._views.written()
         return ended
 
-    def _settle_all(self, lanes: Ints) -> None:
+    def check_own(self, call: str, lanes: Ints) -> None:
+        """Refuse lanes of writers elsewhere.  Raises: ValueError."""
         for name, (first, count) in list(self.lent.items()):
             if len(taken := lanes[(lanes >= first) & (lanes < first + count)]):
                 raise ValueError(
-                    f"extend: lane {taken[0]} is that of writer {name!r:.50} of another process; give StoreServer "
+                    f"{call}: lane {taken[0]} is that of writer {name!r:.50} of another process; give StoreServer "
                     "own_lanes=, the number of lanes that this process writes to"
                 )
+
+    def _settle_all(self, lanes: Ints) -> None:
+        self.check_own("extend", lanes)
         if self.fed:
             for lane in self.fed.intersection(lanes.tolist()):
                 self.settle(lane)

@@ -51,7 +51,7 @@ def test_segments_after_one_that_the_shard_could_not_take_wait_for_it(
 ) -> None:
     with served(1, tmp_path) as there:
         store = there.stores[0]
-        monkeypatch.setattr(store, "add_segment", once(store.add_segment, OSError(28, "No space left on device"), 5))
+        monkeypatch.setattr(store, "_add_segment", once(store._add_segment, OSError(28, "No space left on device"), 5))
         writer = there.cluster.writer(timeout=5.0)
         extend(writer, 161)  # 20 segments, on the way when the fifth is refused
         with pytest.raises(OSError, match="No space left"):

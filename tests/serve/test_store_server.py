@@ -162,6 +162,48 @@ def test_a_lane_of_a_writer_that_sent_nothing_yet_is_refused_to_the_process() ->
             store.append(**{name: value[0] for name, value in rows(1, 0).items()})
 
 
+PLAIN = sw.Spec(obs=sw.Field((4,), "float32"), action=sw.Field((), "int64"))
+
+
+def test_no_verb_of_the_process_reaches_a_lane_of_a_writer() -> None:
+    """Their segments would count as duplicates of each other, and be dropped though they were acknowledged."""
+    with (
+        sw.Store(PLAIN, capacity=10_000) as store,
+        sw.StoreServer(store, "127.0.0.1:0") as server,
+        sw.connect(server.address) as cluster,
+    ):
+        remote = cluster.writer(name="remote", segment_steps=32)
+        no = np.zeros(1, bool)
+        step: dict[str, Any] = {"action": 0, "reward": 1.0, "terminated": False, "truncated": False}
+        episode: dict[str, Any] = {
+            "action": np.zeros(3, int),
+            "reward": np.ones(3),
+            "terminated": True,
+            "truncated": False,
+        }
+        store.append(obs=np.zeros(4), lane=5, **step)  # opens the lanes before it
+        pipe = sw.SegmentWriter(PLAIN, 1, lambda one: store.add_segment(one.packed, one.dictionaries), segment_steps=32)
+
+        def extend(to: Any, steps: int) -> None:
+            for number in range(steps):
+                obs = np.full((1, 4), number, np.float32)
+                to.extend(obs=obs, action=[number], reward=np.ones(1), terminated=no, truncated=no)
+
+        for refused in (
+            lambda: extend(pipe, 100),
+            lambda: store.append(obs=np.zeros(4), **step),
+            lambda: store.add_episode(obs=np.zeros((4, 4)), **episode),
+            lambda: store.annotate(0, {"seed": 1}),
+            lambda: store.annotate(0, {"seed": 1}, episode=True),
+        ):
+            with pytest.raises(ValueError, match=r"(add_segment|extend|annotate): lane 0 is that of writer 'remote'"):
+                refused()
+        store.annotate(5, {"seed": 1})
+        extend(remote, 97)
+        remote.flush()
+        assert remote.delivery.acknowledged == 96 and store.lane_steps.tolist() == [96, 0, 0, 0, 0, 1]
+
+
 def test_writers_go_on_with_a_store_that_is_served_again(tmp_path: Path) -> None:
     address = f"unix:{tmp_path / 'socket'}"
     with sw.Store(SPEC, capacity=10_000, segment_steps=4) as store:

@@ -104,7 +104,7 @@ class Intake:
 
     def _reserved(self, name: str, lanes: int) -> tuple[int, bool]:
         """Return a writer's first lane, and whether it is new.  Raises: ValueError."""
-        with self._lock:
+        with self._store._lock, self._lock:  # the store's own process may append to new lanes now
             first, count = self._leased.get(name, (-1, 0))
             if count and count != lanes:
                 raise ValueError(f"writer {name!r} has {count} lanes, asked for were {lanes}; give another name=")

@@ -37,7 +37,7 @@ def append_once(
 ) -> None:
     """Append a segment unless the store has had it."""
     with contextlib.suppress(DuplicateError):
-        store.add_segment(packed, dictionaries, td_error=td_error, noticed=noticed)
+        store._add_segment(packed, dictionaries, td_error, noticed, None, own=False)
 
 
 # deleted steps
