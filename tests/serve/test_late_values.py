@@ -532,6 +532,44 @@ def test_shards_keep_columns_and_deletions(tmp_path: Path) -> None:
                 assert set(batch["to_go"][first].tolist()) == {6.0, 3.0}
 
 
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_client_goes_on_with_a_column_that_another_dropped_and_added_with_another_dtype(
+    tmp_path: Path, shards: int
+) -> None:
+    with (
+        served(shards, tmp_path, spec=SPEC) as there,
+        sw.Cluster.of(SPEC, [str(one.address) for one in there.servers]) as other,
+    ):
+        filled(there)
+        here, view = there.cluster, there.cluster.transitions()
+        here.add_column("label", sw.Field((), "float32"))
+        stream = view.stream(4)
+        assert next(stream)["label"].dtype == view.sample(4, fields=["label"])["label"].dtype == np.float32
+        for kind in (sw.Field((), "int64"), sw.Field((2,), "int64"), sw.Field((), "uint8")):
+            other.drop_column("label")
+            other.add_column("label", kind)
+            for batch in (view.sample(32), view.sample(4, fields=["label"]), here.transitions(name="new").sample(4)):
+                assert (batch["label"].dtype, batch["label"].shape[1:]) == (kind.np_dtype, kind.shape)
+                assert not batch.mask_of("label").any()
+            for _ in range(12):
+                late = next(stream)
+            assert late["label"].dtype == kind.np_dtype
+        other.drop_column("label")
+        other.add_column("label", sw.Field((), "int64"))
+        batch = view.sample(32, fields=["action"])
+        assert here.write_column("label", batch, batch.action) == 32, "without a batch since"
+        assert here.transitions(name="by", sampler=sw.Prioritized(by="label")).sample(4)["label"].dtype == np.int64
+        with pytest.raises(ValueError, match="label"):
+            here.write_column("label", batch, np.ones((32, 2)))
+        if shards == 2:  # which of them counts, nobody knows
+            there.stores[1].drop_column("label")
+            there.stores[1].add_column("label", sw.Field((), "uint8"))
+            with pytest.raises(ValueError, match=r"column 'label' is .* in one shard and .* in another"):
+                view.sample(64)
+            with pytest.raises(ValueError, match="column 'label'"):
+                here.write_column("label", view.sample(64, fields=["action"]), np.ones(64, np.int64))
+
+
 def test_a_shard_that_begins_anew_gets_the_column_with_the_next_values(tmp_path: Path) -> None:
     with served(2, tmp_path, spec=SPEC) as there:
         filled(there)

@@ -28,7 +28,7 @@ from sharpwave.sampling.uniform import Uniform
 from sharpwave.serve.addresses import Address, Security
 from sharpwave.serve.cluster_folder import Manifest, cut, opening
 from sharpwave.serve.fleet import Fleet, ShardPlan
-from sharpwave.serve.late_values import Columns, checked_values, columns_in, send_values
+from sharpwave.serve.late_values import Columns, checked_values, columns_in, send_values, take_over
 from sharpwave.serve.link import READY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.local_shards import LocalShards
 from sharpwave.serve.members import Members, ask_directory, members_of, turned
@@ -259,6 +259,8 @@ class Cluster:
         if by is None:
             yield
             return
+        if isinstance(by, str) and by in self._columns:
+            self._take_over_columns()
         try:
             check_by(by, self.spec, self._columns)
         except ValueError:  # another client may have added it
@@ -489,9 +491,24 @@ class Cluster:
         field = self._columns.get(name)
         if field is None and (field := (there := self.columns).get(name)) is None:
             raise self._no_column("write_column", name, there)
+        try:
+            return self._written(name, field, ids, values, shards)
+        except ValueError:
+            if name not in self._columns or not self._take_over_columns():
+                raise
+            return self._written(name, self._columns[name], ids, values, shards)
+
+    def _written(self, name: str, field: Field, ids: Any, values: Any, shards: Any) -> int:
         checked = checked_values(name, field, ids, values, shards, Tag(self._local._log.tag, STEPS))
         head = {"name": name, "field": described(field)}
         return sum(send_values(link, head, checked) for link in list(self._members.now()))
+
+    def _take_over_columns(self) -> bool:
+        """Take over the kinds of this object's columns that shards have now; return whether others than before."""
+        try:
+            return take_over(self._columns, self._members.call(Request.DESCRIBE, {"columns": True}))
+        except ShardLostError:
+            return False
 
     def episodes(self, *, order: Order = "oldest", where: str | None = None) -> RemoteEpisodes:
         """Find the episodes of all shards: as ``Store.episodes``.

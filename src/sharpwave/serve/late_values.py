@@ -9,7 +9,7 @@ column was added, or dropped, fits its reply. Draws leave the columns' metadata 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -50,6 +50,18 @@ WRONG = (KeyError, TypeError, ValueError, AttributeError)
 def columns_in(heads: Iterable[Mapping[str, Any]]) -> Columns:
     """Return the columns that shards have, by the heads of their descriptions."""
     return {name: field_of(about) for head in heads for name, about in head["columns"].items()}
+
+
+def take_over(columns: Columns, heads: Sequence[Mapping[str, Any]]) -> bool:
+    """Replace a client's ``columns`` by those that shards have of these names since, where they agree: another client
+    has dropped them, and added others. Return whether there are any."""
+    there = [columns_in([head]) for head in heads]
+    before = dict(columns)
+    for name, own in before.items():
+        first, *others = [one[name] for one in there if name in one] or [own]
+        if not same_kind(own, first) and all(same_kind(first, one) for one in others):
+            columns[name] = first
+    return columns != before
 
 
 def chosen(columns: Mapping[str, C], names: frozenset[str] | None) -> dict[str, C]:
@@ -121,8 +133,8 @@ class LateTaker:
 def add_column(batch: Any, name: str, field: Field) -> None:
     """Add a column to a batch, without values, unless it has it.  Raises: ValueError: it has another one."""
     if name in batch.fields:
-        array, inner = batch.fields[name], batch.fields[name + WRITTEN].ndim
-        if array.dtype != field.np_dtype or array.shape[inner:] != field.shape:
+        if not fits(batch, name, field):
+            array, inner = batch.fields[name], batch.fields[name + WRITTEN].ndim
             raise ValueError(
                 f"sample: column {name!r} is {array.dtype} {list(array.shape[inner:])} in one shard and {field.dtype} "
                 f"{list(field.shape)} in another; drop it in one of them"
@@ -131,6 +143,12 @@ def add_column(batch: Any, name: str, field: Field) -> None:
     rows = len(batch.ids), *_windows(batch)
     batch.fields[name] = np.zeros((*rows, *field.shape), field.np_dtype)
     batch.fields[name + WRITTEN] = np.zeros(rows, np.bool_)
+
+
+def fits(batch: Any, name: str, field: Field) -> bool:
+    """Return whether a batch's column is of a kind."""
+    array, inner = batch.fields[name], batch.fields[name + WRITTEN].ndim
+    return bool(array.dtype == field.np_dtype and array.shape[inner:] == field.shape)
 
 
 def _windows(batch: Any) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from sharpwave.memory.batch_pool import Pool
 from sharpwave.native.forks import path, precede
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.serve.cut_batches import read_into, take_ragged
-from sharpwave.serve.late_values import Columns, LateTaker, add_column, chosen, columns_in
+from sharpwave.serve.late_values import Columns, LateTaker, add_column, chosen, columns_in, fits, take_over
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_parts import ShardPart, ShardParts
 from sharpwave.serve.shared_memory import SharedBlocks
@@ -334,7 +334,11 @@ class RemoteBatches:
         """Add the columns to a batch that its shards lack, or lacked when it was requested."""
         names, there = fields.names, batch.fields
         for name, kind in chosen(dict(self._columns), names).items():
-            add_column(batch, name, kind)
+            if name not in there:
+                add_column(batch, name, kind)
+            elif not fits(batch, name, kind):  # another client dropped it, and added this one; shards may be away now
+                with suppress(ShardLostError):
+                    take_over(self._columns, self._of.members.call(Request.DESCRIBE, {"columns": True}))
         for name in fields.columns.keys() - there.keys():
             add_column(batch, name, fields.columns[name])
             self._heard.pop(name, None)  # it may have been dropped: ask before the next batch
