@@ -355,6 +355,30 @@ def test_a_batch_announces_the_values_that_it_reads(tmp_path: Path) -> None:
             assert "again" not in announced
 
 
+def test_the_cache_of_values_gives_way_to_batches_and_open_segments(tmp_path: Path) -> None:
+    ram, images = 8 << 20, np.random.default_rng(0).integers(0, 256, (200, 64, 1024), np.uint8)  # 12.5 MiB
+    spec = spec_of(image=sw.Field((64, 1024), "uint8", shared=True), own=sw.Field((8192,), "uint8"))
+    with (
+        mock.patch("sharpwave.log.step_log.VALUE_CACHE_SHARE", 1),
+        sw.Store(spec, capacity=10_000, ram=ram, segment_steps=8, disk=tmp_path) as store,
+    ):
+        replay = store.transitions()
+        for number in range(200):
+            append(store, number, image=images[number], own=np.zeros(8192, np.uint8))
+            if number % 20 == 19:
+                for size in (1, 32):
+                    batch = replay.sample(size)
+                    assert (batch["image"] == images[batch.action]).all()
+                    assert store.stats()["total_bytes"] <= ram
+                    del batch
+        held_batch = replay.sample(32)
+        store.extend(
+            obs=np.zeros((1, 9, 2)), action=np.arange(9)[None], reward=np.zeros((1, 9)), image=images[None, :9],
+            terminated=np.ones((1, 9), bool), truncated=np.zeros((1, 9), bool), own=np.zeros((1, 9, 8192), np.uint8),
+        )  # fmt: skip
+        assert len(held_batch) == 32 and len(store) == 209 and store.stats()["total_bytes"] <= ram
+
+
 def test_an_index_that_fills_memory_is_refused_by_name(tmp_path: Path) -> None:
     ram, spec = 8 << 20, spec_of(image=sw.Field((64, 1024), "uint8", shared=True))
     images = np.random.default_rng(0).integers(0, 256, (200, 64, 1024), np.uint8)
@@ -505,6 +529,27 @@ def test_a_region_has_each_value_once(tmp_path: Path) -> None:
     sizes = seen.sizes()
     assert sizes["shared_values"] == sum(one.nbytes for one in values_in(files_of(tmp_path)[0])) > 12 * 300
     assert sizes["dictionaries"] == 0 and sizes["raw"] == seen.steps * (8 + 8 + 4 + 1)
+
+
+def test_values_that_a_region_has_need_no_room_there_again(tmp_path: Path) -> None:
+    spec, size = spec_of(image=sw.Field((450_000,), "uint8", shared=True)), 450_000
+    images = np.random.default_rng(0).integers(0, 256, (4, size), np.uint8)  # all of them: most of a file of 2 MiB
+    with sw.Store(spec, ram=64 << 20, disk=tmp_path, disk_limit=16 << 20, segment_steps=8) as store:
+        for number in range(240):
+            append(store, number, image=images[number % 4])
+            if number % 50 == 0:
+                store.flush()
+        assert len(store) == 240 and len(files_of(tmp_path)) == 1
+        other = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+        for number in range(240, 260):  # with a fifth one they do not fit: other files get those that they need
+            append(store, number, image=[*images, other][number % 5])
+        assert len(store) == 260 and 1 < len(files_of(tmp_path)) < 6
+        assert store.stats()["disk"]["bytes"] <= 16 << 20
+        check_regions(store)
+        batch = store.transitions().sample(64)
+        numbers = batch.action
+        chosen = np.where(numbers < 240, numbers % 4, numbers % 5)
+        assert (batch["image"] == np.concatenate([images, other[None]])[chosen]).all()
 
 
 @pytest.mark.parametrize("on_disk", [False, True])

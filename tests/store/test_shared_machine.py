@@ -69,7 +69,7 @@ class SharedStore(RaggedStore):
         in_memory = shared._packed.values()
         assert shared.needed_bytes == index.nbytes + VALUE_BYTES * len(in_memory) + sum(map(len, in_memory))
         cached = VALUE_BYTES * len(shared._cache) + sum(map(len, shared._cache.values()))
-        assert shared._cache_bytes == cached <= shared._reserved == shared.nbytes - shared.needed_bytes
+        assert shared._cache_bytes == cached <= shared.reserved == shared.nbytes - shared.needed_bytes
         assert self.store._log.disk is not None or not cached
         assert shared._packed.keys() | shared._cache.keys() <= set(index.numbers()) and not shared._lost
 

@@ -70,21 +70,20 @@ class Compaction:
         numbers = self.disk.budget.small_ones(left_out)
         return bool(numbers) and self._copy(numbers)
 
-    def make_room(self, need: int) -> bool:
-        """Return whether there is room for ``need`` bytes and a note of evictions, making it if that takes no
-        eviction.  Raises: OSError."""
+    def make_room(self, need: Callable[[], int]) -> bool:
+        """Return whether there is room for ``need()`` bytes, with a note of evictions, making it if that takes no
+        eviction. A copy changes what the newest region lacks.  Raises: OSError."""
         budget, regions = self.disk.budget, self.disk.regions
-        need += self.disk.note_bytes
         before = regions.next_number
-        if budget.crowded(need):
+        if budget.crowded(need()):
             return False
-        if not regions.room_for(need):  # a new region will be needed
+        if not regions.room_for(need()):  # a new region will be needed
             with contextlib.suppress(OSError):
                 while self.merge():
                     pass
-            while not regions.room_for(need) and budget.wasteful and self.compact(before=before):
+            while not regions.room_for(need()) and budget.wasteful and self.compact(before=before):
                 pass
-        while not budget.room_for(need):
+        while not budget.room_for(need()):
             if not (self.compact(before=before) if budget.compacts else budget.fragmented and self._try(before)):
                 return False
         return True

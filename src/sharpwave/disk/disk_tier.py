@@ -398,6 +398,11 @@ class DiskTier:
             self._noted = _Noted(region, begun)  # a header serves as a note
         return region, offset
 
+    def need(self, nbytes: int, dictionaries: Needed) -> int:
+        """Return the space of a record of ``nbytes``, of what its region lacks, and of a note of evictions."""
+        note = self.note_bytes
+        return self.regions.need(nbytes, dictionaries, note) + note
+
     def append(
         self,
         id_: int,

@@ -240,6 +240,18 @@ class RegionFiles:
             return _extent(0, FIRST + need, max(self.region_bytes, FIRST + need))
         return _extent(newest.allocated, newest.used + need, newest.size) - newest.allocated
 
+    def need(self, nbytes: int, dictionaries: Needed, beside: int = 0) -> int:
+        """Return the space of a record of ``nbytes`` with the dictionaries and shared values that its region lacks.
+
+        That is the newest, unless they do not fit there with ``beside`` bytes; then a new one, which lacks all.
+        """
+        newest, sizes = self.newest, {key: space(RECORD_BYTES + len(data)) for key, data in dictionaries.items()}
+        if newest is not None and not newest.finished:
+            lacking = sum(size for key, size in sizes.items() if not self.has(newest.number, *key))
+            if not self._full(newest, space(nbytes) + lacking + beside + self.note_room):
+                return space(nbytes) + lacking
+        return space(nbytes) + sum(sizes.values())
+
     def _full(self, region: Region, need: int) -> bool:
         """Return whether a region has no room for ``need`` bytes. A lowered limit makes it smaller than its file."""
         return region.finished or region.used + need > min(region.size, self.region_bytes)
@@ -270,8 +282,7 @@ class RegionFiles:
             DamagedError: see ``whole``.
             OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
         """
-        need = sum(space(RECORD_BYTES + len(data)) for data in dictionaries.values()) + space(len(payload))
-        need += 0 if kind == NOTE else self.note_room
+        need = self.need(len(payload), dictionaries) + (0 if kind == NOTE else self.note_room)
         try:
             region = self._region_for(need, generation)
         except OSError as error:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Sequence
 from enum import Enum
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -203,6 +205,7 @@ class Admission:
         space, arena, ram = self.space, self.space.arena, self.ledger.ram
         if ram is not None:
             self.fit_memory()
+            self._limit_arena(staged * space.layout.open_bytes)
             need, left = space.open_bytes(staged) + arena.chunk_bytes, arena.limit_bytes
             if need > left:
                 raise MemoryError(
@@ -345,8 +348,13 @@ class Admission:
         nbytes = self.sealed.shared.nbytes
         return f" beside {nbytes:,} bytes of shared values" if nbytes else ""
 
-    def _limit_arena(self) -> None:
+    def _limit_arena(self, coming: int = 0) -> None:
+        """Limit the arena to the free part of ``ram``.
+
+        The cache of shared values takes none of it that open segments need, or ``coming`` bytes of further ones.
+        """
         if self.ledger.ram is not None:
+            self.sealed.shared.reserve(coming)
             self.space.arena.limit_bytes = self.ledger.arena_bytes(self.ledger.ram)
 
     def _write(
@@ -358,22 +366,28 @@ class Admission:
     ) -> tuple[int, int] | None:
         """Append a segment to the newest region; return its region and offset. ``None`` as ``_place``."""
         disk, generation = compaction.disk, self.space.index.latest_generation
-        need = len(packed) + sum(len(data) + 64 for data in dictionaries.values())
         return self._with_room(
-            compaction, need, lambda: disk.append(newcomer.id, packed, generation, dictionaries), newcomer
+            compaction,
+            partial(disk.need, len(packed), dictionaries),
+            lambda: disk.append(newcomer.id, packed, generation, dictionaries),
+            newcomer,
         )
 
     def write_tail(self, id_: int, packed: bytes) -> None:
         """Write an open segment's rows so far to the region files, evicting for them.  Raises: OSError."""
         assert self._compaction is not None
         disk, generation = self._compaction.disk, self.space.index.latest_generation
-        need = len(packed) + sum(len(data) + 64 for data in self.shared_values(id_).values())
+        need = partial(disk.need, len(packed), self.shared_values(id_))
         self._with_room(self._compaction, need, lambda: disk.append_tail(id_, packed, generation))
 
     def _with_room(
-        self, compaction: Compaction, need: int, write: Callable[[], W], newcomer: Newcomer | None = None
+        self,
+        compaction: Compaction,
+        need: Callable[[], int],
+        write: Callable[[], W],
+        newcomer: Newcomer | None = None,
     ) -> W | None:
-        """Make room for ``need`` bytes, on a full disk by the policy ``on_full``; return the result of ``write``.
+        """Make room for ``need()`` bytes, on a full disk by the policy ``on_full``; return the result of ``write``.
 
         Returns ``None`` if the retention chose the ``newcomer``.
         """
@@ -404,7 +418,7 @@ class Admission:
             if made is Made.NOT_KEPT:
                 return None
             if made is Made.NOTHING:
-                raise refusal or too_large(disk.budget.limit_bytes, need)
+                raise refusal or too_large(disk.budget.limit_bytes, need())
 
     def _drop(self, compaction: Compaction, newcomer: Newcomer | None, copies: bool) -> Made:
         """Evict until a file on a full disk could be deleted; count the steps as dropped.
@@ -502,11 +516,12 @@ class Admission:
     def fits_open(self, values: int) -> bool:
         """Return whether there would be room for a sealed segment and the open ones beside ``values`` bytes of shared
         values."""
-        space, ram = self.space, self.ledger.ram
-        if ram is None:
-            return True
-        room = self.ledger.arena_bytes(ram) + self.sealed.shared.nbytes - values
-        return space.open_bytes() + space.arena.chunk_bytes <= room
+        return self.space.open_bytes() + self.space.arena.chunk_bytes <= self.arena_bytes(values)
+
+    def arena_bytes(self, values: int) -> float:
+        """Return the bytes that ``ram`` would leave to segments beside ``values`` bytes of shared values."""
+        ram = self.ledger.ram
+        return math.inf if ram is None else self.ledger.arena_bytes(ram) + self.sealed.shared.nbytes - values
 
     def fit_disk(self) -> None:
         """Evict until the region files are within their limit. A full disk is no error: room is made when needed."""

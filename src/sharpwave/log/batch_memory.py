@@ -15,6 +15,8 @@ from sharpwave.memory.ledger import MAX_BATCH_SHARE
 
 KEPT_TRANSITIONS = 2048
 """Transitions for which room is reserved from the start, as far as the batches' share of ``ram`` allows."""
+VALUE_ROOM_SHARE = 1 / 16
+"""With a disk: share of ``ram`` that appended shared values leave to a batch."""
 
 
 class BatchMemory:
@@ -26,6 +28,7 @@ class BatchMemory:
 
     def __init__(self, admission: Admission) -> None:
         self._space, self._ledger, self._admission = admission.space, admission.ledger, admission
+        self._shared = admission.sealed.shared
         self.pool = Pool()
         self._ledger.enter_for_batches(lambda: self.pool.nbytes)
         self.keep(0)
@@ -50,7 +53,7 @@ class BatchMemory:
         if ram is None:
             return
         self.pool.collect()
-        held, least = self.pool.held_bytes, self._min_segment_bytes() + self._ledger.beside_bytes(ram)
+        held, least = self.pool.held_bytes, self.min_segment_bytes + self._beside_bytes(ram)
         batches = held + batch_bytes
         need = max(least + max(batches, self._kept(ram, batch_bytes)), math.ceil(batches / MAX_BATCH_SHARE))
         if need > ram:
@@ -81,6 +84,7 @@ class BatchMemory:
             # Room that batches once took from free memory stays theirs: a batch that fits once fits later.
             if self._space.segment_cache is None:
                 ledger.kept_for_batches = max(ledger.kept_for_batches, ledger.batch_bytes + work_bytes)
+            # The cache of shared values shrinks by as much.
             self._admission.fit_memory()
         return lent
 
@@ -101,6 +105,7 @@ class BatchMemory:
         array: npt.NDArray[Any] = pool.lend(size, shape, dtype)[1]
         if ledger.ram is not None and self._space.segment_cache is None:
             ledger.kept_for_batches = max(ledger.kept_for_batches, ledger.batch_bytes)
+        self._shared.reserve()
         return array
 
     def _make_room(self, sizes: tuple[int, ...], work_bytes: int) -> None:
@@ -119,11 +124,12 @@ class BatchMemory:
 
     def _too_large(self, need: int, ram: int) -> MemoryError:
         """Return the error of a batch for which there is no room."""
+        shared = f", with {self._shared.needed_bytes:,} by shared values outside their cache" if self._shared else ""
         return MemoryError(
             f"sample: a batch of {need:,} bytes does not fit: of ram={ram:,} batches may take "
             f"{max(0, self._room_bytes(ram)):,} more. {self.pool.held_bytes:,} bytes are held by batches that are "
             f"still in use (together at most {MAX_BATCH_SHARE:g} of ram), {self._space.arena.committed_bytes:,} by "
-            f"steps and {self._ledger.beside_bytes(ram):,} by index and samplers. Use a smaller batch_size, let go of "
+            f"steps and {self._beside_bytes(ram):,} by index and samplers{shared}. Use a smaller batch_size, let go of "
             "batches, or raise ram="
         )
 
@@ -131,9 +137,20 @@ class BatchMemory:
         """Return the bytes of memory that batches may take in addition."""
         space = self._space
         cached = space.segment_cache is not None  # then sealed segments are uncached for a batch
-        segment_bytes = self._min_segment_bytes() if cached else space.arena.committed_bytes
-        return self._ledger.batch_room_bytes(ram, segment_bytes)
+        segment_bytes = self.min_segment_bytes if cached else space.arena.committed_bytes
+        return self._ledger.batch_room_bytes(ram, segment_bytes - self._shared.reserved)
 
-    def _min_segment_bytes(self) -> int:
+    def _beside_bytes(self, ram: int) -> int:
+        """Return the bytes for other parts than segments and batches, without the cache of shared values."""
+        return self._ledger.beside_bytes(ram) - self._shared.reserved
+
+    def fits_beside(self, values: int) -> bool:
+        """Return whether segments and a batch fit beside ``values`` bytes of shared values, outside their cache."""
+        room = self._admission.arena_bytes(values) - self.min_segment_bytes
+        batch = (self._ledger.ram or 0) * VALUE_ROOM_SHARE
+        return max(0, batch - self._ledger.batch_bytes) <= room
+
+    @property
+    def min_segment_bytes(self) -> int:
         """Return the bytes of open segments, which never leave the arena, and of room to seal or read one."""
         return self._space.open_bytes() + 2 * self._space.arena.chunk_bytes

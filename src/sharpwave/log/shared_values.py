@@ -64,6 +64,7 @@ class SharedValues:
         share: returns the bytes of values from which on an open segment is sealed early, for the sake of ``ram``:
             without a disk, of values that it was the first to have.
         cache_limit: returns the bytes of memory for the cache of values on disk.
+        reserved: bytes of memory that the cache may take, until others need them.
         bytes_read: from disk.
     """
 
@@ -75,7 +76,7 @@ class SharedValues:
         self._packed: dict[int, bytes] = {}  # by number in the index
         self._packed_bytes = 0
         self._cache: OrderedDict[int, bytes] = OrderedDict()  # of values in region files, the latest used last
-        self._cache_bytes = self._reserved = 0
+        self._cache_bytes = self.reserved = 0
         self._lost: set[int] = set()  # values that could not be read: they are in no file
         self._new: dict[int, int] = {}  # by slot, as for ``share``
         self.cache_limit: Callable[[], float] = lambda: float("inf")
@@ -99,7 +100,7 @@ class SharedValues:
     @property
     def nbytes(self) -> int:
         """Bytes of memory, with those that the cache may take."""
-        return self.needed_bytes + self._reserved
+        return self.needed_bytes + self.reserved
 
     @property
     def needed_bytes(self) -> int:
@@ -164,7 +165,7 @@ class SharedValues:
             self.take_back(taken)
             raise
         if taken:
-            self._reserve()
+            self.reserve()
         return found, taken
 
     def take_back(self, taken: Iterable[tuple[int, int]]) -> None:
@@ -184,13 +185,13 @@ class SharedValues:
             elif held != BEFORE:
                 self._count(slot, number)
         self._index.settle(slot)
-        self._reserve()
+        self.reserve()
 
     def hold_stored(self, slot: int, numbers: list[int]) -> None:
         """Hold the values that a segment in region files refers to, by ``stored_numbers``."""
         self._index.hold_all(slot, numbers)
         self._index.settle(slot)
-        self._reserve()
+        self.reserve()
 
     def hold_only(self, slot: int, keys: Collection[Key]) -> None:
         """Release the values that a segment refers to no more."""
@@ -205,7 +206,7 @@ class SharedValues:
             for number in self._index.of(slot):
                 if number in self._packed and self._index.copies(number):
                     self._remember(number, self._unkeep(number))
-            self._reserve()
+            self.reserve()
 
     def release(self, slot: int) -> None:
         """Release the values of a segment."""
@@ -246,13 +247,14 @@ class SharedValues:
 
     # values on disk
 
-    def _reserve(self) -> None:
-        """Reserve memory for the cache: as much as all values on disk would take, within its limit."""
+    def reserve(self, coming: int = 0) -> None:
+        """Reserve memory for the cache: as much as all values on disk would take, within its limit, less ``coming``
+        bytes that others are about to take."""
         if self._regions is not None:
             beside = VALUE_BYTES - RECORD.size - RECORD_BYTES
             most = self._index.copied_bytes + beside * (len(self._index) - len(self._packed))
-            self._reserved = int(min(most, max(0, self.cache_limit())))
-            self._trim(self._reserved)
+            self.reserved = int(min(most, max(0, self.cache_limit() - coming)))
+            self._trim(self.reserved)
 
     def _trim(self, most: int) -> None:
         while self._cache_bytes > most:
@@ -261,8 +263,8 @@ class SharedValues:
     def _remember(self, number: int, packed: bytes) -> None:
         """Put a value into the cache, unless it would fill much of it."""
         nbytes = VALUE_BYTES + len(packed)
-        if 2 * nbytes <= self._reserved and number not in self._cache:
-            self._trim(self._reserved - nbytes)
+        if 2 * nbytes <= self.reserved and number not in self._cache:
+            self._trim(self.reserved - nbytes)
             self._cache[number] = packed
             self._cache_bytes += nbytes
 

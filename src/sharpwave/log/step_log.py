@@ -204,7 +204,9 @@ class StepLog:
         ram = self.ledger.ram
         if ram is None:
             return math.inf
-        return min(VALUE_CACHE_SHARE * ram, MAX_VALUE_SHARE * ram - self.shared.needed_bytes)
+        needed = self.shared.needed_bytes
+        free = self.admission.arena_bytes(needed) - self.batches.min_segment_bytes
+        return min(VALUE_CACHE_SHARE * ram, MAX_VALUE_SHARE * ram - needed, free)
 
     @property
     def lanes(self) -> int:
@@ -429,11 +431,12 @@ class StepLog:
         ram, nbytes = self.ledger.ram, self.shared.nbytes
         if self.disk is not None and ram is not None:
             needed = self.shared.needed_bytes
-            if needed > MAX_VALUE_SHARE * ram or not self.admission.fits_open(nbytes):
+            if needed > MAX_VALUE_SHARE * ram or not self.batches.fits_beside(needed):
                 raise MemoryError(
                     f"store: the index of {len(self.shared):,} shared values, and those that are not on disk yet, take "
-                    f"{needed:,} bytes of memory, which leaves too few of ram={ram:,}; raise it, lower capacity= or "
-                    "disk_limit=, or declare fields whose values few steps have without shared=True"
+                    f"{needed:,} bytes of memory, which leaves too few of ram={ram:,} for segments and batches, even "
+                    "without the cache of values; raise it, lower capacity= or disk_limit=, or declare fields whose "
+                    "values few steps have without shared=True"
                 )
         bounded = ram is not None and self.disk is None
         fits = not bounded or self.admission.fits_open(new)  # first: nothing is evicted for values that never fit
