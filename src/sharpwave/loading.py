@@ -436,7 +436,10 @@ def _note(source: Source, store: Store, lane: int | None, left_out: list[str], s
         )
     if lane is not None and lane != note["lane"]:
         raise ValueError(f"{source.name}: lane={lane}, but its import began in lane {note['lane']}; leave it out")
-    return _first_note(source, 0, 0, [], selection) | note
+    note = _first_note(source, 0, 0, [], selection) | note
+    if (new := [one for one in left_out if one not in note["left_out"]]) and len(note["left_out"]) < MAX_NOTES:
+        note["left_out"] = _listed([*note["left_out"], *new])  # an earlier version of Sharpwave read fewer fields
+    return note
 
 
 def _first_note(source: Source, number: int, lane: int, left_out: list[str], selection: Selection) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -66,6 +67,35 @@ def test_import_export_and_plan(tmp_path: Path, capsys: pytest.CaptureFixture[st
     out = capsys.readouterr().out
     assert "137 steps encoded" in out and "24.0" in out and "infos.qpos" in out and "100,000 steps of it" in out
     assert run("plan", "--data", "csv:x") == 2 and "expected one of" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("distinct", [True, False])
+def test_sizes_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str], distinct: bool) -> None:
+    """Those that segments hold, and those that are held once, of which more steps have more, or the same."""
+    rng = np.random.default_rng(0)
+    letters = rng.integers(97, 123, (1000 if distinct else 1, 500), np.uint8)
+    texts = np.resize(np.array([bytes(one).decode() for one in letters]), 1000)
+    data = d4rl([100] * 10)
+    data = {name: one for name, one in data.items() if "observations" not in name}
+    data["observations/said"] = texts[::-1]
+    np.savez(tmp_path / "data.npz", **data, **{"infos/said": texts})
+    source = f"npz:{tmp_path / 'data.npz'}"
+    store = sw.load(source)
+    assert run("plan", "--data", source, "--capacity", "1e5", "--steps", "500") == 0
+    out = " ".join(capsys.readouterr().out.split())
+    found = re.search(
+        r"the data set: .*? of RAM, ([\d,.]+) bytes a step.*100,000 steps of it: .*? ([\d,.]+) bytes", out
+    )
+    assert found is not None
+    planned, of_more = (float(one.replace(",", "")) for one in found.groups())
+    taken = sum(one for part, one in store.stats()["bytes"].items() if part not in ("arena_free", "annotations"))
+    assert planned == pytest.approx(taken / len(store), rel=0.1)
+    assert of_more > 600 if distinct else of_more < 200
+    assert out.count(" 500.0 ") == 2  # raw bytes a step of each field
+    assert run("import", source, str(tmp_path / "store"), "--quiet") == 0
+    found = re.search(r"([\d,.]+) bytes a step\n", capsys.readouterr().out)
+    assert found is not None
+    assert float(found[1].replace(",", "")) > 600 if distinct else float(found[1]) < 200
 
 
 def test_export_of_checkpoints_leaves_them(tmp_path: Path) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import struct
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
+import sharpwave as sw
 from sharpwave.data.opened_files import ReadBudget, open_path
 from sharpwave.data.parquet_files import ParquetFile
 
@@ -116,3 +120,37 @@ def test_pages_unpacked_one_after_the_other(tmp_path: Path) -> None:
     write(tmp_path / "x", [one] * 300, 300, 300, codec=4)
     with pytest.raises(ValueError, match="its pages: makes 75,497,473,200 bytes, expected at most"):
         read(tmp_path / "x")
+
+
+FLIP = """
+import sys
+from pathlib import Path
+import sharpwave as sw
+path, begin, end = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+content, flipped = path.read_bytes(), path.with_name("flipped.parquet")
+footer = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+for place in range(footer + begin, min(footer + end, len(content))):
+    for bit in range(8):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << bit
+        flipped.write_bytes(damaged)
+        print(place - footer, bit, flush=True)
+        try:
+            sw.load(f"parquet:{flipped}", progress=False)
+        except ValueError:
+            pass
+"""
+"""Loads an export with each bit flipped of a part of the footer."""
+
+
+@pytest.mark.parametrize(
+    ("begin", "end"), [(15, 22), pytest.param(0, 1 << 20, marks=pytest.mark.nightly)], ids=["first column", "all"]
+)
+def test_a_flipped_bit_of_the_footer_never_ends_the_process(tmp_path: Path, begin: int, end: int) -> None:
+    """Such as types other than those that statistics were made of, or levels other than histograms count."""
+    store = sw.Store(sw.Spec(obs=sw.Field((2,), "float32"), action=sw.Field((), "int64")), capacity=10)
+    store.add_episode(obs=np.zeros((4, 2)), action=np.arange(3), reward=np.ones(3), terminated=True)
+    store.export(f"parquet:{tmp_path / 'x.parquet'}", progress=False)
+    command = [sys.executable, "-W", "ignore", "-c", FLIP, str(tmp_path / "x.parquet"), str(begin), str(end)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"at byte and bit {done.stdout.splitlines()[-1]}: {done.stderr[-2000:]}"

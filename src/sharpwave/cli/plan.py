@@ -195,15 +195,27 @@ def plan_data(text: str, count: int, steps: int) -> None:
         fit = Fit(spec, spec, source.name)
         with Store(spec, ram=SAMPLE_RAM) as store, tempfile.TemporaryDirectory() as folder:
             replay = store.transitions()
-            for number in np.unique(np.linspace(0, all_episodes - 1, chosen).astype(int)).tolist():
-                store.add_episode(**fit.arrays(source.read(number)))
+            given = dict.fromkeys(spec.ragged_names, 0)
+            numbers = np.unique(np.linspace(0, all_episodes - 1, chosen).astype(int)).tolist()
+            half, half_taken = 0, 0
+            for place, number in enumerate(numbers):
+                if place == len(numbers) // 2:
+                    half, half_taken = len(store), store.stats()["bytes"].get("shared_values", 0)
+                episode = source.read(number)
+                store.add_episode(**fit.arrays(episode))
+                rows = spec.split_obs(episode.obs) | spec.split_action(episode.action) | dict(episode.fields)
+                for name in given:
+                    given[name] += sum(map(_row_bytes, rows[name][: len(episode.reward)]))
             replay.sample(1)
-            sampled, taken = len(store), store.stats()["bytes"]
+            sampled, stats = len(store), store.stats()
+            taken, shared = stats["bytes"], {name: one["bytes"] for name, one in stats.get("shared", {}).items()}
             path = Path(folder) / "sample"
             store.checkpoint(path)
             found = survey(path)
     encoded = sum(one.bytes for codecs in found.packed.values() for one in codecs.values()) + found.overhead_bytes
     growing = encoded / max(1, found.steps) + (taken["index"] + taken["samplers"]) / sampled
+    of_shared = taken.get("shared_values", 0)
+    more_of_shared = (of_shared - half_taken) / max(1, sampled - half)  # a step, once the first half has its values
     console = Console()
     fields_table = Table(
         title=f"{all_episodes:,} episodes, {all_steps:,} steps; {sampled:,} steps encoded",
@@ -217,8 +229,8 @@ def plan_data(text: str, count: int, steps: int) -> None:
     fields_table.add_column("codecs")
     fields = {name: f"{'x'.join(map(str, field.shape))} {field.dtype}".strip() for name, field in spec.fields.items()}
     for name, codecs in found.packed.items():
-        nbytes = sum(one.bytes for one in codecs.values())
-        raw = sum(one.raw_bytes for one in codecs.values())
+        nbytes = sum(one.bytes for one in codecs.values()) + shared.get(name, 0)
+        raw = given[name] if name in given else sum(one.raw_bytes for one in codecs.values())
         held = max(1, sum(one.steps for one in codecs.values()))
         less = f"{raw / nbytes:,.1f} x" if nbytes else ""
         values = fields.get(name, {"flags": "uint8", "reward": "float32"}.get(name, ""))
@@ -228,15 +240,21 @@ def plan_data(text: str, count: int, steps: int) -> None:
     console.print(fields_table)
     # Arrays with the observation and the next one, a float32 reward, terminated and truncated.
     row_bytes = 4 + 2 + sum(
-        field.row_bytes * (2 if name in spec.obs_names else 1) for name, field in spec.fields.items()
+        (given[name] / sampled if field.ragged else field.row_bytes) * (2 if name in spec.obs_names else 1)
+        for name, field in spec.fields.items()
     )  # fmt: skip
     for what, number in (("the data set", all_steps), (f"{count:,} steps of it", count)):
-        total = growing * number + _buffers(taken)
+        total = growing * number + max(0, of_shared + more_of_shared * (number - sampled)) + _buffers(taken)
         console.print(
             f"{what}: {byte_text(total)} of RAM, {total / number:,.1f} bytes a step, index and buffers included; "
             f"as arrays of obs and next_obs {byte_text(row_bytes * number)}",
             highlight=False,
         )
+
+
+def _row_bytes(row: Any) -> int:
+    """Return the bytes of a text, or of an array's values."""
+    return len(row.encode()) if isinstance(row, str) else len(row) if isinstance(row, bytes) else int(row.nbytes)
 
 
 def _buffers(taken: dict[str, int]) -> int:

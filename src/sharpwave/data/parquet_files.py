@@ -1,14 +1,19 @@
 """Parquet files of unknown origin, read through pyarrow; a column's decoded size is checked before it is decoded.
 
 A column of any length can take a few bytes: one value and its number of repetitions. The headers of its pages declare
-the numbers of values and bytes, so they are read first.
+the numbers of values and bytes, so they are read first. The footer tells where the pages lie; it is parsed here, too,
+since pyarrow's descriptions of row groups and columns end the process at some damaged bytes.
 Source of the format: github.com/apache/parquet-format, parquet.thrift, and Thrift's compact protocol.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
 
 from sharpwave.data.episode import needed
 from sharpwave.data.opened_files import REMEDY, File, ReadBudget, explained
@@ -17,18 +22,32 @@ WIDTHS = {"BOOLEAN": 1, "INT32": 4, "INT64": 8, "INT96": 12, "FLOAT": 4, "DOUBLE
 LEVEL_BYTES = 4
 """Bytes that pyarrow takes for the position of a value in nested lists."""
 DICTIONARY_PAGE, PLAIN_DICTIONARY, DELTA_BYTE_ARRAY, RLE_DICTIONARY = 2, 2, 7, 8
-PAGES = {0: (5, 2), DICTIONARY_PAGE: (7, 2), 3: (8, 4)}
-"""Kinds of pages that pyarrow reads: numbers of the header's fields that describe the page and its encoding."""
+PAGES = {0: (5, 2, 5), DICTIONARY_PAGE: (7, 2, 0), 3: (8, 4, 8)}
+"""Kinds of pages that pyarrow reads: numbers of the header's fields that describe the page, its encoding and its
+statistics."""
+LEAST = 6
+"""Number of the field of statistics that has the least value, as the values are encoded."""
+TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12
+"""Types of Thrift's compact protocol."""
+ROW_GROUPS, COLUMNS, ROWS, METADATA = (4, LIST), (1, LIST), (3, I64), (3, STRUCT)
+VALUES, PACKED, DATA_PAGE, DICTIONARY = (5, I64), (7, I64), (9, I64), (11, I64)
+"""Fields of the footer, and of a column in a row group."""
+MAX_DEPTH = 8
+"""Limit of structs in structs and lists."""
+Fields = dict[tuple[int, int], Any]
+"""Fields of a struct by number and type: as in pyarrow, one of another type than expected is as none."""
 HEADER_BYTES, MAX_HEADER_BYTES = 1 << 10, 1 << 20
 
 
 class _Pages(NamedTuple):
-    """Pages of a column in a row group: number of values, bytes of the largest page and of all, and encodings."""
+    """Pages of a column in a row group: number of values, bytes of the largest page and of all, encodings, and the
+    least value of each page that declares it, if it has the size of a number."""
 
     values: int
     largest: int
     nbytes: int
     encodings: set[int]
+    least: list[bytes]
 
 
 class ParquetFile:
@@ -56,8 +75,8 @@ class ParquetFile:
             file.seek(0)
             self._file: Any = module.ParquetFile(file, **self._settings)
             self.schema: Any = self._file.schema_arrow
-            metadata = self._file.metadata
-            self.rows = [int(metadata.row_group(number).num_rows) for number in range(metadata.num_row_groups)]
+            groups = self._read_groups(file.read_at(file.size - 8 - footer, footer), self._file.metadata.num_columns)
+            self.rows, self._chunks = [rows for rows, _ in groups], [chunks for _, chunks in groups]
             if min(self.rows, default=0) < 0:
                 raise ValueError(f"{file.path}: row groups of {self.rows[:8]} rows, expected none below 0")
             budget.check_steps(str(file.path), sum(self.rows))
@@ -69,9 +88,28 @@ class ParquetFile:
                 count = self._count(field.type)
                 self._leaves[field.name] = range(begin, begin + count)
                 begin += count
-            if begin != metadata.num_columns:
-                raise ValueError(f"{file.path}: {metadata.num_columns} columns, expected the {begin} of its schema")
+            if begin != (count := self._file.metadata.num_columns):
+                raise ValueError(f"{file.path}: {count} columns, expected the {begin} of its schema")
             closing.pop_all()
+
+    def _read_groups(self, footer: bytes, columns: int) -> list[tuple[int, npt.NDArray[np.int64]]]:
+        """Return of each row group the number of rows, and of its columns the begin, bytes and values [columns, 3]."""
+
+        def group(said: Fields) -> Any:
+            self._budget.check_time()
+            if (found := said.get(COLUMNS)) is None:  # of the schema, or another list
+                return None
+            if len(found) != columns:
+                raise ValueError(f"a row group of {len(found)} columns, expected {columns}")
+            chunks = np.zeros((columns, 3), np.int64)
+            for number, one in enumerate(found):
+                column = one[METADATA]
+                begin, dictionary = column[DATA_PAGE], column.get(DICTIONARY, 0)
+                chunks[number] = dictionary if 0 < dictionary < begin else begin, column[PACKED], column[VALUES]
+            return said[ROWS], chunks
+
+        groups: list[tuple[int, npt.NDArray[np.int64]]] = _struct(footer, 0, 0, group)[0].get(ROW_GROUPS, [])
+        return groups
 
     def _count(self, kind: Any) -> int:
         """Return the number of the file's columns in a column of pyarrow."""
@@ -123,10 +161,17 @@ class ParquetFile:
             return table
 
     def least(self, name: str) -> list[int]:
-        """Return a column of integers' least value in each row group, if the file's statistics have it."""
-        metadata, leaf = self._file.metadata, self._leaves[name][0]
-        said = (metadata.row_group(number).column(leaf).statistics for number in range(metadata.num_row_groups))
-        return [one.min for one in said if one is not None and one.has_min_max and isinstance(one.min, int)]
+        """Return a column of integers' least value in each row group, if the headers of its pages have it.
+
+        The footer's statistics have it too, but one damaged byte of them ends the process: pyarrow makes them in a
+        function that may not raise.
+        """
+        found: list[int] = []
+        for group in range(len(self.rows)):
+            with contextlib.suppress(ValueError), explained(name):  # damaged, which reading the row group reports
+                if least := self._pages(group, self._leaves[name][0]).least:
+                    found.append(min(int.from_bytes(one, "little", signed=True) for one in least))
+        return found
 
     def _with_dictionaries(self) -> Any:
         """Return the file, opened so that texts stay numbers of a dictionary."""
@@ -161,32 +206,31 @@ class ParquetFile:
 
     def _pages(self, group: int, leaf: int) -> _Pages:
         """Read the headers of a column's pages.  Raises: ValueError."""
-        column = self._file.metadata.row_group(group).column(leaf)
-        at, total = int(column.data_page_offset), int(column.num_values)
-        if column.has_dictionary_page and 0 < (column.dictionary_page_offset or 0) < at:
-            at = int(column.dictionary_page_offset)
-        end = min(at + int(column.total_compressed_size), self._input.size)
+        at, packed, total = map(int, self._chunks[group][leaf])
+        end = min(at + packed, self._input.size)
         self._budget.check_bytes(f"{self.path}: a column", end - at)  # pyarrow reads it as a whole
         values = largest = nbytes = 0
-        encodings: set[int] = set()
+        encodings, least = set[int](), list[bytes]()
         while at < end and values < total:
             self._budget.check_time()
             header, size = self._header(at, end)
-            kind, unpacked, packed = (int(header.get(number, 0)) for number in (1, 2, 3))
-            described, encoded = PAGES.get(kind, (0, 0))  # pyarrow skips other kinds
-            inner = header.get(described) or {}
-            count, encoding = int(inner.get(1, 0)), inner.get(encoded)
+            kind, unpacked, packed = (header.get((number, I32), 0) for number in (1, 2, 3))
+            described, encoded, counted = PAGES.get(kind, (0, 0, 0))  # pyarrow skips other kinds
+            inner = header.get((described, STRUCT), {})
+            count, encoding = inner.get((1, I32), 0), inner.get((encoded, I32), 0)
             if min(unpacked, packed, count) < 0:
                 raise ValueError(f"{self.path}: a page of {packed:,} bytes and {count:,} values at byte {at:,}")
             if kind != DICTIONARY_PAGE:
                 values += count
-            encodings.add(RLE_DICTIONARY if kind == DICTIONARY_PAGE else int(encoding or 0))
+            encodings.add(RLE_DICTIONARY if kind == DICTIONARY_PAGE else encoding)
+            said = inner.get((counted, STRUCT), {}).get((LEAST, BINARY), b"")
+            least += [said] if len(said) in (4, 8) else []
             largest, nbytes = max(largest, unpacked), nbytes + unpacked
             at += size + packed
-        return _Pages(values, largest, nbytes, encodings)
+        return _Pages(values, largest, nbytes, encodings, least)
 
-    def _header(self, at: int, end: int) -> tuple[dict[int, Any], int]:
-        """Parse the header of a page; return its fields by number, and its size."""
+    def _header(self, at: int, end: int) -> tuple[Fields, int]:
+        """Parse the header of a page; return its fields, and its size."""
         for limit in (HEADER_BYTES, MAX_HEADER_BYTES):
             data = self._input.read_at(at, min(limit, end - at))
             try:
@@ -203,57 +247,71 @@ class ParquetFile:
         self._input.close()
 
 
-def _struct(data: bytes, at: int, depth: int) -> tuple[dict[int, Any], int]:
-    """Parse a struct in Thrift's compact protocol; return its fields by number, and where it ends.
+def _struct(data: bytes, at: int, depth: int, each: Callable[[Any], Any] | None = None) -> tuple[Fields, int]:
+    """Parse a struct in Thrift's compact protocol; return its fields, and where it ends.
+
+    Args:
+        each: replaces the structs in its lists, which saves memory.
 
     Raises: IndexError: it is incomplete.  ValueError: it is invalid.
     """
-    fields: dict[int, Any] = {}
+    fields: Fields = {}
+    numbers = set[int]()
     number = 0
     while (head := data[at]) != 0:
         at += 1
         if head >> 4:
             number += head >> 4
         else:
-            signed, at = _number(data, at)
-            number = signed >> 1 ^ -(signed & 1)
-        if number in fields:  # parsers differ in which of them counts
-            raise ValueError(f"a page's header with field {number} twice")
-        fields[number], at = _value(data, at, head & 15, depth)
+            number, at = _signed(data, at)
+        if number in numbers:  # parsers differ in which of them counts
+            raise ValueError(f"a header with field {number} twice")
+        numbers.add(number)
+        kind = head & 15
+        fields[number, kind], at = _value(data, at, kind, depth, each)
     return fields, at + 1
 
 
-def _value(data: bytes, at: int, kind: int, depth: int) -> tuple[Any, int]:
-    if depth > 8:
-        raise ValueError("a page's header nested deeper than 8 structs")
-    if kind in (1, 2):  # the type is the value
-        return kind == 1, at
-    if kind == 3:
+def _value(data: bytes, at: int, kind: int, depth: int, each: Callable[[Any], Any] | None = None) -> tuple[Any, int]:
+    if depth > MAX_DEPTH:
+        raise ValueError(f"a header nested deeper than {MAX_DEPTH} structs")
+    if kind in (TRUE, FALSE):  # the type is the value
+        return kind == TRUE, at
+    if kind == I8:
         return data[at], at + 1
-    if kind in (4, 5, 6):
-        signed, at = _number(data, at)
-        return signed >> 1 ^ -(signed & 1), at
-    if kind == 7:
+    if kind in (I16, I32, I64):
+        value, at = _signed(data, at)
+        if value.bit_length() > (63 if kind == I64 else 31):  # parsers differ in what remains of it
+            raise ValueError(f"a header with the number {value}, which does not fit its type")
+        return value, at
+    if kind == DOUBLE:
         return None, _within(data, at + 8)
-    if kind == 8:
+    if kind == BINARY:
         nbytes, at = _number(data, at)
-        return None, _within(data, at + nbytes)
-    if kind in (9, 10):
+        return data[at : at + nbytes], _within(data, at + nbytes)
+    if kind in (LIST, SET):
         count, inner, at = data[at] >> 4, data[at] & 15, at + 1
         if count == 15:
             count, at = _number(data, at)
+        items = []
         for _ in range(count):
-            _, at = (None, _within(data, at + 1)) if inner in (1, 2) else _value(data, at, inner, depth + 1)
-        return None, at
-    if kind == 12:
+            item, at = (None, _within(data, at + 1)) if inner in (TRUE, FALSE) else _value(data, at, inner, depth + 1)
+            items.append(each(item) if each is not None and inner == STRUCT else item)
+        return items, at
+    if kind == STRUCT:
         return _struct(data, at, depth + 1)
-    raise ValueError(f"a page's header with a field of type {kind}")
+    raise ValueError(f"a header with a field of type {kind}")
 
 
 def _within(data: bytes, at: int) -> int:
     if at > len(data):
         raise IndexError
     return at
+
+
+def _signed(data: bytes, at: int) -> tuple[int, int]:
+    value, at = _number(data, at)
+    return value >> 1 ^ -(value & 1), at
 
 
 def _number(data: bytes, at: int) -> tuple[int, int]:
@@ -265,4 +323,4 @@ def _number(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at
         if shift > 63:
-            raise ValueError("a number of more than 64 bits in a page's header")
+            raise ValueError("a number of more than 64 bits in a header")
