@@ -195,7 +195,13 @@ def _import(
             audit.add(number, episode, note)
             if number in done:
                 continue
-            note["unsaid"] += not _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
+            try:
+                note["unsaid"] += not _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
+            except MemoryError as error:
+                raise MemoryError(
+                    f"{source.place(number)}: could not be stored ({str(error) or 'no memory is left'}); the episodes "
+                    "before it are: repeat the import with a larger ram=, which goes on here if the store is on disk"
+                ) from error
             report(len(episode.reward))
             if time.monotonic() - saved > FLUSH_S:
                 _save(store, source, note, number + 1, audit)

@@ -98,6 +98,21 @@ def test_sizes_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str], dist
     assert float(found[1].replace(",", "")) > 600 if distinct else float(found[1]) < 200
 
 
+def test_too_little_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = d4rl(LENGTHS)
+    data = {name: one for name, one in data.items() if "observations" not in name}
+    np.savez(tmp_path / "data.npz", **data, **{"observations/said": np.array(["go"] * sum(LENGTHS))})
+    store, source = str(tmp_path / "store"), f"npz:{tmp_path / 'data.npz'}"
+    assert run("import", source, store, "--quiet", "--ram", "4MiB") == 1
+    said = capsys.readouterr().err
+    assert (
+        "episode 0 (rows 0 to 29): could not be stored (store:" in said
+        and "repeat the import with a larger ram" in said
+    )
+    assert run("import", source, store, "--quiet", "--ram", "64MiB") == 0
+    assert "3 episodes" in capsys.readouterr().out
+
+
 def test_export_of_checkpoints_leaves_them(tmp_path: Path) -> None:
     data = d4rl(LENGTHS)
     np.savez(tmp_path / "data.npz", **data)

@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
         app(args=arguments)
     except KeyboardInterrupt:  # while modules were imported
         sys.exit(130)
-    except (ValueError, OSError, ModuleNotFoundError, NewerVersionError) as error:
+    except (ValueError, OSError, MemoryError, ModuleNotFoundError, NewerVersionError) as error:
         # Invalid input raises a ValueError that names the remedy: a traceback would hide it.
         if os.environ.get("SHARPWAVE_TRACEBACK"):
             raise
@@ -58,9 +58,10 @@ def main(arguments: list[str] | None = None) -> None:
             else:
                 message = f"this command needs {missing}: {install(extra)}"
         else:
-            message = f"{printable(str(error))}\n(SHARPWAVE_TRACEBACK=1 shows where this was raised)"
+            message = printable(str(error) or "no memory is left")
+            message += "\n(SHARPWAVE_TRACEBACK=1 shows where this was raised)"
         print(f"sharpwave: {message}", file=sys.stderr)
-        sys.exit(1 if isinstance(error, OSError) else 2)
+        sys.exit(1 if isinstance(error, OSError | MemoryError) else 2)
 
 
 def extras_of(arguments: list[str]) -> str:
