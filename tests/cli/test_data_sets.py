@@ -77,8 +77,8 @@ def test_sizes_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str], dist
     texts = np.resize(np.array([bytes(one).decode() for one in letters]), 1000)
     data = d4rl([100] * 10)
     data = {name: one for name, one in data.items() if "observations" not in name}
-    data["observations/said"] = texts[::-1]
-    np.savez(tmp_path / "data.npz", **data, **{"infos/said": texts})
+    data |= {"observations/said": texts[::-1], "infos/said": texts}
+    np.savez(tmp_path / "data.npz", **data)
     source = f"npz:{tmp_path / 'data.npz'}"
     store = sw.load(source)
     assert run("plan", "--data", source, "--capacity", "1e5", "--steps", "500") == 0
@@ -101,7 +101,8 @@ def test_sizes_of_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str], dist
 def test_too_little_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = d4rl(LENGTHS)
     data = {name: one for name, one in data.items() if "observations" not in name}
-    np.savez(tmp_path / "data.npz", **data, **{"observations/said": np.array(["go"] * sum(LENGTHS))})
+    data["observations/said"] = np.array(["go"] * sum(LENGTHS))
+    np.savez(tmp_path / "data.npz", **data)
     store, source = str(tmp_path / "store"), f"npz:{tmp_path / 'data.npz'}"
     assert run("import", source, store, "--quiet", "--ram", "4MiB") == 1
     said = capsys.readouterr().err

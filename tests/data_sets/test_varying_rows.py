@@ -247,6 +247,28 @@ def test_texts_with_nul_are_refused(tmp_path: Path, kind: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_texts_with_nul_in_minari_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    store = sw.Store(sw.Spec(obs={"said": sw.Field(str)}, action=sw.Field((), "int64")), capacity=10)
+    store.add_episode(obs={"said": ["a\0", "b"]}, action=[0], reward=[1.0], terminated=True)
+    with pytest.raises(ValueError, match=r"export: obs\.said has a text with the character NUL, .* in minari files"):
+        store.export("minari:me/said-v0")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_that_npz_files_would_pad_by_gigabytes(tmp_path: Path) -> None:
+    """One long text among 2,000 would make all as long, with four bytes a character."""
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), say=sw.Field(str, shared=True))
+    store = sw.Store(spec, capacity=2000)
+    says = ["long" * 75_000, *[""] * 1999]
+    store.add_episode(obs=np.zeros(2001), action=np.zeros(2000, int), reward=np.zeros(2000), terminated=True, say=says)
+    with pytest.raises(ValueError, match=r"say has a text of 300,000 .* takes 2,400,000,000 bytes .* parquet:FILE"):
+        store.export(f"npz:{tmp_path / 'data.npz'}")
+    assert list(tmp_path.iterdir()) == []
+    store.export(f"parquet:{tmp_path / 'data.parquet'}")
+
+
 def test_exports_of_texts_to_minari(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     minari = pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

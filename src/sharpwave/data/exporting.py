@@ -23,6 +23,9 @@ from sharpwave.nesting import name_path, path_name
 from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import Order, StoredEpisode
 
+MAX_PADDED_BYTES = 1 << 30
+"""Limit of an episode's texts in an ``.npz`` file, where all have the size of the longest."""
+
 
 def export(
     store: Any, target: str, order: Order, lanes: Any, progress: bool | Callable[[int, int], None] | None
@@ -188,9 +191,17 @@ def _texts_of(episodes: list[StoredEpisode], spec: Spec) -> dict[str, Texts]:
     for name in (*spec.obs_names, *spec.action_names):
         if spec.fields[name].text == "str":
             every = {text for one in episodes for text in _rows(one, name).strings()}
+            if any("\0" in text for text in every):
+                raise _nul(name, "minari")
             lengths = [len(text) for text in every]
             found[name] = Texts(frozenset("".join(every)), min(lengths), max(lengths))
     return found
+
+
+def _nul(name: str, kind: str) -> ValueError:
+    return ValueError(
+        f"export: {name} has a text with the character NUL, which ends texts in {kind} files; export to parquet:FILE"
+    )
 
 
 def _rows(one: StoredEpisode, name: str) -> Any:
@@ -214,10 +225,7 @@ def _write_columns(
             else:
                 texts = rows.strings()
                 if any("\0" in text for text in texts):
-                    raise ValueError(
-                        f"export: {column.name} has a text with the character NUL, which ends texts in {kind} files; "
-                        "export to parquet:FILE"
-                    )
+                    raise _nul(column.name, kind)
                 yield objects(texts).astype(dtype)
             before, done = done // len(columns), done + one.length
             report(done // len(columns) - before)
@@ -227,8 +235,14 @@ def _write_columns(
         if column.field.ragged:
             shape = (steps,)
             if kind == "npz":
-                lengths = (len(text) for one in episodes for text in column.rows(one).strings())
-                dtype = np.dtype(f"U{max(1, max(lengths))}")
+                longest = max(len(text) for one in episodes for text in column.rows(one).strings())
+                dtype = np.dtype(f"U{max(1, longest)}")
+                if (most := max(one.length for one in episodes) * dtype.itemsize) > MAX_PADDED_BYTES:
+                    raise ValueError(
+                        f"export: {column.name} has a text of {longest:,} characters; npz files pad all texts to the "
+                        f"longest, which takes {most:,} bytes for an episode, expected at most {MAX_PADDED_BYTES:,}; "
+                        "export to parquet:FILE"
+                    )
             else:
                 dtype = np.dtype(object, metadata={"vlen": str if column.field.text else dtype})
         writer.write(column.name, shape, dtype, told(column, dtype))
