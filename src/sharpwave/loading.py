@@ -196,12 +196,15 @@ def _import(
             if number in done:
                 continue
             try:
-                note["unsaid"] += not _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
+                unsaid = _add(store, lane, fit, episode, [note["number"], number, len(episode.reward)])
             except MemoryError as error:
                 raise MemoryError(
                     f"{source.place(number)}: could not be stored ({str(error) or 'no memory is left'}); the episodes "
                     "before it are: repeat the import with a larger ram=, which goes on here if the store is on disk"
                 ) from error
+            note["unsaid"] += not all(unsaid.values())
+            doubts = [f"annotation {escaped(one)}: no room{' but in its field' * held}" for one, held in unsaid.items()]
+            _doubt(note, doubts[: max(0, MAX_NOTES - len(note["doubts"]))], source.place(number))
             report(len(episode.reward))
             if time.monotonic() - saved > FLUSH_S:
                 _save(store, source, note, number + 1, audit)
@@ -517,21 +520,26 @@ def _mark(info: Mapping[str, Any]) -> tuple[int, int, int]:
     return -1, -1, -1
 
 
-def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> bool:
-    """Append an episode; return whether all its metadata in the data set became annotations, or is in fields."""
+def _add(store: Store, lane: int, fit: Fit, episode: Episode, mark: list[int]) -> dict[str, bool]:
+    """Append an episode; return the names of the annotations without room, and whether a field has the text."""
     arrays = fit.arrays(episode)
     stored, others = fit.texts(episode)
     said = _plain(episode.info) | others
     before = store.annotations(lane, episode=True)  # of an episode that could not be added
     store.annotate(lane, dict.fromkeys(before), episode=True)
-    for these in (said | stored, said, {}):
-        try:
-            store.annotate(lane, these | {IMPORT: mark}, episode=True)
-            break
-        except ValueError:  # too large
-            continue
+    unsaid: dict[str, bool] = {}
+    try:
+        store.annotate(lane, said | stored | {IMPORT: mark}, episode=True)
+    except ValueError:  # too large together: the smallest ones first, and before those that fields have
+        store.annotate(lane, {IMPORT: mark}, episode=True)
+        for held, values in ((False, said), (True, stored)):
+            for name in sorted(values, key=lambda one: len(str(values[one]))):
+                try:
+                    store.annotate(lane, {name: values[name]}, episode=True)
+                except ValueError:
+                    unsaid[name] = held
     store.add_episode(lane=lane, whole=True, **arrays)
-    return not said or bool(these)
+    return unsaid
 
 
 def _plain(info: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +120,6 @@ def test_texts_of_robomimic(tmp_path: Path) -> None:
     [
         ("tokens", np.zeros((3, 2), np.int32), r"tokens has rows of \(2,\) int32, expected \(None,\) int32"),
         ("tokens", vlen(TOKENS[:3], np.int64), r"tokens has rows of \(\) object, expected \(None,\) int32"),
-        ("lang", np.zeros(3), r"lang has rows of \(\) float64, expected \(None,\) str"),
         ("lang", np.array([b"a", b"\xff", b"c"]), None),
         ("obs/said", np.array([b"a"] * 2), "obs said has 2 rows, expected 3"),
         ("obs/said", np.array([b"a" * 2_000_000] * 3), "row 0 has 2,000,000 bytes, expected at most 1,048,576"),
@@ -135,6 +136,125 @@ def test_damaged_texts_of_robomimic(tmp_path: Path, name: str, values: Any, mess
     with pytest.raises(ValueError, match=f"demo_2.*{message}"):
         sw.load(place)
     assert len(sw.load(place, skip_damaged=True).episodes()) == 2
+
+
+@pytest.mark.parametrize("values", [None, np.zeros(3)], ids=["missing", "numbers"])
+def test_texts_that_most_demonstrations_have(tmp_path: Path, values: Any) -> None:
+    place = robomimic(tmp_path / "demos.hdf5")
+    with h5py.File(place[5:], "r+") as file:
+        for name in ("lang", "obs/said"):
+            del file[f"data/demo_2/{name}"]
+            if values is not None:
+                file[f"data/demo_2/{name}"] = values
+    store = sw.load(place)
+    assert rows(store, "lang")[-4:] == ["do 1", "", "", ""]
+    assert [set(one.obs["said"].strings()) for one in store.episodes()][2] == {""}
+    assert "lang: a text that is missing; stored as empty texts: 1 episodes" in "".join(noted(store)["notes"])
+
+
+def test_texts_that_most_files_of_aloha_have(tmp_path: Path) -> None:
+    for number in range(3):
+        with h5py.File(tmp_path / f"episode_{number}.hdf5", "w") as file:
+            file["observations/qpos"], file["action"] = np.zeros((3, 2)), np.zeros((3, 1))
+            if number != 1:
+                file["language"] = np.array([b"go", b"on", b"up"])
+    found = [one["language"].strings() for one in sw.load(f"hdf5:{tmp_path}").episodes()]
+    assert found == [["go", "on"], ["", ""], ["go", "on"]]
+
+
+@pytest.mark.parametrize("field", [sw.Field((None,), "float32"), sw.Field((1,), "float32")], ids=["any", "fixed"])
+def test_next_observations_with_nan(tmp_path: Path, field: sw.Field) -> None:
+    """NaN equals itself, so no episode ends there."""
+    obs = [[1.0], [np.nan], [3.0], [4.0]]
+    store = sw.Store(sw.Spec(obs=field, action=sw.Field((), "int64")), capacity=9)
+    given: Any = [np.array(row, np.float32) for row in obs] if field.ragged else np.array(obs, np.float32)
+    store.add_episode(obs=given, action=np.arange(3), reward=np.ones(3), terminated=True)
+    store.export(f"hdf5:{tmp_path / 'data'}")
+    (one,) = sw.load(f"hdf5:{tmp_path / 'data'}").episodes()
+    assert (one.length, one.ended) == (3, "terminated")
+    np.testing.assert_array_equal([list(row) for row in one.obs], obs)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("fixed", [True, False])
+def test_next_observations_that_are_rounded(tmp_path: Path, fixed: bool, dtype: Any) -> None:
+    """Rows of any length are compared as fixed ones: beside the values of their place, and in the coarser dtype."""
+    after = np.array([[1e-9, 2.0], [100.0, 3.0], [7.0, 7.0], [50.0, 5.1], [9.0, 9.0]]).astype(dtype)
+    obs = np.array([[80.0, 1.0], [0.0, 2.0000002], [100.0, 3.0], [40.0, 4.0], [50.0, 5.0]])
+    kinds = (np.float32, dtype)
+    arrays = [
+        x.astype(kind) if fixed else vlen(list(x.astype(kind)), kind)
+        for x, kind in zip((obs, after), kinds, strict=True)
+    ]
+    flags = {"terminals": np.arange(5) == 2, "timeouts": np.zeros(5, np.bool_), "rewards": np.zeros(5)}
+    path = tmp_path / "data.hdf5"
+    with h5py.File(path, "w") as file:
+        for name, values in {
+            "observations": arrays[0],
+            "next_observations": arrays[1],
+            "actions": np.zeros(5),
+            **flags,
+        }.items():
+            file.create_dataset(name, data=values, dtype=values.dtype)
+    store = sw.load(f"hdf5:{path}")
+    assert [one.length for one in store.episodes()] == [3, 1, 1]
+    assert any("differ from the following observation by rounding" in one for one in noted(store)["notes"])
+
+
+def test_numbers_of_any_length_in_the_other_byte_order(tmp_path: Path) -> None:
+    """h5py reads 1 as 16,777,216; HDF5 itself converts what is written as native numbers."""
+    native, path = vlen(TOKENS), tmp_path / "data.hdf5"
+    with h5py.File(hdf5(tmp_path)[5:], "r+") as file:
+        made = file.create_dataset("tokens", (STEPS,), h5py.vlen_dtype(np.dtype(">i4")))
+        made.id.write(h5py.h5s.ALL, h5py.h5s.ALL, native, h5py.h5t.py_create(native.dtype))
+    store = sw.load(f"hdf5:{path}")
+    check_d4rl(store, d4rl(LENGTHS), LENGTHS)
+    (said,) = noted(store)["left_out"]
+    assert "tokens" not in store.spec.fields and said.startswith(
+        f"tokens (({STEPS},) object): numbers >i4 of any length"
+    )
+    with h5py.File(path, "r+") as file:
+        del file["actions"]
+        file.move("tokens", "actions")
+    with pytest.raises(ValueError, match=r"actions: shape .* >i4 of any length cannot be stored"):
+        sw.load(f"hdf5:{path}")
+
+
+@pytest.mark.parametrize("number", [0xD800, 0xDFFF, 0x110000, 0xFFFFFFFF])
+def test_texts_of_numbers_that_are_no_characters(tmp_path: Path, number: int) -> None:
+    words = np.array(WORDS)
+    words.view(np.uint32).reshape(STEPS, -1)[-1, 0] = number
+    data = d4rl(LENGTHS)
+    np.savez(tmp_path / "data.npz", **data, said=words, more=np.array(WORDS))
+    store = sw.load(f"npz:{tmp_path / 'data.npz'}")
+    check_d4rl(store, data, LENGTHS)
+    assert "said" not in store.spec.fields and rows(store, "more") == WORDS
+    (said,) = noted(store)["left_out"]
+    assert said.startswith("said (") and "texts with surrogates" in said
+    np.savez(tmp_path / "data.npz", **data | {"actions": words})
+    with pytest.raises(ValueError, match=r"actions: texts with surrogates.*expected characters"):
+        sw.load(f"npz:{tmp_path / 'data.npz'}")
+
+
+def test_texts_of_no_characters(tmp_path: Path) -> None:
+    data = d4rl(LENGTHS)
+    np.savez(tmp_path / "data.npz", **data)
+    content = io.BytesIO()
+    np.lib.format.write_array_header_1_0(content, {"descr": "<U0", "fortran_order": False, "shape": (STEPS,)})
+    with zipfile.ZipFile(tmp_path / "data.npz", "a") as archive:
+        archive.writestr("said.npy", content.getvalue())
+    store = sw.load(f"npz:{tmp_path / 'data.npz'}")
+    check_d4rl(store, data, LENGTHS)
+    assert noted(store)["left_out"] == [f"said (({STEPS},) <U0): texts of 0 characters"]
+
+
+def test_texts_and_numbers_of_one_name(tmp_path: Path) -> None:
+    """Numbers keep it."""
+    numbers = np.arange(STEPS)
+    store = sw.load(hdf5(tmp_path, **{"a.b": WORDS, "a__b": numbers, "info__weights": WORDS, "weights": numbers}))
+    assert rows(store, "a.b") == rows(store, "info.weights") == numbers.tolist()
+    left = ["a.b: would have the name of a/b", "info/weights: would have the name of weights"]
+    assert sorted(noted(store)["left_out"]) == left
 
 
 def test_many_rows_that_share_the_bytes_of_a_file(tmp_path: Path) -> None:

@@ -15,18 +15,19 @@ from sharpwave.data.episode import (
     Array,
     Arrays,
     Episode,
+    TextType,
     Totals,
     below,
     field_of,
     finite_sum,
+    further_names,
     len_of,
     nested,
-    usable_name,
     with_tuples,
 )
 from sharpwave.data.opened_files import ReadBudget
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.varying import differing, read_rows, row_kind, text_type_of, whole_texts
+from sharpwave.data.varying import differing, read_rows, row_kind, text_type_of, whole_texts, why_none
 from sharpwave.log.same_values import TOLERANCE
 from sharpwave.spec import Field, Spec
 
@@ -66,6 +67,7 @@ KNOWN = {one.lower(): one for one in (*ONE_NAMES, *ONE_NAMES.values(), LIMIT, *L
 """Known names, by their lower case."""
 JOINED = {one.replace("_", ""): known for one, known in KNOWN.items()}
 """Known names, by their lower case without separators: episodeId and episode-id are episode_id."""
+NO_CHARACTERS = "texts with surrogates, or numbers above 0x10FFFF"
 DOUBTFUL = re.compile("trunc|time_?out|done|term|end|last|first|start|reset|episode|traj", re.IGNORECASE)
 """Parts of names that flags of ends often have."""
 
@@ -260,7 +262,8 @@ class ColumnSource:
 
     def _further(self, found: dict[str, str], used: set[str]) -> dict[str, str]:
         """Return the arrays' names of further fields, by the fields' names."""
-        fields: dict[str, str] = {}
+        self._text_types: dict[str, TextType] = {}
+        fields: dict[str, str] = {}  # by their names in the layout
         taken = {*used, self._reward, self._terminals, self._timeouts}
         taken |= {name for name, one in self._marks.items() if one not in (*EPISODES, *STEPS)}
         for standard, name in found.items():
@@ -268,24 +271,31 @@ class ColumnSource:
                 continue
             shape, dtype = self._arrays[name].shape, self._arrays[name].dtype
             if not shape or shape[0] != self._count or 0 in shape or row_kind(self._arrays[name]) is None:
-                self.left_out.append(f"{name} ({shape} {dtype}): not one value a step")
+                self.left_out.append(f"{name} ({shape} {dtype}): {why_none(self._arrays[name])}")
                 continue
-            field = usable_name(standard.replace("/", "."))
-            if field in fields:
-                self.left_out.append(f"{name}: would have the name of {fields[field]}")
-                continue
-            fields[field] = name
-        return fields
+            if dtype.kind in "OSU" and row_kind(self._arrays[name]) == ((), str):
+                if (kind := text_type_of(self._arrays[name])) is None:
+                    self.left_out.append(f"{name} ({shape} {dtype}): {NO_CHARACTERS}")
+                    continue
+                self._text_types[name] = kind
+            fields[standard] = name
+        texts = {standard: self._arrays[name].dtype.kind in "OSU" for standard, name in fields.items()}
+        return {name: fields[standard] for name, standard in further_names(texts, self.left_out).items()}
 
     def _spec(self) -> Spec:
         def one(name: str, beside: bool = False) -> Field:
             array = self._arrays[name]
             shape, dtype = row_kind(array) or (array.shape[1:], array.dtype)
-            kind = text_type_of(array) if dtype is str else dtype
+            kind = (self._text_types.get(name) or text_type_of(array)) if dtype is str else dtype
+            if kind is None:
+                raise ValueError(f"{self.name}: {name}: {NO_CHARACTERS}, expected characters; write them as UTF-8")
             return field_of(f"{self.name}: {name}", shape, kind, beside=beside)
 
+        self._compared: dict[str, np.dtype[Any]] = {}  # dtypes of numbers of any length
         for key, name in self._nexts.items():
             after, there = one(name), one(self._obs[key])
+            if after.ragged and not after.text and not there.text:
+                self._compared[key] = _common(after.np_dtype, there.np_dtype)
             if after.shape != there.shape:
                 raise ValueError(f"{self.name}: {name} is {after}, expected {there}")
             if after.dtype != there.dtype:
@@ -337,7 +347,7 @@ class ColumnSource:
                             with np.errstate(over="ignore"):
                                 after, there = (x.astype(_common(after.dtype, there.dtype)) for x in (after, there))
                         before = np.concatenate([last[key] if key in last else there[:1], after[:-1]])
-                        differ, beyond = differing(before, there)
+                        differ, beyond = differing(before, there, self._compared.get(key))
                         inexact[:-1] |= differ
                         broken[:-1] |= beyond
                         last[key] = after[-1:].copy()

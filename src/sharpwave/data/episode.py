@@ -199,7 +199,7 @@ def field_of(
     if isinstance(dtype, type) and not shape:
         return Field(dtype, metadata=metadata, shared=beside)
     if isinstance(dtype, type) or dtype.kind not in "buif" or any(n is not None and n < 1 for n in shape):
-        said = f"{dtype.__name__}, expected one text a step" if isinstance(dtype, type) else str(dtype)
+        said = f"{dtype.__name__}, expected one text a step" if isinstance(dtype, type) else _described(dtype)
         raise ValueError(
             f"{what}: shape {shape} {said} cannot be stored; expected booleans, integers or floats, of sizes above 0"
         )
@@ -240,6 +240,26 @@ def with_tuples(tree: Any) -> Any:
     if inner and inner.keys() == {f"_index_{n}" for n in range(len(inner))}:
         return tuple(inner[f"_index_{n}"] for n in range(len(inner)))
     return inner
+
+
+def _described(dtype: np.dtype[Any]) -> str:
+    metadata: Mapping[str, Any] = dtype.metadata or {}
+    of_any_length = metadata.get("vlen")
+    return f"{of_any_length} of any length" if isinstance(of_any_length, np.dtype) else str(dtype)
+
+
+def further_names(paths: Mapping[str, bool], left_out: list[str], separator: str = "/") -> dict[str, str]:
+    """Return the paths of further fields by their names in the spec; of two with the same name numbers go first.
+
+    Args:
+        paths: whether each holds texts. left_out: is told of those without a name.
+    """
+    names: dict[str, str] = {}
+    for path in sorted(paths, key=lambda one: paths[one]):
+        if (first := names.setdefault(usable_name(path.replace(separator, ".")), path)) != path:
+            left_out.append(f"{path}: would have the name of {first}")
+    found = {path: name for name, path in names.items()}
+    return {found[path]: path for path in paths if path in found}
 
 
 def usable_name(name: str) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images, videos
-from sharpwave.data.episode import Episode, Totals, existing, field_of, finite_sum, needed, nested, usable_name
+from sharpwave.data.episode import Episode, Totals, existing, field_of, finite_sum, further_names, needed, nested
 from sharpwave.data.opened_files import REMEDY, VIDEO_WEIGHT, Folder, ReadBudget, explained
 from sharpwave.data.parquet_files import ParquetFile
 from sharpwave.data.varying import cut_rows, objects, text_rows, whole_texts
@@ -28,6 +28,8 @@ DONE, TRUNCATED, REWARD, TIME = "next.done", "next.truncated", "next.reward", "t
 TASK_NUMBER, TASK = "task_index", "task"
 """Column of the numbers of tasks, and the field of their texts."""
 VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp", "to_timestamp")
+TEXTS = ("string", "large_string", "string_view", "binary", "large_binary", "binary_view", "null")
+"""pyarrow's types of texts; of a column without any, null."""
 MAX_TASKS_BYTES, TIMES_IN_PYTHON = 1 << 28, 16
 """Limit of the description of episodes in a file of ``meta/episodes``; ratio of its texts' size as objects."""
 
@@ -112,21 +114,34 @@ class LeRobotSource:
             raise ValueError(f"{self.name}: meta/info.json: chunks_size {self._chunk}, expected at least 1")
         self._fields = self._read_features(info["features"])
         self._columns = [name for name in self._fields if name not in self._videos]
-        if not self._under("observation") or not self._under("action"):
-            raise ValueError(f"{self.name}: features {list(self._fields)[:12]}, expected observation.* and action")
 
     def _describe(self) -> None:
         """Make the spec, once the columns of the data are known."""
+        if not self._under("observation") or not self._under("action"):
+            raise ValueError(f"{self.name}: features {list(self._fields)[:12]}, expected observation.* and action")
         names = [name for name in self._fields if name.split(".")[0] not in ("observation", "action")]
-        self._further = {usable_name(name): name for name in names if name not in (REWARD, DONE, TRUNCATED)}
+        texts = {one: self._fields[one].text is not None for one in names if one not in (REWARD, DONE, TRUNCATED)}
+        self._further = further_names(texts, self.left_out, ".")
+        for one in texts.keys() - self._further.values():
+            self._leave(one)
         self._strings = [name for name, field in self._fields.items() if field.text is not None]
         further: dict[str, Any] = {name: self._fields[one] for name, one in self._further.items()}
-        self._tasks = {} if TASK in further or TASK_NUMBER not in further else self._read_tasks()
+        self._tasks: dict[int, str] = {}
+        if TASK_NUMBER in further and TASK not in further:
+            if (field := self._fields[TASK_NUMBER]).ragged or math.prod(field.shape) != 1:
+                self.left_out.append(f"{TASK}: {TASK_NUMBER} is not one number a row")
+            else:
+                self._tasks = self._read_tasks()
         if self._tasks:
             further[TASK] = field_of(TASK, (), str, beside=True)
         self.spec = Spec(
             obs=self._nested("observation", self._fields), action=self._nested("action", self._fields), **further
         )
+
+    def _leave(self, name: str) -> None:
+        """Leave out a feature whose omission is noted."""
+        del self._fields[name]
+        self._columns = [one for one in self._columns if one != name]
 
     def _under(self, root: str) -> list[str]:
         return [name for name in self._fields if name.split(".")[0] == root]
@@ -140,13 +155,18 @@ class LeRobotSource:
         for name, said in features.items():
             if name in COUNTERS:
                 continue
-            dtype, shape = str(said["dtype"]), tuple(-1 if n is None else int(n) for n in said["shape"])
-            if dtype == "string":
-                beside = name.split(".")[0] not in ("observation", "action")
-                fields[name] = field_of(name, (), str, beside=beside)
-                continue
+            dtype = str(said["dtype"])
             if dtype.startswith("audio") or dtype == "language":
                 self.left_out.append(f"{name}: {dtype}")
+                continue
+            sizes_said = said["shape"] if dtype != "string" else said.get("shape") or ()
+            shape = tuple(-1 if n is None else int(n) for n in sizes_said)
+            if dtype == "string":
+                if math.prod(shape) != 1:
+                    self.left_out.append(f"{name}: lists of texts")
+                    continue
+                beside = name.split(".")[0] not in ("observation", "action")
+                fields[name] = field_of(name, (), str, beside=beside)
                 continue
             if dtype in ("image", "video"):
                 if len(shape) != 3:
@@ -197,7 +217,7 @@ class LeRobotSource:
         for group in range(len(file.rows)):
             table = file.read(group, [TASK_NUMBER, *strings], MAX_TASKS_BYTES / TIMES_IN_PYTHON)
             numbers += _values(table.column(TASK_NUMBER)).tolist()
-            texts += _texts(TASK, table.column(strings[0])).tolist()
+            texts += _texts(table.column(strings[0])).tolist()
         return numbers, texts
 
     def _read_episodes(self) -> list[_Place]:
@@ -236,11 +256,10 @@ class LeRobotSource:
             if DONE in self._fields and (ends := {place.steps == place.rows for place in sound}) != {True, False}:
                 how = "every one terminated, also at time limits" if ends == {True} else "none terminated"
                 self.notes.append(f"{DONE}: is {str(ends == {True}).lower()} at the last frame of all episodes; {how}")
-            names = self._file(sound[0].name).schema.names
-            for one in [name for name, field in self._fields.items() if field.text is not None and name not in names]:
-                self.left_out.append(f"{one}: the data do not have it")
-                self._columns.remove(one)
-                del self._fields[one]
+            for one in [name for name, field in self._fields.items() if field.text is not None]:
+                if why := self._no_texts(sound[0].name, one, whole=True):
+                    self.left_out.append(f"{one}: {why}")
+                    self._leave(one)
         if self._unlisted:
             self.left_out.append(f"{self._unlisted:,} rows of episodes that meta/episodes does not list")
         which = "that did not terminate" if DONE in self._fields else f"(without {DONE} none is known to terminate)"
@@ -429,9 +448,12 @@ class LeRobotSource:
         whole = columns is None
         if self._groups.get(whole, ())[:2] != (name, number):
             self._groups.pop(whole, None)  # two would need twice the memory
-            for one in columns or self._columns:
+            texts = [one for one in self._columns if self._fields[one].text is not None]
+            lacking = [one for one in texts if self._no_texts(name, one)]
+            wanted = [one for one in columns or self._columns if one not in lacking]
+            for one in wanted:
                 self._check_type(file, one)
-            read = file.read(number, columns or [*self._columns, EPISODE, FRAME])
+            read = file.read(number, wanted if columns else [*wanted, EPISODE, FRAME])
             self._groups[whole] = name, number, read
         return self._groups[whole][2]
 
@@ -446,6 +468,29 @@ class LeRobotSource:
             kind, size = kind.value_type, size * kind.list_size
         if size > 1 and size > math.prod(self._fields[name].inner):
             raise ValueError(f"{file.path}: {name} has lists of {size:,}, expected {self._fields[name].shape}")
+
+    def _no_texts(self, name: str, column: str, whole: bool = False) -> str:
+        """Return why a file's column has not one text in each row, in words; "": it has.
+
+        Args:
+            whole: read lists as well, whose lengths tell it.
+        """
+        file = self._file(name)
+        if column not in file.schema.names:
+            return "the data do not have it"
+        kind, listed = file.schema.field(column).type, False
+        while hasattr(kind, "value_type") and not isinstance(kind, self._arrow.BaseExtensionType):
+            listed |= not self._arrow.types.is_dictionary(kind)
+            if getattr(kind, "list_size", 1) != 1:
+                return "lists of texts"
+            kind = kind.value_type
+        if str(kind) not in TEXTS:
+            return f"{kind}, expected texts"
+        if whole and listed:
+            groups = (file.read(group, [column]).column(column) for group in range(len(file.rows)))
+            if any(_one_text_each(one)[1] for one in groups):
+                return "lists of texts"
+        return ""
 
     def __len__(self) -> int:
         return len(self._places)
@@ -474,7 +519,7 @@ class LeRobotSource:
         reward = arrays[REWARD].reshape(-1)[:steps] if REWARD in arrays else np.zeros(steps, np.float32)
         fields = {name: arrays[one][:steps] for name, one in self._further.items()}
         doubts = [f"{DONE} is true before the last frame"] if DONE in arrays and arrays[DONE][:-1].any() else []
-        doubts += [f"{name}: null in some rows; stored as empty texts" for name in self._strings if _nulls(table, name)]
+        doubts += [f"{name}: {why}; stored as empty texts" for name in self._strings for why in _lacking(table, name)]
         if self._tasks:
             numbers = fields[TASK_NUMBER].reshape(-1).tolist()
             fields[TASK] = objects([self._tasks.get(one, "") for one in numbers])
@@ -506,6 +551,8 @@ class LeRobotSource:
             )
 
     def _array(self, table: Any, name: str, field: Field) -> npt.NDArray[Any]:
+        if field.text is not None and name not in table.column_names:
+            return objects([""] * len(table))
         column = table.column(name).combine_chunks()
         if name in self._images:
             frames = np.empty((len(column), *field.shape), field.np_dtype)
@@ -518,7 +565,7 @@ class LeRobotSource:
                 frames[row] = images.decode(content, field.shape, name)
             return frames
         if field.text is not None:
-            return text_rows(name, _texts(name, column), str)
+            return text_rows(name, _texts(column), str)
         if field.ragged:
             return _rows(name, column, field)
         values = _values(column)
@@ -570,23 +617,37 @@ def _values(column: Any) -> npt.NDArray[Any]:
     return np.asarray(column.to_numpy(zero_copy_only=False))
 
 
-def _nulls(table: Any, name: str) -> bool:
-    return bool(_flat_texts(table.column(name)).null_count)
+def _lacking(table: Any, name: str) -> list[str]:
+    """Return why some rows of a column have no text of their own, in words."""
+    if name not in table.column_names:
+        return ["no texts in some files"]
+    texts, lists = _one_text_each(table.column(name))
+    if lists:
+        return ["lists of other than one text in some rows"]
+    return ["null in some rows"] if texts.null_count else []
 
 
-def _flat_texts(column: Any) -> Any:
-    """Return the texts in a column, of lists of one each."""
-    found = column.combine_chunks() if hasattr(column, "combine_chunks") else column
-    while hasattr(found.type, "value_type") and hasattr(found, "flatten") and not hasattr(found, "dictionary"):
-        found = found.flatten()
-    return found
+def _one_text_each(column: Any) -> tuple[Any, bool]:
+    """Return the text of each row of a column, null where it has not one, and whether lists have other numbers."""
+    found, lists = column.combine_chunks() if hasattr(column, "combine_chunks") else column, False
+    while hasattr(found.type, "value_type") and not hasattr(found, "dictionary"):
+        present = found.is_valid().to_numpy(zero_copy_only=False)
+        if (size := getattr(found.type, "list_size", None)) is None:
+            lengths = found.value_lengths().fill_null(0).to_numpy(zero_copy_only=False)
+        else:
+            lengths = np.where(present, size, 0)
+        lists |= bool((present & (lengths != 1)).any())
+        at = np.where(lengths == 1, np.cumsum(lengths) - lengths, 0)
+        values = found.flatten()  # without those of nulls
+        found = values.take(needed("pyarrow", "data").array(at, mask=lengths != 1))
+    return found, lists
 
 
-def _texts(name: str, column: Any) -> npt.NDArray[np.object_]:
-    """Return the bytes of a column's texts; of null, none.  Raises: ValueError: not one in each row."""
-    found = _flat_texts(column)
-    if len(found) != len(column):
-        raise ValueError(f"{name}: {len(found):,} texts in {len(column):,} rows, expected one in each")
+def _texts(column: Any) -> npt.NDArray[np.object_]:
+    """Return the bytes of a column's texts; none where a row has not one."""
+    found = _one_text_each(column)[0]
+    if str(found.type) == "null":
+        return objects([b""] * len(found))
     if not hasattr(found, "dictionary"):
         found = found.dictionary_encode()
     said = [*found.dictionary.cast("large_binary").to_pylist(), b""]
@@ -599,7 +660,7 @@ def _rows(name: str, column: Any, field: Field) -> npt.NDArray[np.object_]:
     if column.null_count or hasattr(column.type, "list_size") or not hasattr(column, "value_lengths"):
         raise ValueError(f"{name}: {column.type} with {column.null_count:,} nulls, expected a list in each row")
     lengths, values = column.value_lengths().to_numpy(zero_copy_only=False), column.flatten()
-    flat = _values(values)
+    flat = np.zeros(0, field.np_dtype) if str(values.type) == "null" and not len(values) else _values(values)
     if flat.dtype != field.np_dtype:
         raise ValueError(f"{name}: {flat.dtype}, expected {field.dtype}")
     size = math.prod(field.inner)

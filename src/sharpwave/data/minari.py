@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 
 from sharpwave.data import images
-from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, needed, nested, usable_name
+from sharpwave.data.episode import PARTIAL, Episode, Totals, field_of, further_names, needed, nested
 from sharpwave.data.hdf5 import Hdf5File, Hdf5Output
 from sharpwave.data.opened_files import REMEDY, Folder, ReadBudget, explained, parse_json
-from sharpwave.data.varying import Kind, objects, row_kind, text_rows, text_type, whole_texts
+from sharpwave.data.varying import Kind, empty_texts, row_kind, text_rows, text_type, whole_texts
 from sharpwave.native.interrupts import InterruptLock
 from sharpwave.ragged import Ragged
 from sharpwave.spaces import VARIABLE
@@ -110,7 +110,8 @@ class MinariSource:
         if not self._count:
             raise ValueError(f"{self.name}: no episodes with steps to import")
         first = self._sound()
-        self._infos = {usable_name(f"infos.{key.replace('/', '.')}"): key for key in first.infos}
+        paths = further_names({f"infos/{key}": one.kind[1] is str for key, one in first.infos.items()}, self.left_out)
+        self._infos = {name: path.removeprefix("infos/") for name, path in paths.items()}
         if not self._infos:
             self.left_out = [] if not first.has_infos else ["infos: none is one value a step"]
         if self._file is not None:
@@ -237,7 +238,7 @@ class MinariSource:
         info = {key: raw.said[key] for key in ("seed", "options") if raw.said.get(key) is not None}
         terminated, truncated = (bool(one[-1]) for one in ends)
         doubts = [] if terminated or truncated else ["neither terminated nor truncated at its end; counts as truncated"]
-        missing = [one for one in self._infos.values() if one not in raw.infos]
+        missing = [key for field, key in self._infos.items() if self._lacks(raw, key, self.spec.fields[field])]
         doubts += [f"infos {one}: a text that is missing; stored as empty texts" for one in missing]
         others = {key: one for key, one in raw.infos.items() if key not in self._infos.values()}
         for key, one in list(others.items()):
@@ -253,11 +254,16 @@ class MinariSource:
         texts = whole_texts(self.spec, raw.obs, raw.action, fields)
         return Episode(raw.obs, raw.action, raw.rewards, terminated, truncated, fields, info, texts, doubts)
 
+    @staticmethod
+    def _lacks(raw: _Raw, key: str, field: Field) -> bool:
+        """Return whether an episode has no texts where others have."""
+        return field.text is not None and (key not in raw.infos or raw.infos[key].kind[1] is not str)
+
     def _info(self, raw: _Raw, key: str, field: Field) -> npt.NDArray[Any]:
         """Return the values of an info, one more than steps.  Raises: ValueError."""
+        if self._lacks(raw, key, field):
+            return empty_texts(field, len(raw.rewards) + 1)
         said = raw.infos.get(key)
-        if field.text is not None and said is None:
-            return objects(["" if field.text == "str" else b""] * (len(raw.rewards) + 1))
         if said is None or (said.kind[1] is str) != (field.text is not None):
             raise ValueError(f"infos {key}: missing, or not a number for each observation, as in others")
         if field.text is not None:

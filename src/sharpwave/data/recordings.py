@@ -17,15 +17,15 @@ from sharpwave.data.episode import (
     Totals,
     field_of,
     finite_sum,
+    further_names,
     len_of,
     nameless,
     nested,
-    usable_name,
     with_tuples,
 )
 from sharpwave.data.opened_files import ReadBudget, explained
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.varying import differing, read_rows, row_kind, text_type_of, whole_texts
+from sharpwave.data.varying import differing, empty_texts, read_rows, row_kind, text_type_of, whole_texts, why_none
 from sharpwave.log.same_values import TOLERANCE
 from sharpwave.spec import Field, Spec
 
@@ -113,7 +113,7 @@ class RecordingSource:
         self.spec = Spec(
             obs=self._tree(self._fields[OBS]),
             action=self._tree(self._fields[ACTION]),
-            **{usable_name(path.replace("/", ".")): self._fields[FURTHER][path] for path in self._further.values()},
+            **{name: self._fields[FURTHER][path] for name, path in self._further.items()},
         )
         self._sizes = self._survey()
         self.steps = sum(one.steps for one in self._sizes)
@@ -153,10 +153,7 @@ class RecordingSource:
         for kind in (OBS, ACTION):
             if not found[kind]:
                 raise ValueError(f"{self.name}: its episodes have no {kind} in common, expected the same in each")
-        names: dict[str, str] = {}
-        for path in found[FURTHER]:
-            if (first := names.setdefault(usable_name(path.replace("/", ".")), path)) != path:
-                self.left_out.append(f"{path}: would have the name of {first}")
+        names = further_names({path: one.ragged for path, one in found[FURTHER].items()}, self.left_out)
         return found, names
 
     def _rows(self, one: EpisodeRecording) -> int:
@@ -185,7 +182,7 @@ class RecordingSource:
     def _survey(self) -> list[_Size]:
         """Return the sizes of the episodes with steps, and of damaged ones, which count no steps."""
         sizes: list[_Size] = []
-        others: collections.Counter[str] = collections.Counter()
+        others: collections.Counter[tuple[str, str]] = collections.Counter()
         seen: collections.Counter[str] = collections.Counter()  # sound episodes by what they have
         known = {(kind, path) for kind, paths in self._fields.items() for path in paths}
         with shown(self._budget.progress, f"{self.name}: episodes", len(self._layout.places)) as report:
@@ -205,7 +202,7 @@ class RecordingSource:
                     continue
                 for kind, path, array in _all(one):
                     if (kind, path) not in known and kind != NEXT_OBS:
-                        others[f"{path} ({array.dtype})"] += 1
+                        others[f"{path} ({array.dtype})", why_none(array)] += 1
                     seen["kept"] += kind == FURTHER and (kind, path) in known and len_of(array) > rows
                 seen.update(name for name, flags in ends.items() if flags[:-1].any())
                 seen["episodes"] += 1
@@ -229,15 +226,15 @@ class RecordingSource:
             self.left.truncated += truncated
             self.left.unmarked += not truncated
 
-    def _say(self, others: Mapping[str, int], seen: Mapping[str, int]) -> None:
+    def _say(self, others: Mapping[tuple[str, str], int], seen: Mapping[str, int]) -> None:
         """Note what is left out, and how the data are read."""
         sound = seen["episodes"]
         if 0 < seen["followed"] < sound:
             self.notes.append(f"next_obs: none in {sound - seen['followed']:,} episodes")
         if halved := seen["halved"]:
             self.notes.append(f"terminated: missing in {halved:,} episodes with truncated; none of them terminated")
-        for what, count in sorted(others.items()):
-            self.left_out.append(f"{what}, in {count:,} episodes: not one value a step in most of them")
+        for (what, why), count in sorted(others.items()):
+            self.left_out.append(f"{what}, in {count:,} episodes: {why} in most of them")
         self.left_out += self.left.said()
         if seen["kept"]:
             self.left_out.append("the last row of further fields that have one more than there are steps")
@@ -272,19 +269,20 @@ class RecordingSource:
         with explained(what, self.name):
             one = self._layout.recording(self._sizes[number].number)
             rows = self._rows(one)
-            self._check_fields(one, rows)
+            lacking = self._lacking(one, rows)
+            self._check_fields(one, rows, lacking)
             self._budget.check_episode(what, rows + 1, self.spec.fields)
             terminated, truncated = (bool(self._flags(one, name, rows, what)[-1]) for name in FLAGS)
             steps, rounded = rows, 0
 
             def read(kind: str, path: str, end: int) -> npt.NDArray[Any]:
+                if path in lacking[kind]:
+                    return empty_texts(self._fields[OBS if kind == NEXT_OBS else kind][path], end)
                 field = self._fields[OBS if kind == NEXT_OBS else kind][path]
                 return read_rows(f"{kind} {path}".strip(), getattr(one, kind)[path], 0, end, field)
 
-            obs = {path: read(OBS, path, len_of(one.obs[path])) for path in self._fields[OBS]}
-            for path in one.next_obs:
-                if path not in obs:
-                    continue
+            obs = {path: read(OBS, path, rows + self._layout.final) for path in self._fields[OBS]}
+            for path in obs if one.next_obs else ():
                 after = read(NEXT_OBS, path, rows)
                 rounded += _compared(path, after, obs[path])
                 if len(obs[path]) == rows:
@@ -300,13 +298,28 @@ class RecordingSource:
         info = dict(one.info) | ({"next_obs_rounded": rounded} if rounded else {})
         made = self._tree(obs), self._tree(action)
         texts = whole_texts(self.spec, *made, further)
-        return Episode(*made, reward, terminated, truncated, further, info, texts)
+        missing = [path if kind == FURTHER else f"{kind} {path}" for kind in (OBS, FURTHER) for path in lacking[kind]]
+        doubts = [f"{path}: a text that is missing; stored as empty texts" for path in missing]
+        return Episode(*made, reward, terminated, truncated, further, info, texts, doubts)
 
-    def _check_fields(self, one: EpisodeRecording, rows: int) -> None:
-        """Check that an episode has the fields of the data set.  Raises: ValueError."""
+    def _lacking(self, one: EpisodeRecording, rows: int) -> dict[str, list[str]]:
+        """Return the paths by kind of text fields that an episode has no texts for, but for actions."""
+
+        def lacks(kind: str, path: str, field: Field) -> bool:
+            array = getattr(one, kind).get(path)
+            return array is None or not _has(array, field) or (kind == FURTHER and not _by_step(array, rows))
+
+        texts = {kind: {path: x for path, x in self._fields[kind].items() if x.text} for kind in (OBS, FURTHER)}
+        found = {kind: [path for path, x in fields.items() if lacks(kind, path, x)] for kind, fields in texts.items()}
+        if one.next_obs:
+            found[OBS] = [path for path, x in texts[OBS].items() if lacks(OBS, path, x) or lacks(NEXT_OBS, path, x)]
+        return found | {NEXT_OBS: found[OBS], ACTION: []}
+
+    def _check_fields(self, one: EpisodeRecording, rows: int, lacking: Mapping[str, list[str]]) -> None:
+        """Check that an episode has the fields of the data set, but for lacking texts.  Raises: ValueError."""
         for kind, arrays in ((OBS, one.obs), (NEXT_OBS, one.next_obs), (ACTION, one.action), (FURTHER, one.further)):
             for path, expected in self._fields[OBS if kind == NEXT_OBS else kind].items():
-                if kind == NEXT_OBS and not arrays:
+                if (kind == NEXT_OBS and not arrays) or path in lacking[kind]:
                     continue
                 what = path if kind == FURTHER else f"{kind} {path}".strip()
                 if path not in arrays:

@@ -19,12 +19,12 @@ from sharpwave.data.episode import (
     existing,
     field_of,
     finite_sum,
+    further_names,
     nested,
-    usable_name,
 )
 from sharpwave.data.opened_files import REMEDY, File, Folder, ReadBudget, check_whole, explained
 from sharpwave.data.progress_bar import shown
-from sharpwave.data.varying import cut_rows, objects, text_rows, text_type, whole_texts
+from sharpwave.data.varying import cut_rows, empty_texts, objects, text_rows, text_type, whole_texts
 from sharpwave.spec import Field, Spec
 
 FLAGS = ("is_first", "is_last", "is_terminal")
@@ -113,11 +113,16 @@ class RldsSource:
                 f"{self.name}: steps have {sorted(self._features)[:12]}, expected observation, action, reward, "
                 "is_first, is_last and is_terminal"
             )
-        self._further = {
-            usable_name(key.replace("/", ".")): key
-            for key in self._features
-            if key.split("/")[0] not in ("observation", "action", "reward", *FLAGS)
-        }
+        roots = ("observation", "action", "reward", *FLAGS)
+        paths = {key: one.encoding == "text" for key, one in self._features.items() if key.split("/")[0] not in roots}
+        nameless: list[str] = []
+        self._further = further_names(paths, nameless)
+        self.left_out += [f"steps/{one}" for one in nameless]
+        for key in paths.keys() - self._further.values():
+            del self._features[key]
+            self._of_any_bytes.discard(key)
+        texts = [key for key, one in self._features.items() if one.encoding == "text"]
+        self._optional = [key for key in texts if key.split("/")[0] != "action"]
         self._row_fields = {key: one.field for key, one in self._features.items()}
         of_ends = {"is_last", "is_terminal", "reward", *self._under("action"), *self._of_any_bytes}
         self._of_ends = {name for key in of_ends for name in self._features[key].names(key)}
@@ -251,7 +256,7 @@ class RldsSource:
         for key in sorted(self._of_any_bytes):
             if text_type(found.get(f"steps/{key}", ())) is bytes:
                 self._of_any_bytes.discard(key)
-                self.notes.append(f"steps/{key}: read as bytes, since they are no UTF-8, as in {place.name}")
+                self.notes.append(f"steps/{key}: read as bytes, since some are no UTF-8, as in {place.name}")
         arrays = {key: values[-1] for key, values in every.items()}
         acted = any(_is_action(arrays[key]) for key in self._under("action"))
         reward = finite_sum(arrays["reward"])
@@ -306,6 +311,9 @@ class RldsSource:
         if listed is not None:
             length, encoding = int(listed.get("length") or -1), "list"
             sizes = (None if length < 0 else length, *sizes)
+        if 0 in sizes:
+            self.left_out.append(f"steps/{key}: {sizes} has no values")
+            return
         made = field_of(f"{self.name}: steps/{key}", sizes, np.dtype(dtype or "uint8"))
         self._features[key] = _Feature(encoding, made)
 
@@ -339,7 +347,11 @@ class RldsSource:
         rows = self._rows(found, place)
         self._budget.check_episode(what, rows, self._row_fields)
         with explained(what, self.name):
-            arrays = {key: _array(found, key, one, rows, what) for key, one in self._features.items()}
+            lacking = [key for key in self._optional if not len(found.get(f"steps/{key}", ()))]
+            arrays = {
+                key: empty_texts(one.field, rows) if key in lacking else _array(found, key, one, rows, what)
+                for key, one in self._features.items()
+            }
         _check_ends(what, arrays["is_last"], arrays["is_terminal"])
         begins = bool(arrays["is_first"][0]) and not arrays["is_first"][1:].any()
         terminated = bool(arrays["is_terminal"][-1])
@@ -359,7 +371,8 @@ class RldsSource:
             further,
             self._info(found),
             whole_texts(self.spec, obs, action, further),
-            () if begins else ("is_first is not in the first row only; are rows missing?",),
+            [f"steps/{key}: a text that is missing; stored as empty texts" for key in lacking]
+            + ([] if begins else ["is_first is not in the first row only; are rows missing?"]),
         )
 
     def _info(self, found: dict[str, tfrecord.Value]) -> dict[str, Any]:

@@ -19,6 +19,8 @@ from sharpwave.spec import Field, Spec
 Objects = npt.NDArray[np.object_]
 PART_BYTES = 1 << 22
 """Bytes of texts of a fixed size, or of the references to others, that are read at a time to find their type."""
+MAX_CHARACTER, SURROGATES = 0x10FFFF, (0xD800, 0xDFFF)
+"""Largest number of a character, and the range of numbers that are none."""
 Kind = tuple[tuple[int | None, ...], np.dtype[Any] | TextType]
 """Shape and dtype of a row, as for ``field_of``."""
 
@@ -34,7 +36,8 @@ def objects(rows: Sequence[Any]) -> Objects:
 def row_kind(array: Any) -> Kind | None:
     """Return the kind of an array's rows: numbers, a text or numbers of any length each; ``None``: no field holds them.
 
-    Of texts it is ``str``, also where they are no UTF-8 (``text_type_of``).
+    Of texts it is ``str``, also where they are no UTF-8 (``text_type_of``). Numbers of any length in the other byte
+    order have none: h5py reads them without swapping their bytes.
     """
     inner, dtype = array.shape[1:], array.dtype
     if dtype.kind in "buif":
@@ -43,11 +46,20 @@ def row_kind(array: Any) -> Kind | None:
     of_any_length = metadata.get("vlen")  # as h5py describes it
     if inner or not array.shape:
         return None
-    if dtype.kind in "SU" or of_any_length in (str, bytes):
+    if (dtype.kind in "SU" and dtype.itemsize) or of_any_length in (str, bytes):
         return (), str
-    if isinstance(of_any_length, np.dtype) and of_any_length.kind in "buif":
+    if isinstance(of_any_length, np.dtype) and of_any_length.kind in "buif" and of_any_length.isnative:
         return (None,), of_any_length
     return None
+
+
+def why_none(array: Any) -> str:
+    """Return why an array with a value for each step has no kind of rows."""
+    if array.dtype.kind in "SU" and not array.dtype.itemsize:
+        return "texts of 0 characters"
+    if isinstance(numbers := (array.dtype.metadata or {}).get("vlen"), np.dtype) and not numbers.isnative:
+        return f"numbers {numbers} of any length, which h5py reads only in this machine's byte order"
+    return "not one value a step"
 
 
 def read_rows(what: str, array: Array, begin: int, end: int, field: Field) -> npt.NDArray[Any]:
@@ -58,11 +70,21 @@ def read_rows(what: str, array: Array, begin: int, end: int, field: Field) -> np
     return objects([np.ascontiguousarray(one, field.np_dtype) for one in found]) if field.ragged else found
 
 
-def text_type_of(array: Array) -> TextType:
-    """Return ``str`` if all texts of an array are UTF-8, else ``bytes``. Cost: it is read."""
+def text_type_of(array: Array) -> TextType | None:
+    """Return ``str`` if all texts of an array are UTF-8, else ``bytes``; ``None``: some have numbers of no characters.
+
+    Cost: it is read.
+    """
     each = max(1, PART_BYTES // array.dtype.itemsize)
-    parts = (array.rows(begin, min(begin + each, array.shape[0])) for begin in range(0, array.shape[0], each))
-    return text_type(one for part in parts for one in part)
+    for begin in range(0, array.shape[0], each):
+        part = array.rows(begin, min(begin + each, array.shape[0]))
+        if part.dtype.kind == "U":
+            codes = np.ascontiguousarray(part).view(np.uint32)
+            if (codes > MAX_CHARACTER).any() or ((codes >= SURROGATES[0]) & (codes <= SURROGATES[1])).any():
+                return None
+        elif text_type(part) is bytes:
+            return bytes
+    return str
 
 
 def text_type(values: Iterable[Any]) -> TextType:
@@ -106,19 +128,43 @@ def cut_rows(what: str, values: npt.NDArray[Any], lengths: npt.NDArray[np.int64]
     return objects(np.split(values, np.cumsum(lengths)[:-1]) if rows else [])
 
 
-def differing(some: npt.NDArray[Any], others: npt.NDArray[Any]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return which rows differ, and which by more than rounding, as ``compare``; rows of objects must be equal."""
+def differing(
+    some: npt.NDArray[Any], others: npt.NDArray[Any], dtype: np.dtype[Any] | None = None
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
+    """Return which rows differ, and which by more than rounding, as ``compare``; texts must be equal.
+
+    Args:
+        dtype: of the comparison of numbers of any length; default: their own.
+    """
     if some.dtype.kind != "O":
         return compare(some, others)
-    unlike = np.array([not np.array_equal(a, b) for a, b in zip(some, others, strict=True)], np.bool_)
-    return unlike, unlike
+    unlike, beyond = np.zeros((2, len(some)), np.bool_)
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for row, (one, other) in enumerate(zip(some, others, strict=True)):
+        if isinstance(one, np.ndarray) and one.shape == np.shape(other):
+            by_shape.setdefault(one.shape, []).append(row)
+        else:
+            unlike[row] = beyond[row] = isinstance(one, np.ndarray) or one != other
+    for at in by_shape.values():  # as rows of a fixed size
+        one, other = (np.stack([values[row] for row in at]) for values in (some, others))
+        if dtype is not None:
+            with np.errstate(over="ignore"):
+                one, other = one.astype(dtype), other.astype(dtype)
+        unlike[at], beyond[at] = compare(one, other)
+    return unlike, beyond
+
+
+def empty_texts(field: Field, rows: int) -> Objects:
+    """Return as many rows of a text field, in the place of a text that an episode lacks."""
+    return objects(["" if field.text == "str" else b""] * rows)
 
 
 def whole_texts(spec: Spec, obs: Any, action: Any, fields: Mapping[str, Any]) -> dict[str, str]:
-    """Return the strings that are the same in all rows of an episode, by field."""
+    """Return the texts that are UTF-8, and the same in all rows of an episode, by field."""
     rows: dict[str, Sequence[Any]] = {**spec.split_obs(obs), **spec.split_action(action), **fields}
-    strings = [name for name, field in spec.fields.items() if field.text == "str"]
-    return {name: rows[name][0] for name in strings if len(set(rows[name])) == 1}
+    texts = [name for name, field in spec.fields.items() if field.text is not None]
+    whole = {name: rows[name][0] for name in texts if len(set(rows[name])) == 1}
+    return {name: text_rows(name, [one], str)[0] for name, one in whole.items() if text_type([one]) is str}
 
 
 def annotation_of(spec: Spec, name: str) -> str:

@@ -1,0 +1,195 @@
+"""Odd columns of texts in data of others are left out and named, or empty texts; the data set is never refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import sharpwave as sw
+from tests.data_sets.hostile import example, lerobot, rlds, sound
+from tests.data_sets.test_columns import noted
+from tests.data_sets.test_texts import TEXT, WORDS, integers, listed, tensor, with_column
+
+LISTS = pa.list_(pa.string())
+PLACES = [(0, 3), (3, 14), (15, 16), (16, 55)]
+"""Rows of the steps of each episode of LeRobot's data set, of 56 rows."""
+
+
+def files(folder: Path, episodes: list[dict[str, Any]], **features: tuple[str, list[int]]) -> str:
+    """Write a LeRobot data set of one file an episode, with further columns."""
+    (folder / "meta").mkdir(parents=True)
+    (folder / "data").mkdir()
+    lines = []
+    for number, columns in enumerate(episodes):
+        rows = len(next(iter(columns.values())))
+        table = {
+            "observation.state": np.arange(rows, dtype=np.float32),
+            "action": np.zeros(rows, np.float32),
+            "next.done": np.arange(rows) == rows - 1,
+        }
+        pq.write_table(pa.table(table | columns), folder / "data" / f"{number}.parquet")
+        lines.append(json.dumps({"episode_index": number, "length": rows}))
+    said = {"observation.state": ("float32", [1]), "action": ("float32", [1]), "next.done": ("bool", [1])} | features
+    info = {
+        "codebase_version": "v2.1",
+        "data_path": "data/{episode_index}.parquet",
+        "features": {name: {"dtype": dtype, "shape": shape} for name, (dtype, shape) in said.items()},
+    }
+    (folder / "meta" / "info.json").write_text(json.dumps(info))
+    (folder / "meta" / "episodes.jsonl").write_text("\n".join(lines))
+    return f"lerobot:{folder}"
+
+
+def left_out(store: sw.Store) -> str:
+    return "\n".join(noted(store)["left_out"])
+
+
+def notes(store: sw.Store) -> str:
+    return "\n".join(noted(store)["notes"])
+
+
+@pytest.mark.parametrize(
+    ("values", "shape", "why"),
+    [
+        (pa.array([["a", "b"], [], ["c"]] * 18 + [["d"], ["e"]], LISTS), [-1], "lists of texts"),
+        (pa.array([["a", "b"], [], ["c"]] * 18 + [["d"], ["e"]], LISTS), [1], "lists of texts"),
+        (pa.array([["a"], None, ["b", "c"]] * 18 + [["d"], ["e"]], LISTS), [1], "lists of texts"),
+        (pa.array([["a", "b"]] * 56, LISTS), [2], "lists of texts"),
+        (pa.array([["a", "b"]] * 56, pa.list_(pa.string(), 2)), [1], "lists of texts"),
+        (pa.array(range(56)), [1], "int64, expected texts"),
+        (pa.array([[0.5]] * 56), [1], "double, expected texts"),
+        (pa.array([{"a": "x"}] * 56), [1], "struct<a: string>, expected texts"),
+    ],
+)
+def test_columns_of_lerobot_without_one_text_a_row(tmp_path: Path, values: Any, shape: list[int], why: str) -> None:
+    store = sw.load(with_column(lerobot(tmp_path, "images"), "said", values, shape=shape))
+    assert "said" not in store.spec.fields and len(store.episodes()) == 4
+    assert f"said: {why}" in noted(store)["left_out"]
+
+
+@pytest.mark.parametrize("kind", [LISTS, pa.list_(pa.string(), 1), pa.large_list(pa.string())])
+def test_lists_of_one_text_with_nulls(tmp_path: Path, kind: Any) -> None:
+    rows = [None if row % 5 == 1 else [None] if row % 5 == 2 else [word] for row, word in enumerate(WORDS)]
+    store = sw.load(with_column(lerobot(tmp_path, "images"), "said", pa.array(rows, kind)))
+    expected = ["" if row % 5 in (1, 2) else word for row, word in enumerate(WORDS)]
+    assert [one["said"].strings() for one in store.episodes()] == [expected[a:b] for a, b in PLACES]
+    assert "said: null in some rows; stored as empty texts: 3 episodes" in notes(store)
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        ({}, "no texts in some files"),
+        ({"said": [1, 2, 3]}, "no texts in some files"),
+        ({"said": pa.array([["x", "y"], [], ["z"]], LISTS)}, "lists of other than one text in some rows"),
+        ({"said": pa.nulls(3)}, "null in some rows"),
+    ],
+    ids=["missing", "numbers", "lists", "null"],
+)
+def test_columns_of_later_files_of_lerobot(tmp_path: Path, second: dict[str, Any], why: str) -> None:
+    """A row of one text in a list keeps it."""
+    episodes: list[dict[str, Any]] = [{"said": ["a", "b"]}, second or {"more": [0, 0, 0]}, {"said": ["c", "c"]}]
+    store = sw.load(files(tmp_path / "data", episodes, said=("string", [1])))
+    found = [one["said"].strings() for one in store.episodes()]
+    assert found == [["a", "b"], ["", "", "z" if "lists" in why else ""], ["c", "c"]]
+    assert f"said: {why}; stored as empty texts: 1 episodes" in notes(store)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "shape"), [([[0, 1], [1, 0]], [2]), ([[0], [1, 0]], [-1])], ids=["pairs", "any length"]
+)
+def test_tasks_of_several_numbers(tmp_path: Path, numbers: Any, shape: list[int]) -> None:
+    place = files(tmp_path / "data", [{"task_index": numbers}], task_index=("int64", shape))
+    tasks = [json.dumps({"task_index": number, "task": text}) for number, text in enumerate("ab")]
+    (tmp_path / "data" / "meta" / "tasks.jsonl").write_text("\n".join(tasks))
+    store = sw.load(place)
+    assert [row.tolist() for row in next(iter(store.episodes()))["task_index"]] == numbers
+    assert "task" not in store.spec.fields and "task: task_index is not one number a row" in left_out(store)
+
+
+def test_lists_that_are_all_empty(tmp_path: Path) -> None:
+    """pandas writes them without the type of their values."""
+    episodes = [{"tokens": pa.array([[], []], pa.list_(pa.null()))}, {"tokens": pa.array([[7]], pa.list_(pa.int32()))}]
+    store = sw.load(files(tmp_path / "data", episodes, tokens=("int32", [-1])))
+    assert [[row.tolist() for row in one["tokens"]] for one in store.episodes()] == [[[], []], [[7]]]
+
+
+@pytest.mark.parametrize("dtype", ["string", "int32"])
+def test_features_of_one_name_in_lerobot(tmp_path: Path, dtype: str) -> None:
+    """Numbers keep it, else the first."""
+    values = {"weights": ["a", "b"], "info.weights": ["c", "d"] if dtype == "string" else pa.array([1, 2], pa.int32())}
+    features: dict[str, Any] = {"weights": ("string", [1]), "info.weights": (dtype, [1])}
+    store = sw.load(files(tmp_path / "data", [values], **features))
+    found = list(next(iter(store.episodes()))["info.weights"])
+    if dtype == "string":
+        assert found == ["a", "b"] and "info.weights: would have the name of weights" in left_out(store)
+    else:
+        assert np.ravel(found).tolist() == [1, 2] and "weights: would have the name of info.weights" in left_out(store)
+
+
+def test_features_of_one_name_in_rlds(tmp_path: Path) -> None:
+    info = {"featuresDict": {"features": {"discount": TEXT}}}
+    steps = {"info": info, "discount": tensor("int64"), "a": {"featuresDict": {"features": {"b": TEXT}}}, "a.b": TEXT}
+    texts = {f"steps/{name}": (1, [name.encode()] * 2) for name in ("info/discount", "a/b", "a.b")}
+    store = sw.load(rlds(tmp_path, steps, example(sound(2) | texts | {"steps/discount": integers([3, 4])})))
+    (one,) = store.episodes()
+    assert one["info.discount"].tolist() == [3, 4][: one.length]
+    assert set(one["a.b"]) == {"a/b"}
+    assert "steps/info/discount: would have the name of discount" in left_out(store)
+    assert "steps/a.b: would have the name of a/b" in left_out(store)
+
+
+def test_texts_that_an_episode_of_rlds_lacks(tmp_path: Path) -> None:
+    steps = {"said": TEXT, "none": listed(tensor("int64"), 0)}
+    some = sound(2) | {"steps/said": (1, [b"go"] * 2)}
+    store = sw.load(rlds(tmp_path, steps, example(some), example(sound(2))))
+    assert [set(one["said"]) for one in store.episodes()] == [{"go"}, {""}]
+    assert "steps/said: a text that is missing; stored as empty texts: 1 episodes" in notes(store)
+    assert left_out(store) == "steps/none: (0,) has no values"
+
+
+def test_annotations_of_texts_that_are_not_all_utf8(tmp_path: Path) -> None:
+    made = [example(sound(2) | {"steps/said": (1, [text] * 2)}) for text in (b"go", b"\xe9", b"\xc3\xa9")]
+    store = sw.load(rlds(tmp_path, {"said": tensor("string")}, *made))
+    assert store.spec.fields["said"].text == "bytes"
+    assert [one.info.get("said") for one in store.episodes()] == ["go", None, "\u00e9"]
+    assert "steps/said: read as bytes, since some are no UTF-8" in notes(store)
+    assert len(store.episodes(where="said = 'go'")) == 1
+
+
+def test_annotations_that_fit_beside_a_long_one(tmp_path: Path) -> None:
+    columns = {"a": ["x"] * 2, "b": ["q" * 9000] * 2, "c": ["z"] * 2}
+    place = files(tmp_path / "data", [columns], **dict.fromkeys(columns, ("string", [1])))
+    store = sw.load(place)
+    (one,) = store.episodes()
+    assert (one.info["a"], one.info["c"]) == ("x", "z") and "b" not in one.info
+    assert list(one["b"]) == ["q" * 9000] * 2
+    assert "annotation b: no room but in its field: 1 episodes" in notes(store) and not left_out(store).count("annot")
+
+    spec = sw.Spec(obs={"state": sw.Field((1,), "float32")}, action=sw.Field((1,), "float32"))
+    with pytest.warns(UserWarning, match="annotations: those of 1 episodes are too large; not imported"):
+        plain = sw.load(place, into=sw.Store(spec, capacity=10))
+    (one,) = plain.episodes()
+    assert (one.info["a"], one.info["c"]) == ("x", "z") and "b" not in one.info
+    assert "annotation b: no room: 1 episodes" in notes(plain)
+
+
+def test_infos_of_minari_that_are_no_texts_in_an_episode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("minari")
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    made = sw.Store(sw.Spec(obs=sw.Field((1,), "float32"), action=sw.Field((), "int64")), capacity=10)
+    for _ in range(2):
+        made.add_episode(obs=np.zeros((3, 1)), action=[0, 1], reward=[0.0, 1.0], terminated=True)
+    made.export("minari:said-v0")
+    with h5py.File(tmp_path / "said-v0" / "data" / "main_data.hdf5", "r+") as file:
+        file["episode_0/infos/said"], file["episode_1/infos/said"] = ["a", "b", "c"], np.arange(3)
+    store = sw.load("minari:said-v0")
+    assert [one["infos.said"].strings() for one in store.episodes()] == [["b", "c"], ["", ""]]
+    assert "infos said: a text that is missing; stored as empty texts: 1 episodes" in notes(store)
