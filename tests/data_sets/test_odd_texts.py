@@ -114,6 +114,13 @@ def test_tasks_of_several_numbers(tmp_path: Path, numbers: Any, shape: list[int]
     assert "task" not in store.spec.fields and "task: task_index is not one number a row" in left_out(store)
 
 
+def test_tasks_with_surrogates(tmp_path: Path) -> None:
+    place = files(tmp_path / "data", [{"task_index": [0, 0]}], task_index=("int64", [1]))
+    (tmp_path / "data" / "meta" / "tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "a\ud800"}))
+    store = sw.load(place)
+    assert "task" not in store.spec.fields and "task: task_index has the numbers only" in left_out(store)
+
+
 def test_lists_that_are_all_empty(tmp_path: Path) -> None:
     """pandas writes them without the type of their values."""
     episodes = [{"tokens": pa.array([[], []], pa.list_(pa.null()))}, {"tokens": pa.array([[7]], pa.list_(pa.int32()))}]

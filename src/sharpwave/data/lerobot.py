@@ -198,7 +198,9 @@ class LeRobotSource:
                     numbers, texts = [int(one[TASK_NUMBER]) for one in lines], [one[TASK] for one in lines]
                 else:
                     numbers, texts = self._read_task_table(ParquetFile(self._folder.open(name), self._budget))
-                return dict(zip(numbers, text_rows(TASK, texts, str).tolist(), strict=True))
+                tasks = dict(zip(numbers, text_rows(TASK, texts, str).tolist(), strict=True))
+                _ = [one.encode() for one in tasks.values()]  # JSON may have surrogates
+                return tasks
         except (FileNotFoundError, ValueError) as error:
             if REMEDY in str(error):
                 raise
