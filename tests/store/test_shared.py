@@ -680,6 +680,73 @@ def test_a_damaged_value_of_an_older_region_is_found_when_it_is_read(tmp_path: P
         assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
 
 
+@pytest.mark.usefixtures("small_regions")
+def test_a_lost_value_is_named_by_its_first_damage_and_a_failed_read_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
+        answers(store, range(100), each=8)
+    path = files_of(folder)[0]
+    content, chosen = bytearray(path.read_bytes()), values_in(path)[4]
+    with sw.Store.open(folder) as store:
+        replay = store.transitions()
+        ids = replay.sampleable_ids()
+        with (
+            mock.patch.object(Files, "pread", side_effect=OSError(5, "Input/output error")),
+            pytest.raises(OSError, match=r"shared value .* could not be read: Input/output error"),
+        ):
+            replay.fetch(ids)
+        assert len(replay.fetch(ids)) == 800
+    content[chosen.offset + 40] ^= 4
+    path.write_bytes(content)
+    with sw.Store.open(folder) as store:
+        replay = store.transitions()
+        for _ in range(3):
+            with pytest.raises(DamagedError, match=f"{path}: byte {chosen.offset:,}: checksum"):
+                replay.fetch(replay.sampleable_ids())
+
+
+@pytest.mark.usefixtures("small_regions")
+def test_another_copy_in_the_same_file_takes_the_place_of_a_damaged_one(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=4, disk=folder) as store:
+        for number in (7, 1):
+            answers(store, range(number, number + 1), each=4)
+    with sw.Store.open(folder) as store:
+        store.delete(episodes=[one for one in store.episodes() if one.first_step == 0])
+        answers(store, range(7, 8), each=4)  # the value is written again
+        answers(store, range(100, 200), each=4)
+    path = files_of(folder)[0]
+    found = [one for one in values_in(path) if one.key == values_in(path)[0].key]
+    assert len(found) == 2 and len(files_of(folder)) > 1
+    for one in found:
+        content = bytearray(path.read_bytes())
+        content[one.offset + 40] ^= 4
+        path.write_bytes(content)
+        with sw.Store.open(folder) as store:
+            assert not store.recovery.damages  # type: ignore[union-attr]
+            replay = store.transitions(name="a")
+            batch = replay.fetch(replay.sampleable_ids())
+            assert len(batch) == 408 and 7 in batch.action
+            assert all((row == prompt(n)).all() for row, n in zip(batch["prompt"], batch.action.tolist(), strict=True))
+        content[one.offset + 40] ^= 4
+        path.write_bytes(content)
+
+
+def test_a_foreign_file_is_not_taken_for_the_newest(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    with sw.Store(spec_of(prompt=PROMPT), capacity=10_000, segment_steps=8, disk=folder) as store:
+        answers(store, range(10))
+    (path,) = files_of(folder)
+    content, chosen = bytearray(path.read_bytes()), values_in(path)[4]
+    content[chosen.offset + 40] ^= 4
+    path.write_bytes(content)
+    (path.parent / "999999999999.region").write_bytes(b"foreign")
+    with sw.Store.open(folder) as store:
+        damages = store.recovery.damages  # type: ignore[union-attr]
+        assert any(f"shared value {shared.text_of(chosen.key)}: checksum" in one for one in damages)
+        assert len(store.transitions().fetch(store.transitions(name="a").sampleable_ids())) == 144
+
+
 def test_a_value_with_another_ones_key_is_refused(tmp_path: Path) -> None:
     """Its checksum is right, and so is the segment's: but it is not what the key says."""
     folder = tmp_path / "s"

@@ -137,6 +137,7 @@ class RegionFiles:
         self.next_number = 0
         self.goes_on = self.scarce = False
         self._visited: Region | None = None
+        self._searched = set[int]()  # numbers of files, for intact copies of damaged values
         self.spare_bytes, self._spare = 0, -1
 
     def find(self, go_on: bool = False) -> Scan:
@@ -152,10 +153,13 @@ class RegionFiles:
             OSError: a file cannot be opened. A file that the disk cannot read counts as damaged.
         """
         scan = Scan()
-        names = sorted(name for name in self.directory.names() if name.endswith(".region"))
-        for name in names:
+        scans = list[tuple[Region | None, Scan]]()
+        newest_is_known = False
+        for name in sorted((one for one in self.directory.names() if one.endswith(".region")), reverse=True):
             # A power cut tears only what was appended to the newest file: the others were on disk before it was there.
-            region, found = self._scan_region(self.directory.path / name, Values(self.values, name == names[-1]))
+            scans.append(self._scan_region(self.directory.path / name, Values(self.values, not newest_is_known)))
+            newest_is_known |= scans[-1][0] is not None
+        for region, found in reversed(scans):
             scan.add(found)
             if region is None:
                 continue
@@ -277,7 +281,7 @@ class RegionFiles:
             generation: highest of any id so far; stored in a new region's header.
             dictionaries: and shared values.
             sequence: of the record that this one copies; ``None``: a new record.
-            whole: raise an error if a shared value cannot be read; otherwise it is left out, and lost.
+            whole: raise an error if a shared value cannot be read; otherwise it is left out here.
         Raises:
             DamagedError: see ``whole``.
             OSError: the disk is full or failing. Bytes written of the record do not count and will be overwritten.
@@ -296,9 +300,9 @@ class RegionFiles:
                 continue
             try:
                 content = data if isinstance(data, bytes) else data.read()
-            except DamagedError:
+            except (DamagedError, OSError) as error:
                 if whole:
-                    raise
+                    raise DamagedError(str(error)) from error  # not an OSError: writing did not fail
                 continue
             if key & IS_SHARED:
                 records.append(_Record(SHARED, 0, column, pack_shared(key, content)))
@@ -387,12 +391,15 @@ class RegionFiles:
                 f"{region.path}: got {done:,} bytes at {offset:,}, expected {len(out):,}: the file was truncated"
             )
 
-    def read_segment(self, number: int, offset: int, out: memoryview) -> str | None:
-        """Fill ``out`` with a segment; return its damage, or ``None``."""
+    def read_segment(self, number: int, offset: int, out: memoryview, passing: bool = False) -> str | None:
+        """Fill ``out`` with a segment; return its damage, or ``None``.  Raises: OSError: where ``passing``, the system
+        failed to read it."""
         region = self.regions.get(number)
         try:
             self.read(number, offset, out)
         except (OSError, KeyError) as error:
+            if passing and isinstance(error, OSError) and error.errno is not None:
+                raise
             return f"region {number}: {error}"
         stored, found = int.from_bytes(out[-4:], "little"), zlib.crc32(out[:-4])
         if stored != found:
@@ -403,17 +410,26 @@ class RegionFiles:
     def read_shared(self, value: int, most: int, checked: Callable[[bytes], T]) -> T:
         """Return the first copy of a shared value, by its number in the index, and forget damaged ones.
 
+        One that the system fails to read now is not forgotten.
+
         Args:
             most: limit of its bytes. ``checked``: returns a result of these.  Raises: DamagedError.
 
-        Raises: DamagedError: no copy can be read.
+        Raises: DamagedError: all copies are damaged.  OSError: the system failed to read one, and the others are.
         """
         found: list[str] = []
-        for number, offset, nbytes in self.values.copies(value):
+        failure: OSError | None = None
+        copies = self.values.copies(value)[::-1]
+        while copies:
+            number, offset, nbytes = copies.pop()
             damage: str | None = f"region {number}: byte {offset:,}: {nbytes:,} bytes, expected at most {most:,}"
             if nbytes <= RECORD_BYTES + most:
                 payload = bytearray(nbytes)
-                damage = self.read_segment(number, offset, memoryview(payload))
+                try:
+                    damage = self.read_segment(number, offset, memoryview(payload), passing=True)
+                except OSError as error:
+                    failure = error
+                    continue
                 if damage is None and payload[:KEY_BYTES] == self.values.key(value):
                     try:
                         return checked(unpack_shared(bytes(payload)))
@@ -421,8 +437,32 @@ class RegionFiles:
                         damage = str(error)
             found.append(damage or f"region {number}: byte {offset:,}: another value")
             self.values.drop_copy(value, number)
+            if self._find_intact(number) and self.values.has_copy(value, number):
+                copies += [one for one in self.values.copies(value) if one[0] == number]
         key = text_of(number_of(self.values.key(value)))
+        if failure is not None:
+            path = self.directory.path
+            raise OSError(
+                failure.errno, f"{path}: shared value {key} could not be read: {failure.strerror}"
+            ) from failure
         raise DamagedError(f"shared value {key}: {'; '.join(found) or 'in no file'}")
+
+    def _find_intact(self, number: int) -> bool:
+        """Let the index have an intact copy of each value that a file holds more than once; return False if it was done
+        before.  Cost: reading the file."""
+        if number in self._searched or number not in self.regions:
+            return False
+        self._searched.add(number)
+        try:
+            region, scan = scan_region(self.regions[number].path, self.identity, self.directory)
+        except OSError:
+            return False
+        if region is not None:
+            region.close()
+        for one in scan.dictionaries:
+            if one.kind == SHARED and self.values.find(one.column, bytes_of(one.key)) >= 0:
+                self.values.place(one.column, bytes_of(one.key), number, one.offset, one.nbytes)
+        return True
 
     def expect_shared(self, values: Iterable[int]) -> None:
         """Tell the system which shared values will be read, by their numbers: the disk serves many at once."""

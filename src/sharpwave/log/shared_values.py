@@ -77,7 +77,7 @@ class SharedValues:
         self._packed_bytes = 0
         self._cache: OrderedDict[int, bytes] = OrderedDict()  # of values in region files, the latest used last
         self._cache_bytes = self.reserved = 0
-        self._lost: set[int] = set()  # values that could not be read: they are in no file
+        self._lost: dict[int, str] = {}  # why: values that are in no file any more
         self._new: dict[int, int] = {}  # by slot, as for ``share``
         self.cache_limit: Callable[[], float] = lambda: float("inf")
         self.bytes_read = 0
@@ -227,7 +227,7 @@ class SharedValues:
     def _keep(self, number: int, packed: bytes) -> None:
         self._packed[number] = packed
         self._packed_bytes += len(packed)
-        self._lost.discard(number)
+        self._lost.pop(number, None)
 
     def _unkeep(self, number: int) -> bytes:
         packed = self._packed.pop(number)
@@ -237,7 +237,7 @@ class SharedValues:
     def _free(self, slot: int, numbers: list[int]) -> None:
         """Free values that nothing refers to now, the segment in ``slot`` last."""
         for number in numbers:
-            self._lost.discard(number)
+            self._lost.pop(number, None)
             if number in self._cache:
                 self._cache_bytes -= VALUE_BYTES + len(self._cache.pop(number))
             if number in self._packed:
@@ -272,13 +272,13 @@ class SharedValues:
         """Keep values whose only copies are about to go: those that only open segments refer to."""
         for number in numbers:
             if number not in self._packed:
-                with contextlib.suppress(DamagedError):
+                with contextlib.suppress(DamagedError, OSError):
                     self._keep(number, self.read(number)[0])
 
     def read(self, number: int) -> tuple[bytes, bytes | None]:
         """Return a value, packed, and if it was read from disk its content.
 
-        Raises: DamagedError: it cannot be read, or is not what its key says.
+        Raises: DamagedError: all its copies are damaged.  OSError: the system failed to read it; try again.
         """
         if (packed := self._packed.get(number)) is not None:
             return packed, None
@@ -286,14 +286,17 @@ class SharedValues:
             self._cache.move_to_end(number)
             return packed, None
         assert self._regions is not None
+        if (why := self._lost.get(number)) is not None and not self._index.copies(number):
+            raise DamagedError(why)
         kind, key = self.kinds[self._index.column(number)], shared.number_of(self._index.key(number))
         most = HEAD.size + kind.most_bytes
         try:
             packed, content = self._regions.read_shared(
                 number, most, lambda packed: (packed, shared.checked_content(packed, kind, key))
             )
-        except DamagedError:
-            self._lost.add(number)
+        except DamagedError as error:
+            if not self._index.copies(number):
+                self._lost[number] = str(error)
             raise
         self.bytes_read += RECORD_BYTES + len(packed)
         self._remember(number, packed)
