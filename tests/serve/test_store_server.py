@@ -225,6 +225,26 @@ def test_writers_go_on_with_a_store_that_is_served_again(tmp_path: Path) -> None
         cluster.close()
 
 
+def test_clients_of_a_closed_server_say_so_at_once_and_go_on_when_it_is_back(tmp_path: Path) -> None:
+    address = f"unix:{tmp_path / 'socket'}"
+    with sw.Store(SPEC, capacity=1000) as store, sw.StoreServer(store, address) as server:
+        play(store, 1, 30)
+        with sw.connect(address) as cluster:
+            view, limited = cluster.transitions(), cluster.transitions(name="limited", limiter=sw.MinSize(5))
+            stream = view.stream(4)
+            assert len(next(stream)) == len(view.sample(4)) == len(limited.sample(4)) == 4
+            server.close()
+            begun = time.monotonic()
+            for _ in range(2):
+                for draw in (lambda: next(stream), lambda: view.sample(4), lambda: limited.sample(4)):
+                    with pytest.raises(ShardLostError, match="no shard can be reached: unix:"):
+                        draw()
+            assert time.monotonic() - begun < 2
+            with sw.StoreServer(store, address):
+                time.sleep(0.3)  # a lost shard is tried again after 0.2 s
+                assert len(next(stream)) == len(view.sample(4)) == len(limited.sample(4)) == 4
+
+
 def test_closing_waits_for_requests_and_frees_the_views_of_clients(tmp_path: Path) -> None:
     with sw.Store(SPEC, capacity=100_000) as store:
         play(store, 1, 30)

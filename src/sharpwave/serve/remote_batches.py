@@ -240,6 +240,7 @@ class RemoteBatches:
         numbers = sorted(self._of.known)
         masses = np.array([self._of.known[number].mass for number in numbers])
         if not masses.sum() > 0:
+            self._of.check_reached()
             raise EmptyError(f"sample: no shard has an item to sample; {self.whole.source.view.waits_for}")
         for share in divide(masses, end - begin, self._rng):
             share.shard, share.begin, share.end = numbers[share.shard], begin + share.begin, begin + share.end

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, Generic, NoReturn, TypeVar
 
 import numpy as np
@@ -16,9 +16,8 @@ from sharpwave.native.forks import follow
 from sharpwave.sampling.limiters import Cursor, Limiter, check_timeout
 from sharpwave.sampling.protocol import described
 from sharpwave.serve.late_values import IDS_ALONE, Columns
-from sharpwave.serve.link import ShardLostError
 from sharpwave.serve.members import Members
-from sharpwave.serve.remote_batches import BatchFields, PlannedBatch, RemoteBatches
+from sharpwave.serve.remote_batches import KEEPS, BatchFields, PlannedBatch, RemoteBatches
 from sharpwave.serve.shard_parts import ShardParts
 from sharpwave.serve.wire import TRANSITIONS, Part, Request
 from sharpwave.views.batch import Arrays
@@ -32,6 +31,38 @@ LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
 KNOWN_S = 1.0
 """Age of a shard's state beyond which the shard is asked before a draw: a shard last seen empty gets no share."""
+
+
+class RemoteStream(Iterator[B]):
+    """Batches without end. Unlike a generator it goes on after an error: the shards may be there again.
+
+    Args:
+        following: returns the next one. ``plans``: requested ahead, which ``left`` gets at the end.
+    """
+
+    def __init__(self, following: Callable[[], B], plans: deque[PlannedBatch], left: deque[PlannedBatch]) -> None:
+        self._following, self._plans, self._left, self._closed = following, plans, left, False
+
+    def __next__(self) -> B:
+        if self._closed:
+            raise StopIteration
+        try:
+            return self._following()
+        except BaseException:
+            self._leave()  # another stream may be the next
+            raise
+
+    def close(self) -> None:
+        """End it, and leave the batches requested ahead to the view."""
+        self._closed = True
+        self._leave()
+
+    def _leave(self) -> None:
+        while self._plans:
+            self._left.append(self._plans.popleft())
+
+    def __del__(self) -> None:
+        self.close()  # the garbage collector may run this in any thread, which may hold any lock
 
 
 class RemoteReplay(Generic[B]):
@@ -142,13 +173,12 @@ class RemoteReplay(Generic[B]):
             if older_s:  # look again before anything is refused
                 older_s = 0.0
                 continue
+            self._of.check_reached()
             cursor = self._of.cursor
             reason = self._waits(batch_size, cursor)
             if reason is None:
                 lost = [str(link.address) for link in self._of.links.values() if not link.may_be_tried()]
                 where = f"; {', '.join(lost)} cannot be reached" if lost else ""
-                if lost and len(lost) == len(self._of.links):
-                    raise ShardLostError(f"sample: no shard answers{where}")
                 raise EmptyError(
                     f"sample: {cursor.size} items can be sampled {cursor.uses:g} times, asked for were {batch_size}: "
                     f"{self.view.waits_for}{where}"
@@ -248,13 +278,13 @@ class RemoteReplay(Generic[B]):
         self, batch_size: int, fields: BatchFields, lookahead: int, beta: float | None, timeout: float | None
     ) -> Iterator[B]:
         plans: deque[PlannedBatch] = deque()
-        try:
-            while True:
-                with self._lock:
-                    batch: B = self._next(plans, batch_size, fields, lookahead, beta, timeout).batch
-                yield batch
-        finally:  # the garbage collector may run this in any thread, which may hold any lock
-            self._left.extend(plans)
+
+        def following() -> B:
+            with self._lock:
+                batch: B = self._next(plans, batch_size, fields, lookahead, beta, timeout).batch
+            return batch
+
+        return RemoteStream(following, plans, self._left)
 
     def _next(
         self,
@@ -278,7 +308,7 @@ class RemoteReplay(Generic[B]):
             for plan in tuple(plans):  # a complete batch may be behind one that cannot be filled
                 try:
                     return self._collected(plans, plan, beta, 0.0)
-                except (EmptyError, LimiterTimeoutError):
+                except KEEPS:
                     if not plan.lacks:
                         raise
         return self._collected(plans, min(plans, key=lambda one: one.lacking), beta, deadline)

@@ -129,6 +129,12 @@ class ShardParts:
             shard.connection = -1
             shard.asked.clear()
 
+    def check_reached(self) -> None:
+        """Raise ShardLostError if no shard answers."""
+        if not any(one.connection >= 0 for one in self.known.values()):
+            lost = ", ".join(str(link.address) for link in self.links.values())
+            raise ShardLostError(f"sample: no shard can be reached: {lost or 'there is none'}")
+
     def head(self, shard: ShardPart) -> dict[str, Any]:
         """Return the head that every request of this view has."""
         largest = max((one.state.max_priority for one in self.known.values()), default=1.0)
