@@ -134,6 +134,13 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
             sw.StoreServer(store, address)
 
 
+def test_a_path_is_the_address_of_a_unix_socket(tmp_path: Path) -> None:
+    with sw.Store(SPEC, capacity=1000) as store, sw.StoreServer(store, tmp_path / "socket") as server:
+        assert server.address == f"unix:{tmp_path / 'socket'}"
+        with pytest.raises(OSError, match="or a server of this one"):
+            sw.StoreServer(sw.Store(SPEC, capacity=10), tmp_path / "socket")
+
+
 def test_lanes_of_writers_and_of_the_process(tmp_path: Path) -> None:
     with (
         sw.Store(SPEC, capacity=10_000) as store,

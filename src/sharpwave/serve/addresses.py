@@ -45,11 +45,16 @@ class Address:
 
     @classmethod
     def parse(cls, text: str | os.PathLike[str]) -> Address:
-        """Return the address that ``text`` names.  Raises: ValueError, TypeError."""
+        """Return the address that ``text`` names; a path other than text is a unix socket's.
+
+        Raises: ValueError, TypeError.
+        """
         given = os.fspath(text) if isinstance(text, (str, os.PathLike)) else None
         wrong = f"address {text!r}, expected unix:PATH, tcp://HOST:PORT or HOST:PORT"
         if not isinstance(given, str):
             raise TypeError(wrong)
+        if not isinstance(text, str) and not given.startswith("unix:"):
+            given = f"unix:{given}"
         if given.startswith("unix:"):
             path = given.removeprefix("unix:")
             if not path:
@@ -250,7 +255,9 @@ def _check_abandoned(address: Address) -> None:
             return
         except OSError:
             pass
-    raise FileExistsError(f"{address}: another process listens there; stop it, or use another path")
+    raise FileExistsError(
+        f"{address}: another process listens there, or a server of this one; stop it, or use another path"
+    )
 
 
 def connect(
