@@ -133,6 +133,13 @@ def test_tasks_of_lerobot(tmp_path: Path, layout: str) -> None:
         (folder / "meta" / "tasks.jsonl").write_text(json.dumps({"task_index": 0, "task": "push"}))
         notes = "\n".join(noted(sw.load(f"lerobot:{folder}"))["notes"])
         assert "task_index: 1 is not in meta/tasks; its task is stored as ''" in notes
+        (folder / "meta" / "tasks.jsonl").write_text("\n".join([*lines, json.dumps({"task_index": 1, "task": "lift"})]))
+        notes = "\n".join(noted(sw.load(f"lerobot:{folder}"))["notes"])
+        assert "meta/tasks.jsonl: has task_index 1 twice or more; the last text is taken" in notes
+        (folder / "meta" / "tasks.jsonl").write_text("")
+        store = sw.load(f"lerobot:{folder}")
+        assert "task" not in store.spec.fields
+        assert any("tasks.jsonl has no tasks" in one for one in noted(store)["left_out"])
 
 
 @pytest.mark.parametrize("layout", ["lerobot", "lerobot_video/v2.1", "lerobot_video/v3.0"])

@@ -367,6 +367,18 @@ def test_texts_with_nul_are_refused(tmp_path: Path, kind: str) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("kind", ["hdf5", "npz"])
+@pytest.mark.parametrize("name", ["terminal", "truncation"])
+def test_fields_that_an_import_would_take_for_ends_are_refused(tmp_path: Path, kind: str, name: str) -> None:
+    spec = sw.Spec(obs=sw.Field((), "float32"), action=sw.Field((), "int64"), **{name: sw.Field(str)})
+    store = sw.Store(spec, capacity=10)
+    says: dict[str, Any] = {name: ["a"]}
+    store.add_episode(obs=np.zeros(2), action=[0], reward=[1.0], terminated=True, **says)
+    with pytest.raises(ValueError, match=f"export: the field '{name}' would be read as .*; use parquet:"):
+        store.export(f"{kind}:{tmp_path / 'data'}")
+    store.export(f"parquet:{tmp_path / 'data'}")
+
+
 def test_texts_with_nul_in_minari_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("minari")
     monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))

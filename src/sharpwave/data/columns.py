@@ -100,7 +100,7 @@ class ColumnSource:
             if not array.shape:  # a setting, as steps=1000
                 self.left_out.append(f"{one} (() {array.dtype}): not one value a step")
                 continue
-            if (standard := self._standard(one)) in found:
+            if (standard := self.standard(one)) in found:
                 raise ValueError(f"{name}: has both {found[standard]} and {one}, which are the same; expected one")
             found[standard] = one
         self._obs = below(found, "observations")
@@ -139,7 +139,8 @@ class ColumnSource:
         self.steps = int((self._episodes[:, 1] - self._episodes[:, 0]).sum())
 
     @staticmethod
-    def _standard(name: str) -> str:
+    def standard(name: str) -> str:
+        """Return the layout's name of an array, by which it is known, too."""
         first, slash, rest = name.partition("/")
         known = _known(first)
         if known in (*EPISODES, *STEPS):  # further fields, so they keep their names

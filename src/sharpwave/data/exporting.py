@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sharpwave.data.columns import ColumnSource
 from sharpwave.data.episode import PARTIAL, Episode
 from sharpwave.data.formats import TARGETS, split
 from sharpwave.data.hdf5 import Hdf5Writer
@@ -165,6 +166,9 @@ def _columns(spec: Spec) -> list[_Column]:
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise ValueError(f"export: two fields would be named {twice[0]!r}; use parquet: or minari:")
+    for name in map(_slashed, spec.extra_names):
+        if (known := ColumnSource.standard(name)) != name and known in names:
+            raise ValueError(f"export: the field {name!r} would be read as {known}, which the file has; use parquet:")
     return found
 
 

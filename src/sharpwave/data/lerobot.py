@@ -5,6 +5,7 @@ Source of the layouts: huggingface.co/docs/lerobot/lerobot-dataset-v3.
 
 from __future__ import annotations
 
+import collections
 import math
 import re
 from collections.abc import Iterator, Mapping
@@ -200,6 +201,10 @@ class LeRobotSource:
                     numbers, texts = self._read_task_table(ParquetFile(self._folder.open(name), self._budget))
                 tasks = dict(zip(numbers, text_rows(TASK, texts, str).tolist(), strict=True))
                 _ = [one.encode() for one in tasks.values()]  # JSON may have surrogates
+                if not tasks:
+                    raise ValueError(f"{self._folder.path / name} has no tasks")
+                if again := [one for one, count in collections.Counter(numbers).items() if count > 1]:
+                    self.notes.append(f"{name}: has {TASK_NUMBER} {again[0]} twice or more; the last text is taken")
                 return tasks
         except (FileNotFoundError, ValueError) as error:
             if REMEDY in str(error):
