@@ -141,6 +141,17 @@ def test_a_path_is_the_address_of_a_unix_socket(tmp_path: Path) -> None:
             sw.StoreServer(sw.Store(SPEC, capacity=10), tmp_path / "socket")
 
 
+def test_a_server_leaves_a_socket_that_another_has_put_in_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "socket"
+    with sw.Store(SPEC, capacity=1000) as store, sw.Store(SPEC, capacity=1000) as other:
+        with sw.StoreServer(store, path):
+            path.rename(tmp_path / "before")  # so that its node is not used again
+            later = sw.StoreServer(other, path)
+        assert path.exists()
+        later.close()
+        assert not path.exists()
+
+
 def test_lanes_of_writers_and_of_the_process(tmp_path: Path) -> None:
     with (
         sw.Store(SPEC, capacity=10_000) as store,

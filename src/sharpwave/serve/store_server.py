@@ -66,6 +66,7 @@ class StoreServer:
             security.check(one)
         self._store, self._process = store, os.getpid()
         self._servers: list[Server] = []
+        self._nodes: dict[str, tuple[int, int]] = {}  # of its sockets' paths
         self.addresses: list[str] = []
         with store._lock:
             store._log.check_open()
@@ -78,7 +79,10 @@ class StoreServer:
         atexit.register(self.close)  # a thread in the core would abort an interpreter that ends
         try:
             shard = _OwnShard(store, 0 if own_lanes is None else int(own_lanes))
-            self._servers += (Server(shard, one, security) for one in listening)
+            for one in listening:
+                self._servers.append(Server(shard, one, security))
+                if one.kind == UNIX:
+                    self._nodes[one.path] = _node(one.path)
             self.addresses += (str(one.address) for one in self._servers)
             shard.listens_at(self.addresses)
         except BaseException:
@@ -106,7 +110,8 @@ class StoreServer:
             server.join(CLOSE_S)
             if server.address.kind == UNIX:
                 with contextlib.suppress(OSError):
-                    os.unlink(server.address.path)
+                    if _node(server.address.path) == self._nodes.get(server.address.path):  # else another's by now
+                        os.unlink(server.address.path)
         self._servers.clear()
         self._store._log.ledger.enter("connections", int)  # it held the shard, with its views
 
@@ -118,6 +123,11 @@ class StoreServer:
 
     def __repr__(self) -> str:
         return f"<StoreServer at {', '.join(self.addresses)}>"
+
+
+def _node(path: str) -> tuple[int, int]:
+    found = os.stat(path)
+    return found.st_dev, found.st_ino
 
 
 class _OwnShard(Shard):
