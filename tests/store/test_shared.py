@@ -644,6 +644,8 @@ def test_a_segment_whose_value_only_another_region_has_is_rewritten(tmp_path: Pa
     content = bytearray(path.read_bytes())
     content[chosen.offset + 40] ^= 4
     path.write_bytes(content)
+    (damage,) = check(folder).damages  # the segments that refer to it are whole
+    assert "checksum" in str(damage) and check(folder).steps == 119 * 8
     for _ in range(2):
         with sw.Store.open(folder) as store:
             assert not any("refers to" in one for one in store.recovery.damages)  # type: ignore[union-attr]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +17,14 @@ from sharpwave.escaping import escaped
 from sharpwave.format.checkpoint_state import STATE
 from sharpwave.format.region import DICTIONARY, SEGMENT, SHARED, TAIL, Damage, Record
 from sharpwave.format.segment_header import Header
+from sharpwave.native import descriptors
+from sharpwave.native.directory import open_file
 from sharpwave.offline.scan import (
     LOOKS,
     Described,
     FolderScan,
     Progress,
+    Segment,
     chains,
     describe,
     irregular_folders,
@@ -28,6 +33,7 @@ from sharpwave.offline.scan import (
     part_of,
     size_of,
 )
+from sharpwave.validation import max_lanes
 
 
 @dataclass
@@ -91,6 +97,8 @@ def _checked(folder: Path, part: Path, progress: Callable[[int], Progress]) -> C
     result.damages += irregular_folders(folder, part)
     scan = FolderScan(folder, _decoded)
     scan.update(described, progress)
+    if described is not None:
+        _look_elsewhere(described, scan)
     for file in scan.files.values():
         result.damages += file.damages
         result.segments += file.count(SEGMENT, sound=True)
@@ -107,6 +115,31 @@ def _checked(folder: Path, part: Path, progress: Callable[[int], Progress]) -> C
         why = "set aside when the store was opened" if set_aside else "no part of the store"
         result.notes.append(escaped(f"{path}: {why}; {size_of(path):,} bytes"))
     return result
+
+
+def _look_elsewhere(described: Described, scan: FolderScan) -> None:
+    """Verify again the segments whose shared values may be in other files, as a store finds them."""
+    values = [one for file in scan.files.values() for one in file.scan.dictionaries if one.kind == SHARED]
+    paths = {one.region: file.path for file in scan.files.values() for one in file.scan.records}
+
+    def content(record: Record) -> bytes:
+        descriptor = open_file(paths[record.region])
+        try:
+            return descriptors.pread(descriptor, record.nbytes, record.offset)
+        finally:
+            os.close(descriptor)
+
+    for file in scan.files.values():
+        if not values or not file.undecodable:
+            continue
+        lanes = max_lanes(described.limits["capacity"])
+        reader = SegmentReader(described.layout, lanes, content, [*values, *file.scan.dictionaries])
+        for record in list(file.undecodable):
+            with contextlib.suppress(DamagedError, OSError):
+                header = reader.verify(record)
+                del file.undecodable[record]
+                if header.steps:
+                    file.segments.append((Segment(file.path, record, header), None))
 
 
 def _decoded(reader: SegmentReader, record: Record) -> tuple[Header, None]:
