@@ -230,6 +230,8 @@ def test_fields_tell_their_kind_and_deletions_are_counted(here, tmp_path):
     assert ["obs", "0-9", "str", "-", "-", "-", "auto", "-"] in lines
     assert ["action", "anyx3", "int8", "-", "-", "-", "auto", "-"] in lines
     assert ["goal", "2", "float32", "-", "-", "-", "auto", "yes"] in lines
+    (values,) = (line for line in lines if line[:2] == ["shared", "values"])
+    assert values[2:5] == ["in", "all", "files"] and values[-2:] == ["B", "-"]  # not divided by held steps
     assert ["mark", "2", "int16", "5", "20", "B"] in lines and "15 steps" in text and "5 further steps" in text
     told = json.loads(here("inspect", tmp_path / "d", "--json").text)
     assert (told["steps"], told["deleted_steps"]) == (15, 5)

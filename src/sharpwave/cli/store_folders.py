@@ -318,8 +318,10 @@ def _show_bytes(console: Any, told: dict[str, Any]) -> None:
             columns.add_row(
                 escape(escaped(name)), codec, *row, f"{number_text(one['ratio'], 1)} x" if one["raw_bytes"] else "-"
             )
-    for name in ("overhead", "dictionaries", *(["shared_values"] if sizes["shared_values"] else [])):
-        columns.add_row(name.replace("_", " "), "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
+    for name in ("overhead", "dictionaries"):
+        columns.add_row(name, "", "", byte_text(sizes[name]), number_text(sizes[name] / steps, 1), "")
+    if sizes["shared_values"]:  # also of evicted steps: no number of held ones divides them
+        columns.add_row("shared values in all files", "", "", byte_text(sizes["shared_values"]), "-", "")
     console.print(columns)
     files = table("region file", "bytes", "used", "segments", "tails", "dictionaries")
     for one in told["regions"][:ROWS]:
