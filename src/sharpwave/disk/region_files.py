@@ -157,13 +157,16 @@ class RegionFiles:
         newest_is_known = False
         for name in sorted((one for one in self.directory.names() if one.endswith(".region")), reverse=True):
             # A power cut tears only what was appended to the newest file: the others were on disk before it was there.
-            scans.append(self._scan_region(self.directory.path / name, Values(self.values, not newest_is_known)))
-            newest_is_known |= scans[-1][0] is not None
+            region, found = self._scan_region(self.directory.path / name, Values(self.values, not newest_is_known))
+            scans.append((region, found))
+            if region is not None:
+                self.regions[region.number] = region  # to be parked if too many are open
+                newest_is_known = True
         for region, found in reversed(scans):
             scan.add(found)
             if region is None:
                 continue
-            self.regions[region.number] = region
+            self.regions[region.number] = self.regions.pop(region.number)  # oldest first
             self.next_number = max(self.next_number, region.number + 1)
             self.sequence = max(self.sequence, region.sequence)
         newest = self.newest
