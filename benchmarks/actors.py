@@ -361,7 +361,7 @@ def agent_of(recipe: Recipe) -> Agent:
 
 
 class Shared:
-    """What the processes of one way share, and an agent whose weights are published there."""
+    """Counters and weights that the processes of one way share, and the agent that publishes its weights there."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.agent = recipe, agent_of(recipe)

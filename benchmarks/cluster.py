@@ -258,7 +258,7 @@ class LearnerProcess:
     def draw(self, seconds: float) -> dict[str, float]:
         """Return speed, latency, processor time and bytes of batches drawn for ``seconds``."""
         latencies: list[float] = []
-        for _ in range(4):  # what was asked for before is of the past
+        for _ in range(4):  # batches requested before the measurement are used up
             self._one()
         sent, links = connection_bytes(), self._learner.link_bytes()
         begin, cpu = time.perf_counter(), time.process_time()

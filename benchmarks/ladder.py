@@ -601,7 +601,7 @@ def main() -> None:
         slices = given.seeds, given.rounds, given.steps, given.warmup, given.threads
         results = measure(given.out, names, *slices, fresh=given.fresh)
     except (ValueError, OSError, KeyboardInterrupt) as error:
-        sys.exit(str(error) or "interrupted; what was measured is kept")
+        sys.exit(str(error) or "interrupted; finished measurements are kept")
     results["finished"], results["finished_from"] = finished, str(given.finished)
     rows = results["rows"] = rows_of(results)
     write(given.out / FILE, results)

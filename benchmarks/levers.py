@@ -167,7 +167,7 @@ def table(results: dict[str, dict[str, dict[str, Any]]]) -> None:
 def figure(results: dict[str, dict[str, dict[str, Any]]], path: Path) -> None:
     """Draw a panel for each lever, with a line for each seed; grey in each: the recipe."""
     lines = -(-len(results) // COLUMNS)
-    title = "Recipe pong-dqn, what was tried: blue, orange, green are seeds 0, 1, 2; grey: the recipe's own"
+    title = "Settings tried for recipe pong-dqn: blue, orange, green are seeds 0, 1, 2; grey: the recipe's own"
     how = {"figsize": (13, 1.9 * lines + 0.8), "sharex": True, "sharey": True, "squeeze": False}
     with runner.picture(path, title, lines, COLUMNS, **how) as axes:
         for axis in axes.flat[len(results) :]:

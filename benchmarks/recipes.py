@@ -441,7 +441,9 @@ def main() -> None:
     one = programs.add_parser("offline", help="offline training from runs of recipes")
     one.add_argument("--tasks", nargs="+", choices=TASKS, default=[*TASKS])
     one.add_argument("--seeds", type=int, nargs="*", help="others than each task's own")
-    one.add_argument("--runs", type=Path, default=Path("runs") / "offline", help="folder of what is learned from")
+    one.add_argument(
+        "--runs", type=Path, default=Path("runs") / "offline", help="folder of the runs whose data are learned from"
+    )
     one.add_argument("--out", type=Path, default=runner.RESULTS / "offline.jsonl")
     arguments, options = parser.parse_known_args()
     if arguments.program == "solve":

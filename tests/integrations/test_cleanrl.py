@@ -200,21 +200,3 @@ def test_no_step_is_passed_over_where_the_loop_resets(name: str, gives_final: bo
         rb.add(obs, true, actions, rewards, terminations, infos)
         obs = next_obs.copy()
     assert rb.transitions.resets.dropped == 0 and len(rb) == 600
-
-
-BOX, MISSION = gym.spaces.Box(-1, 1, (3,)), gym.spaces.Text(9)
-
-
-@pytest.mark.parametrize(
-    ("obs", "action", "part"),
-    [
-        (gym.spaces.Dict(state=BOX, mission=MISSION), BOX, r"obs\['mission'\] \(Text\)"),
-        (gym.spaces.Dict(state=BOX, tokens=gym.spaces.Sequence(BOX)), BOX, r"obs\['tokens'\] \(Sequence\)"),
-        (gym.spaces.Graph(BOX, None), BOX, r"obs \(Graph\)"),
-        (BOX, MISSION, r"action \(Text\)"),
-    ],
-    ids=["text", "sequence", "graph", "action"],
-)
-def test_spaces_of_any_length_are_refused_by_name(obs: Any, action: Any, part: str) -> None:
-    with pytest.raises(ValueError, match=f"ReplayBuffer: {part} has values of any length, .*use sharpwave.Recorder"):
-        ReplayBuffer(100, obs, action)
