@@ -21,7 +21,7 @@ from sharpwave.codecs.dictionaries import PLACES, DictionaryTable
 from sharpwave.codecs.ragged import check_text
 from sharpwave.errors import DamagedError
 from sharpwave.ragged import copy_rows
-from sharpwave.serve.wire import MAX_BODY_BYTES, Frame, Part, WireError
+from sharpwave.serve.wire import MAX_BODY_BYTES, Frame, Part, WireError, array_in
 from sharpwave.spec import Field, Spec
 from sharpwave.views.cutting import CutReader, RowCutter
 from sharpwave.views.gather import Read, RowReader
@@ -225,9 +225,9 @@ def read_into(
     """
     parts, divided = message.parts, cast("DividedView[Any]", view)
     try:
-        target.ids[:] = _whole(parts["ids"], target.ids)
+        target.ids[:] = array_in(parts, "ids", np.int64, len(target.ids))
         chances = target.draw.probabilities
-        chances[:] = _whole(parts["probabilities"], chances)
+        chances[:] = array_in(parts, "probabilities", np.float64, len(chances))
         if not ((chances > 0) & (chances <= 1 + 1e-9)).all():
             raise ValueError("probabilities, expected numbers above 0, up to 1")
         reads: list[Read] = []
@@ -238,7 +238,7 @@ def read_into(
                 table, known = message.dictionaries.table(field, fields[field].row_bytes)
                 pieces = _pieces(parts.get(f"pieces:{name}"), array.shape[0] * array.shape[1])
                 length = np.full(len(array), array.shape[1]) if pieces is None else pieces[0]
-                reader = CutReader(_rows(parts[f"rows:{name}"]), length, table, known, fields[field])
+                reader = CutReader(array_in(parts, f"rows:{name}", np.uint8, -1), length, table, known, fields[field])
                 reads.append(_read(name, field, reader, pieces))
                 readers.append(reader)
             else:
@@ -259,18 +259,6 @@ def read_into(
         divided.decode(target, reads, readers)
     except (KeyError, ValueError, TypeError, DamagedError) as error:
         raise WireError(f"a batch's part does not fit: {type(error).__name__}: {error}") from error
-
-
-def _whole(part: Any, like: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    if not isinstance(part, np.ndarray) or part.dtype != like.dtype or part.shape != like.shape:
-        raise ValueError(f"ids or probabilities, expected {like.dtype} {list(like.shape)}")
-    return part
-
-
-def _rows(part: Any) -> Bytes:
-    if not isinstance(part, np.ndarray) or part.dtype != np.uint8 or part.ndim != 1:
-        raise ValueError("rows, expected uint8 [bytes]")
-    return part
 
 
 def _pieces(part: Any, rows: int) -> Ints | None:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from sharpwave.log.late_columns import WRITTEN, LateColumns, described, field_of
 from sharpwave.serve.link import Link, ShardLostError
-from sharpwave.serve.wire import Frame, Part, Request, WireError
+from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field
 from sharpwave.store import Store
 from sharpwave.views.batch import SequenceBatch
@@ -106,11 +106,9 @@ class LateTaker:
             raise WireError(f"columns {columns!r:.100} of a batch, expected a dict")
         for name, about in columns.items():
             field = self._field(name, about)
-            values: Any = message.parts.get(f"late:{name}")
-            written: Any = message.parts.get(f"written:{name}")
             rows = len(target.ids) * int(np.prod(_windows(target.batch), dtype=np.int64))
-            if not _is_bytes(values, (rows, field.row_bytes)) or not _is(written, np.bool_, (rows,)):
-                raise WireError(f"column {name!r} of a batch's part, expected values and marks of {rows} rows")
+            values = array_in(message.parts, f"late:{name}", np.uint8, rows, field.row_bytes)
+            written = array_in(message.parts, f"written:{name}", np.bool_, rows)
             add_column(target.batch, name, field)
             here = slice(target.begin, target.begin + len(target.ids))
             for whole, given in ((name, _rows(values, field)), (name + WRITTEN, _bools(written))):
@@ -237,22 +235,18 @@ def write_values(
         WireError: no such request.
         ValueError: there is another column of this name; and as ``add``.
     """
-    given: list[Any] = [head.get("name"), *(parts.get(one) for one in ("values", "ids", "lanes", "steps"))]
-    name, values, ids, lanes, steps = given
-    field = field_in(head)
+    name, field = head.get("name"), field_in(head)
     if not isinstance(name, str):
         raise WireError(f"values of column {name!r:.100}, expected a name")
-    count = len(values) if isinstance(values, np.ndarray) else 0
-    by_id = _is(ids, np.int64, (count,))
-    if not _is_bytes(values, (count, field.row_bytes)) or not (
-        by_id or (_is(lanes, np.int64, (count,)) and _is(steps, np.int64, (count,)))
-    ):
-        raise WireError(f"values of column {name!r:.100} without values and steps [n]")
+    values = array_in(parts, "values", np.uint8, -1, field.row_bytes)
+    places = [
+        array_in(parts, one, np.int64, len(values)) for one in (("ids",) if "ids" in parts else ("lanes", "steps"))
+    ]
     if name not in store.columns:
         (partial(add, store) if add_it is None else add_it)(name, field)
     with store._lock:  # the column stays the one that was compared
         check_same(name, store._log.late.column("write_column", name).field, field)
-        found = ids if by_id else store.ids(lanes, steps, missing="mask")
+        found = places[0] if len(places) == 1 else store.ids(*places, missing="mask")
         return store.write_column(name, found, _rows(values, field))
 
 
@@ -325,14 +319,6 @@ def check_same(name: str, there: Field, given: Field) -> None:
 def same_kind(one: Field, other: Field) -> bool:
     """Return whether values of one column fit the other."""
     return (one.dtype, one.shape) == (other.dtype, other.shape)
-
-
-def _is(part: Any, dtype: npt.DTypeLike, shape: tuple[int, ...]) -> bool:
-    return isinstance(part, np.ndarray) and part.dtype == dtype and part.shape == shape
-
-
-def _is_bytes(part: Any, shape: tuple[int, ...]) -> bool:
-    return _is(part, np.uint8, shape)
 
 
 def _rows(values: Bytes, field: Field) -> npt.NDArray[Any]:

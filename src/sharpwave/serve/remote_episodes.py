@@ -16,7 +16,7 @@ from sharpwave.ragged import Ragged
 from sharpwave.serve.late_values import REQUEST_BYTES, Columns
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_episodes import FLAGS, GONE, IDS, MAX_RUNS, OF_STEPS, REWARDS, EpisodeArray
-from sharpwave.serve.wire import Frame, Part, Request, WireError
+from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field, Spec
 from sharpwave.views.episodes import SINCE, Episodes, Order, StoredEpisode, Table, joined, places_in
 from sharpwave.views.ids import Ids, Tag, tagged
@@ -97,9 +97,9 @@ class RemoteReader:
         while place < len(runs):
             some = runs[place : place + MAX_RUNS]
             reply = self.call(Request.READ_EPISODES, head | {"begin": begin}, _runs(some))
-            steps = reply.parts.get("steps")
-            if not isinstance(steps, np.ndarray) or steps.dtype != np.int64 or not 0 < len(steps) <= len(some):
-                raise WireError("episodes of a shard without their numbers of steps")
+            steps = array_in(reply.parts, "steps", np.int64, -1)
+            if not 0 < len(steps) <= len(some):
+                raise WireError(f"{len(steps)} numbers of steps of {len(some)} episodes")
             cursors = [_Rows(reply, number, self.field(one.name), one) for number, one in enumerate(asked)]
             for count in steps.tolist():
                 _, whole, ended = runs[place]
@@ -141,19 +141,16 @@ class _Rows:
 
     def __init__(self, reply: Frame, number: int, kind: Field, array: EpisodeArray) -> None:
         self.array, self._kind, self._at, self._item = array, kind, 0, 0
-        names = (f"values:{number}", f"lengths:{number}") if kind.ragged else (f"{number}",)
-        parts: list[Any] = [reply.parts.get(name) for name in names]
-        self._absent = parts[0] is None  # a column that the shard lacks
-        self._values, self._lengths = parts[0], parts[-1]
+        values = f"values:{number}" if kind.ragged else f"{number}"
+        self._absent = values not in reply.parts  # a column that the shard lacks
         if self._absent:
             return
-        wrong = not isinstance(self._values, np.ndarray) or self._values.dtype != np.uint8
+        self._values = array_in(reply.parts, values, np.uint8, *((-1,) if kind.ragged else (-1, kind.row_bytes)))
         if kind.ragged:
-            wrong = wrong or self._values.ndim != 1 or not _are_lengths(self._lengths, kind, len(self._values))
-        else:
-            wrong = wrong or self._values.ndim != 2 or self._values.shape[1] != kind.row_bytes
-        if wrong:
-            raise WireError(f"array {array.name!r} of episodes, expected rows of {kind!r}")
+            self._lengths = lengths = array_in(reply.parts, f"lengths:{number}", np.int64, -1)
+            fits = lengths.min(initial=0) >= 0 and lengths.max(initial=0) <= kind.most_items
+            if not fits or int(lengths.sum()) * kind.item_bytes != len(self._values):
+                raise WireError(f"array {array.name!r} of episodes, expected rows of {kind!r}")
 
     def take(self, count: int) -> Any:
         """Return the next rows."""
@@ -178,13 +175,6 @@ class _Rows:
                 raise WireError(f"array {self.array.name!r} of episodes: {error}") from error
         values = data.view(kind.np_dtype).reshape(-1, *kind.inner)
         return Ragged(values, offsets, text=kind.text)
-
-
-def _are_lengths(given: Any, kind: Field, nbytes: int) -> bool:
-    if not isinstance(given, np.ndarray) or given.dtype != np.int64 or given.ndim != 1:
-        return False
-    fits = given.min(initial=0) >= 0 and given.max(initial=0) <= kind.most_items
-    return bool(fits and int(given.sum()) * kind.item_bytes == nbytes)
 
 
 def _joined(kind: Field, parts: Sequence[Any]) -> Any:
@@ -257,11 +247,9 @@ def found(
 
 def _checked(reply: Frame) -> tuple[Table, Ints]:
     kinds = ("i8", "i8", "i8", "f8", "u1", "?", "i8", "i8")
-    arrays: list[Any] = [reply.parts.get(name) for name in (*Table._fields, "age")]
-    count = len(arrays[0]) if isinstance(arrays[0], np.ndarray) else 0
-    for array, kind in zip(arrays, kinds, strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype != np.dtype(kind) or array.shape != (count,):
-            raise WireError("episodes of a shard, expected an array for each of their facts")
+    names = (*Table._fields, "age")
+    count = len(array_in(reply.parts, names[0], kinds[0], -1))
+    arrays = (array_in(reply.parts, name, kind, count) for name, kind in zip(names, kinds, strict=True))
     *columns, age = (array.copy() for array in arrays)  # not of the message's memory
     table = Table(*columns)
     if count and (table.length.min() < 1 or table.id.min() < 0):

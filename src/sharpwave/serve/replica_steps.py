@@ -18,7 +18,7 @@ from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.serve.cluster_folder import write_whole
 from sharpwave.serve.value_parts import parts_of, values_of
-from sharpwave.serve.wire import Part, WireError
+from sharpwave.serve.wire import Part, WireError, array_in
 from sharpwave.store import Store
 
 PART_BYTES = 4 << 20
@@ -66,13 +66,9 @@ def deleted_runs(store: Store, copies: Sequence[Copy] | None = None) -> Ints:
     return np.concatenate(found)
 
 
-def checked_runs(given: Any) -> Ints:
-    """Return runs of steps that a peer sent, or that were written to a file.  Raises: WireError."""
-    if given is None:
-        return np.zeros((0, 3), np.int64)
-    if not isinstance(given, np.ndarray) or given.dtype != np.int64 or given.ndim != 2 or given.shape[1] != 3:
-        raise WireError("deleted steps, expected int64 [n, 3]")
-    return given
+def runs_in(parts: Mapping[str, Any]) -> Ints:
+    """Return the runs of deleted steps of a message.  Raises: WireError."""
+    return array_in(parts, "deleted", np.int64, -1, 3) if "deleted" in parts else np.zeros((0, 3), np.int64)
 
 
 def delete_runs(store: Store, runs: Ints) -> None:

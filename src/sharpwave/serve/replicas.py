@@ -20,16 +20,16 @@ from sharpwave.serve.replica_columns import END, agree, checked_columns, placed,
 from sharpwave.serve.replica_steps import (
     RUNS,
     Ints,
-    checked_runs,
     delete_runs,
     deleted_runs,
     finish_deletions,
     lacking,
     message,
+    runs_in,
     segments_of,
     take,
 )
-from sharpwave.serve.wire import Frame, Part, Request, WireError
+from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
 from sharpwave.spec import Field
 from sharpwave.store import Store
 
@@ -71,7 +71,7 @@ class Keeper:
         """Append the segments of a request, delete its steps ``deleted``, and note its leases; return how many steps
         the replica has had of each lane."""
         self._check(frame)
-        leases, runs = checked_leases(frame.head.get("leases", {})), checked_runs(frame.parts.get("deleted"))
+        leases, runs = checked_leases(frame.head.get("leases", {})), runs_in(frame.parts)
         with self._lock:
             finish_deletions(self.store, self._pending)
             if leases.items() - self._leases.items():
@@ -85,9 +85,7 @@ class Keeper:
     def give(self, frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return segments that a shard lacks which has had ``lane_steps``; none: it has all."""
         self._check(frame)
-        steps = frame.parts.get("lane_steps")
-        if not isinstance(steps, np.ndarray) or steps.dtype != np.int64 or steps.ndim != 1:
-            raise WireError("restore: expected lane_steps, int64 [lanes]")
+        steps = array_in(frame.parts, "lane_steps", np.int64, -1)
         with self._lock:
             finish_deletions(self.store, self._pending)
             return message(*lacking(self.store, steps))
@@ -270,8 +268,8 @@ class Neighbour:
         while True:
             steps = self._store.lane_steps
             reply = self._link.call(Request.RESTORE, {"of": self._number}, {"lane_steps": steps})
-            runs = checked_runs(reply.parts.get("deleted"))
-            take(self._store, segments_of(reply.parts, reply.head.get("keys", [])), runs, self._pending)
+            segments = segments_of(reply.parts, reply.head.get("keys", []))
+            take(self._store, segments, runs_in(reply.parts), self._pending)
             if not reply.parts or not (self._store.lane_steps.sum() > steps.sum()):
                 break
         if restores:
@@ -297,7 +295,7 @@ class Neighbour:
         if not (reply.head.get("complete") or self._began_empty):
             return False
         with self._store._log.saving, self._store._lock:
-            delete_runs(self._store, checked_runs(reply.parts.get("deleted")))
+            delete_runs(self._store, runs_in(reply.parts))
         agree(self._store, checked_columns(reply.head.get("columns")))
         return True
 

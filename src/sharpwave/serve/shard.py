@@ -27,7 +27,7 @@ from sharpwave.serve.late_values import add, chosen, drop, field_in, late_parts,
 from sharpwave.serve.replicas import Keeper
 from sharpwave.serve.server import Client, Reply
 from sharpwave.serve.shard_views import ShardView, ShardViews
-from sharpwave.serve.wire import Frame, Request, WireError
+from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.store import Store
 from sharpwave.views.batch_source import BatchSource
 from sharpwave.views.late_rows import LateRows, late_bytes
@@ -155,7 +155,9 @@ class Shard:
         names of the fields that it has; without, all. ``blocks``: numbers of the batch's blocks of shared memory; new
         blocks arrive as file descriptors.
         """
-        view, points, names = self.views.of(frame), _points(frame), _names(frame)
+        view, points, names = self.views.of(frame), array_in(frame.parts, "points", np.float64, -1), _names(frame)
+        if len(points) and not (points.min() >= 0 and points.max() < 1):
+            raise WireError("points of a draw, expected numbers from 0 to below 1")
         begin, size = frame.head.get("begin", 0), frame.head.get("batch", len(points))
         if not (type(begin) is type(size) is int and 0 <= begin <= begin + len(points) <= size <= MAX_BATCH_SIZE):
             raise WireError(f"a draw of {len(points)} items from {begin!r} on, of a batch of {size!r}")
@@ -246,10 +248,8 @@ class Shard:
 
     def _update(self, client: Client, frame: Frame) -> Reply:
         view = self.views.of(frame)
-        replay, ids, errors = view.replay, frame.parts.get("ids"), frame.parts.get("td_error")
-        if not isinstance(ids, np.ndarray) or ids.dtype != np.int64 or ids.ndim != 1:
-            raise WireError("an update without ids, int64 [n]")
-        checked = checked_errors(errors, ids.shape + replay.view.error_shape)
+        replay, ids = view.replay, array_in(frame.parts, "ids", np.int64, -1)
+        checked = checked_errors(frame.parts.get("td_error"), ids.shape + replay.view.error_shape)
         with replay.lock:
             self._note(replay, frame)
             stale = replay.update_priorities(ids, checked)
@@ -393,12 +393,3 @@ def _names(frame: Frame) -> frozenset[str] | None:
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise WireError(f"fields {names!r:.100} of a draw, expected a list of names")
     return frozenset(names)
-
-
-def _points(frame: Frame) -> Points:
-    points = frame.parts.get("points")
-    if not isinstance(points, np.ndarray) or points.dtype != np.float64 or points.ndim != 1:
-        raise WireError("a draw without points, float64 [n]")
-    if len(points) and not (points.min() >= 0 and points.max() < 1):
-        raise WireError("points of a draw, expected numbers from 0 to below 1")
-    return points

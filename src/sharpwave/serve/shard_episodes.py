@@ -15,7 +15,7 @@ from sharpwave.json_values import encode
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.ragged import Ragged
 from sharpwave.serve.server import Client, Reply
-from sharpwave.serve.wire import Frame, WireError
+from sharpwave.serve.wire import Frame, WireError, array_in
 from sharpwave.spec import Field
 from sharpwave.store import Store
 from sharpwave.views.episodes import EpisodeReader, StoredEpisode, ages
@@ -106,11 +106,7 @@ def arrays_of(store: Store, client: Client, frame: Frame) -> Reply:
 def chosen(store: Store, frame: Frame) -> list[StoredEpisode]:
     """Return the episodes that a request names.  Raises: WireError."""
     reader, runs = _reader(store), _runs(store, frame)
-    places = [frame.parts.get(name) for name in ("lane", "first_step")]
-    given = [one for one in places if isinstance(one, np.ndarray) and one.dtype == np.int64]
-    if [one.shape for one in given] != 2 * [(len(runs),)]:
-        raise WireError("a deletion of episodes without their lanes and steps, int64 [n]")
-    lanes, steps = (one.tolist() for one in given)
+    lanes, steps = (array_in(frame.parts, name, np.int64, len(runs)).tolist() for name in ("lane", "first_step"))
     if not all(0 <= lane < store.lanes for lane in lanes):
         raise WireError(f"a deletion of episodes of lanes {lanes!r:.100}")
     return [
@@ -138,13 +134,9 @@ def _runs(store: Store, frame: Frame) -> list[tuple[int, int, bool]]:
 
     Raises: WireError: or ids that no step has.
     """
-    given: list[Any] = [frame.parts.get(name) for name in ("first", "count", "ended")]
-    many = len(given[0]) if isinstance(given[0], np.ndarray) and given[0].ndim == 1 else 0
-    for array, dtype in zip(given, (np.int64, np.int64, np.bool_), strict=True):
-        if not isinstance(array, np.ndarray) or array.dtype != dtype or array.shape != (many,):
-            raise WireError("episodes without ids, numbers of steps, and ends, [n]")
-    first, count, ended = given
-    most = store._log.index.leaves
+    first = array_in(frame.parts, "first", np.int64, -1)
+    many, most = len(first), store._log.index.leaves
+    count, ended = array_in(frame.parts, "count", np.int64, many), array_in(frame.parts, "ended", np.bool_, many)
     fits = 0 < many <= MAX_RUNS and count.min() >= 1 and count.max() <= most
     if not fits or first.min() < 0 or (first & LEAF_MASK).max() >= most:
         raise WireError(f"{many:,} episodes of up to {count.max(initial=0):,} steps")

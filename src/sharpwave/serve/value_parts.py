@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.codecs.shared import HEAD, IS_SHARED, KEY_BYTES, bytes_of, number_of
-from sharpwave.serve.wire import Part, WireError
+from sharpwave.serve.wire import Part, WireError, array_in
 
 VALUES, KEYS, LENGTHS = "values", "value_keys", "value_bytes"
 """Names of the parts: bytes, uint8 [n, 16], and int64 [n]."""
@@ -38,13 +38,10 @@ def values_of(parts: Mapping[str, Any]) -> dict[int, bytes]:
     """Return the shared values of a message, by key; their content is not checked.  Raises: WireError."""
     if KEYS not in parts:
         return {}
-    keys, lengths, content = parts[KEYS], parts.get(LENGTHS), parts.get(VALUES)
-    if not isinstance(keys, np.ndarray) or keys.dtype != np.uint8 or keys.ndim != 2 or keys.shape[1] != KEY_BYTES:
-        raise WireError(f"{KEYS}: expected uint8 [n, {KEY_BYTES}]")
+    keys, content = array_in(parts, KEYS, np.uint8, -1, KEY_BYTES), parts.get(VALUES)
     if len(keys) > MAX_VALUES:
         raise WireError(f"{KEYS}: {len(keys):,} shared values, expected at most {MAX_VALUES:,}")
-    if not isinstance(lengths, np.ndarray) or lengths.dtype != np.int64 or lengths.shape != (len(keys),):
-        raise WireError(f"{LENGTHS}: expected int64 [{len(keys)}], one for each key")
+    lengths = array_in(parts, LENGTHS, np.int64, len(keys))
     if not isinstance(content, memoryview):
         raise WireError(f"{VALUES}: expected bytes")
     if lengths.size and not HEAD.size <= lengths.min() <= lengths.max() <= len(content):

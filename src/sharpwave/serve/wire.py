@@ -267,6 +267,18 @@ def _no_constant(text: str) -> float:
     return math.inf if text == "Infinity" else -math.inf
 
 
+def array_in(parts: Mapping[str, Any], name: str, dtype: npt.DTypeLike, *shape: int) -> npt.NDArray[Any]:
+    """Return a part that must be an array of this dtype and shape, in which -1 is any size.  Raises: WireError."""
+    part = parts.get(name)
+    if isinstance(part, np.ndarray) and part.dtype == dtype and len(part.shape) == len(shape):
+        sizes = tuple(-1 if wanted < 0 else size for wanted, size in zip(shape, part.shape, strict=True))
+        if sizes == shape:
+            return part
+    there = f"{part.dtype} {list(part.shape)}" if isinstance(part, np.ndarray) else type(part).__name__
+    expected = ", ".join("n" if size < 0 else str(size) for size in shape)
+    raise WireError(f"part {name!r}: {there}, expected {np.dtype(dtype)} [{expected}]")
+
+
 def close_all(fds: Sequence[int]) -> None:
     """Close file descriptors."""
     for fd in fds:

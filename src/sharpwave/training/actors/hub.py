@@ -23,7 +23,7 @@ from sharpwave.serve.addresses import Address
 from sharpwave.serve.budget import BYTES, Budget
 from sharpwave.serve.server import Client, Reply, Server
 from sharpwave.serve.supervisor import ProcessDiedError
-from sharpwave.serve.wire import Frame, Request, WireError
+from sharpwave.serve.wire import Frame, Request, WireError, array_in
 from sharpwave.training.actors.channels import Arrival
 from sharpwave.training.actors.pool import STOP_S, lanes_of_actors
 from sharpwave.training.actors.worker import most_steps, ratio_limiter
@@ -228,7 +228,8 @@ class Hub:
         if number == node.number:
             return
         node.number = number
-        delivered, episodes = _table(frame, "delivered", np.int64, 2), _table(frame, "episodes", np.float64, 3)
+        delivered = array_in(frame.parts, "delivered", np.int64, -1, 2).tolist()
+        episodes = array_in(frame.parts, "episodes", np.float64, -1, 3).tolist()
         for steps, version in delivered:
             node.received += steps
             self._inbox.append(Arrival(steps, version))
@@ -275,11 +276,3 @@ def _whole(head: dict[str, Any], name: str) -> int:
     if type(value) is not int or not 0 <= value < 1 << 62:
         raise WireError(f"{name} {value!r}, expected a whole number")
     return value
-
-
-def _table(frame: Frame, name: str, dtype: type[Any], columns: int) -> list[list[Any]]:
-    part = frame.parts.get(name)
-    if isinstance(part, np.ndarray) and part.dtype == dtype and part.ndim == 2 and part.shape[1] == columns:
-        rows: list[list[Any]] = part.tolist()
-        return rows
-    raise WireError(f"a report without {name}, {dtype.__name__} [n, {columns}]")
