@@ -14,11 +14,11 @@ import pytest
 
 import sharpwave as sw
 from sharpwave.log.remote_segments import Copy
-from sharpwave.serve import cut_batches, value_parts, wire
+from sharpwave.serve import cut_batches, segment_parts, wire
 from sharpwave.serve.merging import merge
 from sharpwave.serve.remote_writer import put_request
 from sharpwave.serve.replica_steps import append_once, message, segments_of
-from sharpwave.serve.value_parts import KEYS, LENGTHS, MAX_VALUES, VALUES
+from sharpwave.serve.segment_parts import KEYS, LENGTHS, MAX_VALUES, VALUES
 from sharpwave.serve.wire import Request
 from sharpwave.training.actors.channels import Arrival, Inbox, Outbox
 from tests.serve.serving import Kind, served
@@ -144,13 +144,13 @@ def test_a_segment_may_have_many_small_values(tmp_path: Path) -> None:
         head, parts = put_request(one, None, set())
         frame = sent(Request.PUT, head, parts)
         assert len(json.dumps(frame.head)) < 1000
-        assert value_parts.values_of(frame.parts) == one.dictionaries
+        assert segment_parts.values_in(frame.parts) == one.dictionaries
         local.add_segment(one.packed, one.dictionaries)
         # A replica: this segment, and others with the same values.
         copies = [Copy(one.packed, one.dictionaries), Copy(one.packed, dict(list(one.dictionaries.items())[:5]))]
         frame = sent(Request.REPLICATE, *message(copies))
         assert len(frame.parts[VALUES]) == sum(map(len, one.dictionaries.values()))
-        (found, _) = segments_of(frame.parts, frame.head["keys"])
+        (found, _) = segments_of(frame)
         with sw.Store(spec, capacity=100_000, segment_steps=4096) as replica:
             append_once(replica, *found)
             assert len(replica) == steps and replica.stats()["shared"] == local.stats()["shared"]
@@ -189,12 +189,12 @@ def sent(kind: Request, head: dict[str, Any], parts: dict[str, Any]) -> wire.Fra
 def test_malformed_parts_of_values_are_refused(wrong: dict[str, Any], why: str) -> None:
     keys = np.arange(32, dtype=np.uint8).reshape(2, 16)
     right: dict[str, Any] = {KEYS: keys, LENGTHS: np.array([8, 10]), VALUES: memoryview(bytes(18))}
-    assert [len(data) for data in value_parts.values_of(right).values()] == [8, 10]
+    assert [len(data) for data in segment_parts.values_in(right).values()] == [8, 10]
     with pytest.raises(wire.WireError, match=why):
-        value_parts.values_of(right | wrong)
+        segment_parts.values_in(right | wrong)
     for name in (LENGTHS, VALUES):
         with pytest.raises(wire.WireError, match=name):
-            value_parts.values_of({other: part for other, part in right.items() if other != name})
+            segment_parts.values_in({other: part for other, part in right.items() if other != name})
 
 
 def test_strangers_values_are_refused_and_change_nothing(tmp_path: Path) -> None:

@@ -29,12 +29,12 @@ class NoRoomError(MemoryError):
     """Raised where there is no room at once.
 
     Attributes:
-        nbytes: that are missing.
+        nbytes: that are missing. ``kept``: whether they are kept while the connection is open.
     """
 
-    def __init__(self, nbytes: int) -> None:
+    def __init__(self, nbytes: int, kept: bool) -> None:
         super().__init__(f"no room for {nbytes:,} bytes")
-        self.nbytes = nbytes
+        self.nbytes, self.kept = nbytes, kept
 
 
 @dataclass(eq=False)
@@ -130,7 +130,7 @@ class Budget:
         """Take room for an answer without waiting.  Raises: NoRoomError."""
         with self._changed:
             if max(holding.passing, self._passing) + nbytes > self._passing_limit:
-                raise NoRoomError(nbytes)
+                raise NoRoomError(nbytes, kept=False)
             holding.passing += nbytes
             self._passing += nbytes
 
@@ -197,7 +197,7 @@ class Budget:
         with self._changed:
             more = max(0, nbytes - holding.spare)
             if self._kept + more > self._kept_limit:
-                raise NoRoomError(more)
+                raise NoRoomError(more, kept=True)
             self._keep(holding, more)
             holding.spare -= nbytes - more
 

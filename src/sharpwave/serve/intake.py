@@ -17,8 +17,8 @@ from sharpwave.log.remote_segments import Copy
 from sharpwave.serve.cluster_folder import LEASES, write_whole
 from sharpwave.serve.replica_steps import append_once
 from sharpwave.serve.replicas import Leases, Neighbour, read_leases
+from sharpwave.serve.segment_parts import dictionaries_in, segments_in
 from sharpwave.serve.server import MAX_WAIT_S, Client, Holder, Reply
-from sharpwave.serve.value_parts import values_of
 from sharpwave.serve.wire import Frame, WireError
 from sharpwave.store import Store
 from sharpwave.validation import MAX_LANES, max_lanes
@@ -175,54 +175,45 @@ class Intake:
     def put(self, client: Client, frame: Frame) -> Reply:
         """Append segments in order, each once; reply when all are in the store.
 
-        ``steps``: numbers of steps. ``keys``: the keys of each segment's dictionaries; dictionaries that the connection
-        has not sent yet are parts "dictionary:KEY". Shared values are sent with each segment that refers to them
-        (``value_parts``). ``noticed``: each writer's counts (``Boundaries.counts``).
+        The segments are as in ``segment_parts``. ``noticed``: each writer's counts (``Boundaries.counts``).
         ``durable``: reply only when the segments are on the disk.
         """
-        head, parts = frame.head, frame.parts
-        values = values_of(parts)
-        for name, part in parts.items():
-            if name.startswith("dictionary:"):
-                key = int(name.removeprefix("dictionary:"), 16)
-                if len(client.dictionaries) >= MAX_DICTIONARIES:
-                    raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
-                if sum(map(len, client.dictionaries.values())) + len(part) > MAX_DICTIONARY_BYTES:
-                    raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
-                try:
-                    client.budget.keep(client.holding, len(part), "dictionaries")
-                except MemoryError as error:  # the writer reconnects, and sends the missing segments again
-                    raise WireError(str(error)) from error
-                client.dictionaries[key] = bytes(part)
+        new = dictionaries_in(frame.parts)
+        if len(client.dictionaries) + len(new) > MAX_DICTIONARIES:
+            raise WireError(f"more than {MAX_DICTIONARIES} dictionaries on one connection")
+        nbytes = sum(map(len, new.values()))
+        if sum(map(len, client.dictionaries.values())) + nbytes > MAX_DICTIONARY_BYTES:
+            raise WireError(f"more than {MAX_DICTIONARY_BYTES:,} bytes of dictionaries on one connection")
+        try:
+            client.budget.keep(client.holding, nbytes, "dictionaries")
+        except MemoryError as error:  # the writer reconnects, and sends the missing segments again
+            raise WireError(str(error)) from error
+        client.dictionaries |= new
         if client.refused is not None:
             raise client.refused
         try:
-            self._taken(client, head, parts, values)
+            self._take(client, frame.head, frame.parts)
             return {}, {}
         except Exception as error:
             if client.turn:
                 client.refused = error.with_traceback(None)
             raise
 
-    def _taken(self, client: Client, head: dict[str, Any], parts: dict[str, Any], values: dict[int, bytes]) -> None:
-        """Append the segments of a message that are not there already.  ``values``: the shared ones."""
+    def _take(self, client: Client, head: dict[str, Any], parts: dict[str, Any]) -> None:
+        """Append the segments of a message that are not there already."""
+        segments = segments_in(head, parts, client.dictionaries)
         self._level(client)
-        appended, noticed = [], head.get("noticed", [])
-        for number, keys in enumerate(head.get("keys", [])):
-            packed = bytes(parts[f"segment:{number}"])
-            errors = parts.get(f"td_error:{number}")
-            numbers = [int(key, 16) for key in keys]
-            shared = {key: client.dictionaries[key] for key in numbers} | values
+        noticed = head.get("noticed", [])
+        for number, one in enumerate(segments):
             self._admit(client)
             with client.holder.lock:
                 if client.turn != client.holder.turn:
                     raise ValueError(f"writer: {REPLACED}")
                 counts = noticed[number] if number < len(noticed) else None
-                append_once(self._store, packed, shared, errors, counts)
-            appended.append(Copy(packed, shared))
+                append_once(self._store, *one, parts.get(f"td_error:{number}"), counts)
         durable = bool(head.get("durable"))
         if self.neighbour is not None:  # duplicates too: the connection may have ended before the replica had them
-            self._replicated(client, appended, durable)
+            self._replicated(client, segments, durable)
         if durable:
             self._store.flush(views=False)
 

@@ -170,15 +170,17 @@ class Written(NamedTuple):
     steps: dict[str, Ints]
     shards: Ints
 
-    def requests(self, chosen: npt.NDArray[np.bool_]) -> Iterator[dict[str, Part]]:
-        """Yield the parts of requests with some of the values: the later of repeated steps come later."""
-        places = np.flatnonzero(chosen)
-        each = max(1, REQUEST_BYTES // max(1, self.rows[:1].nbytes))
-        for begin in range(0, len(places), each):
-            some = places[begin : begin + each]
-            rows = np.ascontiguousarray(self.rows[some])
-            parts: dict[str, Part] = {name: array[some] for name, array in self.steps.items()}
-            yield parts | {"values": rows.reshape(len(some), -1).view(np.uint8).reshape(len(some), -1)}
+
+def value_requests(
+    rows: npt.NDArray[Any], steps: Mapping[str, Ints], max_bytes: int = REQUEST_BYTES
+) -> Iterator[dict[str, Part]]:
+    """Yield the parts of requests with values [n, *shape] of steps: the later of repeated steps come later."""
+    each = max(1, max_bytes // max(1, rows[:1].nbytes + 8 * len(steps)))
+    for begin in range(0, len(rows), each):
+        here = slice(begin, begin + each)
+        some = np.ascontiguousarray(rows[here])
+        parts: dict[str, Part] = {name: array[here] for name, array in steps.items()}
+        yield parts | {"values": some.reshape(len(some), -1).view(np.uint8).reshape(len(some), -1)}
 
 
 def checked_values(name: str, field: Field, items: Any, values: Any, shards: Any, tag: Tag) -> Written:
@@ -216,7 +218,8 @@ def send_values(link: Link, head: Mapping[str, Any], values: Written) -> int:
         with suppress(ShardLostError):
             link.connect()
             own = values.shards == link.incarnation
-            replies = [link.call(Request.WRITE_COLUMN, head, parts) for parts in values.requests(own)]
+            requests = value_requests(values.rows[own], {name: array[own] for name, array in values.steps.items()})
+            replies = [link.call(Request.WRITE_COLUMN, head, parts) for parts in requests]
             return sum(int(reply.head["written"]) for reply in replies)
     return 0
 

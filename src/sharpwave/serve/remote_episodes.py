@@ -13,7 +13,7 @@ from sharpwave.errors import DamagedError
 from sharpwave.json_values import decode
 from sharpwave.log.late_columns import WRITTEN, described
 from sharpwave.ragged import Ragged
-from sharpwave.serve.late_values import REQUEST_BYTES, Columns
+from sharpwave.serve.late_values import REQUEST_BYTES, Columns, value_requests
 from sharpwave.serve.link import Link, ShardLostError
 from sharpwave.serve.shard_episodes import FLAGS, GONE, IDS, MAX_RUNS, OF_STEPS, REWARDS, EpisodeArray
 from sharpwave.serve.wire import Frame, Part, Request, WireError, array_in
@@ -398,13 +398,8 @@ class ClusterColumns:
             return 0
         name, reader, written = self._name, kept[0][0], 0
         lanes, steps, rows = (np.concatenate([one[k] for one in kept]) for k in (1, 2, 3))
-        each = max(1, REQUEST_BYTES // max(1, rows[:1].nbytes + 16))
-        for begin in range(0, len(rows), each):
-            here = slice(begin, begin + each)
-            some = np.ascontiguousarray(rows[here])
-            parts: dict[str, Part] = {"lanes": lanes[here].astype(np.int64), "steps": steps[here].astype(np.int64)}
-            parts["values"] = some.reshape(len(some), -1).view(np.uint8).reshape(len(some), -1)
-            head = {"name": name, "field": described(self.columns[name])}
+        head = {"name": name, "field": described(self.columns[name])}
+        for parts in value_requests(rows, {"lanes": lanes, "steps": steps}):
             written += int(reader.call(Request.WRITE_COLUMN, head, parts).head["written"])
         return written
 

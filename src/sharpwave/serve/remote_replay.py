@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, ClassVar, Generic, NoReturn, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,16 @@ LOOK_S = 0.005
 """Pause between looks at the shards while a batch waits."""
 KNOWN_S = 1.0
 """Age of a shard's state beyond which the shard is asked before a draw: a shard last seen empty gets no share."""
+
+
+class Drawing(NamedTuple):
+    """Arguments of ``sample`` and ``stream``."""
+
+    batch_size: int
+    fields: BatchFields
+    lookahead: int
+    beta: float | None
+    timeout: float | None
 
 
 class RemoteStream(Iterator[B]):
@@ -232,16 +242,21 @@ class RemoteReplay(Generic[B]):
     ) -> BatchTarget:
         """Draw a batch as ``sample`` does; return it with the memory that it is made of, for a blend, which gives it
         back (``keep``) if it cannot use it."""
-        check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
-            some = self._batches.of_names(fields)
+            draw = self._checked(batch_size, lookahead, beta, timeout, fields)
             if fields is None and (unused := [one for one in self._unused if len(one.ids) == batch_size]):
                 self._unused = deque(one for one in self._unused if one is not unused[0])
                 self.source.items.weigh(unused[0].draw, beta)
                 return unused[0]
-            if self._plans and not self._plans[0].is_like(batch_size, some):
+            if self._plans and not self._plans[0].is_like(batch_size, draw.fields):
                 self._batches.abandon(self._plans)
-            return self._next(self._plans, int(batch_size), some, int(lookahead), beta, timeout)
+            return self._next(self._plans, draw)
+
+    def _checked(
+        self, batch_size: int, lookahead: int, beta: float | None, timeout: float | None, fields: Sequence[str] | None
+    ) -> Drawing:
+        check_stream(batch_size, lookahead, beta, timeout)
+        return Drawing(int(batch_size), self._batches.of_names(fields), int(lookahead), beta, timeout)
 
     def keep(self, target: BatchTarget) -> None:
         """Keep an unused batch for the next call with as many items, if no other learner gets its items."""
@@ -269,41 +284,28 @@ class RemoteReplay(Generic[B]):
 
         Raises: as ``sample``.
         """
-        check_stream(batch_size, lookahead, beta, timeout)
         with self._lock:
-            some = self._batches.of_names(fields)
-        return self._streamed(int(batch_size), some, int(lookahead), beta, timeout)
-
-    def _streamed(
-        self, batch_size: int, fields: BatchFields, lookahead: int, beta: float | None, timeout: float | None
-    ) -> Iterator[B]:
+            draw = self._checked(batch_size, lookahead, beta, timeout, fields)
         plans: deque[PlannedBatch] = deque()
 
         def following() -> B:
             with self._lock:
-                batch: B = self._next(plans, batch_size, fields, lookahead, beta, timeout).batch
+                batch: B = self._next(plans, draw).batch
             return batch
 
         return RemoteStream(following, plans, self._left)
 
-    def _next(
-        self,
-        plans: deque[PlannedBatch],
-        batch_size: int,
-        fields: BatchFields,
-        lookahead: int,
-        beta: float | None,
-        timeout: float | None,
-    ) -> BatchTarget:
+    def _next(self, plans: deque[PlannedBatch], draw: Drawing) -> BatchTarget:
         """Return the first of ``plans`` that can be filled, once ``lookahead`` others are asked for."""
+        size, fields, lookahead, beta, timeout = draw
         deadline = time.monotonic() + check_timeout("sample", timeout)
-        self._take_left(plans, batch_size, fields)
+        self._take_left(plans, size, fields)
         self._batches.abandon_deleted(plans)
         if not plans:
-            self.wait(batch_size, timeout=timeout)
-            plans.append(self._batches.submitted(batch_size, fields))
-        while len(plans) <= lookahead and self._admits(batch_size, KNOWN_S if self.limiter is None else LOOK_S):
-            plans.append(self._batches.submitted(batch_size, fields))
+            self.wait(size, timeout=timeout)
+            plans.append(self._batches.submitted(size, fields))
+        while len(plans) <= lookahead and self._admits(size, KNOWN_S if self.limiter is None else LOOK_S):
+            plans.append(self._batches.submitted(size, fields))
         if len(plans) > 1 and self._of.limits_uses:
             for plan in tuple(plans):  # a complete batch may be behind one that cannot be filled
                 try:

@@ -22,7 +22,7 @@ from sharpwave.sampling.limiters import check_timeout
 from sharpwave.segment_writer import SealedSegment, SegmentWriter
 from sharpwave.serve.link import REPLY_S, RETRY_S, Link, ShardLostError
 from sharpwave.serve.members import home
-from sharpwave.serve.value_parts import parts_of
+from sharpwave.serve.segment_parts import parts_of
 from sharpwave.serve.wire import Part, Request
 from sharpwave.spec import Spec
 
@@ -469,17 +469,6 @@ class Lease:
 
 
 def put_request(segment: SealedSegment, td_error: Errors | None, sent: set[int]) -> tuple[dict[str, Any], Parts]:
-    """Return the head and the parts of a request to append a segment, with all its shared values.
-
-    Raises: ValueError: too many of them.
-
-    Args:
-        sent: keys of the dictionaries that the receiver has.
-    """
-    parts: Parts = {"segment:0": segment.packed}
-    if td_error is not None:
-        parts["td_error:0"] = td_error
-    dictionaries = {key: data for key, data in segment.dictionaries.items() if not key & IS_SHARED}
-    parts |= parts_of(segment.dictionaries)
-    parts |= {f"dictionary:{key:x}": data for key, data in dictionaries.items() if key not in sent}
-    return {"keys": [[f"{key:x}" for key in dictionaries]], "noticed": [list(segment.noticed)]}, parts
+    """Return the head and the parts of a request to append a segment.  Args, Raises: as ``parts_of``."""
+    head, parts = parts_of([segment], sent)
+    return head | {"noticed": [list(segment.noticed)]}, parts | ({} if td_error is None else {"td_error:0": td_error})

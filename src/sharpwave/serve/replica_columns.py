@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from sharpwave.log.late_columns import described, field_of
-from sharpwave.serve.late_values import WRONG, Columns, add, drop, same_kind
+from sharpwave.serve.late_values import WRONG, Columns, add, drop, same_kind, value_requests
 from sharpwave.serve.wire import Part, WireError
 from sharpwave.store import Store
 
@@ -66,7 +66,7 @@ def values_after(store: Store, name: str, begin: int) -> tuple[int, dict[str, Pa
 
 
 def placed(store: Store, parts: Mapping[str, Any]) -> Iterator[dict[str, Part]]:
-    """Yield the values of a client's request that names its steps by id, or by lane and step, with lanes and steps."""
+    """Return the values of a client's request that names its steps by id, or by lane and step, with lanes and steps."""
     values = parts["values"]
     if "ids" in parts:
         with store._lock:
@@ -76,7 +76,4 @@ def placed(store: Store, parts: Mapping[str, Any]) -> Iterator[dict[str, Part]]:
         lanes, steps, values = lanes[held], steps[held], values[held]
     else:
         lanes, steps = parts["lanes"], parts["steps"]
-    each = max(1, PIECE_BYTES // (values.shape[1] + PLACE_BYTES))
-    for begin in range(0, len(values), each):
-        here = slice(begin, begin + each)
-        yield {"values": values[here], "lanes": lanes[here], "steps": steps[here]}
+    return value_requests(values, {"lanes": lanes, "steps": steps}, PIECE_BYTES)

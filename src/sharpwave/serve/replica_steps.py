@@ -11,14 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.errors import DuplicateError
 from sharpwave.format.segment import parse
 from sharpwave.log.remote_segments import Copy, sealed_after
 from sharpwave.memory.segment_index import LEAF_MASK
 from sharpwave.serve.cluster_folder import write_whole
-from sharpwave.serve.value_parts import parts_of, values_of
-from sharpwave.serve.wire import Part, WireError, array_in
+from sharpwave.serve.segment_parts import dictionaries_in, parts_of, segments_in
+from sharpwave.serve.wire import Frame, Part, WireError, array_in
 from sharpwave.store import Store
 
 PART_BYTES = 4 << 20
@@ -131,30 +130,14 @@ def lacking(store: Store, lane_steps: Ints) -> tuple[list[Copy], Ints]:
 
 
 def message(segments: Sequence[Copy], deleted: Ints | None = None) -> tuple[dict[str, Any], dict[str, Part]]:
-    """Return the head and the parts of a message of segments, each dictionary and shared value once; and of runs of
-    deleted steps."""
-    parts: dict[str, Part] = {f"segment:{k}": one.packed for k, one in enumerate(segments)}
-    dictionaries: dict[int, bytes] = {}
-    for one in segments:
-        dictionaries |= one.dictionaries
-    parts |= {f"dictionary:{key:x}": data for key, data in dictionaries.items() if not key & IS_SHARED}
-    keys = [[f"{key:x}" for key in one.dictionaries if not key & IS_SHARED] for one in segments]
-    parts |= parts_of(dictionaries)
-    if deleted is not None and len(deleted):
-        parts["deleted"] = deleted
-    return {"keys": keys}, parts
+    """Return the head and the parts of a message of segments, and of runs of deleted steps."""
+    head, parts = parts_of(segments)
+    return head, parts | ({} if deleted is None or not len(deleted) else {"deleted": deleted})
 
 
-def segments_of(parts: Mapping[str, Any], keys: Sequence[Sequence[str]]) -> list[Copy]:
-    """Return the segments of a message, with their dictionaries and all its shared values.  Raises: WireError."""
-    values = values_of(parts)
+def segments_of(frame: Frame) -> list[Copy]:
+    """Return the segments of a message.  Raises: WireError."""
     try:
-        return [
-            Copy(
-                bytes(parts[f"segment:{k}"]),
-                {int(key, 16): bytes(parts[f"dictionary:{key}"]) for key in those} | values,
-            )
-            for k, those in enumerate(keys)
-        ]
-    except (KeyError, TypeError, ValueError) as error:
+        return segments_in(frame.head, frame.parts, dictionaries_in(frame.parts))
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise WireError(f"segments of a replica: {error!r} is missing or malformed") from error

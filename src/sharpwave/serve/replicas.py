@@ -77,7 +77,7 @@ class Keeper:
             if leases.items() - self._leases.items():
                 self._leases |= leases
                 write_whole(self._path, json.dumps(self._leases))
-            take(self.store, segments_of(frame.parts, frame.head.get("keys", [])), runs, self._pending)
+            take(self.store, segments_of(frame), runs, self._pending)
         if frame.head.get("durable"):
             self.store.flush(views=False)
         return {"leases": self._leases}, {"lane_steps": self.store.lane_steps}
@@ -268,8 +268,7 @@ class Neighbour:
         while True:
             steps = self._store.lane_steps
             reply = self._link.call(Request.RESTORE, {"of": self._number}, {"lane_steps": steps})
-            segments = segments_of(reply.parts, reply.head.get("keys", []))
-            take(self._store, segments, runs_in(reply.parts), self._pending)
+            take(self._store, segments_of(reply), runs_in(reply.parts), self._pending)
             if not reply.parts or not (self._store.lane_steps.sum() > steps.sum()):
                 break
         if restores:

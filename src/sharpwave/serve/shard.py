@@ -174,12 +174,13 @@ class Shard:
             try:
                 head, parts = self._drawn(client, frame, view, names, points, begin, layout, room)
                 return self._said(view) | head, parts
-            except NoRaggedRoomError as short:  # the draw was undone, so waiting and refusing cost no item its use
-                client.budget.work(client.holding, short.nbytes, what)
-                room.taken += short.nbytes
-            except NoRoomError as short:  # the store's lock was held, under which nothing waits
-                client.budget.keep(client.holding, short.nbytes, what)
-                client.holding.spare += short.nbytes
+            except NoRoomError as short:  # under the store's lock nothing waits; the draw was undone, at no cost
+                if short.kept:
+                    client.budget.keep(client.holding, short.nbytes, what)
+                    client.holding.spare += short.nbytes
+                else:
+                    client.budget.work(client.holding, short.nbytes, what)
+                    room.taken += short.nbytes
         raise MemoryError(f"{what} found no memory for its rows, {ATTEMPTS} times; use fewer learners a shard")
 
     def _drawn(
@@ -358,10 +359,6 @@ class Shard:
         return {}, {}
 
 
-class NoRaggedRoomError(NoRoomError):
-    """Raised where rows of any length find no room at once."""
-
-
 class RaggedRoom:
     """Room for the rows of any length of a reply, whose size is known once they are drawn.
 
@@ -374,14 +371,10 @@ class RaggedRoom:
         self.taken = self.used = 0
 
     def __call__(self, nbytes: int) -> None:
-        """Take room for more rows.  Raises: NoRaggedRoomError."""
+        """Take room for more rows.  Raises: NoRoomError."""
         self.used += nbytes
-        more = self.used - self.taken
-        if more > 0:
-            try:
-                self._budget.work_at_once(self._holding, more)
-            except NoRoomError as short:
-                raise NoRaggedRoomError(short.nbytes) from short
+        if self.used > self.taken:
+            self._budget.work_at_once(self._holding, self.used - self.taken)
             self.taken = self.used
 
 

@@ -24,8 +24,8 @@ from sharpwave.codecs.shared import IS_SHARED
 from sharpwave.segment_writer import SealedSegment
 from sharpwave.serve import wire
 from sharpwave.serve.remote_writer import put_request
+from sharpwave.serve.segment_parts import dictionaries_in, segments_in
 from sharpwave.serve.supervisor import CONTEXT
-from sharpwave.serve.value_parts import values_of
 from sharpwave.serve.wire import Frame
 from sharpwave.training.scores import EpisodeScore
 
@@ -33,8 +33,6 @@ from sharpwave.training.scores import EpisodeScore
 
 ARRIVAL, EPISODE, FAILURE = 1, 2, 3
 """Kinds of frames."""
-PREFIX = "dictionary:"
-"""Of the names of parts that are dictionaries, by key."""
 MAX_DICTIONARIES = 64
 """Limit of dictionaries that both ends remember. Beyond it, both forget all of them before the next segment."""
 
@@ -150,12 +148,10 @@ class Inbox:
             return Arrival(head["steps"], head["version"])
         if len(self._dictionaries) >= MAX_DICTIONARIES:
             self._dictionaries.clear()
-        for name, part in parts.items():
-            if name.startswith(PREFIX):
-                self._dictionaries[int(name[len(PREFIX) :], 16)] = bytes(part)
-        shared = {int(key, 16): self._dictionaries[int(key, 16)] for key in head["keys"][0]} | values_of(parts)
-        packed, noticed = bytes(parts["segment:0"]), tuple(head["noticed"][0])
-        segment = SealedSegment(head["lane"], head["first_step"], head["steps"], packed, shared, noticed)
+        self._dictionaries |= dictionaries_in(parts)
+        (copy,) = segments_in(head, parts, self._dictionaries)
+        noticed = tuple(head["noticed"][0])
+        segment = SealedSegment(head["lane"], head["first_step"], head["steps"], *copy, noticed)
         return Arrival(segment.steps, head["version"], segment, parts.get("td_error:0"))
 
 
